@@ -1,0 +1,55 @@
+# make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
+# make test   set everything up and run every check
+# Both use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
+# All paths are relative, so the checkout may lie in a directory with spaces in its name.
+
+SHELL := /bin/sh
+RUN := .venv/bin/python
+PYTHON ?=
+LAB_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadscope
+export PYTHON
+
+.PHONY: help lab test check build format lock clean setup-lab setup-test
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo 'make build  rebuild notebooks/, exercises/ and solutions/ from src/'
+	@echo 'make format write the code as ruff would'
+	@echo 'make lock   choose versions anew and write requirements.lock'
+	@echo 'make clean  remove .venv and caches; your notebooks stay'
+
+setup-lab:
+	@sh tools/setup.sh
+
+setup-test:
+	@sh tools/setup.sh test,instructor
+
+lab: setup-lab
+	@$(RUN) tools/lab.py $(LAB_ARGS)
+
+test: setup-test
+	@sh tools/system_packages.sh
+	@$(MAKE) --no-print-directory check
+
+# Every check, without setting up.
+check:
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	.venv/bin/ringlab build --check
+	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests notebooks solutions
+
+build: setup-test
+	.venv/bin/ringlab build
+
+format: setup-test
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+lock: setup-test
+	$(RUN) tools/relock.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

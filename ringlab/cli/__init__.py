@@ -1,0 +1,27 @@
+"""The command line: `ringlab doctor`, `verify`, `bench`, `build`, `exercise`, `grade`."""
+
+from __future__ import annotations
+
+import typer
+
+from ringlab.cli import bench, course, doctor, verify
+
+app = typer.Typer(
+    name="ringlab",
+    help="Ring attention, taught and verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.add_typer(bench.app, name="bench")
+app.command("build")(course.build)
+app.add_typer(course.exercise, name="exercise")
+app.command("grade")(course.grade)
+app.command("progress")(course.progress)
+
+
+def main() -> None:
+    """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
+    app()

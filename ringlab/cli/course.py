@@ -1,0 +1,156 @@
+"""`ringlab build`, `exercise`, `grade` and `progress`: the course's own commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar, stderr
+from ringlab.errors import CourseError
+
+exercise = typer.Typer(help="Get an exercise anew.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(help="05, 05_emulated_ring, exercises/05 …; all if none.")]
+
+
+def build(
+    names: Names = None,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a notebook has drifted.")] = False,
+    rerun: Annotated[
+        bool, typer.Option("--rerun", help="With --check: run all cells, compare bytes.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make notebooks/, exercises/ and solutions/ from src/; edited exercises are never touched."""
+    from ringlab.course import builder
+
+    def told(result: Any) -> None:
+        if not as_json:
+            where = f"{result.path.parent.name}/{result.path.name}"
+            line = f"{result.action:9} {where}  {result.message}".rstrip()
+            people.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    with errors_told(as_json):
+        if check:
+            results = builder.check(names or (), rerun=rerun, report=told)
+        else:
+            results = builder.build(names or (), report=told)
+    ok = all(result.ok for result in results)
+    if as_json:
+        each = [{"path": str(r.path), "action": r.action, "message": r.message} for r in results]
+        print_json({"ok": ok, "notebooks": each})
+    finish(ok)
+
+
+@exercise.command("fresh")
+def fresh(
+    name: Annotated[str, typer.Argument(help="The exercise's number, as in 05.")], as_json: Json = False
+) -> None:
+    """Write an exercise anew; an edited one is kept beside it under another name."""
+    from ringlab.course import builder
+
+    with errors_told(as_json):
+        path, aside = builder.fresh(name)
+    if as_json:
+        print_json({"ok": True, "path": str(path), "kept": str(aside) if aside else None})
+    else:
+        people.print(f"{path} is fresh" + (f"; yours is now {aside}" if aside else ""), soft_wrap=True)
+
+
+@exercise.command("list")
+def list_exercises(as_json: Json = False) -> None:
+    """List the lessons and exercises of the course."""
+    from ringlab.course.catalogue import LESSONS
+
+    rows = [
+        {"id": each.id, "title": each.title, "minutes": each.minutes, "available": each.available}
+        for each in LESSONS
+    ]
+    if as_json:
+        print_json({"ok": True, "lessons": rows})
+        return
+    table = Table("", "lesson", "minutes", "")
+    for each in LESSONS:
+        table.add_row(each.id, each.title, str(each.minutes), "" if each.available else "planned")
+    people.print(table)
+
+
+def grade(
+    paths: Annotated[list[Path], typer.Argument(help="Notebooks, or folders of them.", exists=True)],
+    only: Annotated[
+        str | None, typer.Option("--exercise", help="Take them for this exercise, as in 05.")
+    ] = None,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Run submissions without the sandbox; written into every result.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of the probes; fresh ones by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade exercises in a sandbox, with inputs that nobody has seen. Status 1 where points are missing."""
+    from ringlab.course.judge import grade_many
+
+    with errors_told(as_json), progress_bar() as bar:
+        task = bar.add_task("grade", total=None)
+        reports = []
+        for report in grade_many(paths, only, unsafe=unsafe, seed=seed):
+            reports.append(report)
+            _record(report)
+            bar.advance(task)
+            if not as_json:
+                _print_report(report)
+    ok = bool(reports) and all(report.ok for report in reports)
+    if not reports:
+        stderr.print("no notebooks found there", style="red")
+    if as_json:
+        print_json({"ok": ok, "submissions": [report.as_dict() for report in reports]})
+    finish(ok)
+
+
+def progress(as_json: Json = False) -> None:
+    """Show what you have predicted, checked and solved so far."""
+    from ringlab.course import progress as show
+    from ringlab.course.progressfile import SECTIONS, ProgressFile
+
+    if as_json:
+        file = ProgressFile()
+        print_json({"ok": True, **{name: file.section(name) for name in SECTIONS}})
+    else:
+        show()
+
+
+def _record(report: Any) -> None:
+    """Keep the grade in the progress file if the notebook is this course's own exercise, not a submission."""
+    from ringlab.course.builder import find_root
+    from ringlab.course.progressfile import ProgressFile
+
+    try:
+        mine = Path(report.path).resolve().parent == find_root() / "exercises"
+    except CourseError:  # no course here: somebody else's submissions
+        return
+    if mine:
+        for stage in report.stages:
+            ProgressFile().update("grades", stage.stage, earned=stage.earned, points=stage.points)
+
+
+def _print_report(report: Any) -> None:
+    label = f" [{report.label}]" if report.label else ""
+    people.print(
+        f"{report.path}: {report.earned} of {report.points} points{label}", markup=False, soft_wrap=True
+    )
+    if report.reason:
+        people.print(f"  {report.reason}", markup=False, soft_wrap=True)
+    for stage in report.stages:
+        for check in stage.checks:
+            mark = "✓" if check.ok else "✗"
+            people.print(
+                f"  {mark} {stage.stage} {check.title} ({check.earned} of {check.points})",
+                markup=False,
+                highlight=False,
+            )
+            if not check.ok and check.message:
+                people.print(f"      {check.message}", markup=False, highlight=False)

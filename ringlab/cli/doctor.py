@@ -1,0 +1,153 @@
+"""`ringlab doctor`: what works on this machine, what does not, and the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from ringlab.cli.output import Json, finish, people, print_json
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing looked at: `state` is ok, missing (something optional) or broken (something needed)."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what works here, what does not, and how to mend it. Status 1 only where a need is not met."""
+    findings = list(examine())
+    ok = all(finding.state != "broken" for finding in findings)
+    if as_json:
+        print_json({"ok": ok, "checks": [asdict(finding) for finding in findings]})
+        finish(ok)
+    marks = {"ok": "[green]✓[/]", "missing": "[yellow]–[/]", "broken": "[red]✗[/]"}
+    table = Table("", "what", "found", "remedy", show_lines=False)
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.name, finding.found, finding.remedy)
+    people.print(table)
+    people.print("✓ works   – optional, not here   ✗ needed, does not work")
+    finish(ok)
+
+
+def examine() -> Iterator[Diagnosis]:
+    """Yield what is found, one thing after the other; a probe that crashes is itself a finding."""
+    for name, probe in _PROBES.items():
+        try:
+            yield probe(name)
+        except Exception as error:  # a broken installation must not stop the doctor
+            remedy = "install the locked versions: make lab"
+            yield Diagnosis(name, "broken", f"{type(error).__name__}: {error}", remedy)
+
+
+def _python(name: str) -> Diagnosis:
+    state = "ok" if (3, 11) <= sys.version_info < (3, 14) else "broken"
+    return Diagnosis(
+        name, state, platform.python_version(), "" if state == "ok" else "use Python 3.11 to 3.13"
+    )
+
+
+def _machine(name: str) -> Diagnosis:
+    return Diagnosis(name, "ok", f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}")
+
+
+def _torch(name: str) -> Diagnosis:
+    import torch
+
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if release < (2, 11):
+        return Diagnosis(name, "broken", torch.__version__, "pip install 'torch>=2.11'")
+    return Diagnosis(name, "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _package(name: str) -> Diagnosis:
+    return Diagnosis(name, "ok", importlib.metadata.version(name))
+
+
+def _triton(name: str) -> Diagnosis:
+    try:
+        return Diagnosis(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Diagnosis(name, "missing", "not installed", "Triton exists for Linux on x86-64 only")
+
+
+def _gpus(name: str) -> Diagnosis:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if not names:
+        return Diagnosis(name, "missing", "none", "not needed: every lesson runs on a CPU")
+    return Diagnosis(name, "ok", ", ".join(names))
+
+
+def _operators(name: str) -> Diagnosis:
+    import torch
+
+    from ringlab.blocks import get_block
+
+    q = torch.ones(1, 1, 4, 16)
+    get_block("native", q).forward(q, q, q, causal=True, scale=0.25)
+    return Diagnosis(name, "ok", "returns out and lse")
+
+
+def _gloo(name: str) -> Diagnosis:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        return Diagnosis(name, "broken", "torch was built without gloo", "install torch from PyPI")
+    with socket.create_server(("127.0.0.1", 0)):
+        return Diagnosis(name, "ok", "available, and 127.0.0.1 can be listened on")
+
+
+def _sandbox(name: str) -> Diagnosis:
+    from ringlab.course.judge.probe import probe
+
+    found = probe()
+    if found.available:
+        return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates a worker")
+    return Diagnosis(name, "missing", found.got or found.needed, found.remedy)
+
+
+def _chromium(name: str) -> Diagnosis:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path:
+        return Diagnosis(name, "ok", path)
+    return Diagnosis(name, "missing", "not found", "for the browser tests only: apt-get install chromium")
+
+
+def _fonts(name: str) -> Diagnosis:
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans", fallback_to_default=False))
+    absent = [sign for sign in "→×−·∞Σ" if font.get_char_index(ord(sign)) == 0]
+    if absent:
+        return Diagnosis(name, "broken", f"DejaVu Sans lacks {' '.join(absent)}", "reinstall matplotlib")
+    return Diagnosis(name, "ok", "DejaVu Sans, with the signs that figures use")
+
+
+_PROBES: dict[str, Callable[[str], Diagnosis]] = {
+    "Python": _python,
+    "machine": _machine,
+    "torch": _torch,
+    "numpy": _package,
+    "jupyterlab": _package,
+    "triton": _triton,
+    "GPUs": _gpus,
+    "flash operators of torch": _operators,
+    "gloo": _gloo,
+    "sandbox of the judge": _sandbox,
+    "chromium": _chromium,
+    "fonts": _fonts,
+}

@@ -1,0 +1,60 @@
+"""What all commands share: one JSON object on stdout or a table for people, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ringlab.errors import RinglabError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+
+people = Console(width=None if sys.stdout.isatty() else 120)
+stderr = Console(stderr=True)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print `data` on stdout; NaN and infinities as strings, since JSON has none."""
+    typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def finish(ok: bool) -> NoReturn:
+    """End the command with status 0, or 1 where something is not ok."""
+    raise typer.Exit(0 if ok else 1)
+
+
+@contextmanager
+def errors_told(as_json: bool) -> Iterator[None]:
+    """Turn a RinglabError into its text on stderr (and `{"ok": false, …}` on stdout), status 1."""
+    try:
+        yield
+    except RinglabError as error:
+        if as_json:
+            told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+            print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
+        stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on stderr, silent where that is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

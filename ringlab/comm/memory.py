@@ -1,0 +1,107 @@
+"""What a rank's tensors take: live bytes, their peak, and the largest single tensor."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of the tensors that one rank's program made.
+
+    peak_bytes: the most that was live at once; largest_bytes: the largest single allocation;
+    live_bytes: what was still live at the end. Tensors handed to the program and scratch space
+    inside an operator are not counted.
+    """
+
+    rank: int
+    peak_bytes: int
+    largest_bytes: int
+    live_bytes: int
+
+
+class MemoryMeter:
+    """Accounts the tensors that operators return while one of its `watch()` contexts is open.
+
+    Works per thread: several threads may watch for the same meter, as when work is done on
+    another thread on a rank's behalf.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.live_bytes = self.peak_bytes = self.largest_bytes = 0
+        # Workers and other ranks' hand-overs count too; a freed storage may call back at any moment.
+        self._lock = threading.RLock()
+        self._storages: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
+
+    def watch(self) -> TorchDispatchMode:
+        """Return a context manager in which this thread's tensors count."""
+        return _Watch(self)
+
+    def report(self) -> MemoryReport:
+        """Return the figures so far."""
+        return MemoryReport(self.rank, self.peak_bytes, self.largest_bytes, self.live_bytes)
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Do not count the memory of `tensor` if it is new here: this rank did not make it."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._remember(storage, 0)
+
+    def release(self, tensor: torch.Tensor) -> int:
+        """Count the memory of `tensor` no more, for it goes to another rank; return its bytes."""
+        with self._lock:
+            _, nbytes = self._storages.pop(tensor.untyped_storage()._cdata, (None, 0))
+            self.live_bytes -= nbytes
+            return nbytes
+
+    def adopt(self, tensor: torch.Tensor, nbytes: int) -> None:
+        """Count `nbytes` for the memory of `tensor`, which another rank has released."""
+        self._remember(tensor.untyped_storage(), nbytes)
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._remember(storage, storage.nbytes())
+
+    def _remember(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        key = storage._cdata
+
+        def forget(reference: Any) -> None:
+            # The key may stand for a newer storage by now, or for none.
+            with self._lock:
+                if self._storages.get(key, (None, 0))[0] is reference:
+                    del self._storages[key]
+                    self.live_bytes -= nbytes
+
+        with self._lock:
+            self._storages[key] = weakref.ref(storage, forget), nbytes
+            self.live_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            self.largest_bytes = max(self.largest_bytes, nbytes)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, meter: MemoryMeter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, and triton with it, to keep it away from here
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument in args:  # views and in-place results of inputs are no new memory
+            if isinstance(argument, torch.Tensor):
+                self.meter.ignore(argument)
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.meter._count(value)
+        return result

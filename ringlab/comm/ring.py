@@ -1,0 +1,91 @@
+"""The neighbour view of a transport: everything goes to the next rank and comes from the previous one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ringlab.comm.protocol import Comm, Work
+from ringlab.errors import ShapeError
+
+T = TypeVar("T")
+
+
+class Ring:
+    """Rank `rank` of `world_size` ranks in a circle; sends go to `next`, receives come from `previous`."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.next = (self.rank + 1) % self.world_size
+        self.previous = (self.rank - 1) % self.world_size
+
+    def __repr__(self) -> str:
+        return f"Ring(rank={self.rank}, world_size={self.world_size}, over {type(self.comm).__name__})"
+
+    def origin(self, step: int) -> int:
+        """Return the rank whose K/V is here after `step` shifts."""
+        return (self.rank - step) % self.world_size
+
+    def post(
+        self,
+        *tensors: Tensor,
+        length: int | None = None,
+        into: Sequence[Tensor] | None = None,
+        give: bool = False,
+        tag: str = "shift",
+    ) -> Work:
+        """Send `tensors` to the next rank and take as many from the previous one; returns at once.
+
+        What arrives has the shape of what is sent, but `length` tokens on axis -2 where ranks
+        hold different numbers; `into` gives the receive buffers, else new ones are made. With `give`
+        the content of `tensors` is undefined after `wait`, which may save a copy.
+
+        Raises: ShapeError when something else than a tensor is posted.
+        """
+        _expect_tensors(tensors)
+        if into is None:
+            into = [_buffer_like(t, length) for t in tensors]
+        sends = tuple(t.contiguous() for t in tensors)
+        post = self.comm.hand_over if give else self.comm.exchange
+        return post(send=sends, to=self.next, receive=tuple(into), source=self.previous, tag=tag)
+
+    def shift(self, *tensors: Tensor, length: int | None = None, tag: str = "shift") -> Any:
+        """Return what the previous rank shifted: a tensor for one argument, a tuple for more."""
+        received = self.post(*tensors, length=length, tag=tag).wait()
+        return received[0] if len(received) == 1 else received
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `function(*args, **kwargs)`, timed and traced under `label`."""
+        return self.comm.compute(label, function, *args, **kwargs)
+
+    def all_gather(self, tensor: Tensor, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor]:
+        """Return every rank's tensor in rank order; `shapes` where ranks hold different ones."""
+        return self.comm.all_gather(tensor, shapes)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Return the sum or max over ranks, folded in rank order."""
+        return self.comm.all_reduce(tensor, op)
+
+    def barrier(self) -> None:
+        """Return once every rank has arrived here."""
+        self.comm.barrier()
+
+
+def _expect_tensors(values: Sequence[Any]) -> None:
+    for value in values:
+        if not isinstance(value, Tensor):
+            size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+            raise ShapeError(
+                "tensors to send, each an argument of its own",
+                f"a {type(value).__name__}{size}",
+                "what shift and wait return for several tensors is a tuple: unpack it, k, v = ring.shift(k, v)",
+            )
+
+
+def _buffer_like(tensor: Tensor, length: int | None) -> Tensor:
+    if length is None:
+        return tensor.new_empty(tensor.shape)
+    return tensor.new_empty((*tensor.shape[:-2], length, tensor.shape[-1]))

@@ -1,0 +1,117 @@
+"""What a run did: exchanges and computations with their times, countable and exportable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringlab.comm.protocol import CONTROL
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One rank's exchange: bytes, and the times at which it was posted, waited for and complete."""
+
+    rank: int
+    index: int
+    tag: str
+    to: int | None
+    source: int | None
+    bytes_sent: int
+    bytes_received: int
+    shapes: tuple[tuple[int, ...], ...]
+    posted: float
+    waited: float
+    done: float
+
+    @property
+    def control(self) -> bool:
+        return self.tag.startswith(CONTROL)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One computation on one rank."""
+
+    rank: int
+    label: str
+    start: float
+    end: float
+
+
+@dataclass
+class Trace:
+    """All events of a run, each rank's in the order in which they were complete."""
+
+    world_size: int
+    events: list[Exchange | Compute] = field(default_factory=list)
+
+    def exchanges(self, rank: int | None = None, *, control: bool = False) -> list[Exchange]:
+        """Return the exchanges of `rank` (of all ranks if None); control messages only if asked for."""
+        return [
+            e
+            for e in self.events
+            if isinstance(e, Exchange) and rank in (None, e.rank) and (control or not e.control)
+        ]
+
+    def computes(self, rank: int | None = None) -> list[Compute]:
+        """Return the computations of `rank`, of all ranks if None."""
+        return [e for e in self.events if isinstance(e, Compute) and rank in (None, e.rank)]
+
+    def rounds(self, rank: int) -> int:
+        """Return how many exchanges `rank` made."""
+        return len(self.exchanges(rank))
+
+    def bytes_sent(self, rank: int | None = None) -> int:
+        """Return the bytes that `rank`, or all ranks together, sent."""
+        return sum(e.bytes_sent for e in self.exchanges(rank))
+
+    def peers(self, rank: int) -> set[int]:
+        """Return the ranks that `rank` sent to."""
+        return {e.to for e in self.exchanges(rank) if e.to is not None}
+
+    def to_chrome(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the trace in Chrome's trace-event form, and write it to `path` as JSON if given.
+
+        Open the file in ui.perfetto.dev or chrome://tracing: a row per rank for computation and
+        one for communication; times in microseconds.
+        """
+        rows = [_name(rank) for rank in range(self.world_size)]
+        document = {"traceEvents": [*_flatten(rows), *map(_chrome, self.events)], "displayTimeUnit": "ms"}
+        if path is not None:
+            Path(path).write_text(json.dumps(document))
+        return document
+
+
+def _flatten(rows: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [event for row in rows for event in row]
+
+
+def _name(rank: int) -> list[dict[str, Any]]:
+    process = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
+    lanes = [
+        {"ph": "M", "pid": rank, "tid": lane, "name": "thread_name", "args": {"name": name}}
+        for lane, name in enumerate(("compute", "exchange"))
+    ]
+    return [process, *lanes]
+
+
+def _chrome(event: Exchange | Compute) -> dict[str, Any]:
+    if isinstance(event, Compute):
+        return _span(event.rank, 0, event.label, event.start, event.end, {})
+    details = {
+        "to": event.to,
+        "source": event.source,
+        "bytes_sent": event.bytes_sent,
+        "bytes_received": event.bytes_received,
+        "exposed_us": (event.done - event.waited) * 1e6,
+    }
+    return _span(event.rank, 1, event.tag, event.posted, event.done, details)
+
+
+def _span(rank: int, lane: int, name: str, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    begin, duration = start * 1e6, (end - start) * 1e6
+    return {"ph": "X", "pid": rank, "tid": lane, "name": name, "ts": begin, "dur": duration, "args": args}

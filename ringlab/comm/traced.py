@@ -1,0 +1,88 @@
+"""A wrapper that writes down who sent what, when, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.trace import Compute, Exchange, Trace
+
+T = TypeVar("T")
+
+
+class Traced(Comm):
+    """`comm`, with every exchange and computation appended to `trace`."""
+
+    def __init__(self, comm: Comm, trace: Trace) -> None:
+        self.inner, self.trace = comm, trace
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.count = 0
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        return self._record(self.inner.exchange, send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def hand_over(
+        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
+    ) -> Work:
+        return self._record(self.inner.hand_over, send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def _record(
+        self,
+        post: Callable[..., Work],
+        *,
+        send: Sequence[Tensor],
+        to: int | None,
+        receive: Sequence[Tensor],
+        source: int | None,
+        tag: str,
+    ) -> Work:
+        posted, index = self.now(), self.count
+        self.count += 1
+        work = post(send=send, to=to, receive=receive, source=source, tag=tag)
+        sent, received = sum(t.nbytes for t in send), sum(t.nbytes for t in receive)
+        shapes = tuple(tuple(t.shape) for t in send)
+
+        def finish(waited: float) -> None:
+            done = self.now()
+            self.trace.events.append(
+                Exchange(self.rank, index, tag, to, source, sent, received, shapes, posted, waited, done)
+            )
+
+        return _TracedWork(work, self.now, finish)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        start = self.now()
+        result = self.inner.compute(label, function, *args, **kwargs)
+        self.trace.events.append(Compute(self.rank, label, start, self.now()))
+        return result
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)
+
+
+class _TracedWork(Work):
+    def __init__(self, work: Work, now: Callable[[], float], finish: Callable[[float], None]) -> None:
+        self.work, self.now = work, now
+        self.finish: Callable[[float], None] | None = finish
+
+    def wait(self) -> tuple[Tensor, ...]:
+        waited = self.now()
+        received = self.work.wait()
+        if self.finish is not None:
+            self.finish(waited)
+            self.finish = None
+        return received

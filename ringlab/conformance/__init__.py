@@ -1,0 +1,1 @@
+"""Checks for anybody's ring attention, and the bounds they hold results to."""

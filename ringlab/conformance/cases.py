@@ -1,0 +1,160 @@
+"""The table of cases that attention is held to, on every transport, block backend and schedule alike.
+
+The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and causality. Their full
+product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
+and always the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.attention import ring_attention
+from ringlab.comm.ring import Ring
+from ringlab.conformance.tolerance import Results, bounds, truth
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+
+LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
+    "contiguous": contiguous,
+    "striped": striped,
+    "zigzag": zigzag,
+    "token-fold": lambda S, P: dealt(S, P, chunk=1, folded=True),
+    "chunk-3": lambda S, P: dealt(S, P, chunk=3),
+    "chunk-5-folded": lambda S, P: dealt(S, P, chunk=5, folded=True),
+}
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "layout": tuple(LAYOUTS),
+    "P": (1, 2, 3, 4, 8),
+    "S": (3, 17, 64, 97, 131),  # primes, and fewer tokens than ranks
+    "group": (1, 2, 8),  # query heads per key/value head
+    "D": (16, 40, 64, 80, 128, 256),
+    "dtype": ("float64", "float32", "bfloat16"),
+    "causal": (True, False),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem and how it is spread over ranks."""
+
+    layout: str
+    P: int
+    S: int
+    group: int
+    D: int
+    dtype: str
+    causal: bool
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}-{self.dtype}-{mask}"
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Return (H, K)."""
+        return (8, 1) if self.group == 8 else (2, 2 // self.group)
+
+    def make_layout(self) -> Layout:
+        """Return the layout of this case's sequence."""
+        return LAYOUTS[self.layout](self.S, self.P)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case's tensors, whole, with the true results and the errors allowed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    true: Results
+    bounds: dict[str, float]
+
+
+@lru_cache(maxsize=1)
+def covering() -> tuple[Case, ...]:
+    """Return cases in which every two values of two different axes meet."""
+    names, missing = list(AXES), set(_pairs_to_cover())
+    cases: list[Case] = []
+    while missing:
+        seed = min(missing, key=lambda pair: tuple(_order(name, value) for name, value in pair))
+        chosen = dict(seed)
+        for name in names:
+            if name not in chosen:
+                chosen[name] = max(AXES[name], key=lambda value: _gain(missing, chosen, name, value))
+        case = Case(**chosen)
+        missing -= set(_pairs(case))
+        cases.append(case)
+    return tuple(cases)
+
+
+def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and dout of the whole sequence, normally distributed, the same every time."""
+    draw = np.random.default_rng([case.S, case.group, case.D, case.causal]).standard_normal
+    heads, kv_heads = case.heads
+    rows, keys = (1, heads, case.S, case.D), (1, kv_heads, case.S, case.D)
+    dtype = getattr(torch, case.dtype)
+    q, k, v, dout = (torch.from_numpy(draw(shape)).to(dtype) for shape in (rows, keys, keys, rows))
+    return q, k, v, dout
+
+
+@lru_cache(maxsize=256)
+def problem(case: Case) -> Problem:
+    """Return the case's tensors with the oracle's results and the bounds derived from them."""
+    tensors = inputs(case)
+    true = truth(*tensors, causal=case.causal)
+    return Problem(*tensors, true, bounds(*tensors, causal=case.causal, true=true))
+
+
+def attend(ring: Ring, case: Case, block: str, schedule: str) -> tuple[Tensor, ...]:
+    """The program of a case: return this rank's shards of out, lse, dq, dk and dv."""
+    layout = case.make_layout()
+    *qkv, dout = (layout.shard(x, ring.rank) for x in inputs(case))
+    q, k, v = (x.requires_grad_() for x in qkv)
+    out, lse = ring_attention(
+        q, k, v, ring=ring, layout=layout, causal=case.causal, block=block, schedule=schedule, return_lse=True
+    )
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
+    return out.detach(), lse, dq, dk, dv
+
+
+def join(case: Case, shards: list[tuple[Tensor, ...]]) -> Results:
+    """Return the results of the whole sequence from what `attend` gave on every rank."""
+    layout = case.make_layout()
+    parts = list(zip(*shards, strict=True))
+    whole = [layout.unshard(part, dim=-1 if index == 1 else -2) for index, part in enumerate(parts)]
+    return Results(*whole)
+
+
+def _pairs(case: Case) -> Iterator[tuple[tuple[str, Any], ...]]:
+    chosen = [(field.name, getattr(case, field.name)) for field in fields(case)]
+    return itertools.combinations(chosen, 2)
+
+
+def _pairs_to_cover() -> Iterator[tuple[tuple[str, Any], ...]]:
+    for a, b in itertools.combinations(AXES, 2):
+        for x, y in itertools.product(AXES[a], AXES[b]):
+            yield (a, x), (b, y)
+
+
+def _gain(missing: set[Any], chosen: dict[str, Any], name: str, value: Any) -> int:
+    """How many uncovered pairs `value` makes with what is chosen already."""
+    names = list(AXES)
+    met = 0
+    for other, its in chosen.items():
+        pair = ((other, its), (name, value))
+        met += (pair if names.index(other) < names.index(name) else pair[::-1]) in missing
+    return met
+
+
+def _order(name: str, value: Any) -> tuple[int, int]:
+    return list(AXES).index(name), AXES[name].index(value)

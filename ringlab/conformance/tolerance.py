@@ -1,0 +1,247 @@
+r"""How large an error may be: derived from the plainest implementation, never guessed.
+
+The rule: on the same input, in the same dtype, an error against the float64 oracle may be at most
+twice that of the plainest implementation (softmax(scale · q kᵀ) v with every tensor materialised in
+that dtype, gradients by autograd). Its error is the largest over a few orders in which it can sum the
+keys, so that it is no matter of luck; and there is a floor for inputs on which it is exact.
+
+The floor, with ε the unit of last place at 1 of the dtype and ε' that of the running state (float32,
+float64 for float64 inputs):
+
+1. One unit of last place at the result's scale: ε · max |truth|. The result has to be stored.
+2. What storing the state does. Storing `out`: a backward pass is given out, lse and delta = Σ_d dO·out.
+   If each entry of out moves by its own rounding, at most ε/2 of it, delta_i moves with a standard
+   deviation below ε r_i / (2√3), r_i = √(Σ_d (dO·out)²): ε r_i is more than three of them. Summing D
+   products in the state's dtype adds ε' r_i √D / 4 (D roundings of partial sums that grow like √d).
+   A change of delta is a change of −dlse, so the oracle says what it does to dq and dk.
+   Storing lse: it is rounded by at most ε'|lse_i|/2, which scales row i of p = e^(s−lse), and a
+   partial's weight in a merge, by as much. That moves out_i by as much of itself, and the gradients
+   as scaling dO_i would; the oracle says how far.
+3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, ρ = scale · max √(Σ_d (q_d k_d)²),
+   n = max(D, S) as rows are summed over S keys too; and lse moves by δ.
+4. The oracle's own rounding, which matters to float64 inputs only: its BLAS may round as that of the
+   plainest implementation does, and then their difference says nothing. With δ from part 3, p moves
+   by at most 2δ of itself, out by 2δ max|v|, dv by 2δ max|dO| c with c the largest sum of a column of
+   p; dS by 4δ p |dO||v|, dq by that times scale |k|, dk by that times scale |q| c.
+
+Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) only part 2 is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab.types import KeyValue, Query
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+FACTOR = 2.0
+"""How many times the plainest implementation's error is allowed."""
+ORDERS = 4
+"""In how many orders of the keys the plainest implementation sums; its largest error counts."""
+
+
+class Results(NamedTuple):
+    """All that an attention gives, forward and backward: torch tensors, or float64 arrays for the truth."""
+
+    out: Any
+    lse: Any
+    dq: Any
+    dk: Any
+    dv: Any
+
+
+def truth(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, *, causal: bool = False, scale: float | None = None
+) -> Results:
+    """Return the oracle's results for these inputs as they are, rounded to their dtype already."""
+    out, lse = oracle.attention(q, k, v, causal=causal, scale=scale)
+    return Results(out, lse, *oracle.gradients(q, k, v, dout, causal=causal, scale=scale))
+
+
+def plainest(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    order: Tensor | None = None,
+) -> Results:
+    """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
+
+    Only the sum in lse is in the state's dtype (float32 at least), as it is everywhere in ringlab.
+    `order`, a permutation of the keys, is the order in which they are summed.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    order = torch.arange(k.shape[-2], device=k.device) if order is None else order
+    leaves = [q, k[..., order, :], v[..., order, :]]
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    with torch.enable_grad():
+        scores = _scores(leaves[0], leaves[1], order if causal else None, scale)
+        out = scores.softmax(-1) @ _for_each_query_head(leaves[2], q.shape[1])
+    dq, dk, dv = torch.autograd.grad(out, leaves, dout)
+    lse = scores.detach().to(_state_dtype(q.dtype)).logsumexp(-1)
+    back = torch.argsort(order)
+    return Results(out.detach(), lse, dq, dk[..., back, :], dv[..., back, :])
+
+
+def relative_error(x: Tensor | np.ndarray, truth: np.ndarray) -> float:
+    """Return max |x − truth| / max |truth| over all entries; max |x| where truth is all zero.
+
+    Equal infinities count as no error; a NaN, or an infinity in one place only, counts as inf. The
+    scale max |truth| is taken over finite entries.
+    """
+    x = oracle.float64(x)
+    if x.shape != truth.shape:
+        return float("inf")
+    finite = np.isfinite(truth)
+    if not np.array_equal(x[~finite], truth[~finite]) or not np.isfinite(x[finite]).all():
+        return float("inf")
+    difference = np.abs(x[finite] - truth[finite]).max(initial=0.0)
+    return float(difference / _scale_of(truth))
+
+
+def bounds(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    true: Results | None = None,
+) -> dict[str, float]:
+    """Return the largest `relative_error` allowed for out, lse, dq, dk and dv on these inputs.
+
+    Give `true`, the result of `truth(...)`, if it is known already.
+    """
+    true = true or truth(q, k, v, dout, causal=causal, scale=scale)
+    plain = _errors_of_the_plainest(q, k, v, dout, true, causal, scale)
+    floors = _floors(q, k, v, dout, true, causal, scale)
+    return {name: FACTOR * plain[name] + floors[name] for name in NAMES}
+
+
+def errors(results: Results, true: Results) -> dict[str, float]:
+    """Return the `relative_error` of out, lse, dq, dk and dv."""
+    return {name: relative_error(getattr(results, name), getattr(true, name)) for name in NAMES}
+
+
+def _errors_of_the_plainest(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
+) -> dict[str, float]:
+    """The largest errors of the plainest implementation over a few orders of the keys."""
+    largest = dict.fromkeys(NAMES, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    for turn in range(ORDERS):
+        length = k.shape[-2]
+        order = torch.randperm(length, generator=generator) if turn else torch.arange(length)
+        plain = plainest(q, k, v, dout, causal=causal, scale=scale, order=order.to(k.device))
+        largest = {name: max(largest[name], error) for name, error in errors(plain, true).items()}
+    return largest
+
+
+def _floors(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
+) -> dict[str, float]:
+    """The floor of the module's docstring, in the currency of `relative_error`."""
+    unit, state = _unit(q.dtype), _state_unit(q.dtype)
+    moves = _storing(q, k, v, dout, true, causal, scale)
+    rounding = _score_moves(q, k, v, dout, causal, scale)
+    moves["lse"] += rounding["lse"]
+    if q.dtype == torch.float64:
+        moves = {name: moves[name] + rounding[name] for name in NAMES}
+    stored = {name: state if name == "lse" else unit for name in NAMES}
+    zero = {name: _largest(getattr(true, name)) == 0 for name in NAMES}
+    return {
+        name: (0.0 if zero[name] else stored[name]) + moves[name] / _scale_of(getattr(true, name))
+        for name in NAMES
+    }
+
+
+def _storing(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
+) -> dict[str, float]:
+    """Part 2: how far storing out and lse moves the results."""
+    unit, state = _unit(q.dtype), _state_unit(q.dtype)
+    cotangent, nothing = oracle.float64(dout), np.zeros(true.out.shape)
+    spread = np.sqrt(((cotangent * true.out) ** 2).sum(-1))
+    change = (unit + state * q.shape[-1] ** 0.5 / 4) * spread
+    of_out = oracle.gradients(q, k, v, nothing, causal=causal, scale=scale, dlse=change)
+    relative = np.where(np.isfinite(true.lse), state / 2 * np.abs(true.lse), 0.0)[..., None]
+    of_lse = oracle.gradients(q, k, v, cotangent * relative, causal=causal, scale=scale)
+    return {
+        "out": _largest(true.out * relative),
+        "lse": 0.0,
+        "dq": _largest(of_out.dq) + _largest(of_lse.dq),
+        "dk": _largest(of_out.dk) + _largest(of_lse.dk),
+        "dv": _largest(of_lse.dv),
+    }
+
+
+def _score_moves(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, causal: bool, scale: float | None
+) -> dict[str, float]:
+    """Parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
+    D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
+    scale = D**-0.5 if scale is None else abs(scale)
+    ones = np.ones(tuple(q.shape))
+    column = _largest(oracle.gradients(q, k, v, ones, causal=causal, scale=scale).dv)
+    rho = scale * float(np.linalg.norm(_each_largest(q) * _each_largest(k)))
+    delta = _state_unit(q.dtype) * rho * max(D, S) ** 0.5 / 4
+    products = _longest(dout) * _longest(v)
+    return {
+        "out": 2 * delta * _largest(v),
+        "lse": delta,
+        "dq": 4 * delta * products * scale * _longest(k),
+        "dk": 4 * delta * products * scale * _longest(q) * column,
+        "dv": 2 * delta * _largest(dout) * column,
+    }
+
+
+def _scores(q: Tensor, k: Tensor, positions: Tensor | None, scale: float) -> Tensor:
+    """Scores of all queries; those of keys at `positions` after the query's own are −inf."""
+    scores = q @ _for_each_query_head(k, q.shape[1]).mT * scale
+    if positions is not None:
+        hidden = positions > torch.arange(q.shape[-2], device=q.device)[:, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores
+
+
+def _for_each_query_head(kv: Tensor, heads: int) -> Tensor:
+    return kv.repeat_interleave(heads // kv.shape[1], dim=1)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _state_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _state_unit(dtype: torch.dtype) -> float:
+    return _unit(_state_dtype(dtype))
+
+
+def _scale_of(truth: np.ndarray) -> float:
+    return _largest(truth[np.isfinite(truth)]) or 1.0
+
+
+def _largest(x: Tensor | np.ndarray) -> float:
+    return float(np.abs(oracle.float64(x)).max(initial=0.0))
+
+
+def _each_largest(x: Tensor) -> np.ndarray:
+    """The largest absolute entry of every head dim."""
+    return np.abs(oracle.float64(x)).max(axis=(0, 1, 2), initial=0.0)
+
+
+def _longest(x: Tensor) -> float:
+    """The length of the longest row vector."""
+    return float(np.linalg.norm(oracle.float64(x), axis=-1).max(initial=0.0))

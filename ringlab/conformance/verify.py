@@ -1,0 +1,120 @@
+"""ringlab against the oracle: every transport, block, schedule, layout and dtype of the case table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ringlab.blocks import available as blocks
+from ringlab.comm.launch import launch
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.conformance.cases import Case, attend, covering, join, problem
+from ringlab.conformance.tolerance import NAMES, errors
+from ringlab.schedules import available as schedules
+
+GLOO_RANKS = (1, 2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case with one choice on each of the other axes."""
+
+    transport: str
+    block: str
+    schedule: str
+    case: Case
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The errors of one job beside their bounds, both relative to the largest true value."""
+
+    job: Job
+    errors: dict[str, float]
+    bounds: dict[str, float]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Return error / bound for each result; 0 where both are 0."""
+        return {n: self.errors[n] / self.bounds[n] if self.errors[n] else 0.0 for n in NAMES}
+
+    @property
+    def ok(self) -> bool:
+        """Whether every error is within its bound; NaN is not."""
+        return all(self.errors[name] <= self.bounds[name] for name in NAMES)
+
+    @property
+    def worst(self) -> str:
+        """Return the name of the result that comes closest to its bound."""
+        return max(NAMES, key=lambda name: self.ratios[name])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON-able data."""
+        job = self.job
+        axes = {"transport": job.transport, "block": job.block, "schedule": job.schedule, **asdict(job.case)}
+        return {**axes, "ok": self.ok, "errors": self.errors, "bounds": self.bounds}
+
+
+def jobs(quick: bool = False) -> list[Job]:
+    """Return all jobs, or with `quick` a selection that still meets every value of every axis."""
+    cases = covering()
+    virtual = [Job("virtual", block, s, case) for case in cases for block in blocks() for s in schedules()]
+    gloo = [
+        Job("gloo", block, s, case)
+        for case in cases
+        if case.P in GLOO_RANKS
+        for block in blocks()
+        for s in schedules()
+    ]
+    if not quick:
+        return virtual + gloo
+    return virtual[::7] + [job for job in gloo if job.case.P == 2][::7]
+
+
+def verify(
+    selected: Iterable[Job] | None = None, progress: Callable[[Finding], None] = lambda finding: None
+) -> list[Finding]:
+    """Return the findings of the `selected` jobs, of all by default; `progress` is told one by one."""
+    findings = []
+    for finding in _findings(list(jobs() if selected is None else selected)):
+        progress(finding)
+        findings.append(finding)
+    return findings
+
+
+def summary(findings: list[Finding]) -> dict[str, Any]:
+    """Return `ok`, the number of `cases`, the `worst` of them and all findings, ready for JSON."""
+    worst = max(findings, key=lambda finding: finding.ratios[finding.worst])
+    return {
+        "ok": all(finding.ok for finding in findings),
+        "cases": len(findings),
+        "worst": {"result": worst.worst, "ratio": worst.ratios[worst.worst], **worst.as_dict()},
+        "failed": [finding.as_dict() for finding in findings if not finding.ok],
+        "findings": [finding.as_dict() for finding in findings],
+    }
+
+
+def _findings(selected: list[Job]) -> Iterator[Finding]:
+    for job in selected:
+        if job.transport == "virtual":
+            outcome = VirtualCluster(job.case.P, memory=False).run(attend, job.case, job.block, job.schedule)
+            yield _finding(job, outcome.results)
+    for world_size in GLOO_RANKS:
+        group = [job for job in selected if job.transport == "gloo" and world_size == job.case.P]
+        if group:
+            outcome = launch(_attend_all, world_size, group, timeout=1800.0, memory=False)
+            for job, shards in zip(group, zip(*outcome.results, strict=True), strict=True):
+                yield _finding(job, list(shards))
+
+
+def _attend_all(ring: Ring, group: list[Job]) -> list[tuple[torch.Tensor, ...]]:
+    return [attend(ring, job.case, job.block, job.schedule) for job in group]
+
+
+def _finding(job: Job, shards: list[tuple[torch.Tensor, ...]]) -> Finding:
+    expected = problem(job.case)
+    return Finding(job, errors(join(job.case, shards), expected.true), dict(expected.bounds))

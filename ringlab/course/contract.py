@@ -1,0 +1,172 @@
+"""What an exercise promises, as data: stages, checks, misconceptions; and `Failure`, what a check raises.
+
+A contract holds no learner's code and no verdict. It is run by `ringlab.course.reports` against a
+`Subject` (`ringlab.course.subject`), which hides where the learner's code lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringlab.errors import CourseError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ringlab.course.subject import Subject
+
+TIERS = ("visible", "stress", "held-out")
+KINDS = ("function", "ring")
+
+
+class Failure(AssertionError):
+    """A wrong answer.
+
+    `message` says what is wrong in words and holds no value of the inputs, so that it may be shown
+    for hidden checks too; values go into `counterexample`. `misconception` is the name of the
+    common mistake that explains the answer, or None.
+    """
+
+    def __init__(self, message: str, counterexample: str = "", misconception: str | None = None) -> None:
+        self.message, self.counterexample, self.misconception = message, counterexample, misconception
+        super().__init__(f"{message}\n{counterexample}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the default would pass the joined text as `message`
+        return type(self), (self.message, self.counterexample, self.misconception)
+
+
+class NotWritten(Failure):
+    """The learner has not written this function yet: it is missing or raises NotImplementedError."""
+
+
+class Crashed(Failure):
+    """The learner's code raised; `counterexample` is the traceback of the learner's own lines."""
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A common mistake: what to tell the learner, and a function that makes the same mistake.
+
+    `imitate` takes what `compare_with` is given as `inputs` and `keywords`, and returns the wrong
+    answer; None where the mistake shows in counts (rounds, bytes), not in values.
+    """
+
+    name: str
+    message: str
+    imitate: Callable[..., Any] | None = None
+
+    def failure(self, counterexample: str = "") -> Failure:
+        """Return the `Failure` that names this misconception."""
+        return Failure(self.message, counterexample, self.name)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is verified: `run(subject, rng)` returns None or raises `Failure`.
+
+    `kills` names the misconceptions and wrong submissions that this check alone must find.
+    """
+
+    id: str
+    points: int
+    tier: str
+    title: str
+    run: Callable[[Subject, np.random.Generator], None]
+    kills: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.tier in TIERS, f"a tier out of {', '.join(TIERS)}", f"{self.tier!r} in check {self.id!r}"
+        )
+        _require(self.points >= 0, "points of 0 or more", f"{self.points} in check {self.id!r}")
+        _require(bool(self.title), "a title", f"none in check {self.id!r}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One function that the learner writes, with its checks and hints.
+
+    `kind` is "function" (arrays in, arrays out) or "ring" (a ring program). `helpers` names other
+    functions of the notebook that it may call.
+    """
+
+    id: str
+    function: str
+    title: str
+    checks: tuple[Check, ...]
+    hints: tuple[str, str, str]
+    misconceptions: tuple[Misconception, ...] = ()
+    kind: str = "function"
+    helpers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind in KINDS, f"a kind out of {', '.join(KINDS)}", f"{self.kind!r} in stage {self.id!r}"
+        )
+        _require(
+            len(self.hints) == 3,
+            "three hints: a question, a direction, a line of mathematics",
+            f"{len(self.hints)} in stage {self.id!r}",
+        )
+        _unique([c.id for c in self.checks], f"checks of stage {self.id!r}")
+        _unique([m.name for m in self.misconceptions], f"misconceptions of stage {self.id!r}")
+        _require(
+            any(c.tier == "visible" for c in self.checks), "a visible check", f"none in stage {self.id!r}"
+        )
+
+    @property
+    def points(self) -> int:
+        """The points of all checks together."""
+        return sum(check.points for check in self.checks)
+
+    def check(self, check_id: str) -> Check:
+        """Return the check called `check_id`. Raises: CourseError if there is none."""
+        return _named(self.checks, "id", check_id, f"checks of stage {self.id}")
+
+    def misconception(self, name: str) -> Misconception:
+        """Return the misconception called `name`. Raises: CourseError if there is none."""
+        return _named(self.misconceptions, "name", name, f"misconceptions of stage {self.id}")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """All stages of one exercise notebook."""
+
+    id: str
+    slug: str
+    title: str
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        _unique([s.id for s in self.stages], f"stages of exercise {self.id!r}")
+        for stage in self.stages:
+            _require(stage.id.startswith(f"{self.id}."), f"stage ids that begin with {self.id}.", stage.id)
+
+    @property
+    def points(self) -> int:
+        """The points of all stages together."""
+        return sum(stage.points for stage in self.stages)
+
+    def stage(self, stage_id: str) -> Stage:
+        """Return the stage called `stage_id`. Raises: CourseError if there is none."""
+        return _named(self.stages, "id", stage_id, f"stages of exercise {self.id}")
+
+
+def _require(holds: bool, needed: str, got: str) -> None:
+    if not holds:
+        raise CourseError(needed, got)
+
+
+def _unique(names: list[str], what: str) -> None:
+    twice = sorted({n for n in names if names.count(n) > 1})
+    _require(not twice, f"different names for the {what}", f"{', '.join(twice)} more than once")
+
+
+def _named(items: tuple[Any, ...], attribute: str, name: str, what: str) -> Any:
+    for item in items:
+        if getattr(item, attribute) == name:
+            return item
+    known = ", ".join(getattr(item, attribute) for item in items) or "none"
+    raise CourseError(f"one of the {what}: {known}", repr(name))

@@ -1,0 +1,34 @@
+"""The judge: grades notebooks in a process that never runs a learner's code.
+
+protocol   frames between judge and worker
+sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it works here
+worker     the program inside the cell: answers calls, knows no verdict
+network    the judge as the network between the ranks of a ring program
+session    the workers of one submission
+judge      a notebook in, a report out
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["GradeReport", "grade", "grade_many", "probe"]
+
+if TYPE_CHECKING:
+    from ringlab.course.judge.judge import GradeReport as GradeReport
+    from ringlab.course.judge.judge import grade as grade
+    from ringlab.course.judge.judge import grade_many as grade_many
+    from ringlab.course.judge.probe import probe as probe
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that a worker, which imports this package, does not load the judge.
+    if name == "probe":
+        from ringlab.course.judge.probe import probe
+
+        return probe
+    if name in __all__:
+        from ringlab.course.judge import judge
+
+        return getattr(judge, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

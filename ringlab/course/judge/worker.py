@@ -1,0 +1,147 @@
+"""The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
+
+Everything here may be rewritten by the code that it runs; nothing the judge believes depends on it.
+Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `abort`. Frames to it: `hello`,
+`loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from typing import Any
+
+from ringlab.course.judge.protocol import Frame, FrameReader, ProtocolError, pack
+
+TEXT = 4000  # the most characters of an exception that travel
+
+
+class Abort(BaseException):
+    """The judge has ended this call; no BaseException of the learner's, so that `except Exception` lets it by."""
+
+
+class Channel:
+    """The worker's end of the socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+        self.reader = FrameReader(from_judge=True)
+        self.frames: list[Frame] = []
+        self.call = 0
+
+    def send(self, kind: str, value: Any = None, **fields: Any) -> None:
+        """Send one frame, marked with the number of the call under way."""
+        for part in pack(Frame(kind, {"call": self.call, **fields}, value)):
+            self.socket.sendall(part)
+
+    def receive(self) -> Frame:
+        """Return the next frame; the end of the judge is the end of the worker."""
+        while not self.frames:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise SystemExit
+            self.frames += self.reader.feed(data)
+        return self.frames.pop(0)
+
+    def expect(self, kind: str) -> Frame:
+        """Return the next frame, which is of `kind` or ends the call."""
+        frame = self.receive()
+        if frame.kind != kind:
+            raise Abort
+        return frame
+
+
+def main() -> None:
+    """Answer the judge's frames until it hangs up."""
+    descriptor, arrays = int(sys.argv[2]), sys.argv[3]
+    channel = Channel(descriptor)
+    _warm_up(arrays)
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, what goes wrong is told to the judge
+    channel.send("hello")
+    namespace: dict[str, Any] = {}
+    while True:
+        frame = channel.receive()
+        channel.call = frame.fields.get("call", 0)
+        if frame.kind == "load":
+            from ringlab.course.judge.loader import load
+
+            namespace, notes = load(frame.value, frame.fields["functions"])
+            channel.send("loaded", notes)
+        elif frame.kind in ("call", "ring"):
+            _answer(channel, frame, namespace)
+
+
+def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
+    """Run one call. The judge reads this process's memory between `ready` and `done`."""
+    try:
+        function = namespace[frame.fields["function"]]
+        arguments, keywords = frame.value
+        if frame.kind == "ring":
+            arguments = (_ring(channel, frame), *arguments)
+        channel.send("ready")
+        channel.expect("go")
+        answer = function(*arguments, **keywords)
+        channel.send("done")
+        channel.expect("deliver")
+        channel.send("result", answer)
+    except ProtocolError as error:
+        channel.send("error", type="ProtocolError", text=_bounded(f"the answer holds {error.got}"), own=False)
+    except Abort:
+        channel.send("error", type="Abort", text="", own=False)
+    except BaseException as error:
+        _report(channel, error)
+
+
+def _report(channel: Channel, error: BaseException) -> None:
+    import builtins
+
+    import ringlab.errors
+    from ringlab.course.subject import own_lines
+
+    name = type(error).__name__
+    known = getattr(builtins, name, getattr(ringlab.errors, name, None)) is type(error)
+    try:
+        text = own_lines(error)
+    except BaseException:  # an exception whose own methods raise
+        text = name
+    channel.send("error", type=name if known else "", text=_bounded(text), own=True)
+
+
+def _bounded(text: str) -> str:
+    text = text if len(text) <= TEXT else text[:TEXT] + " …"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ring(channel: Channel, frame: Frame) -> Any:
+    from ringlab.comm.ring import Ring
+    from ringlab.course.judge.judge_comm import JudgeComm
+
+    return Ring(JudgeComm(channel, frame.fields["rank"], frame.fields["world_size"]))
+
+
+def _warm_up(arrays: str) -> None:
+    """Import and touch what a first call would, so that it counts as nobody's time or memory."""
+    import numpy as np
+
+    from ringlab.course.judge import loader  # noqa: F401
+
+    square = np.ones((64, 64), np.float32)
+    np.exp(square @ square * 1e-3).sum()
+    if arrays != "torch":
+        return
+    import torch
+
+    import ringlab.course.judge.judge_comm  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.ones(1, 2, 64, 16, dtype=dtype, requires_grad=True)
+        scores = (x @ x.transpose(-1, -2)).float()
+        scores = scores.masked_fill(torch.ones(64, 64).triu(1).bool(), -torch.inf)
+        (scores.softmax(-1).to(dtype) @ x).sum().backward()
+        torch.logaddexp(scores, torch.logsumexp(scores, -1, keepdim=True))
+        torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()

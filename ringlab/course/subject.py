@@ -1,0 +1,189 @@
+"""The learner's code as a check sees it: something that can be called, wherever it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import linecache
+import sys
+import sysconfig
+import traceback
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ringlab.course.contract import Crashed, Failure, NotWritten, Stage
+from ringlab.errors import CommError, RankFailedError
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A call's answer and the most bytes it held at once beyond its arguments."""
+
+    answer: Any
+    peak_bytes: int
+
+
+class Subject(Protocol):
+    """One stage's function, callable by checks.
+
+    Arguments and answers are arrays (NumPy or torch), numbers, strings, booleans, None, and tuples,
+    lists and dicts of these: nothing else crosses to a sandboxed worker.
+    """
+
+    function: str
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the learner's function answers. Raises: NotWritten, Crashed."""
+
+    def measure(self, *args: Any, **kwargs: Any) -> Measured:
+        """Return the answer with the peak of memory the call held. Raises: NotWritten, Crashed."""
+
+    def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
+        """Return the Outcome (results, trace, memory) of the learner's program on every rank.
+
+        Each of `per_rank` holds `world_size` entries, one for each rank; `kwargs` go to all ranks.
+        Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
+        """
+
+
+class InProcessSubject:
+    """The learner's function in this process: for the notebook's `check()` and for tests.
+
+    Arguments are copied, so that a function that writes into them cannot alter the check's own.
+    """
+
+    def __init__(self, stage: Stage, namespace: Mapping[str, Any]) -> None:
+        self.function, self._function = stage.function, find_function(stage, namespace)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return _guarded(self.function, self._function, *copied(args), **copied(kwargs))
+
+    def measure(self, *args: Any, **kwargs: Any) -> Measured:
+        args, kwargs = copied(args), copied(kwargs)
+        with _Peak() as peak:
+            answer = _guarded(self.function, self._function, *args, **kwargs)
+        return Measured(answer, peak.bytes)
+
+    def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
+        from ringlab.comm.virtual import VirtualCluster
+
+        for argument in per_rank:
+            if len(argument) != world_size:
+                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+        shards, shared = copied(list(per_rank)), copied(kwargs)
+
+        def program(ring: Any) -> Any:
+            mine = [argument[ring.rank] for argument in shards]
+            return self._function(ring, *mine, **copied(shared))
+
+        return _guarded(self.function, VirtualCluster(world_size).run, program)
+
+
+def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the stage's function out of a notebook's namespace. Raises: NotWritten if it is not there."""
+    function = namespace.get(stage.function)
+    if function is None:
+        raise NotWritten(f"there is no function `{stage.function}` here yet: run the cell that defines it.")
+    if not callable(function):
+        raise Failure(f"`{stage.function}` is a {type(function).__name__}, not a function.")
+    return function
+
+
+def copied(value: Any) -> Any:
+    """Return `value` with every array in it copied; other objects as they are."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copied, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(copied, value))
+    if hasattr(value, "clone") and hasattr(value, "detach"):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return copy.deepcopy(value) if hasattr(value, "dtype") else value
+
+
+def own_lines(error: BaseException, limit: int = 3) -> str:
+    """Return the last `limit` lines of the learner's own code on the way to `error`, and the error.
+
+    Lines of ringlab, of the standard library and of installed packages are left out.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
+    lines = []
+    for frame in frames[-limit:]:
+        source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
+        lines.append(f"in {frame.name}, line {frame.lineno}: {source}")
+    text = str(error) or "no message"
+    return "\n".join([*lines, f"{type(error).__name__}: {text}"])
+
+
+def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the learner's code; whatever it raises becomes NotWritten or Crashed."""
+    try:
+        return function(*args, **kwargs)
+    except Failure:
+        raise
+    except Exception as error:
+        raise as_failure(name, error) from None
+
+
+def as_failure(name: str, error: BaseException) -> Failure:
+    """Return the Failure that tells the learner about an exception of their function `name`."""
+    cause = error
+    while isinstance(cause, RankFailedError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, NotImplementedError):
+        return NotWritten(
+            f"`{name}` is not written yet: {cause}" if str(cause) else f"`{name}` is not written yet."
+        )
+    if isinstance(cause, CommError):
+        return Crashed(f"`{name}`: the ranks cannot finish ({type(cause).__name__}).", str(cause))
+    return Crashed(f"`{name}` raised {type(cause).__name__}.", own_lines(cause))
+
+
+_INSTALLED = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
+_NOT_OWN = tuple(f"{Path(place).resolve()}/" for place in (*_INSTALLED, str(Path(__file__).parents[1])))
+
+
+def _is_own(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return False
+    return not str(Path(filename).resolve() if Path(filename).exists() else filename).startswith(_NOT_OWN)
+
+
+class _Peak:
+    """Counts the bytes that NumPy and torch hold at once while the block runs."""
+
+    def __enter__(self) -> _Peak:
+        self._torch, self._watch = _torch_meter()  # before tracemalloc: its first use imports much
+        self._already = tracemalloc.is_tracing()
+        if not self._already:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        self._base = tracemalloc.get_traced_memory()[0]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        peak = tracemalloc.get_traced_memory()[1]
+        if not self._already:
+            tracemalloc.stop()
+        self._watch.__exit__(None, None, None)
+        self.bytes = max(0, peak - self._base) + (self._torch.report().peak_bytes if self._torch else 0)
+
+
+def _torch_meter() -> tuple[Any, Any]:
+    """Return a meter of torch's allocations and its open context; nothing where torch is not loaded."""
+    if "torch" not in sys.modules:
+        return None, contextlib.nullcontext()
+    import torch
+
+    from ringlab.comm.memory import MemoryMeter
+
+    warm, meter = MemoryMeter(), MemoryMeter()
+    with warm.watch():
+        torch.zeros(1)  # the first operation under a mode imports modules; not the learner's memory
+    watch = meter.watch()
+    watch.__enter__()
+    return meter, watch

@@ -1,0 +1,83 @@
+"""Errors that say what was needed, what came, and the remedy."""
+
+from __future__ import annotations
+
+
+class RinglabError(Exception):
+    """Base of every error raised on purpose: `needed`, `got` and `remedy` are kept as attributes."""
+
+    def __init__(self, needed: str, got: str = "", remedy: str = "") -> None:
+        self.needed, self.got, self.remedy = needed, got, remedy
+        lines = [f"needed: {needed}"]
+        if got:
+            lines.append(f"   got: {got}")
+        if remedy:
+            lines.append(f"remedy: {remedy}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:  # the default would pass the joined message as `needed`
+        return type(self), (self.needed, self.got, self.remedy)
+
+
+class ShapeError(RinglabError, ValueError):
+    """A tensor has the wrong number of axes, or axes that do not fit each other."""
+
+
+class DtypeError(RinglabError, TypeError):
+    """Dtypes are mixed or not supported."""
+
+
+class DeviceError(RinglabError, ValueError):
+    """Tensors lie on different devices, or a device cannot do what was asked."""
+
+
+class LayoutError(RinglabError, ValueError):
+    """A layout is impossible, or belongs to another sequence length or world size."""
+
+
+class WorldSizeError(RinglabError, ValueError):
+    """The number of ranks does not fit."""
+
+
+class BackendError(RinglabError, ValueError):
+    """A block backend, schedule or transport is unknown or cannot run here."""
+
+
+class CommError(RinglabError, RuntimeError):
+    """Base of all errors of communication between ranks."""
+
+
+class AgreementError(CommError):
+    """Ranks were called with different arguments; raised on every rank before any data moves."""
+
+
+class MismatchError(CommError):
+    """A message's shape, dtype or tag differs from what its receiver expects."""
+
+
+class DeadlockError(CommError):
+    """Nobody can go on and somebody has not finished."""
+
+
+class UnreceivedError(CommError):
+    """A rank finished while a message to it, or from it, was still on the way."""
+
+
+class PeerDiedError(CommError):
+    """Another rank ended before it sent or took a message that this rank waits for."""
+
+
+class TransportTimeout(CommError, TimeoutError):
+    """A message did not arrive in time."""
+
+
+class RankFailedError(CommError):
+    """A rank's program raised; the cause is the rank's own exception."""
+
+
+class CourseError(RinglabError):
+    """Something about lessons, exercises or progress files."""
+
+
+class SandboxError(RinglabError, RuntimeError):
+    """The sandbox that student code must run in cannot be set up."""

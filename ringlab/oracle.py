@@ -1,0 +1,226 @@
+"""Exact attention in float64 NumPy, with lse and gradients: the truth that all else is measured against.
+
+For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible pairs (i, j):
+
+    lse_i = ln Σ_j e^s_ij        p_ij = e^(s_ij − lse_i)        out_i = Σ_j p_ij v_j
+    dV_j = Σ_i p_ij dO_i         dS_ij = p_ij (dO_i·v_j − delta_i + dlse_i),  delta_i = Σ_j p_ij dO_i·v_j
+    dQ_i = scale Σ_j dS_ij k_j   dK_j = scale Σ_i dS_ij q_i
+
+Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a
+masked position. Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and
+device are taken as well; this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+
+from ringlab.errors import DtypeError, ShapeError
+
+Query: TypeAlias = Float[Any, "B H Lq D"]
+KeyValue: TypeAlias = Float[Any, "B K Lk D"]
+Mask: TypeAlias = Bool[Any, "#B #H #Lq #Lk"]
+# One head's arrays; rows and columns are queries and keys, or the other way round.
+Vectors: TypeAlias = Float64[np.ndarray, "columns D"]
+Matrix: TypeAlias = Float64[np.ndarray, "rows columns"]
+Visible: TypeAlias = Bool[np.ndarray, "rows columns"]
+Column: TypeAlias = Float64[np.ndarray, "rows"]
+
+TILE_ELEMENTS = 2**21
+"""Scores held at once: long sequences are taken a few query rows at a time."""
+
+
+class Result(NamedTuple):
+    """`out` (B, H, Lq, D) and `lse` (B, H, Lq); a row that sees no key has out 0 and lse −inf."""
+
+    out: Float64[np.ndarray, "B H Lq D"]
+    lse: Float64[np.ndarray, "B H Lq"]
+
+
+class Gradients(NamedTuple):
+    """`dq` in the shape of q, `dk` and `dv` in the shape of k: summed over the heads that share them."""
+
+    dq: Float64[np.ndarray, "B H Lq D"]
+    dk: Float64[np.ndarray, "B K Lk D"]
+    dv: Float64[np.ndarray, "B K Lk D"]
+
+
+def attention(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    scale: float | None = None,
+) -> Result:
+    """Return softmax(scale · q kᵀ) v and the natural-log lse, in float64.
+
+    Query head h uses key/value head h // (H // K). `mask` is True where a query may see a key and
+    broadcasts to (B, H, Lq, Lk); with `causal`, query i also sees no key after i (aligned top-left).
+    `scale` defaults to D ** −0.5.
+
+    Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
+
+    >>> out, lse = attention([[[[0.0]]]], [[[[0.0], [0.0]]]], [[[[1.0], [3.0]]]])
+    >>> float(out.squeeze()), round(float(lse.squeeze()), 4)  # the mean of 1 and 3; ln 2
+    (2.0, 0.6931)
+    """
+    q, k, v = _checked(q, k, v)
+    mask, scale = _mask(mask, q, k), _scale(scale, q)
+    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
+    with np.errstate(all="ignore"):
+        for query, kv, rows in _pieces(q, k):
+            weights, visible, lse[query][rows] = _softmax(
+                q[query][rows], k[kv], rows, causal, mask[query], scale
+            )
+            out[query][rows] = _visible_sum(weights, visible, v[kv])
+    return Result(out, lse)
+
+
+def gradients(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dlse: Float[Any, "B H Lq"] | None = None,
+) -> Gradients:
+    """Return the gradients of Σ dout · out + Σ dlse · lse with respect to q, k and v, in float64.
+
+    Arguments as in `attention`; without `dlse` the loss does not depend on lse.
+
+    Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
+    """
+    q, k, v = _checked(q, k, v)
+    mask, scale = _mask(mask, q, k), _scale(scale, q)
+    dout = _same_shape("dout", float64(dout), q.shape)
+    dlse = np.zeros(q.shape[:-1]) if dlse is None else _same_shape("dlse", float64(dlse), q.shape[:-1])
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    with np.errstate(all="ignore"):
+        for query, kv, rows in _pieces(q, k):
+            weights, visible, _ = _softmax(q[query][rows], k[kv], rows, causal, mask[query], scale)
+            cotangent = dout[query][rows]
+            dscores = _dscores(weights, visible, cotangent @ v[kv].T, dlse[query][rows])
+            dq[query][rows] = scale * _visible_sum(dscores, visible, k[kv])
+            dk[kv] += scale * _visible_sum(dscores.T, visible.T, q[query][rows])
+            dv[kv] += _visible_sum(weights.T, visible.T, cotangent)
+    return Gradients(dq, dk, dv)
+
+
+def _pieces(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, int], tuple[int, int], slice]]:
+    """Yield (batch, query head), (batch, kv head) and a slice of query rows whose scores fit a tile."""
+    group = q.shape[1] // k.shape[1]
+    rows = max(1, TILE_ELEMENTS // max(1, k.shape[2]))
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for start in range(0, q.shape[2], rows):
+                yield (b, h), (b, h // group), slice(start, min(start + rows, q.shape[2]))
+
+
+def _softmax(
+    q: Float64[np.ndarray, "rows D"],
+    k: Vectors,
+    rows: slice,
+    causal: bool,
+    mask: Bool[np.ndarray, "Lq columns"],
+    scale: float,
+) -> tuple[Matrix, Visible, Column]:
+    """Return the weights, which pairs are visible, and lse, for the query rows `rows` of one head."""
+    visible = mask[rows]
+    if causal:
+        visible = visible & (np.arange(len(k)) <= np.arange(rows.start, rows.stop)[:, None])
+    scores = np.where(visible, scale * (q @ k.T), -np.inf)
+    top = scores.max(-1, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
+    powers = np.exp(scores - top[:, None])
+    total = powers.sum(-1)
+    weights = np.where(visible, powers / total[:, None], 0.0)
+    return weights, visible, np.log(total) + top
+
+
+def _dscores(weights: Matrix, visible: Visible, dweights: Matrix, dlse: Column) -> Matrix:
+    """Return dS; delta as Σ_j p_ij (dO_i·v_j), so that a row with one key gets exactly 0."""
+    delta = np.where(visible, weights * dweights, 0.0).sum(-1)
+    return np.where(visible, weights * (dweights - (delta - dlse)[:, None]), 0.0)
+
+
+def _visible_sum(weights: Matrix, visible: Visible, values: Vectors) -> Float64[np.ndarray, "rows D"]:
+    """Return weights @ values, adding the terms of visible pairs only."""
+    finite = np.isfinite(values).all(-1)
+    total = weights @ np.where(finite[:, None], values, 0.0)
+    for column in np.flatnonzero(~finite):
+        total += np.where(visible[:, column, None], weights[:, column, None] * values[column], 0.0)
+    return total
+
+
+def float64(array: Any) -> np.ndarray:
+    """Return a torch tensor of any dtype and device, or anything array-like, as a float64 array."""
+    if hasattr(array, "detach"):  # a torch tensor; bfloat16 has no NumPy dtype, so torch widens it
+        array = array.detach().cpu().double().numpy()
+    return np.asarray(array, dtype=np.float64)
+
+
+def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = float64(q), float64(k), float64(v)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim != 4:
+            raise ShapeError(
+                f"{name} with 4 axes (batch, heads, tokens, head dim)",
+                f"{array.ndim} axes, shape {array.shape}",
+                f"add the missing axes, as in {name}[None, None] for one batch and one head",
+            )
+    _same_shape("v", v, k.shape)
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(
+            "q and k with the same batch (axis 0) and head dim (axis 3)",
+            f"q {q.shape}, k {k.shape}",
+            "only heads and tokens may differ; transpose if heads or tokens stand on another axis",
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            "query heads H divisible by key/value heads K",
+            f"H = {q.shape[1]}, K = {k.shape[1]}",
+            "each key/value head serves H // K query heads",
+        )
+    return q, k, v
+
+
+def _same_shape(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if array.shape != shape:
+        like = {"v": "k", "dout": "q"}.get(name, "lse")
+        raise ShapeError(f"{name} in the shape of {like}, {shape}", f"{array.shape}")
+    return array
+
+
+def _scale(scale: float | None, q: np.ndarray) -> float:
+    return max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
+
+
+def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Return a view of `mask` (of True, if None) in the shape (B, H, Lq, Lk)."""
+    shape = (*q.shape[:3], k.shape[2])
+    if mask is None:
+        return np.broadcast_to(True, shape)
+    mask = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    if mask.dtype != np.bool_:
+        raise DtypeError(
+            "a boolean mask, True where a query may see a key",
+            f"dtype {mask.dtype}",
+            "for an additive mask of 0 and −inf, pass mask == 0",
+        )
+    try:
+        return np.broadcast_to(mask, shape)
+    except ValueError:
+        raise ShapeError(
+            f"a mask that broadcasts to (B, H, Lq, Lk) = {shape}",
+            f"shape {mask.shape}",
+            "give the last two axes as (Lq, Lk); a mask per batch needs shape (B, 1, Lq, Lk)",
+        ) from None

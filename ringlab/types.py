@@ -1,0 +1,21 @@
+"""The legend of axis letters, and the array types that annotations use.
+
+    B  batch                     L  local sequence (tokens of one rank or tile)
+    H  query heads               S  global sequence (tokens of all ranks)
+    K  key/value heads, H % K == 0
+    D  head dim                  P  ranks (world size)
+
+Tensors are (B, H, L, D): batch, heads, tokens, head dim. `Lq` and `Lk` are the lengths of
+a query and a key block. lse is (B, H, L), a natural logarithm.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+Query: TypeAlias = Float[Tensor, "B H Lq D"]
+KeyValue: TypeAlias = Float[Tensor, "B K Lk D"]
+RowState: TypeAlias = Float[Tensor, "B H Lq"]

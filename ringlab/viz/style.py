@@ -1,0 +1,109 @@
+"""How every figure of the course looks, and how it reaches the notebook with a text for those who cannot see it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ringlab.course.frontend import is_live
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, QUIET, RULE, PAPER = "#1F2933", "#52606D", "#CBD2D9", "#FFFFFF"
+"""Text and lines; secondary text; rules and grids; background."""
+ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+    "#BBBBBB",
+)
+PALETTE = (ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY)
+"""Okabe and Ito's colours: told apart with every common kind of colour blindness. Rank r takes r mod 8."""
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
+"""A second sign beside colour, for print and for those who see none."""
+WIDE, SQUARE, TALL = (8.0, 3.6), (5.4, 5.2), (8.0, 6.0)
+"""Sizes in inches."""
+DPI = 110
+
+RC: dict[str, Any] = {
+    "figure.dpi": DPI,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that figures are alike everywhere
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "lines.linewidth": 2.0,
+    "legend.frameon": False,
+    "svg.hashsalt": "ringlab",
+}
+
+
+def rank_colour(rank: int) -> str:
+    """Return the colour of a rank, the same in every lesson."""
+    return PALETTE[rank % len(PALETTE)]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the course's style inside this block; matplotlib's own settings return after it."""
+    import matplotlib
+    from matplotlib.rcsetup import cycler
+
+    settings: Any = {**RC, "axes.prop_cycle": cycler(color=list(PALETTE))}
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def new_figure(size: tuple[float, float] = WIDE) -> Figure:
+    """Return an empty figure that belongs to no window and no pyplot state; use inside `styled()`."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def png(figure: Figure) -> bytes:
+    """Return the figure as a PNG that names no software and no time."""
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display the figure as an image, with `alt` as its text for screen readers and plain terminals.
+
+    Raises: ValueError if `alt` is empty: say what the figure shows, not that it is a figure.
+    """
+    from IPython.display import display
+
+    if not alt.strip():
+        raise ValueError("alt: say in words what the figure shows")
+    data = base64.b64encode(png(figure)).decode()
+    if is_live():  # JupyterLab leaves an image output's alt out; an element of our own keeps it
+        element = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+        display({"text/html": element, "text/plain": alt}, raw=True)
+    else:
+        display({"image/png": data, "text/plain": alt}, metadata={"image/png": {"alt": alt}}, raw=True)

@@ -1,0 +1,26 @@
+"""A lab and a browser for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.lab import Lab, serve
+from tests.browser.notebook_page import enter
+from tests.browser.window import Window, window
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab on a copy of the course."""
+    with serve(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(lab: Lab) -> Iterator[Window]:
+    """A window in which that JupyterLab is open."""
+    with window() as opened:
+        enter(opened.page, lab)
+        yield opened

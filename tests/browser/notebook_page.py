@@ -1,0 +1,169 @@
+"""A notebook in JupyterLab as a page object: open it, run it, read its outputs, find its widgets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.sync_api import Locator, Page
+
+from tests.browser.lab import Lab
+from tests.browser.window import PATIENCE
+
+RUNNING = 300_000
+"""Milliseconds for a whole notebook on a loaded machine."""
+
+OPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {path}).then(() => null)"""
+IS_OPEN = """path => window.jupyterapp?.shell?.currentWidget?.context?.path === path"""
+# JupyterLab shows "Idle" before the kernel is connected; what is run then is dropped.
+KERNEL_READY = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
+    return kernel?.status === 'idle' && kernel?.connectionStatus === 'connected';
+}"""
+READ_CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map((cell, index) => ({
+    index,
+    kind: cell.model.type,
+    source: cell.model.sharedModel.getSource(),
+    grade: cell.model.sharedModel.getMetadata('grade') ?? null,
+    outputs: cell.model.type === 'code' ? cell.model.outputs.toJSON() : [],
+}))"""
+FORGET = """([first, last]) => window.jupyterapp.shell.currentWidget.content.widgets
+    .slice(first, last).forEach(cell => cell.model.type === 'code' && cell.model.clearExecution())"""
+# All cells of the range have run, or one has failed and the rest will not.
+FINISHED = """([first, last]) => {
+    const cells = window.jupyterapp.shell.currentWidget.content.widgets.slice(first, last)
+        .filter(cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());
+    const failed = cells.some(cell => cell.model.outputs.toJSON().some(o => o.output_type === 'error'));
+    return failed || cells.every(cell => cell.model.executionCount !== null);
+}"""
+SELECT = """async index => {
+    const content = window.jupyterapp.shell.currentWidget.content;
+    content.deselectAll();
+    content.activeCellIndex = index;
+    content.mode = 'command';
+    await content.scrollToItem(index, 'start');
+    content.widgets[index].node.setAttribute('data-cell', String(index));
+}"""
+COMMAND = """name => { window.jupyterapp.commands.execute(name); }"""
+SET_SOURCE = """([index, source]) =>
+    window.jupyterapp.shell.currentWidget.content.widgets[index].model.sharedModel.setSource(source)"""
+SAVE = """() => window.jupyterapp.commands.execute('docmanager:save').then(() => null)"""
+SAVED = """() => !window.jupyterapp.shell.currentWidget.context.model.dirty"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell as it stands in the browser's model."""
+
+    index: int
+    kind: str
+    source: str
+    grade: str | None
+    outputs: tuple[dict[str, Any], ...]
+
+    @property
+    def text(self) -> str:
+        """Return what the cell printed and the text of its results."""
+        return "".join(map(_text, self.outputs))
+
+    @property
+    def errors(self) -> list[str]:
+        """Return the tracebacks' last lines."""
+        return [f"{o['ename']}: {o['evalue']}" for o in self.outputs if o["output_type"] == "error"]
+
+    @property
+    def warnings(self) -> str:
+        """Return what the cell wrote on stderr."""
+        return "".join(_text(o) for o in self.outputs if o.get("name") == "stderr")
+
+
+class NotebookPage:
+    """The notebook at `path`, in front."""
+
+    def __init__(self, page: Page, path: str) -> None:
+        self.page, self.path = page, path
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells as they are now."""
+        return [Cell(**{**c, "outputs": tuple(c["outputs"])}) for c in self.page.evaluate(READ_CELLS)]
+
+    def find(self, text: str) -> Cell:
+        """Return the first code cell whose source holds `text`."""
+        return next(cell for cell in self.cells if cell.kind == "code" and text in cell.source)
+
+    def graded(self, stage: str) -> Cell:
+        """Return the cell that is graded as `stage`."""
+        return next(cell for cell in self.cells if cell.grade == stage)
+
+    def run_all(self) -> None:
+        """Clear all outputs, choose Run, Run All Cells in the menu, and wait for the last cell."""
+        self._forget(0, None)
+        self.page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
+        self.page.locator("li.lm-Menu-item[data-command='runmenu:run-all']").click()
+        self._finish(0, None)
+
+    def run_above(self, index: int) -> None:
+        """Run all cells above this one, as the Run menu does."""
+        self._run("notebook:run-all-above", index, 0, index)
+
+    def run_below(self, index: int) -> None:
+        """Run this cell and all below, as the Run menu does."""
+        self._run("notebook:run-all-below", index, index, None)
+
+    def run(self, index: int) -> Cell:
+        """Run this cell and return it with its outputs."""
+        self._run("notebook:run-cell", index, index, index + 1)
+        return self.cells[index]
+
+    def select(self, index: int) -> Locator:
+        """Make this cell the active one, bring it into view, and return its element."""
+        self.page.evaluate(SELECT, index)
+        return self.page.locator(f".jp-Cell[data-cell='{index}']")
+
+    def write(self, index: int, source: str) -> None:
+        """Put `source` into a cell."""
+        self.page.evaluate(SET_SOURCE, [index, source])
+
+    def save(self) -> None:
+        """Save the notebook."""
+        self.page.evaluate(SAVE)
+        self.page.wait_for_function(SAVED)
+
+    def _run(self, command: str, index: int, first: int, last: int | None) -> None:
+        self._forget(first, last)
+        self.select(index)
+        self.page.evaluate(COMMAND, command)
+        self._finish(first, last)
+
+    def _forget(self, first: int, last: int | None) -> None:
+        self.page.wait_for_function(KERNEL_READY, timeout=RUNNING)
+        self.page.evaluate(FORGET, [first, *_end(last)])
+
+    def _finish(self, first: int, last: int | None) -> None:
+        self.page.wait_for_function(FINISHED, arg=[first, *_end(last)], timeout=RUNNING)
+        self.page.wait_for_function(KERNEL_READY, timeout=RUNNING)
+
+
+def enter(page: Page, lab: Lab) -> None:
+    """Go to the URL that the server printed."""
+    page.goto(lab.url)
+    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
+
+
+def open_notebook(page: Page, path: str) -> NotebookPage:
+    """Open the notebook at `path` below the served folder and wait until its kernel listens."""
+    page.evaluate(OPEN, path)
+    page.wait_for_function(IS_OPEN, arg=path, timeout=PATIENCE)
+    page.wait_for_function(KERNEL_READY, timeout=PATIENCE)
+    return NotebookPage(page, path)
+
+
+def _end(last: int | None) -> list[int]:
+    return [] if last is None else [last]
+
+
+def _text(output: dict[str, Any]) -> str:
+    text = output.get("text") or output.get("data", {}).get("text/plain", "")
+    return text if isinstance(text, str) else "".join(text)

@@ -1,0 +1,79 @@
+"""Lesson 05 in JupyterLab in a browser, as a learner without a mouse goes through it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.browser.keyboard import arrow, press_button, type_number
+from tests.browser.notebook_page import NotebookPage, open_notebook
+
+pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
+
+PATH = "notebooks/05_emulated_ring.ipynb"
+PICTURE = "img[alt^='Step']"
+
+
+@pytest.fixture(scope="module")
+def lesson(browser, lab) -> NotebookPage:
+    """The lesson, run top to bottom, with two predictions made on the way."""
+    notebook = open_notebook(browser.page, PATH)
+    number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.hops"')
+    notebook.run_above(choice.index + 1)
+    type_number(notebook.select(number.index), "16", told="you predicted: 16 values")
+    press_button(notebook.select(choice.index), "P - 1", told="you predicted: P - 1")
+    notebook.run_below(choice.index + 1)
+    return notebook
+
+
+def test_it_runs_top_to_bottom_without_an_error_or_a_warning(lesson):
+    code = [cell for cell in lesson.cells if cell.kind == "code"]
+    assert len(code) > 20
+    assert [error for cell in code for error in cell.errors] == []
+    assert [cell.warnings for cell in code if cell.warnings] == []
+    assert "within 1e-5 of SDPA on one device: True" in lesson.find("scaled_dot_product_attention(*text").text
+
+
+def test_a_prediction_made_by_keyboard_is_kept_and_later_compared(lesson, lab):
+    kept = json.loads(lab.progress.read_text())["predictions"]
+    assert (kept["05.hops"]["guess"], kept["05.values"]["guess"]) == ("P - 1", 16)
+    compared = lesson.find('compare("05.hops"').text
+    assert "measured: P - 1 (you predicted P - 1: right)" in compared
+    assert "measured: 32 values (you predicted 16 values: too low by a factor of 2)" in compared
+
+
+def test_the_rings_slider_moves_the_picture_by_keyboard(lesson):
+    cell = lesson.select(lesson.find("ring_view.play(").index)
+    picture = cell.locator(PICTURE)
+    first = picture.get_attribute("src")
+    assert picture.get_attribute("alt").startswith("Step 0.")
+    arrow(cell, "ArrowRight")
+    second = cell.locator("img[alt^='Step 1.']")
+    second.wait_for()
+    assert second.get_attribute("src") != first
+    arrow(cell, "ArrowLeft")
+    cell.locator("img[alt^='Step 0.']").wait_for()
+    assert picture.get_attribute("src") == first
+
+
+def test_play_runs_to_the_last_step(lesson):
+    cell = lesson.select(lesson.find("ring_view.play(").index)
+    play = cell.locator(".widget-play button").first
+    play.focus()
+    play.press(" ")
+    cell.locator("img[alt^='Step 3.']").wait_for()
+
+
+def test_every_picture_that_the_lesson_draws_has_its_words(lesson):
+    drawn = [lesson.find("ring_view.strip("), lesson.find("ring_view.counted(stale")]
+    for cell in drawn:
+        picture = lesson.select(cell.index).locator(".jp-OutputArea-output img")
+        assert len(picture.get_attribute("alt") or "") > 60
+
+
+# Last, so that all that was asked for above is counted.
+def test_nothing_is_asked_of_another_machine(lesson, browser):
+    assert any("/api/kernels" in url for url in browser.asked)
+    assert browser.strangers() == []
+    assert browser.complaints == []

@@ -1,0 +1,142 @@
+"""The command line: one JSON object on stdout, exit statuses, and errors that help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ringlab.cli.doctor as doctor_module
+from ringlab.cli import app
+from ringlab.conformance import verify as verify_module
+from ringlab.conformance.verify import Finding, jobs, summary
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_doctor_prints_one_object_and_knows_this_machine() -> None:
+    status, out, _ = call("doctor", "--json")
+    found = json.loads(out)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert status == 0 and found["ok"] is True
+    assert checks["torch"]["state"] == checks["gloo"]["state"] == checks["fonts"]["state"] == "ok"
+    assert all(check["remedy"] for check in found["checks"] if check["state"] != "ok")
+
+
+def test_doctor_says_what_is_broken_and_exits_with_1(monkeypatch) -> None:
+    def crash(name: str):
+        raise ImportError("libtorch is gone")
+
+    monkeypatch.setitem(doctor_module._PROBES, "torch", crash)
+    status, out, _ = call("doctor", "--json")
+    broken = [check for check in json.loads(out)["checks"] if check["state"] == "broken"]
+    assert status == 1 and [check["name"] for check in broken] == ["torch"]
+    assert "libtorch is gone" in broken[0]["found"] and broken[0]["remedy"]
+
+
+def few(quick: bool = False) -> list:
+    return [job for job in jobs(quick) if job.transport == "virtual" and job.case.P == 2][:3]
+
+
+def test_verify_is_green_on_a_few_cases(monkeypatch) -> None:
+    monkeypatch.setattr(verify_module, "jobs", few)
+    status, out, _ = call("verify", "--json")
+    found = json.loads(out)
+    assert (status, found["ok"], found["cases"], found["failed"]) == (0, True, 3, [])
+    assert 0 < found["worst"]["ratio"] <= 1
+
+
+def test_verify_is_red_when_a_block_is_wrong(monkeypatch) -> None:
+    from ringlab.blocks.naive import Naive
+    from ringlab.merge import Partial
+
+    right = Naive.forward
+
+    def wrong(self, q, k, v, *, causal, scale):
+        part = right(self, q, k, v, causal=causal, scale=scale * 1.01)
+        return Partial(part.out, part.lse)
+
+    monkeypatch.setattr(
+        verify_module, "jobs", lambda quick: [j for j in jobs() if j.block == "naive" and j.case.P == 3][:2]
+    )
+    monkeypatch.setattr(Naive, "forward", wrong)
+    status, out, _ = call("verify", "--json")
+    found = json.loads(out)
+    assert status == 1 and found["ok"] is False and len(found["failed"]) == 2
+
+
+def test_verify_prints_a_table_for_people(monkeypatch) -> None:
+    monkeypatch.setattr(verify_module, "jobs", few)
+    status, out, _ = call("verify")
+    assert status == 0 and "bound" in out and "3 cases, all within their bounds" in out
+
+
+def test_nan_is_never_within_a_bound() -> None:
+    job = few()[0]
+    names = ("out", "lse", "dq", "dk", "dv")
+    finding = Finding(job, dict.fromkeys(names, float("nan")), dict.fromkeys(names, 1.0))
+    assert not finding.ok and summary([finding])["ok"] is False
+
+
+def test_the_quick_selection_meets_every_value_of_every_axis() -> None:
+    quick = jobs(quick=True)
+    for axis in ("transport", "block", "schedule"):
+        assert {getattr(job, axis) for job in quick} == {getattr(job, axis) for job in jobs()}
+    for axis in ("layout", "dtype", "causal", "group", "S"):
+        assert {getattr(job.case, axis) for job in quick} == {getattr(job.case, axis) for job in jobs()}
+
+
+@pytest.mark.parametrize("kind", ["emulate", "processes"])
+def test_bench_prints_ratios_times_and_the_machine(kind: str, tmp_path: Path) -> None:
+    sizes = ("--tokens", "128", "--heads", "1", "--head-dim", "16", "--pairs", "1")
+    status, out, _ = call("bench", kind, *sizes, "--json", "--output", str(tmp_path / "result.json"))
+    found = json.loads(out)
+    assert status == 0 and found["forward_ratio"] > 0 and found["forward_backward_ratio"] > 0
+    assert found["machine"]["torch"] and found["work"]["S"] == 128
+    assert json.loads((tmp_path / "result.json").read_text())["bench"] == kind
+
+
+def test_an_unknown_exercise_is_an_error_with_the_remedy_and_status_1() -> None:
+    status, out, err = call("exercise", "fresh", "77", "--json")
+    assert status == 1 and json.loads(out)["ok"] is False and "needed" in err
+
+
+def test_a_wrong_call_has_status_2() -> None:
+    assert call("verify", "--no-such-option")[0] == 2
+    assert call("bench", "emulate", "--tokens", "0")[0] == 2
+
+
+def test_the_lessons_are_listed() -> None:
+    status, out, _ = call("exercise", "list", "--json")
+    assert status == 0 and [each["id"] for each in json.loads(out)["lessons"]][:2] == ["00", "01"]
+
+
+def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Path) -> None:
+    import ringlab.course.judge as judge
+    from ringlab.course import builder
+    from ringlab.course.judge.judge import GradeReport
+    from ringlab.course.reports import CheckReport, StageReport
+
+    def graded(paths, only, **options):
+        right, wrong = (CheckReport(str(ok), "t", "visible", 2, ok) for ok in (True, False))
+        for path in paths:
+            yield GradeReport(str(path), "05", (StageReport("05.step", "wrong", (right, wrong)),), 4)
+
+    monkeypatch.setattr(judge, "grade_many", graded, raising=False)
+    monkeypatch.setattr(builder, "find_root", lambda: tmp_path)
+    mine, theirs = tmp_path / "exercises" / "05.ipynb", tmp_path / "submitted" / "05.ipynb"
+    for path in (mine, theirs):
+        path.parent.mkdir()
+        path.touch()
+    call("grade", str(theirs))
+    assert json.loads(call("progress", "--json")[1])["grades"] == {}
+    status, out, _ = call("grade", str(mine))
+    assert status == 1 and "2 of 4 points" in out
+    assert json.loads(call("progress", "--json")[1])["grades"] == {"05.step": {"earned": 2, "points": 4}}
+    assert "2 of 4" in call("progress")[1]

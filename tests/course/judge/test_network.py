@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.course.contract import Crashed, NotWritten
+from ringlab.course.judge.session import Condemned, SandboxedSubject, Session
+from ringlab.layout import zigzag
+from tests.course.judge.small_contract import RIGHT_RING, RING_EXERCISE, notebook
+
+pytestmark = pytest.mark.needs_bwrap
+
+PROGRAMS = (
+    RIGHT_RING
+    + """
+import torch
+def overlapped(ring, k, v):
+    seen = [(k.clone(), v.clone())]
+    for step in range(ring.world_size - 1):
+        work = ring.post(k, v, tag=f"step {step}")
+        total = ring.compute("sum", torch.add, k, v)
+        k, v = work.wait()
+        seen.append((k, v))
+    return [a + b for a, b in seen], ring.origin(1)
+def collective(ring, x):
+    ring.barrier()
+    everything = ring.all_gather(x)
+    return torch.cat(everything), ring.all_reduce(x, "max")
+def gathers(ring, x):
+    return sum(ring.all_gather(x))
+SEEN = {}
+def through_globals(ring, x):
+    SEEN[ring.rank] = x
+    return sum(SEEN.values()) if len(SEEN) == ring.world_size else x * float("nan")
+def one_sided(ring, x):
+    return ring.shift(x) if ring.rank != 1 else x
+def waits_in_a_circle(ring, x):
+    buffer = torch.empty_like(x)
+    ring.comm.exchange(receive=(buffer,), source=ring.previous, tag="before").wait()
+    ring.comm.exchange(send=(x,), to=ring.next, tag="before").wait()
+    return buffer
+def wrong_shape(ring, x):
+    return ring.shift(x[..., : 1 + ring.rank])
+def wrong_tag(ring, x):
+    return ring.shift(x, tag=f"rank {ring.rank}")
+def never_waits(ring, x):
+    ring.post(x)
+    return x
+def smuggles(ring, x):
+    buffer = torch.empty_like(x)
+    ring.comm.exchange(send=(x,), to=ring.next, receive=(buffer,), source=ring.previous, tag="control:hello").wait()
+    return buffer
+def raises_on_one(ring, x):
+    if ring.rank == 1:
+        raise KeyError("mine")
+    return ring.shift(x)
+def lingers(ring, x):
+    while ring.rank == 1:
+        pass
+    return ring.shift(x)
+def leaves(ring, x):
+    import os
+    if ring.rank == 1:
+        os._exit(0)
+    return ring.shift(x)
+def lies(ring, x):
+    if ring.rank == 1:
+        ring.comm._channel.send("wait", index=7)
+    return ring.shift(x)
+def unwritten(ring, x):
+    raise NotImplementedError("write me")
+def holds(ring, x, mib):
+    hoard = torch.ones(mib, 1 << 18)
+    return hoard.sum().item()
+def laid_out(ring, x, layout, scale=1.0):
+    return torch.from_numpy(layout.positions(ring.rank)) * scale
+"""
+)
+NAMES = [
+    "ring_sum", "overlapped", "collective", "gathers", "through_globals", "one_sided", "waits_in_a_circle", "wrong_shape",
+    "wrong_tag", "never_waits", "smuggles", "raises_on_one", "lingers", "leaves", "lies", "unwritten", "holds", "laid_out",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def session():
+    """Workers that have loaded the programs above."""
+    with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def forgiven(session) -> None:
+    """Every test begins with a clean record; the workers stay, as starting torch is slow."""
+    session.losses, session.condemned, session.seconds = 0, "", 60
+
+
+def here(name: str):
+    namespace: dict = {}
+    exec(PROGRAMS, namespace)
+    return namespace[name]
+
+
+def shards(P: int, *shape: int):
+    generator = torch.Generator().manual_seed(P)
+    return [torch.randn(*shape, generator=generator) for _ in range(P)]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
+
+
+@pytest.mark.parametrize("P", [1, 2, 3])
+@pytest.mark.parametrize(("name", "count"), [("ring_sum", 1), ("overlapped", 2), ("collective", 1)])
+def test_the_outcome_equals_the_virtual_clusters(session, name, count, P) -> None:
+    arguments = [shards(P, 1, 2, 5, 4) for _ in range(count)]
+    judged = SandboxedSubject(session, name).run_ring(P, *arguments)
+    function = here(name)
+    virtual = VirtualCluster(P).run(lambda ring: function(ring, *(a[ring.rank].clone() for a in arguments)))
+    assert all(same(a, b) for a, b in zip(judged.results, virtual.results, strict=True))
+    for rank in range(P):
+        for control in (False, True):
+            ours, theirs = (o.trace.exchanges(rank, control=control) for o in (judged, virtual))
+            facts = [(e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes) for e in ours]
+            assert sorted(facts) == sorted(
+                (e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes) for e in theirs
+            )
+        assert judged.trace.rounds(rank) == virtual.trace.rounds(rank)
+        assert judged.trace.bytes_sent(rank) == virtual.trace.bytes_sent(rank)
+        assert judged.trace.peers(rank) == virtual.trace.peers(rank)
+    assert all(e.posted <= e.waited <= e.done for e in judged.trace.exchanges())
+
+
+def test_gathering_gives_the_right_answer_and_is_seen(session) -> None:
+    data = shards(3, 4)
+    outcome = SandboxedSubject(session, "gathers").run_ring(3, data)
+    assert torch.allclose(outcome.results[0], sum(data))
+    assert outcome.trace.peers(0) == {1, 2}, "a ring program has one peer"
+
+
+def test_ranks_share_no_globals(session) -> None:
+    outcome = SandboxedSubject(session, "through_globals").run_ring(2, shards(2, 4))
+    assert all(torch.isnan(result).all() for result in outcome.results)
+
+
+def test_data_under_a_control_tag_is_counted(session) -> None:
+    outcome = SandboxedSubject(session, "smuggles").run_ring(2, shards(2, 64, 64))
+    assert outcome.trace.rounds(0) == 1 and outcome.trace.bytes_sent(0) == 64 * 64 * 4
+
+
+BROKEN = {
+    "one_sided": (3, "DeadlockError", "they wait for a rank that has finished"),
+    "waits_in_a_circle": (3, "DeadlockError", "cycle: 0 → 2 → 1 → 0"),
+    "wrong_shape": (2, "MismatchError", "float32[4, 1]"),
+    "wrong_tag": (2, "MismatchError", "'rank 1'"),
+    "never_waits": (2, "UnreceivedError", "rank 0 never waited for exchange 0"),
+    "raises_on_one": (3, "KeyError", "rank 1: in raises_on_one"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_ring_is_named_and_the_workers_go_on(session, name) -> None:
+    P, kind, text = BROKEN[name]
+    workers = list(session.workers(3))
+    with pytest.raises(Crashed) as failure:
+        SandboxedSubject(session, name).run_ring(P, shards(P, 4, 3))
+    assert kind in failure.value.message and text in failure.value.counterexample
+    data = shards(3, 4, 3)
+    assert torch.allclose(SandboxedSubject(session, "ring_sum").run_ring(3, data).results[1], sum(data))
+    assert session.workers(3) == workers, "no worker had to be started again"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("lingers", "did not end within 1 s"), ("leaves", "ended its process")]
+)
+def test_a_lost_rank_ends_the_run_and_is_replaced(session, name, text) -> None:
+    SandboxedSubject(session, "ring_sum").run_ring(2, shards(2, 4))
+    session.seconds = 1
+    with pytest.raises(Crashed, match=text):
+        SandboxedSubject(session, name).run_ring(2, shards(2, 4))
+    session.seconds = 60
+    data = shards(2, 4)
+    assert torch.allclose(SandboxedSubject(session, "ring_sum").run_ring(2, data).results[0], sum(data))
+
+
+def test_a_rank_that_breaks_the_protocol_condemns_the_submission(session) -> None:
+    with pytest.raises(Condemned):
+        SandboxedSubject(session, "lies").run_ring(2, shards(2, 4))
+    assert "interfered" in session.condemned
+    with pytest.raises(Condemned):
+        SandboxedSubject(session, "ring_sum").run_ring(2, shards(2, 4))
+
+
+def test_a_skeleton_is_not_written(session) -> None:
+    with pytest.raises(NotWritten):
+        SandboxedSubject(session, "unwritten").run_ring(2, shards(2, 4))
+
+
+def test_the_peak_is_the_systems_and_begins_anew_with_each_run(session) -> None:
+    subject = SandboxedSubject(session, "holds")
+    for mib in (64, 16, 48):
+        outcome = subject.run_ring(2, shards(2, 4), [mib, 1])
+        assert outcome.results == [mib * 2.0**18, 2.0**18]
+        assert 0.95 * mib <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6
+        assert outcome.memory[1].peak_bytes / 2**20 <= 7
+
+
+def test_layouts_and_keywords_reach_every_rank(session) -> None:
+    layout = zigzag(11, 3)
+    outcome = SandboxedSubject(session, "laid_out").run_ring(3, shards(3, 1), [layout] * 3, scale=2)
+    assert [r.tolist() for r in outcome.results] == [
+        (2 * layout.positions(rank)).tolist() for rank in range(3)
+    ]
+
+
+def test_every_rank_needs_an_entry(session) -> None:
+    with pytest.raises(ValueError, match="3 entries"):
+        SandboxedSubject(session, "ring_sum").run_ring(3, shards(2, 4))
+
+
+def test_a_ring_exercise_is_graded(tmp_path) -> None:
+    from ringlab.course.judge.judge import grade
+
+    assert grade(notebook(tmp_path, RIGHT_RING, grade="90.ring"), RING_EXERCISE, timeout=60).ok
+    gathering = "def ring_sum(ring, x):\n    return sum(ring.all_gather(x))"
+    report = grade(notebook(tmp_path, gathering, grade="90.ring"), RING_EXERCISE, timeout=60)
+    assert [check.ok for check in report.stages[0].checks] == [True, True, False]
+    assert report.stages[0].checks[2].message == "Send to the next rank only."

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from ringlab.course.judge import probe, sandbox, seccomp
+from ringlab.course.judge.judge import grade
+from ringlab.course.judge.process import WorkerProcess
+from ringlab.course.judge.sandbox import PACKAGE, Bounds
+from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab.errors import SandboxError
+from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
+
+inside = pytest.mark.needs_bwrap
+
+LOOK = """
+import os, socket
+def status():
+    return dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+def readable(paths):
+    found = []
+    for path in paths:
+        try:
+            found.append((os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1)) and path)
+        except OSError:
+            pass
+    return [path for path in found if path]
+def writable(paths):
+    found = []
+    for path in paths:
+        try:
+            with open(os.path.join(path, "mark"), "w") as file:
+                file.write("x")
+            found.append(path)
+        except OSError:
+            pass
+    return found
+def everything():
+    return sorted(os.listdir("/")), sorted(os.environ), [int(p) for p in os.listdir("/proc") if p.isdigit()]
+def connect(port):
+    for family, address in ((socket.AF_INET, ("127.0.0.1", port)), (socket.AF_INET, ("1.1.1.1", 53))):
+        try:
+            socket.socket(family).connect(address)
+            return "connected"
+        except OSError:
+            pass
+    return "nobody there"
+def become_root():
+    won = []
+    for action in (lambda: os.setuid(0), lambda: os.chroot("/tmp"), lambda: os.sethostname("x") if hasattr(os, "sethostname") else os.nice(-5)):
+        try:
+            action()
+            won.append("yes")
+        except OSError:
+            pass
+    return won
+def begin_processes():
+    import ctypes, subprocess, threading
+    begun, libc = [], ctypes.CDLL(None, use_errno=True)
+    for name, action in {
+        "fork": os.fork,
+        "spawn": lambda: subprocess.run(["/usr/bin/true"]),
+        "posix_spawn": lambda: os.posix_spawn("/usr/bin/true", ["true"], {}),
+    }.items():
+        try:
+            if action() == 0:
+                os._exit(0)
+            begun.append(name)
+        except OSError:
+            pass
+    for name, number, argument in (("unshare", 272, 0x10000000), ("clone3", 435, 0), ("clone", 56, 17), ("ptrace", 101, 0)):
+        if os.uname().machine == "x86_64" and libc.syscall(number, argument, 0, 0, 0, 0) != -1:
+            begun.append(name)
+    thread = threading.Thread(target=begun.append, args=("thread",))
+    thread.start()
+    thread.join()
+    return begun
+def descriptors():
+    return sorted(int(name) for name in os.listdir("/proc/self/fd"))
+"""
+FUNCTIONS = [
+    "status",
+    "readable",
+    "writable",
+    "everything",
+    "connect",
+    "become_root",
+    "descriptors",
+    "begin_processes",
+]
+
+
+@pytest.fixture(scope="module")
+def look():
+    """Functions that look around inside a sandbox."""
+    with Session([LOOK], FUNCTIONS, torch=False) as session:
+        yield lambda name, *args: SandboxedSubject(session, name).call(*args)
+
+
+@inside
+def test_nobody_inside_has_any_rights(look) -> None:
+    status = look("status")
+    assert status["CapEff"] == status["CapPrm"] == "0" * 16 and status["NoNewPrivs"].strip() == "1"
+    assert (
+        "0" not in status["Uid"].split() and "0" not in status["Gid"].split() and not status["Groups"].strip()
+    )
+    assert look("become_root") == []
+
+
+@inside
+def test_only_the_interpreter_and_the_package_are_there(look, tmp_path) -> None:
+    own = tmp_path / "secret.txt"
+    own.write_text("secret")
+    checkout = PACKAGE.parent
+    paths = [
+        "/etc/passwd",
+        "/etc/shadow",
+        "/home",
+        "/var",
+        "/run",
+        "/sys",
+        str(own),
+        str(checkout / "tests"),
+        str(checkout / "src"),
+    ]
+    paths += [
+        str(checkout / ".git"),
+        str(PACKAGE / "course/contracts"),
+        os.path.expanduser("~/.ssh"),
+        os.path.expanduser("~/.config"),
+    ]
+    assert look("readable", paths) == []
+    assert look("readable", [str(PACKAGE / "errors.py")])
+
+
+@inside
+def test_only_scratch_can_be_written(look) -> None:
+    paths = [
+        "/",
+        "/tmp",
+        "/usr",
+        "/dev",
+        "/dev/shm",
+        "/proc",
+        "/etc",
+        sys.prefix,
+        str(PACKAGE),
+        str(PACKAGE.parent),
+        os.path.expanduser("~"),
+    ]
+    assert look("writable", paths) == ["/tmp"]
+    assert not os.path.exists("/tmp/mark")
+
+
+@inside
+def test_no_other_process_no_environment_no_descriptor_is_seen(look, monkeypatch) -> None:
+    top, environment, processes = look("everything")
+    assert len(processes) <= 3 and os.getpid() not in processes
+    assert set(environment) <= {*sandbox.environment(), "PWD", "LC_CTYPE"}
+    assert not {"home", "var", "etc/passwd", "run", "sys"} & set(top)
+    # stdin, stdout, stderr, the socket, bubblewrap's own report, and the directory being listed
+    assert len(look("descriptors")) <= 6
+
+
+@inside
+def test_threads_can_be_begun_and_processes_cannot(look) -> None:
+    assert look("begin_processes") == ["thread"]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filters_jumps_stay_inside_it(machine) -> None:
+    program = seccomp.filter_program(machine)
+    steps = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
+    assert steps[-1][0] == seccomp._RETURN
+    assert all(
+        at + 1 + max(yes, no) < len(steps)
+        for at, (code, yes, no, _) in enumerate(steps)
+        if code != seccomp._RETURN
+    )
+    assert seccomp.filter_program("pdp11") is None
+
+
+@inside
+def test_there_is_no_network(look) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert look("connect", server.getsockname()[1]) == "nobody there"
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@inside
+def test_a_worker_dies_with_its_judge() -> None:
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from ringlab.course.judge.process import WorkerProcess\n"
+        "worker = WorkerProcess(); worker.ready(); print(worker.pid, flush=True); time.sleep(1000)"
+    )
+    judge = subprocess.Popen([sys.executable, "-c", program, str(PACKAGE.parent)], stdout=subprocess.PIPE)
+    pid = int(judge.stdout.readline())
+    os.kill(pid, 0)
+    judge.kill()
+    judge.wait()
+    judge.stdout.close()
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        subprocess.run(["sleep", "0.05"], check=True)
+    pytest.fail("the worker outlived its judge")
+
+
+@inside
+def test_the_probe_finds_a_sandbox_that_works() -> None:
+    found = probe.probe()
+    assert found.available and found.version and found.as_dict()["remedy"] == ""
+
+
+@pytest.fixture
+def fresh_probe():
+    probe.probe.cache_clear()
+    sandbox.find_bwrap.cache_clear()
+    yield
+    probe.probe.cache_clear()
+    sandbox.find_bwrap.cache_clear()
+
+
+def test_without_bubblewrap_nothing_is_graded_and_the_remedy_is_named(
+    tmp_path, monkeypatch, fresh_probe
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
+        grade(notebook(tmp_path, RIGHT), EXERCISE)
+    assert not probe.probe().available
+
+
+def test_a_bubblewrap_that_may_not_make_namespaces_fails_closed(tmp_path, monkeypatch, fresh_probe) -> None:
+    fake = tmp_path / "bwrap"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SandboxError) as error:
+        grade(notebook(tmp_path, RIGHT), EXERCISE)
+    assert error.value.remedy
+    with pytest.raises(SandboxError):
+        WorkerProcess().ready()
+
+
+def test_apparmor_gets_its_own_remedy(monkeypatch) -> None:
+    monkeypatch.setattr(probe, "_setting", lambda path: "1" if "apparmor" in path else "")
+    assert "apparmor_parser" in probe._remedy() and "userns" in probe._remedy()
+
+
+def test_other_systems_are_told_so(monkeypatch, fresh_probe) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "Linux" in probe.probe().needed and "--unsafe" in probe.probe().remedy
+
+
+def test_unsafe_grades_without_and_says_so(tmp_path, monkeypatch, fresh_probe) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    report = grade(notebook(tmp_path, RIGHT), EXERCISE, unsafe=True)
+    assert report.ok and "WITHOUT a sandbox" in report.label
+    report = grade(
+        notebook(tmp_path, "def double(x):\n    while True: pass"), EXERCISE, unsafe=True, timeout=1
+    )
+    assert report.earned == 0 and "WITHOUT a sandbox" in report.as_dict()["label"]
+
+
+@inside
+def test_bounds_hold_inside(tmp_path) -> None:
+    bounds = Bounds(memory_bytes=1 << 29, tasks=8, open_files=32, scratch_bytes=1 << 20)
+    code = "import resource as r\ndef limits(): return [r.getrlimit(k)[1] for k in (r.RLIMIT_AS, r.RLIMIT_NOFILE, r.RLIMIT_FSIZE, r.RLIMIT_CORE)]"
+    with Session([code], ["limits"], torch=False, bounds=bounds) as session:
+        assert SandboxedSubject(session, "limits").call() == [1 << 29, 32, 1 << 20, 0]
+
+
+@inside
+def test_a_python_below_tmp_is_not_covered_by_the_scratch() -> None:
+    line = sandbox.command(["-c", "pass"], Bounds(), info_fd=3)
+    assert line.index("--tmpfs") < line.index("--ro-bind"), "a later mount hides an earlier one below it"
+
+
+@inside
+def test_without_root_there_is_a_user_namespace_and_no_capability(monkeypatch) -> None:
+    assert "--unshare-user" not in sandbox.command(["-c", "pass"], Bounds(), info_fd=3) or os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    line = sandbox.command(["-c", "pass"], Bounds(), info_fd=3)
+    assert "--unshare-user" in line and "--cap-add" not in line and '"uid": null' in line[-1]
+
+
+@inside
+def test_what_keeps_a_worker_from_starting_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(sandbox, "_visible", list)
+    with pytest.raises(SandboxError, match="execvp"):
+        WorkerProcess().ready()

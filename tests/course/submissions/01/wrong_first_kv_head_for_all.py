@@ -1,0 +1,24 @@
+# expects: check=01.grouped:pairs misconception=first_kv_head_for_all
+import numpy as np
+
+
+def softmax(scores):
+    top = scores.max(-1, keepdims=True)
+    top = np.where(np.isinf(top), np.float32(0), top)
+    powers = np.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[..., 0]
+    return powers / np.maximum(total, np.finfo(total.dtype).tiny), lse
+
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
+    if mask is not None:
+        scores = np.where(mask, scores, np.float32(-np.inf))
+    weights, lse = softmax(scores)
+    return weights @ v, lse
+
+
+def grouped_attention(q, k, v, mask=None):
+    return attention(q, k[:, :1], v[:, :1], mask)

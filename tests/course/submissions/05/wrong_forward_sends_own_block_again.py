@@ -1,0 +1,33 @@
+# expects: check=05.forward:values misconception=sends_own_block_again
+"""Sends its own block every time."""
+
+import math
+
+import torch
+
+
+def ring_step(q, k, v, out, lse, mask=None):
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.to(out.dtype) for x in (q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    total = torch.logaddexp(lse, torch.logsumexp(scores, dim=-1))
+    safe = total.masked_fill(total == -math.inf, 0.0)[..., None]
+    return out * torch.exp(lse[..., None] - safe) + torch.exp(scores - safe) @ v, total
+
+
+def nothing_yet(q):
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    return out, out.new_full(q.shape[:-1], -math.inf)
+
+
+def ring_forward(ring, q, k, v):
+    own_k, own_v = k, v
+    out, lse = nothing_yet(q)
+    for step in range(ring.world_size):
+        out, lse = ring_step(q, k, v, out, lse)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(own_k, own_v)
+    return out, lse

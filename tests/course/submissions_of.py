@@ -1,0 +1,59 @@
+"""Finds and runs the sample submissions under tests/course/submissions: right ones and wrong ones."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringlab.course.contracts import load_exercise
+from ringlab.course.reports import StageReport, run_in_process
+
+FOLDER = Path(__file__).parent / "submissions"
+_HEADER = re.compile(
+    r"# expects: check=(?P<stage>\d\d\.\w+):(?P<check>[\w-]+) misconception=(?P<name>[\w-]+)\s*$"
+)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a wrong submission's first line says: which check fails, and as which misconception."""
+
+    stage: str
+    check: str
+    misconception: str | None
+
+
+def exercises() -> list[str]:
+    """Return the ids of the exercises that have submissions."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if any(folder.glob("*.py")))
+
+
+def submissions(pattern: str) -> list[Path]:
+    """Return all submissions whose file name matches, exercise by exercise."""
+    return sorted(FOLDER.glob(f"[0-9][0-9]/{pattern}.py"))
+
+
+def expectation(path: Path) -> Expectation:
+    """Return what the submission's header promises."""
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    match = _HEADER.match(first)
+    assert match, (
+        f"{path.name} must begin with `# expects: check=NN.stage:check misconception=name`, not {first!r}"
+    )
+    return Expectation(match["stage"], match["check"], None if match["name"] == "-" else match["name"])
+
+
+def namespace(path: Path) -> dict[str, Any]:
+    """Return what a submission defines."""
+    space: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), space)
+    return space
+
+
+@functools.cache
+def report(path: Path, stage_id: str, tier: str = "all") -> StageReport:
+    """Return the report of one submission on one stage."""
+    return run_in_process(load_exercise(stage_id[:2]).stage(stage_id), namespace(path), tier=tier, seed=1)

@@ -1,0 +1,342 @@
+"""Notebooks come from their sources, byte for byte, and nobody's work is written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.course import builder, execution, lint, sources
+from ringlab.errors import CourseError
+from tests.course.samples import EXERCISE, small_course
+
+
+@pytest.fixture(autouse=True)
+def as_in_ci(monkeypatch):
+    """Where nobody works in the exercises, every difference is drift."""
+    monkeypatch.setenv("CI", "true")
+
+
+@pytest.fixture(autouse=True)
+def any_length(monkeypatch):
+    """The sample lesson is far shorter than a real one."""
+    monkeypatch.setattr(lint, "WORDS", {})
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory):
+    root = small_course(tmp_path_factory.mktemp("a course with spaces"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lint, "WORDS", {})
+        results = builder.build(root=root)
+    assert [r.action for r in results] == ["written"] * 3, results
+    return root
+
+
+@pytest.fixture
+def course(built_once, tmp_path):
+    """A copy of the built course that a test may spoil."""
+    import shutil
+
+    return Path(shutil.copytree(built_once, tmp_path / "course"))
+
+
+def edit(path, change):
+    notebook = nbformat.read(path, as_version=4)
+    change(notebook)
+    nbformat.write(notebook, path)
+
+
+def test_a_second_build_gives_the_same_bytes(course):
+    before = {path: path.read_bytes() for path in course.rglob("*.ipynb")}
+    assert len(before) == 3
+    assert {r.action for r in builder.build(root=course)} == {"unchanged"}
+    for path in before:
+        path.unlink()
+    builder.build(root=course)
+    assert {path: path.read_bytes() for path in course.rglob("*.ipynb")} == before
+
+
+def test_nothing_of_the_run_is_left_in_the_file(built_once):
+    lesson = (built_once / "notebooks" / "91_small.ipynb").read_text()
+    for volatile in ("iopub", "matplotlib version", "Software", "widget-view", "a course with spaces"):
+        assert volatile not in lesson
+    notebook = json.loads(lesson)
+    assert "version" not in notebook["metadata"]["language_info"]
+    printed = notebook["cells"][2]["outputs"]
+    assert printed[0]["text"] == ["one\n", "two\n"] and printed[1]["data"]["text/plain"] == ["2"]
+    assert [c["execution_count"] for c in notebook["cells"] if c["cell_type"] == "code"] == list(range(1, 8))
+
+
+def test_a_predict_cell_is_recorded_in_its_static_form_and_without_a_guess(built_once):
+    cells = json.loads((built_once / "notebooks" / "91_small.ipynb").read_text())["cells"]
+    assert "( ) 2" in "".join(cells[3]["outputs"][0]["text"])
+    assert cells[4]["outputs"][0]["text"] == ["measured: 2 (no prediction was made)\n"]
+
+
+def test_figures_carry_their_alt_text(built_once):
+    notebook = nbformat.read(built_once / "notebooks" / "91_small.ipynb", as_version=4)
+    output = notebook.cells[5].outputs[0]
+    assert (
+        output.metadata["image/png"]["alt"]
+        == output.data["text/plain"]
+        == "a line that rises faster and faster"
+    )
+
+
+def test_ids_come_from_grade_or_content_and_are_unique(built_once):
+    for path in built_once.rglob("*.ipynb"):
+        ids = [cell.id for cell in nbformat.read(path, as_version=4).cells]
+        assert len(set(ids)) == len(ids)
+    lesson = nbformat.read(built_once / "notebooks" / "91_small.ipynb", as_version=4)
+    assert lesson.cells[7].id == lesson.cells[6].id + "-2"
+    exercise = nbformat.read(built_once / "exercises" / "91_small.ipynb", as_version=4)
+    assert exercise.cells[2].id == "grade-91-double"
+
+
+def test_the_skeleton_is_the_solution_without_what_was_filled_in(built_once):
+    skeleton, solution = (
+        nbformat.read(built_once / folder / "91_small.ipynb", as_version=4)
+        for folder in ("exercises", "solutions")
+    )
+    kept = [c for c in solution.cells if sources.SOLUTION_ONLY not in c.metadata.get("tags", [])]
+    assert len(kept) == len(solution.cells) - 1
+    emptied = [sources.skeleton(c.source, c.metadata.get("grade", "")) for c in kept]
+    assert emptied == [c.source for c in skeleton.cells]
+    assert 'raise NotImplementedError("91.double: return twice x")' in skeleton.cells[2].source
+    assert "y = x + x" in solution.cells[2].source and "y = x + x" not in skeleton.cells[2].source
+    assert not any(c.get("outputs") for c in skeleton.cells)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    # BEGIN SOLUTION a\n    pass",
+        "def f():\n    # END SOLUTION",
+        "def f():\n    # BEGIN SOLUTION a\n    # BEGIN SOLUTION b\n    # END SOLUTION",
+        "# BEGIN SOLUTION at the top level\nx = 1\n# END SOLUTION",
+        "def f():\n    # BEGIN SOLUTION\n    pass\n    # END SOLUTION",
+    ],
+)
+def test_a_malformed_solution_region_is_an_error(source):
+    with pytest.raises(CourseError, match="SOLUTION"):
+        sources.skeleton(source)
+
+
+def test_a_built_course_has_no_drift(course):
+    assert all(r.ok for r in builder.check(root=course))
+    assert all(r.ok for r in builder.check(root=course, rerun=True))
+
+
+def spoil_source(course):
+    path = course / "src" / "lessons" / "91_small.py"
+    path.write_text(path.read_text().replace("1 + 1", "1 + 2"))
+    return "notebooks/91_small.ipynb", "cell 3 ('print(\"one\", flush=True)'): its source"
+
+
+def spoil_solution_source(course):
+    path = course / "src" / "exercises" / "91_small.py"
+    path.write_text(EXERCISE.replace("y = x + x", "y = 2 * x"))
+    return "solutions/91_small.ipynb", "cell 3 ('def double(x):'): its source"
+
+
+def spoil_skeleton(course):
+    path = course / "exercises" / "91_small.ipynb"
+    edit(path, lambda n: n.cells[2].update(source="def double(x):\n    return 2 * x"))
+    return "exercises/91_small.ipynb", "cell 3 ('def double(x):'): its source"
+
+
+def spoil_output(course):
+    path = course / "notebooks" / "91_small.ipynb"
+    edit(path, lambda n: n.cells[2].outputs[0].update(text="one\nthree\n"))
+    return "notebooks/91_small.ipynb", "outputs"
+
+
+def spoil_id(course):
+    path = course / "exercises" / "91_small.ipynb"
+    edit(path, lambda n: n.cells[1].update(id="another"))
+    return "exercises/91_small.ipynb", "its id differs"
+
+
+def spoil_points(course):
+    path = course / "solutions" / "91_small.ipynb"
+    edit(path, lambda n: n.cells[2].metadata["nbgrader"].update(solution=False))
+    return "solutions/91_small.ipynb", "its metadata differs"
+
+
+def spoil_number_of_cells(course):
+    path = course / "exercises" / "91_small.ipynb"
+    edit(path, lambda n: n.cells.pop())
+    return "exercises/91_small.ipynb", "4 cells, 5 in 91_small.py"
+
+
+def spoil_by_deleting(course):
+    (course / "solutions" / "91_small.ipynb").unlink()
+    return "solutions/91_small.ipynb", "not built yet"
+
+
+SPOILERS = [v for name, v in sorted(globals().items()) if name.startswith("spoil_")]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS)
+def test_drift_is_found_and_named(course, spoil):
+    path, message = spoil(course)
+    bad = [r for r in builder.check(root=course) if not r.ok]
+    assert [r.path.relative_to(course).as_posix() for r in bad] == [path]
+    assert bad[0].action == "drift" and message in bad[0].message
+
+
+def test_outputs_that_are_no_longer_given_are_found_by_a_rerun(course):
+    path = course / "notebooks" / "91_small.ipynb"
+
+    def as_if_recorded(notebook):
+        notebook.cells[2].outputs[0].update(text="one\nthree\n")
+        notebook.metadata["ringlab"]["outputs"] = sources.outputs_hash(notebook)
+
+    edit(path, as_if_recorded)
+    assert all(r.ok for r in builder.check(root=course))  # the quick check cannot know
+    bad = [r for r in builder.check(root=course, rerun=True) if not r.ok]
+    assert len(bad) == 1 and "cell 3" in bad[0].message and "another output" in bad[0].message
+
+
+@pytest.mark.parametrize("folder", ["exercises", "notebooks", "solutions"])
+def test_an_edited_notebook_is_never_written_over(course, folder):
+    path = course / folder / "91_small.ipynb"
+    edit(path, lambda n: n.cells[2].update(source="mine = True"))
+    before = path.read_bytes()
+    results = {r.path: r for r in builder.build(root=course)}
+    assert path.read_bytes() == before
+    assert results[path].action == "refused" and "left alone" in results[path].message
+    assert sum(r.ok for r in results.values()) == 2  # the others are built all the same
+    if folder == "exercises":
+        assert "ringlab exercise fresh 91" in results[path].message
+
+
+def test_work_in_an_exercise_is_no_drift_but_in_ci(course, monkeypatch):
+    edit(course / "exercises" / "91_small.ipynb", lambda n: n.cells[2].update(source="mine = True"))
+    monkeypatch.delenv("CI", raising=False)
+    (result,) = builder.check(["exercises/91"], root=course)
+    assert result.ok and result.action == "edited"
+    monkeypatch.setenv("CI", "true")
+    (result,) = builder.check(["exercises/91"], root=course)
+    assert result.action == "drift"
+
+
+def test_a_file_that_is_no_notebook_is_not_written_over_either(course):
+    path = course / "exercises" / "91_small.ipynb"
+    path.write_text("my notes")
+    (result,) = builder.build(["exercises/91"], root=course)
+    assert result.action == "failed" and path.read_text() == "my notes"
+
+
+def test_a_cell_that_was_added_counts_as_an_edit(course):
+    path = course / "exercises" / "91_small.ipynb"
+    edit(path, lambda n: n.cells.append(nbformat.v4.new_markdown_cell("my notes")))
+    (result,) = builder.build(["exercises/91"], root=course)
+    assert result.action == "refused"
+
+
+def test_a_fresh_exercise_keeps_the_edited_one_beside_it(course):
+    path = course / "exercises" / "91_small.ipynb"
+    original = path.read_bytes()
+    for count in (1, 2):
+        edit(path, lambda n, count=count: n.cells[2].update(source=f"mine = {count}"))
+        mine = path.read_bytes()
+        written, aside = builder.fresh("91", root=course)
+        assert written == path and path.read_bytes() == original
+        assert (
+            aside is not None and aside.name == f"91_small.mine-{count}.ipynb" and aside.read_bytes() == mine
+        )
+    assert builder.fresh("91", root=course) == (path, None)
+
+
+def test_fresh_is_for_exercises(course):
+    with pytest.raises(CourseError, match="an exercise"):
+        builder.fresh("notebooks/91", root=course)
+
+
+def test_names_choose_what_is_built(course):
+    def chosen(*names):
+        return [f"{t.path.parent.name}/{t.slug}" for t in sources.targets(course, names)]
+
+    assert chosen("91") == chosen() == chosen("91_small")
+    assert chosen("exercises/91") == ["exercises/91_small"]
+    assert chosen("notebooks/91_small.ipynb") == ["notebooks/91_small"]
+    with pytest.raises(CourseError, match="91_small"):
+        chosen("92")
+
+
+def test_nbgrader_metadata_mark_solution_and_graded_cells(built_once, monkeypatch):
+    exercise = nbformat.read(built_once / "exercises" / "91_small.ipynb", as_version=4)
+    entry = exercise.cells[2].metadata["nbgrader"]
+    assert entry["grade_id"] == "91-double" and entry["solution"] and not entry["grade"]
+
+
+def output_cell(**output):
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output(**output)])]
+    return notebook
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"output_type": "stream", "name": "stderr", "text": "UserWarning: careful"},
+        {"output_type": "stream", "name": "stdout", "text": "<object at 0x7f12ab34cd56>"},
+        {"output_type": "execute_result", "data": {"text/plain": "<object at 0x7f12ab34cd56>"}},
+    ],
+)
+def test_output_that_changes_from_run_to_run_fails_the_build(output):
+    with pytest.raises(CourseError):
+        execution.normalise(output_cell(**output))
+
+
+def test_widgets_are_taken_out_and_tracebacks_lose_their_paths():
+    widget = output_cell(
+        output_type="display_data", data={execution.WIDGET: {"model_id": "f00"}, "text/plain": "VBox"}
+    )
+    assert execution.normalise(widget).cells[0].outputs == []
+    error = output_cell(output_type="error", ename="ValueError", evalue="no", traceback=["/somewhere/x.py"])
+    assert execution.normalise(error).cells[0].outputs[0].traceback == ["ValueError: no"]
+
+
+def test_png_loses_text_and_time_but_not_the_picture():
+    from ringlab.viz.style import new_figure, styled
+
+    with styled():
+        figure = new_figure((1, 1))
+        import io
+
+        buffer = io.BytesIO()
+        figure.savefig(buffer, metadata={"Author": "somebody"})
+    plain = execution.plain_png(buffer.getvalue())
+    assert b"somebody" in buffer.getvalue() and b"somebody" not in plain
+    assert b"Software" not in plain and plain.endswith(b"IEND\xaeB`\x82")
+    assert execution.plain_png(b"no picture") == b"no picture"
+
+
+def test_a_cell_that_raises_fails_the_build_and_writes_nothing(course):
+    source = course / "src" / "lessons" / "91_small.py"
+    source.write_text(source.read_text().replace("1 + 1", "1 / 0"))
+    before = (course / "notebooks" / "91_small.ipynb").read_bytes()
+    (result,) = builder.build(["notebooks/91"], root=course)
+    assert result.action == "failed" and "ZeroDivisionError" in result.message
+    assert (course / "notebooks" / "91_small.ipynb").read_bytes() == before
+
+
+def test_the_command_line_tells_and_sets_the_status(course, monkeypatch):
+    def build(*arguments):
+        result = CliRunner().invoke(app, ["build", *arguments])
+        return result.exit_code, result.output
+
+    monkeypatch.chdir(course)
+    assert build("--check")[0] == 0
+    message = spoil_skeleton(course)[1]
+    status, told = build("--check")
+    assert status == 1 and message in told
+    status, told = build("92")
+    assert status == 1 and "needed" in told

@@ -1,0 +1,57 @@
+"""The catalogue says what is there, and leads nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ringlab.course import builder, catalogue
+from ringlab.course.catalogue import LESSONS, PAPERS, PARTS, lesson, lit_papers
+from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab.errors import CourseError
+
+
+def test_available_lessons_are_those_that_have_a_source_an_exercise_and_a_contract():
+    source = builder.find_root() / "src"
+    available = {item.slug for item in LESSONS if item.available}
+    for folder in ("lessons", "exercises"):
+        assert {path.stem for path in (source / folder).glob("*.py")} == available
+    assert {load_exercise(exercise_id).slug for exercise_id in exercise_ids()} == available
+
+
+def test_lessons_are_numbered_and_need_only_what_comes_before():
+    assert [item.id for item in LESSONS] == [f"{number:02d}" for number in range(18)]
+    for item in LESSONS:
+        assert all(lesson(needed).id < item.id for needed in item.needs)
+        assert item.part in PARTS and 30 <= item.minutes <= 90
+        assert not item.available or all(lesson(needed).available for needed in item.needs)
+
+
+def test_papers_build_on_older_ones_and_each_is_explained_somewhere():
+    years = {paper.key: paper.year for paper in PAPERS}
+    assert all(years[source] <= paper.year for paper in PAPERS for source in paper.after)
+    assert set(lit_papers(tuple(item.id for item in LESSONS))) == set(years)
+    assert lit_papers(()) == () and lit_papers(("02", "01")) == (
+        "transformer",
+        "online-softmax",
+        "memory-efficient",
+    )
+
+
+def test_an_unknown_lesson_is_an_error():
+    with pytest.raises(CourseError, match="from 00 to 17"):
+        catalogue.lesson("99")
+    with pytest.raises(CourseError):
+        lit_papers(("x",))
+
+
+def test_importing_the_course_is_light():
+    program = (
+        "import sys, ringlab.course, ringlab.course.catalogue, ringlab.course.contract\n"
+        "heavy = {'torch', 'IPython', 'ipywidgets', 'matplotlib', 'nbformat', 'jupytext', 'triton'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "[]"

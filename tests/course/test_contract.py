@@ -1,0 +1,318 @@
+"""Contracts as data, answers compared, misconceptions named, and learners' code kept at arm's length."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab.course.answers import bound_from, compare_with, expect_array, expect_tuple, relative_error
+from ringlab.course.contract import Check, Exercise, Failure, Misconception, Stage
+from ringlab.course.contracts import exercise_ids, load_exercise, load_stage
+from ringlab.course.notebook import described
+from ringlab.course.reports import CheckReport, StageReport, run_in_process, run_stage
+from ringlab.course.subject import InProcessSubject
+from ringlab.errors import CourseError
+
+SUMS = Misconception("sums", "You summed; the mean divides by the number of rows.", lambda x: x.sum(0))
+FIRST = Misconception("first", "You took the first row.", lambda x: x[0])
+
+
+def check_values(subject, rng):
+    for n in (2, 5):
+        x = rng.normal(size=(n, 3))
+        compare_with(
+            subject.call(x), x.mean(0), bound=1e-12, misconceptions=(SUMS, FIRST), inputs=(x,), case=f"n={n}"
+        )
+
+
+def check_input_is_kept(subject, rng):
+    x = rng.normal(size=(2, 3))
+    before = x.copy()
+    subject.call(x)
+    if not np.array_equal(x, before):
+        raise Failure("your function changed its input.")
+
+
+VALUES = Check("values", 2, "visible", "is the mean", check_values, ("sums", "first"))
+HIDDEN = Check("big", 3, "held-out", "is the mean of large numbers", check_values)
+HINTS = ("What is a mean?", "Divide.", "$\\frac1n\\sum x_i$")
+STAGE = Stage("91.mean", "mean", "The mean", (VALUES, HIDDEN), HINTS, (SUMS, FIRST))
+
+
+def visible(function, stage=STAGE):
+    return run_in_process(stage, {"mean": function})
+
+
+def test_a_right_answer_earns_its_points_tier_by_tier():
+    report = visible(lambda x: x.mean(0))
+    assert report.ok and report.earned == report.points == 2 and [c.id for c in report.checks] == ["values"]
+    everything = run_in_process(STAGE, {"mean": lambda x: x.mean(0)}, tier="all")
+    assert everything.earned == STAGE.points == 5
+    assert run_in_process(STAGE, {"mean": lambda x: x.mean(0)}, tier="held-out").points == 3
+
+
+@pytest.mark.parametrize(("wrong", "name"), [(lambda x: x.sum(0), "sums"), (lambda x: x[0], "first")])
+def test_a_wrong_answer_gets_the_name_of_its_mistake_on_the_smallest_input(wrong, name):
+    (check,) = visible(wrong).checks
+    assert check.misconception == name and check.message == STAGE.misconception(name).message
+    assert check.counterexample.startswith("n=2\nthe result[")
+    assert check.earned == 0
+
+
+def test_a_wrong_answer_of_no_known_kind_is_located():
+    (check,) = visible(lambda x: np.where(np.arange(3) == 1, 9.0, x.mean(0))).checks
+    assert check.misconception is None and check.message == "the result: wrong values."
+    assert "the result[1]: got 9, expected" in check.counterexample
+
+
+def test_a_message_is_told_once_and_the_same_counterexample_too():
+    def report(misconception, *examples):
+        checks = [
+            CheckReport(str(n), f"check {n}", "visible", 1, False, "it is wrong.", example, misconception)
+            for n, example in enumerate(examples)
+        ]
+        return described(STAGE, StageReport(STAGE.id, "wrong", tuple(checks)))
+
+    assert report("sums", "n=1", "n=2").count("it is wrong.") == 1
+    assert "      the same as above\n  0 of 2" in report("sums", "n=1", "n=2")
+    assert "      the same as above\n        n=2\n" in report(None, "n=1", "n=2")
+    assert report(None, "n=1", "n=1").count("n=1") == 1
+
+
+def test_messages_for_hidden_checks_hold_no_values():
+    report = run_in_process(STAGE, {"mean": lambda x: x.mean(0) + 1.0}, tier="held-out")
+    assert not any(character.isdigit() for character in report.checks[0].message)
+
+
+def nothing(x):
+    pass
+
+
+def crash(x):
+    return x[0] + [][7]
+
+
+def to_do(x):
+    raise NotImplementedError("91.mean: divide the sum by n")
+
+
+def nan(x):
+    return x.mean(0) * np.nan
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "words"),
+    [
+        (nothing, "wrong", "is the `return` missing?"),
+        (crash, "wrong", "raised IndexError"),
+        (to_do, "not written", "divide the sum by n"),
+        (nan, "wrong", "there is a NaN"),
+        (lambda x: x, "wrong", "wrong shape"),
+        (lambda x: (x, x), "wrong", "should be one array"),
+        (lambda x: "mean", "wrong", "should be an array"),
+        (5, "wrong", "is a int, not a function"),
+        (None, "not written", "run the cell"),
+    ],
+)
+def test_whatever_comes_back_gets_a_friendly_word(function, status, words):
+    report = visible(function)
+    assert report.status == status and words in report.checks[0].message
+    assert not report.checks[0].broken and report.earned == 0
+
+
+def test_a_crash_shows_the_learners_own_line():
+    example = visible(crash).checks[0].counterexample
+    assert "in crash, line" in example and "return x[0] + [][7]" in example and "IndexError" in example
+    assert "subject.py" not in example and "_guarded" not in example
+
+
+def test_a_check_that_fails_itself_is_not_blamed_on_the_learner():
+    def buggy(subject, rng):
+        raise KeyError("oops")
+
+    stage = Stage("91.mean", "mean", "t", (Check("b", 1, "visible", "t", buggy),), HINTS)
+    (check,) = visible(lambda x: x, stage).checks
+    assert check.broken and "report the check" in check.message
+
+
+def test_a_function_that_writes_into_its_arguments_cannot_alter_the_checks_own():
+    def greedy(x):
+        result = x.mean(0)
+        x[:] = 0
+        return result
+
+    stage = Stage("91.mean", "mean", "t", (VALUES, Check("k", 1, "visible", "t", check_input_is_kept)), HINTS)
+    assert visible(greedy, stage).ok
+    subject = InProcessSubject(STAGE, {"mean": lambda pair: pair[0].zero_()})
+    tensor = torch.ones(2)
+    subject.call([tensor, {"x": tensor}])
+    assert tensor.sum() == 2
+
+
+def test_probes_depend_on_the_seed_and_on_the_check_alone():
+    seen = []
+
+    def look(subject, rng):
+        seen.append(float(rng.random()))
+
+    def stage(*names):
+        return Stage("91.m", "m", "t", tuple(Check(n, 1, "visible", "t", look) for n in names), HINTS)
+
+    for names, seed in ((("a", "b"), 1), (("b",), 1), (("b",), 2)):
+        run_stage(stage(*names), InProcessSubject(stage(*names), {"m": print}), seed=seed)
+    assert seen[1] == seen[2] and len(set(seen)) == 3
+
+
+def test_memory_of_a_call_is_measured_for_numpy_and_torch():
+    def numpy_two(n):
+        first = np.zeros(n)
+        return first + 1
+
+    def torch_two(n):
+        first = torch.zeros(n, dtype=torch.float64)
+        return first + 1
+
+    for function in (numpy_two, torch_two):
+        subject = InProcessSubject(STAGE, {"mean": function})
+        assert subject.measure(100_000).peak_bytes == pytest.approx(1_600_000, rel=0.02)
+        assert subject.measure(200_000).peak_bytes == pytest.approx(3_200_000, rel=0.02)
+
+
+def ring_stage(**kwargs):
+    return Stage("91.ring", "program", "t", (VALUES,), HINTS, kind="ring", **kwargs)
+
+
+def test_a_ring_program_runs_on_every_rank_with_its_own_shard():
+    def program(ring, x, factor):
+        return ring.shift(x) * factor
+
+    subject = InProcessSubject(ring_stage(), {"program": program})
+    outcome = subject.run_ring(3, [torch.full((1, 2), float(r)) for r in range(3)], factor=10)
+    assert [float(r[0, 0]) for r in outcome.results] == [20.0, 0.0, 10.0]
+    assert outcome.trace.rounds(0) == 1
+    with pytest.raises(ValueError, match="3 entries"):
+        subject.run_ring(3, [torch.zeros(1)] * 2)
+
+
+def test_trouble_on_a_rank_is_told_as_the_learners():
+    def crashing(ring, x):
+        if ring.rank == 1:
+            raise ValueError("no luck")
+        return ring.shift(x)
+
+    def waiting(ring, x):
+        return ring.shift(x) if ring.rank == 0 else x
+
+    def unwritten(ring, x):
+        raise NotImplementedError("91.ring: shift x")
+
+    shards = [torch.zeros(1, 1)] * 3
+    with pytest.raises(Failure, match="raised ValueError") as crashed:
+        InProcessSubject(ring_stage(), {"program": crashing}).run_ring(3, shards)
+    assert 'raise ValueError("no luck")' in crashed.value.counterexample
+    with pytest.raises(Failure, match="the ranks cannot finish"):
+        InProcessSubject(ring_stage(), {"program": waiting}).run_ring(3, shards)
+    with pytest.raises(Failure, match="not written yet"):
+        InProcessSubject(ring_stage(), {"program": unwritten}).run_ring(3, shards)
+
+
+def test_errors_are_relative_to_the_largest_value_and_nan_and_inf_must_match():
+    assert relative_error([1.0, 2.0], [1.0, 4.0]) == 0.5  # a list is a tuple of parts; each on its own
+    truth = np.array([1.0, 4.0, -np.inf])
+    assert relative_error(np.array([1.0, 3.0, -np.inf]), truth) == 0.25
+    for wrong in ([1.0, 4.0, np.inf], [1.0, 4.0, 0.0], [1.0, 4.0, np.nan], [np.nan, 4.0, -np.inf]):
+        assert relative_error(np.array(wrong), truth) == np.inf
+    assert relative_error(np.array([1.0]), np.array([1.0, 1.0])) == np.inf
+    assert relative_error((truth, truth), (truth,)) == np.inf
+
+
+def test_the_bound_is_twice_the_plain_error_and_never_below_rounding():
+    truth = np.array([1.0, 2.0])
+    plain = np.array([1.0, 2.2], dtype=np.float32)
+    assert bound_from(plain, truth) == pytest.approx(0.2, rel=1e-6)
+    assert bound_from(truth.astype(np.float32), truth) == 4 * np.finfo(np.float32).eps
+    assert bound_from(torch.tensor(truth, dtype=torch.bfloat16), truth) == 4 * torch.finfo(torch.bfloat16).eps
+
+
+def test_tuples_are_compared_part_by_part_by_name():
+    truth = (np.ones((2, 2)), np.zeros(2))
+    compare_with((np.ones((2, 2)), np.zeros(2)), truth, bound=1e-6, names=("out", "lse"))
+    with pytest.raises(Failure, match=r"^lse: wrong values") as wrong:
+        compare_with((np.ones((2, 2)), np.array([0.0, 3.0])), truth, bound=1e-6, names=("out", "lse"))
+    assert wrong.value.counterexample.startswith("lse[1]: got 3, expected 0")
+    for answer, words in ((np.ones((2, 2)), "a tuple"), (None, "return"), ((1, 2, 3), "3 parts")):
+        with pytest.raises(Failure, match=words):
+            compare_with(answer, truth, bound=1e-6, names=("out", "lse"))
+
+
+def test_the_counterexample_is_the_element_with_the_largest_error_in_digits_that_tell():
+    truth = np.array([[1.0, 2.0], [3.0, 0.84561]])
+    for wrong, line in (
+        ([[1.1, 2.0], [3.5, 0.8]], "x[1, 0]: got 3.5, expected 3"),
+        ([[1.0, 2.5], [3.0 + 0.5, 0.8]], "x[0, 1]: got 2.5, expected 2"),
+        ([[1.0, 2.0], [3.0, 0.84562]], "x[1, 1]: got 0.84562, expected 0.84561"),
+        ([[9.0, np.nan], [3.0, 0.8]], "x[0, 1]: got nan, expected 2"),
+    ):
+        with pytest.raises(Failure) as failure:
+            compare_with(np.array(wrong), truth, bound=1e-7, names=("x",))
+        assert failure.value.counterexample.splitlines()[0] == line
+
+
+def test_an_imitation_that_equals_the_truth_explains_nothing():
+    """On some inputs a mistake makes no difference; then it must not be blamed."""
+    x = np.zeros((1, 3)) + 2.0  # for one row the sum is the mean
+    with pytest.raises(Failure) as wrong:
+        compare_with(x[0] + 1, x.mean(0), bound=1e-9, misconceptions=(SUMS,), inputs=(x,))
+    assert wrong.value.misconception is None
+
+
+def test_helpers_for_reading_answers():
+    assert expect_array(torch.ones(2, dtype=torch.bfloat16), (2,)).dtype == np.float32
+    with pytest.raises(Failure, match="should be float64, but is float32"):
+        expect_array(np.ones(2, np.float32), (2,), dtype=np.float64)
+    assert expect_tuple([1, 2], ("a", "b")) == (1, 2)
+    with pytest.raises(Failure, match=r"a tuple \(a, b\), but is one int"):
+        expect_tuple(3, ("a", "b"))
+
+
+def test_failures_cross_process_borders_whole():
+    failure = pickle.loads(pickle.dumps(Failure("m", "c", "name")))
+    assert (failure.message, failure.counterexample, failure.misconception) == ("m", "c", "name")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Check("x", 1, "secret", "t", print),
+        lambda: Check("x", -1, "visible", "t", print),
+        lambda: Check("x", 1, "visible", "", print),
+        lambda: Stage("91.m", "m", "t", (VALUES,), HINTS[:2]),
+        lambda: Stage("91.m", "m", "t", (VALUES, VALUES), HINTS),
+        lambda: Stage("91.m", "m", "t", (HIDDEN,), HINTS),
+        lambda: Stage("91.m", "m", "t", (VALUES,), HINTS, (SUMS, SUMS)),
+        lambda: Stage("91.m", "m", "t", (VALUES,), HINTS, kind="class"),
+        lambda: Exercise("92", "92_x", "t", (STAGE,)),
+        lambda: Exercise("91", "91_x", "t", (STAGE, STAGE)),
+        lambda: STAGE.check("other"),
+        lambda: STAGE.misconception("other"),
+        lambda: run_stage(STAGE, InProcessSubject(STAGE, {"mean": print}), tier="secret"),
+        lambda: load_exercise("77"),
+        lambda: load_stage("00.other"),
+    ],
+)
+def test_a_contract_that_makes_no_sense_is_refused(make):
+    with pytest.raises(CourseError):
+        make()
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_every_contract_is_whole(exercise_id):
+    exercise = load_exercise(exercise_id)
+    assert exercise.id == exercise_id and exercise.slug.startswith(f"{exercise_id}_") and exercise.points > 0
+    for stage in exercise.stages:
+        assert "?" in stage.hints[0], f"{stage.id}: the first hint is a question"
+        for check in stage.checks:
+            assert check.kills, f"{stage.id}:{check.id} kills no mistake, so it checks nothing"

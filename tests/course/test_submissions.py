@@ -1,0 +1,104 @@
+"""Right answers pass every tier; every wrong one falls to the check, and for the reason, that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlab.course import builder, sources
+from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab.course.reports import run_in_process
+from tests.course.submissions_of import exercises, expectation, namespace, report, submissions
+
+FEWEST_WRONG = 6
+
+
+def named(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", submissions("right_*"), ids=named)
+def test_a_right_submission_passes_every_tier(path):
+    space = namespace(path)
+    for stage in load_exercise(path.parent.name).stages:
+        result = run_in_process(stage, space, tier="all", seed=7)
+        assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
+        assert result.earned == stage.points
+
+
+@pytest.mark.parametrize("path", submissions("wrong_*"), ids=named)
+def test_a_wrong_submission_falls_for_the_reason_it_names(path):
+    expected = expectation(path)
+    result = report(path, expected.stage)
+    failed = {c.id: c for c in result.checks if not c.ok}
+    assert not any(c.broken for c in result.checks), [c.counterexample for c in result.checks if c.broken]
+    assert expected.check in failed, f"{expected.check} holds; failed: {sorted(failed)}"
+    check = failed[expected.check]
+    assert check.misconception == expected.misconception, (check.misconception, check.message)
+
+
+@pytest.mark.parametrize("exercise_id", exercises())
+def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
+    paths = [p for p in submissions("wrong_*") if p.parent.name == exercise_id]
+    assert len(paths) >= FEWEST_WRONG
+    messages: dict[str, str] = {}
+    for path in paths:
+        expected = expectation(path)
+        message = next(c.message for c in report(path, expected.stage).checks if c.id == expected.check)
+        assert message and message not in messages, (
+            f"{path.name} and {messages.get(message)} are told the same"
+        )
+        messages[message] = path.name
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_every_check_can_fail(exercise_id):
+    """A check that no wrong submission falls to checks nothing."""
+    killed = set()
+    for path in (p for p in submissions("wrong_*") if p.parent.name == exercise_id):
+        stage = expectation(path).stage
+        killed |= {(stage, c.id) for c in report(path, stage).checks if not c.ok}
+    every = {(s.id, c.id) for s in load_exercise(exercise_id).stages for c in s.checks}
+    assert every - killed == set()
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_what_a_check_says_it_kills_exists(exercise_id):
+    stems = {p.stem.removeprefix("wrong_") for p in submissions("wrong_*") if p.parent.name == exercise_id}
+    for stage in load_exercise(exercise_id).stages:
+        known = stems | {m.name for m in stage.misconceptions}
+        for check in stage.checks:
+            assert set(check.kills) <= known, f"{stage.id}:{check.id} names {set(check.kills) - known}"
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_the_skeleton_fails_as_not_written_yet(exercise_id):
+    root = builder.find_root()
+    (target,) = sources.targets(root, (f"exercises/{exercise_id}",))
+    notebook = sources.prepare(target, root)
+    space = graded_code(notebook)
+    for stage in load_exercise(exercise_id).stages:
+        result = run_in_process(stage, space, tier="all")
+        assert result.status == "not written" and result.earned == 0, (stage.id, result)
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_the_solution_passes_every_tier(exercise_id):
+    root = builder.find_root()
+    (target,) = sources.targets(root, (f"solutions/{exercise_id}",))
+    space = graded_code(sources.prepare(target, root))
+    for stage in load_exercise(exercise_id).stages:
+        result = run_in_process(stage, space, tier="all", seed=3)
+        assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
+
+
+def graded_code(notebook):
+    """Run the import cell and the graded cells of a notebook; return what they define."""
+    space: dict = {"__name__": "notebook"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (cell.metadata.get("grade") or _imports(cell.source)):
+            exec(compile(cell.source, str(cell.id), "exec"), space)
+    return space
+
+
+def _imports(source):
+    return any(line.startswith(("import ", "from ")) for line in source.splitlines())

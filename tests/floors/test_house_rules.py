@@ -1,0 +1,81 @@
+"""Rules of the house that a reader can check by eye, checked here so that nobody has to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LONGEST = 400  # lines of code; a lesson in src/ is prose and has a limit of its own, in words
+WRITTEN_BY_HAND = (
+    ".py",
+    ".sh",
+    ".toml",
+    ".yml",
+    ".yaml",
+    ".md",
+    ".json",
+    ".cfg",
+    ".ipynb",
+    ".lock",
+    "Makefile",
+)
+# A directory of one person's or one company's machine; /usr, /tmp and /dev are everybody's.
+MACHINE_PATH = re.compile(r"""(?<![\w.$}~/-])/(?:home|Users|root|work|workspace|mnt|data|opt|srv)/[\w.-]+""")
+
+
+def tracked() -> list[Path]:
+    """Return the files in git; in an unpacked archive without git, those below the known folders."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=CHECKOUT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        paths = [CHECKOUT / name for name in listed.stdout.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("ringlab", "tests", "tools", "src", "notebooks", "exercises", "solutions")
+        paths = [path for folder in folders for path in (CHECKOUT / folder).rglob("*")]
+    return [path for path in paths if path.is_file() and path.name.endswith(WRITTEN_BY_HAND)]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(CHECKOUT)) for path in paths]
+
+
+def test_files_were_found() -> None:
+    assert {"Makefile", "pyproject.toml", "ringlab/errors.py"} <= set(names(tracked()))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in names(tracked()) if name.endswith(".py") and not name.startswith("src/")]
+)
+def test_no_file_is_too_long_to_read(name: str) -> None:
+    lines = len((CHECKOUT / name).read_text().splitlines())
+    assert lines <= LONGEST, f"{lines} lines: is there a part of it that wants a file of its own?"
+
+
+def test_no_path_of_one_machine() -> None:
+    found = [f"{name}: {path}" for name in names(tracked()) for path in machine_paths(CHECKOUT / name)]
+    assert found == []
+
+
+def machine_paths(path: Path) -> list[str]:
+    return MACHINE_PATH.findall(path.read_text()) if path != Path(__file__) else []
+
+
+def test_a_path_of_one_machine_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "config.py"
+    file.write_text(
+        "WHEELS = '/srv/packages/torch.whl'\nSCRATCH = '/tmp/x'\nURL = 'https://example.org/home/page'\n"
+    )
+    assert machine_paths(file) == ["/srv/packages"]
+    file.write_text('File "/home/someone/ringlab/x.py", line 3')
+    assert machine_paths(file) == ["/home/someone"]
+
+
+def test_no_room_called_utils() -> None:
+    parts = {part.removesuffix(".py") for name in names(tracked()) for part in Path(name).parts}
+    assert parts & {"utils", "util", "helpers", "misc", "common"} == set()

@@ -1,0 +1,70 @@
+"""While the tests run, shapes in annotations are checked; here is the proof that they are."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from ringlab import blocks
+from tests import shapes
+from tests.floors import direction
+
+
+def inputs(B: int = 1, H: int = 4, K: int = 2, L: int = 3, D: int = 8) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(B, heads, L, D, generator=generator) for heads in (H, K, K))
+
+
+def test_right_shapes_pass() -> None:
+    q, k, v = inputs()
+    part = blocks.get_block("naive", q).forward(q, k, v, causal=True, scale=1.0)
+    assert part.out.shape == q.shape
+
+
+def test_a_missing_axis_is_refused() -> None:
+    q, k, v = inputs()
+    with pytest.raises(TypeCheckError, match=r"naive\.Naive\.forward"):
+        blocks.get_block("naive", q).forward(q[0], k, v, causal=True, scale=1.0)
+
+
+def test_axes_that_contradict_each_other_are_refused() -> None:
+    q, k, v = inputs()
+    with pytest.raises(TypeCheckError, match="Lk"):
+        blocks.get_block("naive", q).forward(q, k, v[:, :, 1:], causal=True, scale=1.0)
+
+
+def test_integers_are_refused_where_floats_are_needed() -> None:
+    q, k, v = inputs()
+    with pytest.raises(TypeCheckError):
+        blocks.get_block("naive", q).forward(q, k.long(), v, causal=True, scale=1.0)
+
+
+def test_every_block_is_checked() -> None:
+    for name in ("naive", "blockwise", "native"):
+        kind = type(blocks.get_block(name, inputs()[0]))
+        assert f"{kind.__module__}.{kind.__qualname__}.forward" in shapes.seen
+
+
+@pytest.mark.parametrize("module", dict(direction.modules()))
+def test_array_types_exist_at_run_time(module: str) -> None:
+    """An axis string imported for the type checker only would never be checked."""
+    assert hidden_array_types(dict(direction.modules())[module].read_text()) == []
+
+
+def test_a_hidden_array_type_is_noticed() -> None:
+    source = "if TYPE_CHECKING:\n    from jaxtyping import Float\n    from ringlab.types import Query"
+    assert hidden_array_types(source) == ["jaxtyping", "ringlab.types"]
+
+
+def hidden_array_types(source: str) -> list[str]:
+    """Return the modules of array types that `source` imports under TYPE_CHECKING."""
+    guards = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    imported = [n for guard in guards for n in ast.walk(guard) if isinstance(n, ast.ImportFrom)]
+    return [str(n.module) for n in imported if n.module in ("jaxtyping", "ringlab.types")]

@@ -1,0 +1,70 @@
+"""Inputs for the laws: seeded tensors of given shapes, and hypothesis strategies for the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+
+
+@dataclass(frozen=True)
+class Shape:
+    """B, H, K, Lq, Lk, D of an attention problem."""
+
+    B: int
+    H: int
+    K: int
+    Lq: int
+    Lk: int
+    D: int
+
+
+def shapes(longest: int = 24, square: bool = False, fewest_keys: int = 1) -> st.SearchStrategy[Shape]:
+    """Small problems with every number of heads per key/value head."""
+
+    def build(B: int, K: int, group: int, Lq: int, Lk: int, D: int) -> Shape:
+        return Shape(B, K * group, K, Lq, Lq if square else Lk, D)
+
+    length = st.integers(1, longest)
+    keys = st.integers(fewest_keys, longest)
+    return st.builds(
+        build,
+        st.integers(1, 2),
+        st.integers(1, 2),
+        st.integers(1, 4),
+        length,
+        keys,
+        st.sampled_from([1, 3, 8]),
+    )
+
+
+def tensors(
+    shape: Shape, seed: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and dout, normally distributed and rounded to `dtype`."""
+    generator = np.random.default_rng(seed)
+    rows, keys = (shape.B, shape.H, shape.Lq, shape.D), (shape.B, shape.K, shape.Lk, shape.D)
+    q, k, v, dout = (
+        torch.from_numpy(generator.standard_normal(s)).to(dtype) for s in (rows, keys, keys, rows)
+    )
+    return q, k, v, dout
+
+
+SEEDS = st.integers(0, 2**16)
+MAKERS: tuple[Callable[[int, int], Layout], ...] = (
+    contiguous,
+    striped,
+    zigzag,
+    lambda S, P: dealt(S, P, chunk=1, folded=True),
+    lambda S, P: dealt(S, P, chunk=3),
+    lambda S, P: dealt(S, P, chunk=5, folded=True),
+)
+LAYOUTS = st.builds(
+    lambda make, S, P: make(S, P), st.sampled_from(MAKERS), st.integers(1, 24), st.integers(1, 5)
+)

@@ -1,0 +1,277 @@
+"""Every block backend is attention on its tile: forward against the oracle, gradients from the final lse and delta."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab.blocks import available, get_block
+from ringlab.blocks.naive import Naive
+from ringlab.blocks.protocol import Block
+from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.merge import Partial, merge
+from tests.laws.draw import SEEDS, Shape, shapes, tensors
+from tests.laws.refute import refute
+
+BLOCKS = tuple(get_block(name, torch.zeros(1, 1, 1, 1)) for name in available())
+# Float64 shows whether the mathematics is right; what other dtypes lose is measured on fixed cases,
+# in tests/substrates, for a search would look for inputs on which the yardstick is exact by luck.
+Keys = list[slice]
+
+
+def causal_shape(shape: Shape) -> Shape:
+    """As many rows as keys or more, which is what a causal tile has."""
+    return Shape(shape.B, shape.H, shape.K, max(shape.Lq, shape.Lk), shape.Lk, shape.D)
+
+
+def all_in_blocks(
+    block: Block, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, keys: Keys, causal: bool, scale: float
+) -> Results:
+    """Attention as a rank computes it: partials of blocks of keys merged, then gradients block by block."""
+    state = Partial.identity(q)
+    for part in keys:
+        state = merge(state, block.forward(q, k[..., part, :], v[..., part, :], causal=causal, scale=scale))
+    out = state.out.to(q.dtype)
+    delta = (dout.to(state.out.dtype) * out.to(state.out.dtype)).sum(-1)
+    dq, dk, dv = [], [], []
+    for part in keys:
+        blocks = (k[..., part, :], v[..., part, :])
+        gradients = block.backward(dout, q, *blocks, out, state.lse, delta, causal=causal, scale=scale)
+        for total, gradient in zip((dq, dk, dv), gradients, strict=True):
+            total.append(gradient)
+    total_dq = sum(part.to(state.out.dtype) for part in dq)
+    return Results(
+        out, state.lse, total_dq.to(q.dtype), torch.cat(dk, -2).to(q.dtype), torch.cat(dv, -2).to(q.dtype)
+    )  # type: ignore[union-attr]
+
+
+def assert_within_bounds(
+    results: Results, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any
+) -> None:
+    true = truth(q, k, v, dout, **options)
+    allowed, measured = bounds(q, k, v, dout, true=true, **options), errors(results, true)
+    for name in NAMES:
+        assert measured[name] <= allowed[name], (
+            f"{name}: error {measured[name]:.2e}, allowed {allowed[name]:.2e}"
+        )
+
+
+def law_a_tile_is_attention(
+    block: Block, shape: Shape, seed: int, dtype: torch.dtype, causal: bool, temperature: float
+) -> None:
+    q, k, v, dout = tensors(causal_shape(shape) if causal else shape, seed, dtype)
+    scale = temperature * shape.D**-0.5
+    results = all_in_blocks(block, q, k, v, dout, [slice(None)], causal, scale)
+    assert_within_bounds(results, q, k, v, dout, causal=causal, scale=scale)
+
+
+def law_blocks_of_keys_add_up(block: Block, shape: Shape, seed: int, dtype: torch.dtype, cut: int) -> None:
+    """Full tiles over two parts of the keys, with the lse and delta of both."""
+    q, k, v, dout = tensors(shape, seed, dtype)
+    scale, cut = shape.D**-0.5, cut % (shape.Lk + 1)
+    parts = [part for part in (slice(0, cut), slice(cut, shape.Lk)) if part.start < part.stop]
+    results = all_in_blocks(block, q, k, v, dout, parts, False, scale)
+    assert_within_bounds(results, q, k, v, dout, causal=False, scale=scale)
+
+
+def law_state_is_wide(block: Block, shape: Shape, seed: int, dtype: torch.dtype) -> None:
+    """lse is float32 at least, whatever the inputs."""
+    q, k, v, _ = tensors(shape, seed, dtype)
+    partial = block.forward(q, k, v, causal=False, scale=1.0)
+    assert partial.lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert partial.out.shape == q.shape
+
+
+def law_inputs_stay_as_they_are(block: Block, shape: Shape, seed: int) -> None:
+    inputs = tensors(shape, seed, torch.float32)
+    before = [x.clone() for x in inputs]
+    all_in_blocks(block, *inputs, [slice(None)], False, 0.5)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+def law_a_nan_reaches_who_sees_it(block: Block, shape: Shape, seed: int, token: int, poison: float) -> None:
+    """A non-finite value at key j of a causal tile reaches exactly the rows i ≥ j of its heads."""
+    shape = causal_shape(shape)
+    q, k, v, _ = tensors(shape, seed, torch.float32)
+    j = token % shape.Lk
+    v[0, 0, j] = poison
+    out = block.forward(q, k, v, causal=True, scale=1.0).out
+    expected = torch.zeros(q.shape[:3], dtype=torch.bool)
+    expected[0, : shape.H // shape.K, j:] = True
+    assert torch.equal(~out.isfinite().all(-1), expected)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+@settings(max_examples=25)
+@given(shape=shapes(), seed=SEEDS, causal=st.booleans(), temperature=st.sampled_from([0.5, 1.0, 4.0]))
+def test_a_tile_is_attention(block: Block, shape: Shape, seed: int, causal: bool, temperature: float) -> None:
+    law_a_tile_is_attention(block, shape, seed, torch.float64, causal, temperature)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+@settings(max_examples=25)
+@given(shape=shapes(), seed=SEEDS, cut=st.integers(0, 24))
+def test_blocks_of_keys_add_up(block: Block, shape: Shape, seed: int, cut: int) -> None:
+    law_blocks_of_keys_add_up(block, shape, seed, torch.float64, cut)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+@settings(max_examples=25)
+@given(
+    shape=shapes(),
+    seed=SEEDS,
+    token=st.integers(0, 23),
+    poison=st.sampled_from([math.nan, math.inf, -math.inf]),
+)
+def test_a_nan_reaches_who_sees_it(block: Block, shape: Shape, seed: int, token: int, poison: float) -> None:
+    law_a_nan_reaches_who_sees_it(block, shape, seed, token, poison)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_state_and_inputs(block: Block, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        law_state_is_wide(block, shape, 0, dtype)
+        law_inputs_stay_as_they_are(block, shape, 0)
+
+
+# Mutants: the naive block with one thing wrong.
+
+
+class SeesOneTooMany(Naive):
+    """The mask is off by one: row i sees key i + 1."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        if not causal:
+            return super().forward(q, k, v, causal=False, scale=scale)
+        first, rest = slice(0, 1), slice(1, None)
+        seen = super().forward(q, k[..., first, :], v[..., first, :], causal=False, scale=scale)
+        return merge(seen, super().forward(q, k[..., rest, :], v[..., rest, :], causal=True, scale=scale))
+
+
+class IgnoresTheMask(Naive):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        return super().forward(q, k, v, causal=False, scale=scale)
+
+
+class ScalesByD(Naive):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        return super().forward(q, k, v, causal=causal, scale=scale**2)
+
+
+class Log2(Naive):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        partial = super().forward(q, k, v, causal=causal, scale=scale)
+        return Partial(partial.out, partial.lse / math.log(2))
+
+
+class HeadsInTurn(Naive):
+    """Query head h reads head h % K."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        group = q.shape[1] // k.shape[1]
+        return super().forward(
+            q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), causal=causal, scale=scale
+        )
+
+
+class NarrowState(Naive):
+    """lse in the dtype of the inputs."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        partial = super().forward(q, k, v, causal=causal, scale=scale)
+        return Partial(partial.out, partial.lse.to(q.dtype))
+
+
+class ScalesInPlace(Naive):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        return super().forward(q.mul_(scale), k, v, causal=causal, scale=1.0)
+
+
+class LeaksHiddenValues(Naive):
+    """0·NaN = NaN: a value that a row does not see reaches it all the same."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        seen = super().forward(q, k, v.nan_to_num(0.0, 0.0, 0.0), causal=causal, scale=scale)
+        group = q.shape[1] // k.shape[1]
+        return Partial(seen.out + 0 * v.sum(-2, keepdim=True).repeat_interleave(group, 1), seen.lse)
+
+
+class DeltaOfTheBlock(Naive):
+    """delta from this block's own partial instead of the final one."""
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        **options: Any,
+    ) -> Any:
+        own = self.forward(q, k, v, **options)
+        return super().backward(dout, q, k, v, out, lse, (dout * own.out).sum(-1), **options)
+
+
+class LseOfTheBlock(Naive):
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        **options: Any,
+    ) -> Any:
+        return super().backward(dout, q, k, v, out, self.forward(q, k, v, **options).lse, delta, **options)
+
+
+class SwapsKeyAndValueGradients(Naive):
+    def backward(self, *args: Any, **options: Any) -> Any:
+        dq, dk, dv = super().backward(*args, **options)
+        return dq, dv, dk
+
+
+class ForgetsScaleInQueries(Naive):
+    def backward(self, *args: Any, scale: float, **options: Any) -> Any:
+        dq, dk, dv = super().backward(*args, scale=scale, **options)
+        return dq / scale, dk, dv
+
+
+SHAPES = [Shape(1, 4, 2, 6, 6, 8), Shape(2, 2, 2, 9, 5, 3)]
+TILES = [(shape, 0, torch.float64, causal, 2.0) for shape, causal in itertools.product(SHAPES, (True, False))]
+CUTS = [(shape, 0, torch.float64, 2) for shape in SHAPES]
+
+
+@pytest.mark.parametrize(
+    ("law", "mutant", "examples"),
+    [
+        (law_a_tile_is_attention, SeesOneTooMany(), TILES),
+        (law_a_tile_is_attention, IgnoresTheMask(), TILES),
+        (law_a_tile_is_attention, ScalesByD(), TILES),
+        (law_a_tile_is_attention, Log2(), TILES),
+        (law_a_tile_is_attention, HeadsInTurn(), TILES),
+        (law_a_tile_is_attention, SwapsKeyAndValueGradients(), TILES),
+        (law_a_tile_is_attention, ForgetsScaleInQueries(), TILES),
+        (law_blocks_of_keys_add_up, DeltaOfTheBlock(), CUTS),
+        (law_blocks_of_keys_add_up, LseOfTheBlock(), CUTS),
+        (law_state_is_wide, NarrowState(), [(SHAPES[0], 0, torch.bfloat16)]),
+        (law_inputs_stay_as_they_are, ScalesInPlace(), [(SHAPES[0], 0)]),
+        (law_a_nan_reaches_who_sees_it, LeaksHiddenValues(), [(SHAPES[0], 0, 3, math.nan)]),
+    ],
+    ids=lambda case: case.__name__ if callable(case) else type(case).__name__,
+)
+def test_the_law_notices(law: Callable[..., None], mutant: Block, examples: list[Any]) -> None:
+    refute(law, Naive(), mutant, examples)

@@ -1,0 +1,217 @@
+"""The oracle against the definition itself: sums written out in Python, and gradients by differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws.broken_oracles import (
+    BottomRight,
+    HeadsAveraged,
+    HeadsInTurn,
+    IgnoresScale,
+    LeaksToBlindRows,
+    Log2,
+    MasksWithALargeNumber,
+    NoDelta,
+    NoMaximum,
+    NoScaleInKeys,
+    Oracle,
+    Plain,
+)
+from tests.laws.draw import SEEDS, Shape, shapes
+from tests.laws.refute import refute
+
+EPSILON = float(np.finfo(np.float64).eps)
+Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def problem(shape: Shape, seed: int) -> Problem:
+    draw = np.random.default_rng(seed).standard_normal
+    rows, keys = (shape.B, shape.H, shape.Lq, shape.D), (shape.B, shape.K, shape.Lk, shape.D)
+    return draw(rows), draw(keys), draw(keys), draw(rows)
+
+
+def random_mask(shape: Shape, seed: int) -> np.ndarray:
+    """About half the pairs visible; some rows see nothing."""
+    generator = np.random.default_rng(seed)
+    mask = generator.random((shape.B, shape.H, shape.Lq, shape.Lk)) < 0.5
+    mask[:, :, generator.random(shape.Lq) < 0.2] = False
+    return mask
+
+
+def one_row(
+    q: np.ndarray, keys: list[np.ndarray], values: list[np.ndarray], scale: float
+) -> tuple[list[float], float]:
+    """Attention of one query, term by term; math.fsum adds without rounding in between."""
+    if not keys:
+        return [0.0] * len(q), -math.inf
+    scores = [scale * math.fsum(float(a) * float(b) for a, b in zip(q, key, strict=True)) for key in keys]
+    top = max(scores)
+    powers = [math.exp(score - top) for score in scores]
+    total = math.fsum(powers)
+    out = [
+        math.fsum(p * float(v[d]) for p, v in zip(powers, values, strict=True)) / total for d in range(len(q))
+    ]
+    return out, top + math.log(total)
+
+
+def law_equals_the_definition(
+    subject: Oracle, shape: Shape, seed: int, causal: bool, masked: bool, temperature: float
+) -> None:
+    q, k, v, _ = problem(shape, seed)
+    mask = random_mask(shape, seed) if masked else None
+    scale = temperature * shape.D**-0.5
+    out, lse = subject.attention(q, k, v, causal=causal, mask=mask, scale=scale)
+    # A score's rounding, D·ε of its absolute terms, moves p by as much of itself; rows add Lk terms.
+    rounding = EPSILON * (
+        8 + shape.Lk + 2 * shape.D * scale * shape.D * np.abs(q).max() * np.abs(k).max(initial=0)
+    )
+    for b, h, i in np.ndindex(q.shape[:3]):
+        g = h // (shape.H // shape.K)
+        seen = [j for j in range(shape.Lk) if (not causal or j <= i) and (mask is None or mask[b, h, i, j])]
+        row, row_lse = one_row(q[b, h, i], [k[b, g, j] for j in seen], [v[b, g, j] for j in seen], scale)
+        assert np.abs(out[b, h, i] - row).max() <= rounding * np.abs(v).max(initial=0)
+        assert lse[b, h, i] == row_lse or abs(lse[b, h, i] - row_lse) <= rounding
+
+
+def law_gradient_is_the_slope(subject: Oracle, shape: Shape, seed: int, causal: bool, masked: bool) -> None:
+    """Along a random direction, against a central difference of the loss Σ dout·out + Σ dlse·lse."""
+    inputs = problem(shape, seed)
+    q, k, v, dout = inputs
+    options = {"causal": causal, "mask": random_mask(shape, seed) if masked else None}
+    generator = np.random.default_rng(seed + 1)
+    dlse = generator.standard_normal(q.shape[:3])
+    directions = [generator.standard_normal(x.shape) for x in (q, k, v)]
+
+    def loss(step: float) -> float:
+        moved = [x + step * d for x, d in zip((q, k, v), directions, strict=True)]
+        out, lse = subject.attention(*moved, **options)
+        return float((dout * out).sum() + (dlse * np.where(np.isfinite(lse), lse, 0.0)).sum())
+
+    gradients = subject.gradients(q, k, v, dout, dlse=dlse, **options)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    step = EPSILON ** (1 / 5)  # error of the five-point rule: step⁴ from the series, ε/step from rounding
+    measured = (8 * (loss(step) - loss(-step)) - (loss(2 * step) - loss(-2 * step))) / (12 * step)
+    size = (
+        sum(float(np.abs(g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+        + np.abs(dout).sum()
+    )
+    fifth = 1 + max(float(np.abs(d).max(initial=0)) for d in directions[:2]) ** 5
+    assert abs(slope - measured) <= 100 * fifth * size * EPSILON ** (4 / 5)
+
+
+def law_hidden_keys_do_not_matter(subject: Oracle, shape: Shape, seed: int, poison: float) -> None:
+    """Whatever stands at masked positions, even NaN, results are the same bit for bit."""
+    q, k, v, dout = problem(shape, seed)
+    hidden = np.random.default_rng(seed).random(shape.Lk) < 0.5
+    mask = np.broadcast_to(~hidden, (shape.Lq, shape.Lk))
+    clean = subject.attention(q, k, v, mask=mask), subject.gradients(q, k, v, dout, mask=mask)
+    k, v = (np.where(hidden[:, None], poison, x) for x in (k, v))
+    poisoned = subject.attention(q, k, v, mask=mask), subject.gradients(q, k, v, dout, mask=mask)
+    for before, after in zip((*clean[0], *clean[1]), (*poisoned[0], *poisoned[1]), strict=True):
+        assert np.array_equal(before, after)
+
+
+def law_a_blind_row_is_zero(subject: Oracle, shape: Shape, seed: int) -> None:
+    q, k, v, dout = problem(shape, seed)
+    mask = np.ones((shape.Lq, shape.Lk), bool)
+    mask[0] = False
+    out, lse = subject.attention(q, k, v, mask=mask)
+    assert (out[:, :, 0] == 0).all()
+    assert (lse[:, :, 0] == -np.inf).all()
+    only_row = np.where(np.arange(shape.Lq)[:, None] == 0, dout, 0.0)
+    assert all((gradient == 0).all() for gradient in subject.gradients(q, k, v, only_row, mask=mask))
+
+
+def law_a_nan_reaches_who_sees_it(subject: Oracle, shape: Shape, seed: int, token: int) -> None:
+    """A NaN in k or v at key j reaches exactly the rows i ≥ j of its heads."""
+    q, k, v, _ = problem(shape, seed)
+    j, group = token % shape.Lk, shape.H // shape.K
+    for poisoned in ("k", "v"):
+        arrays = {"k": k.copy(), "v": v.copy()}
+        arrays[poisoned][0, 0, j] = np.nan
+        out, _ = subject.attention(q, arrays["k"], arrays["v"], causal=True)
+        expected = np.zeros(q.shape[:3], bool)
+        expected[0, :group, j:] = True
+        assert np.array_equal(np.isnan(out).any(-1), expected)
+
+
+def law_survives_loud_logits(subject: Oracle, shape: Shape, seed: int, loudness: float) -> None:
+    """Scores of thousands neither overflow nor lose the row's weight."""
+    q, k, _, _ = problem(shape, seed)
+    ones = np.ones(k.shape)
+    out, lse = subject.attention(q * loudness, k, ones)
+    assert np.abs(out - 1).max() <= EPSILON * (8 + shape.Lk)
+    assert np.isfinite(lse).all()
+
+
+CASES = {"shape": shapes(8), "seed": SEEDS}
+
+
+@given(**CASES, causal=st.booleans(), masked=st.booleans(), temperature=st.sampled_from([0.3, 1.0, 20.0]))
+def test_equals_the_definition(
+    shape: Shape, seed: int, causal: bool, masked: bool, temperature: float
+) -> None:
+    law_equals_the_definition(Oracle(), shape, seed, causal, masked, temperature)
+
+
+@given(**CASES, causal=st.booleans(), masked=st.booleans())
+def test_gradient_is_the_slope(shape: Shape, seed: int, causal: bool, masked: bool) -> None:
+    law_gradient_is_the_slope(Oracle(), shape, seed, causal, masked)
+
+
+@given(**CASES, poison=st.sampled_from([1e30, math.inf, -math.inf, math.nan]))
+def test_hidden_keys_do_not_matter(shape: Shape, seed: int, poison: float) -> None:
+    law_hidden_keys_do_not_matter(Oracle(), shape, seed, poison)
+    law_a_blind_row_is_zero(Oracle(), shape, seed)
+
+
+@given(**CASES, token=st.integers(0, 7), loudness=st.sampled_from([1.0, 100.0, 1e4]))
+def test_nan_and_loud_logits(shape: Shape, seed: int, token: int, loudness: float) -> None:
+    law_a_nan_reaches_who_sees_it(Oracle(), shape, seed, token)
+    law_survives_loud_logits(Oracle(), shape, seed, loudness)
+
+
+SHAPES = [Shape(1, 4, 2, 5, 6, 4), Shape(2, 2, 1, 3, 5, 4), Shape(1, 1, 1, 4, 2, 4)]
+DEFINITION = [
+    (shape, 0, causal, masked, 2.0)
+    for shape in SHAPES
+    for causal in (True, False)
+    for masked in (True, False)
+]
+SLOPE = [(shape, 0, causal, False) for shape in SHAPES for causal in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("law", "mutant", "examples"),
+    [
+        (law_equals_the_definition, MasksWithALargeNumber(), DEFINITION),
+        (law_equals_the_definition, BottomRight(), DEFINITION),
+        (law_equals_the_definition, HeadsInTurn(), DEFINITION),
+        (law_equals_the_definition, IgnoresScale(), DEFINITION),
+        (law_equals_the_definition, Log2(), DEFINITION),
+        (law_gradient_is_the_slope, NoDelta(), SLOPE),
+        (law_gradient_is_the_slope, NoScaleInKeys(), SLOPE),
+        (law_gradient_is_the_slope, HeadsAveraged(), SLOPE),
+        (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.nan)]),
+        (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.inf)]),
+        (law_a_blind_row_is_zero, MasksWithALargeNumber(), [(SHAPES[0], 0)]),
+        (law_a_blind_row_is_zero, LeaksToBlindRows(), [(SHAPES[0], 0)]),
+        (law_a_nan_reaches_who_sees_it, Plain(), [(SHAPES[0], 0, 3)]),
+        (law_survives_loud_logits, NoMaximum(), [(SHAPES[0], 0, 1e4)]),
+    ],
+)
+def test_the_law_notices(law: Callable[..., None], mutant: Oracle, examples: list[Any]) -> None:
+    refute(law, Oracle(), mutant, examples)
+
+
+def test_the_plain_implementation_is_no_mutant_by_itself() -> None:
+    for example in DEFINITION:
+        law_equals_the_definition(Plain(), *example)

@@ -1,0 +1,46 @@
+"""What some tests need from the machine, and whether it is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+
+REMEDY = "sudo apt-get update && sudo apt-get install -y "
+
+
+def all_required() -> bool:
+    """Return whether nothing may be skipped, as in .ci/run."""
+    return os.environ.get("RINGLAB_REQUIRE_ALL") == "1"
+
+
+def chromium_path() -> str | None:
+    """Return the browser that tests drive, None where there is none."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@cache
+def missing_chromium() -> str | None:
+    """Return why no browser can be driven here, None if one can."""
+    return None if chromium_path() else f"needs chromium: {REMEDY}chromium"
+
+
+@cache
+def missing_bwrap() -> str | None:
+    """Return why the sandbox cannot run here, None if it can."""
+    if shutil.which("bwrap") is None:
+        return f"needs bubblewrap: {REMEDY}bubblewrap"
+    command = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"]
+    command += ["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "/usr/bin/true"]
+    probe = subprocess.run(command, capture_output=True, text=True)
+    if probe.returncode == 0:
+        return None
+    return f"bubblewrap cannot make namespaces here ({probe.stderr.strip()}); `ringlab doctor` says how to mend it"
+
+
+MISSING: dict[str, Callable[[], str | None]] = {
+    "needs_bwrap": missing_bwrap,
+    "needs_chromium": missing_chromium,
+}

@@ -1,0 +1,79 @@
+"""What the code imports, pyproject.toml declares."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+# The room in which a teacher works; a learner who never enters it needs none of its packages.
+INSTRUCTORS_ROOMS = ("ringlab/course/execution.py",)
+OWN = {"ringlab", "tests"}
+OWNERS = importlib.metadata.packages_distributions()
+
+
+def declared(*extras: str) -> set[str]:
+    """Return the distributions that an install with `extras` brings by name."""
+    texts = [
+        *PROJECT["dependencies"],
+        *(text for e in extras for text in PROJECT["optional-dependencies"][e]),
+    ]
+    return {canonicalize_name(Requirement(text).name) for text in texts}
+
+
+def imported(source: str) -> set[str]:
+    """Return the top-level third-party modules that `source` imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found - set(sys.stdlib_module_names) - OWN
+
+
+def undeclared(name: str, source: str, allowed: set[str]) -> list[str]:
+    """Return a line for each import of `source` whose distribution is not `allowed`."""
+    return [
+        f"{name} imports {module}"
+        for module in sorted(imported(source))
+        if not {canonicalize_name(owner) for owner in OWNERS.get(module, [])} & allowed
+    ]
+
+
+def test_the_package_imports_what_is_declared() -> None:
+    found = []
+    for path in sorted((CHECKOUT / "ringlab").rglob("*.py")):
+        name = path.relative_to(CHECKOUT).as_posix()
+        extras = ("instructor",) if name.startswith(INSTRUCTORS_ROOMS) else ()
+        found += undeclared(name, path.read_text(), declared(*extras))
+    assert found == []
+
+
+def test_the_lessons_import_what_learners_have() -> None:
+    found = []
+    for path in sorted((CHECKOUT / "src").rglob("*.py")):
+        found += undeclared(path.relative_to(CHECKOUT).as_posix(), path.read_text(), declared())
+    assert found == []
+
+
+def test_the_tests_import_what_is_declared() -> None:
+    found = []
+    for folder in ("tests", "tools"):
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            found += undeclared(
+                path.relative_to(CHECKOUT).as_posix(), path.read_text(), declared("test", "instructor")
+            )
+    assert found == []
+
+
+def test_an_undeclared_import_is_noticed() -> None:
+    source = "import os\ndef late():\n    from sphinx import application\n    import numpy.linalg"
+    assert undeclared("x.py", source, declared()) == ["x.py imports sphinx"]

@@ -1,0 +1,62 @@
+"""The shape check of a test run: every function whose annotations state a shape is held to it.
+
+conftest.py installs `checked` through jaxtyping's import hook. Functions without a shape in their
+annotations are left to mypy. The front doors are left alone too: users call them, so for a wrong
+shape they owe an error of ringlab's own, which the check would pre-empt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from beartype import beartype
+from jaxtyping import AbstractArray
+
+FRONT_DOORS = {
+    "ringlab.attention.ring_attention",
+    "ringlab.oracle.attention",
+    "ringlab.oracle.gradients",
+}
+"""Functions that must refuse wrong shapes themselves; each is tested for that in the tests of its module."""
+
+_IMPORTS_ARRAYS = re.compile(r"^\s*(from|import) (jaxtyping|ringlab\.types)\b", re.MULTILINE)
+seen: set[str] = set()
+"""Names of the functions that were given the check, so that a test can ask whether it happened."""
+
+
+def modules() -> list[str]:
+    """Return the modules of ringlab that import array types, by name."""
+    root = Path(__file__).parents[1]
+    sources = {path: path.read_text(encoding="utf-8") for path in sorted((root / "ringlab").rglob("*.py"))}
+    named = [
+        path.relative_to(root).with_suffix("")
+        for path, text in sources.items()
+        if _IMPORTS_ARRAYS.search(text)
+    ]
+    return [".".join(path.parts).removesuffix(".__init__") for path in named]
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, refusing arguments and results whose shapes contradict its annotations."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in FRONT_DOORS or not states_shape(function):
+        return function
+    seen.add(name)
+    return beartype(function)
+
+
+def states_shape(function: Callable[..., Any]) -> bool:
+    """Return whether an annotation of `function` is a jaxtyping array, or holds one."""
+    signature = inspect.signature(function)
+    hints = [p.annotation for p in signature.parameters.values()]
+    return any(map(_holds_array, [*hints, signature.return_annotation]))
+
+
+def _holds_array(hint: Any) -> bool:
+    if inspect.isclass(hint) and issubclass(hint, AbstractArray):
+        return True
+    return any(map(_holds_array, get_args(hint)))

@@ -1,0 +1,90 @@
+"""What a rank holds: its shard, a block in use and one on the way, and accumulators; never S/P × S of anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, ring_attention
+from ringlab.comm.memory import MemoryReport
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.layout import Layout
+
+D = 64
+FLOAT = 4
+"""Bytes of a float32."""
+
+
+def program(
+    ring: Ring, shards: list[tuple[Tensor, ...]], layout: Layout, block: str, schedule: str, learn: bool
+) -> None:
+    """The shards are handed in, so that only what attention makes is counted."""
+    *qkv, dout = shards[ring.rank]
+    q, k, v = (x.requires_grad_(learn) for x in qkv)
+    out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, schedule=schedule)
+    if learn:
+        torch.autograd.grad(out, (q, k, v), dout)
+
+
+def reports(
+    name: str, P: int, length: int, block: str, schedule: str = "ring", learn: bool = True
+) -> list[MemoryReport]:
+    layout = LAYOUTS[name](P * length, P)
+    whole = tuple(torch.ones(1, 1, layout.S, D) for _ in range(4))
+    shards = [layout.shard(whole, rank) for rank in range(P)]
+    return VirtualCluster(P).run(program, shards, layout, block, schedule, learn).memory
+
+
+def peak(*args: object, **options: object) -> float:
+    """The peak of the rank that needs most, in shards: tensors of S/P tokens."""
+    length = args[2]
+    assert isinstance(length, int)
+    return max(report.peak_bytes for report in reports(*args, **options)) / (length * D * FLOAT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedule", ["ring", "allgather"])
+@pytest.mark.parametrize("block", ["naive", "blockwise", "native"])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+def test_nothing_as_large_as_a_row_of_blocks(layout: str, block: str, schedule: str) -> None:
+    """No single allocation reaches (S/P)·S elements, forward and backward."""
+    P, length = 4, 256
+    for report in reports(layout, P, length, block, schedule):
+        assert 0 < report.largest_bytes < length * (P * length) * FLOAT
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_the_ring_holds_no_more_on_more_ranks(learn: bool) -> None:
+    """With S/P the same, twice the ranks and twice the sequence take the same memory, but for lse."""
+    four, eight = (peak("zigzag", P, 512, "native", "ring", learn=learn) for P in (4, 8))
+    assert eight <= 1.02 * four
+
+
+def test_the_ring_holds_less_than_an_all_gather() -> None:
+    ring, gathered = (
+        peak("zigzag", 8, 512, "native", schedule, learn=False) for schedule in ("ring", "allgather")
+    )
+    assert gathered - ring >= 8
+
+
+@pytest.mark.parametrize(
+    ("learn", "shards"),
+    [
+        # two blocks of K/V (4), out (1), a tile's result (1); lse and messages of agreement below 0.5
+        (False, 6.5),
+        # out; two blocks of K/V and two of their gradients (8); dq (1); a tile's dq, dk, dv (3), dout·out (1); lse, delta and messages
+        (True, 14.6),
+    ],
+)
+def test_a_rank_holds_its_blocks_and_accumulators(learn: bool, shards: float) -> None:
+    assert peak("zigzag", 8, 512, "native", "ring", learn=learn) <= shards
+
+
+def test_blockwise_is_linear_in_the_sequence() -> None:
+    """On one rank, twice the sequence takes at most little more than twice the memory; naive takes four times."""
+    for block, least, most in (("blockwise", 1.5, 2.2), ("naive", 3.0, 4.1)):
+        one, two = (
+            reports("contiguous", 1, length, block, learn=True)[0].peak_bytes for length in (1024, 2048)
+        )
+        assert least <= two / one <= most, block

@@ -1,0 +1,120 @@
+"""NaN and inf in the inputs reach exactly the outputs that depend on them, over the ring as on one device."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, oracle, ring_attention
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.layout import Layout
+
+S, P, H, K, D = 13, 4, 4, 2, 8
+POISONS = (math.nan, math.inf, -math.inf)
+BLOCKS = ("naive", "blockwise", "native")
+SOME_LAYOUTS = ("contiguous", "zigzag", "token-fold", "chunk-3")
+
+
+def tensors() -> dict[str, Tensor]:
+    draw = np.random.default_rng(3).standard_normal
+    shapes = {"q": (1, H, S, D), "k": (1, K, S, D), "v": (1, K, S, D)}
+    return {name: torch.from_numpy(draw(shape)).float() for name, shape in shapes.items()}
+
+
+def program(ring: Ring, x: dict[str, Tensor], layout: Layout, block: str, causal: bool) -> Tensor:
+    q, k, v = (layout.shard(x[name], ring.rank) for name in ("q", "k", "v"))
+    return ring_attention(q, k, v, ring=ring, layout=layout, block=block, causal=causal)
+
+
+def over_the_ring(x: dict[str, Tensor], layout_name: str, block: str, causal: bool) -> Tensor:
+    layout = LAYOUTS[layout_name](S, P)
+    return layout.unshard(VirtualCluster(P, memory=False).run(program, x, layout, block, causal).results)
+
+
+def torchs_own(x: dict[str, Tensor], causal: bool) -> Tensor:
+    k, v = (x[name].repeat_interleave(H // K, 1) for name in ("k", "v"))
+    return torch.nn.functional.scaled_dot_product_attention(x["q"], k, v, is_causal=causal)
+
+
+def reached(out: Tensor) -> Tensor:
+    return ~out.isfinite()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+def test_a_value_reaches_the_rows_that_see_it(layout: str, block: str) -> None:
+    """One entry of v, at key j and column d: column d of the rows i ≥ j of the heads that read it."""
+    for poison, j, causal in itertools.product(POISONS, (0, 5), (True, False)):
+        x = tensors()
+        x["v"][0, 1, j, 2] = poison
+        out = over_the_ring(x, layout, block, causal)
+        expected = torch.zeros(1, H, S, D, dtype=torch.bool)
+        expected[0, H // K :, j if causal else 0 :, 2] = True
+        assert torch.equal(reached(out), expected), (poison, j, causal)
+        assert not (reached(out) & ~reached(torchs_own(x, causal))).any(), "reaches more than in torch's SDPA"
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+def test_a_nan_in_a_key_reaches_the_rows_that_see_it(layout: str, block: str) -> None:
+    for j, causal in itertools.product((0, 5, S - 1), (True, False)):
+        x = tensors()
+        x["k"][0, 1, j, 2] = math.nan
+        out = over_the_ring(x, layout, block, causal)
+        expected = torch.zeros(1, H, S, D, dtype=torch.bool)
+        expected[0, H // K :, j if causal else 0 :] = True
+        assert torch.equal(reached(out), expected), (j, causal)
+        assert torch.equal(reached(out), reached(torchs_own(x, causal)))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+def test_a_query_reaches_its_own_row(layout: str, block: str) -> None:
+    for poison, i, causal in itertools.product(POISONS, (5, S - 1), (True, False)):
+        x = tensors()
+        x["q"][0, 1, i, 2] = poison
+        out = over_the_ring(x, layout, block, causal)
+        expected = torch.zeros(1, H, S, D, dtype=torch.bool)
+        expected[0, 1, i] = True
+        assert torch.equal(reached(out), expected), (poison, i, causal)
+        assert torch.equal(reached(out), reached(torchs_own(x, causal)))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_row_with_no_score_above_minus_infinity_is_zero(block: str) -> None:
+    """An infinite query may give all keys that it sees −inf: it has seen nothing, here and in torch's SDPA."""
+    x = tensors()
+    x["q"][0, 1, 0] = math.inf
+    x["k"][0, 0, 0] = -1.0
+    for layout in SOME_LAYOUTS:
+        out = over_the_ring(x, layout, block, True)
+        assert (out[0, 1, 0] == 0).all()
+        assert out.isfinite().all() and torchs_own(x, True).isfinite().all()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+def test_an_infinite_key_hides_or_spoils(layout: str, block: str) -> None:
+    """An infinite key gives a row the score +inf (the row is NaN) or −inf (the key has weight 0)."""
+    for poison, j, causal in itertools.product((math.inf, -math.inf), (1, S - 1), (True, False)):
+        x = tensors()
+        x["k"][0, 1, j, 2] = poison
+        out = over_the_ring(x, layout, block, causal)
+        assert torch.equal(reached(out), reached(torchs_own(x, causal))), (poison, j, causal)
+        truth = torch.from_numpy(oracle.attention(x["q"], x["k"], x["v"], causal=causal).out).float()
+        assert torch.equal(reached(out), reached(truth))
+        torch.testing.assert_close(out, truth, equal_nan=True)
+
+
+def test_finite_inputs_give_no_warning_and_no_nan() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for block, layout in itertools.product(BLOCKS, SOME_LAYOUTS):
+            assert over_the_ring(tensors(), layout, block, True).isfinite().all()

@@ -1,0 +1,201 @@
+"""What `ring_attention` refuses: a clear error on every rank before any data moves, and no hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, launch, ring_attention
+from ringlab.comm.outcome import Outcome
+from ringlab.comm.ring import Ring
+from ringlab.errors import (
+    AgreementError,
+    BackendError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    RinglabError,
+    ShapeError,
+    WorldSizeError,
+)
+from ringlab.layout import contiguous, dealt, striped, zigzag
+
+S, P = 24, 2
+Arguments = dict[str, Any]
+Spoil = Callable[[Arguments], None]
+
+
+def arguments(ring: Ring) -> Arguments:
+    """A call that is right."""
+    layout = zigzag(S, ring.world_size)
+    length = layout.length(ring.rank)
+    q, k = torch.ones(1, 4, length, 8), torch.ones(1, 2, length, 8)
+    return {"q": q, "k": k, "v": k.clone(), "ring": ring, "layout": layout, "causal": True, "block": "naive"}
+
+
+def call(ring: Ring, spoils: dict[int, Spoil]) -> Tensor | RinglabError:
+    """Call with what `spoils` does to this rank's arguments; return the error."""
+    x = arguments(ring)
+    if ring.rank in spoils:
+        spoils[ring.rank](x)
+    try:
+        return ring_attention(x.pop("q"), x.pop("k"), x.pop("v"), **x)
+    except RinglabError as error:
+        return error
+
+
+def put(name: str, change: Callable[[Any], Any]) -> Spoil:
+    def spoil(x: Arguments) -> None:
+        x[name] = change(x[name])
+
+    return spoil
+
+
+def whole_sequence(x: Arguments) -> None:
+    for name in ("q", "k", "v"):
+        x[name] = torch.ones(1, x[name].shape[1], S, 8)
+
+
+def one_head_too_few(x: Arguments) -> None:
+    for name in ("k", "v"):
+        x[name] = torch.ones(1, 3, *x[name].shape[2:])
+
+
+def no_heads(x: Arguments) -> None:
+    for name in ("k", "v"):
+        x[name] = x[name][:, :0]
+
+
+def integers(x: Arguments) -> None:
+    for name in ("q", "k", "v"):
+        x[name] = x[name].long()
+
+
+def everything(change: Callable[[Tensor], Tensor]) -> Spoil:
+    def spoil(x: Arguments) -> None:
+        for name in ("q", "k", "v"):
+            x[name] = change(x[name])
+
+    return spoil
+
+
+WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
+    "three axes": (put("q", lambda q: q[0]), ShapeError, "q as a tensor (batch, heads, tokens, head dim)"),
+    "no tensor": (put("v", lambda v: v.numpy()), ShapeError, "ndarray"),
+    "another batch": (put("q", lambda q: q.repeat(2, 1, 1, 1)), ShapeError, "q (2, 4, 12, 8)"),
+    "another head dim": (put("k", lambda k: k[..., :4]), ShapeError, "k (1, 2, 12, 4)"),
+    "v unlike k": (put("v", lambda v: v[:, :1]), ShapeError, "v (1, 1, 12, 8)"),
+    "heads that do not divide": (one_head_too_few, ShapeError, "divisible"),
+    "no key/value heads": (no_heads, ShapeError, "divisible"),
+    "a shard too short": (put("q", lambda q: q[..., 1:, :]), ShapeError, "12 tokens"),
+    "unsharded": (whole_sequence, ShapeError, "layout.shard(q, ring.rank)"),
+    "mixed dtypes": (put("k", lambda k: k.double()), DtypeError, "torch.float64"),
+    "integers": (integers, DtypeError, "floating point"),
+    "mixed devices": (put("v", lambda v: v.to("meta")), DeviceError, "meta"),
+    "a layout for another S": (
+        put("layout", lambda layout: zigzag(S + 8, layout.P)),
+        ShapeError,
+        "16 tokens",
+    ),
+    "a layout for another P": (put("layout", lambda _: zigzag(S, 3)), WorldSizeError, "2 ranks"),
+    "no layout": (put("layout", lambda _: "zigzag"), LayoutError, "zigzag(S, P)"),
+    "an unknown block": (put("block", lambda _: "fast"), BackendError, "'fast'"),
+    "a scale that is no number": (lambda x: x.update(scale="small"), DtypeError, "'small'"),
+    "a scale without end": (lambda x: x.update(scale=float("inf")), DtypeError, "inf"),
+    "no head dim": (everything(lambda t: t[..., :0]), ShapeError, "head dim"),
+    "an unknown schedule": (lambda x: x.update(schedule="tree"), BackendError, "'tree'"),
+}
+
+DIFFERENT: dict[str, Spoil] = {
+    "layouts of equal lengths": put("layout", lambda _: striped(S, P)),
+    "contiguous on one": put("layout", lambda _: contiguous(S, P)),
+    "layouts of one name": put("layout", lambda layout: dealt(S, P, chunk=3, name=layout.name)),
+    "causal": put("causal", lambda _: False),
+    "scale": lambda x: x.update(scale=2.0),
+    "block": put("block", lambda _: "blockwise"),
+    "schedule": lambda x: x.update(schedule="allgather"),
+    "batch": everything(lambda t: t.repeat(2, 1, 1, 1)),
+    "head dim": everything(lambda t: t[..., :4]),
+    "heads": put("q", lambda q: q[:, :2]),
+    "dtype": everything(lambda t: t.double()),
+    "gradients": put("q", lambda q: q.requires_grad_()),
+}
+
+
+def run(spoils: dict[int, Spoil]) -> Outcome:
+    outcome = VirtualCluster(P, memory=False).run(call, spoils)
+    assert outcome.trace.bytes_sent() == 0, "data moved before the ranks agreed"
+    return outcome
+
+
+def assert_clear(error: Any, kind: type[RinglabError], words: str) -> None:
+    assert type(error) is kind, error
+    assert error.needed
+    assert words in str(error)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_rank_called_wrongly(name: str) -> None:
+    """It says what is wrong; the other says which rank, and why."""
+    spoil, kind, words = WRONG[name]
+    for wrong in range(P):
+        errors = run({wrong: spoil}).results
+        assert_clear(errors[wrong], kind, words)
+        assert_clear(errors[1 - wrong], AgreementError, f"rank {wrong}: error {kind.__name__}")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_rank_called_wrongly(name: str) -> None:
+    spoil, kind, words = WRONG[name]
+    for error in run(dict.fromkeys(range(P), spoil)).results:
+        assert_clear(error, kind, words)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_single_rank(name: str) -> None:
+    """Alone, a rank's shard is the whole sequence; everything else is as wrong as among many."""
+    spoil, kind, _ = WRONG[name]
+    [answer] = VirtualCluster(1).run(call, {0: spoil}).results
+    if name == "unsharded":
+        assert isinstance(answer, Tensor)
+    else:
+        assert type(answer) is kind
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_called_differently(name: str) -> None:
+    """Each call is right by itself; only together they are not."""
+    for error in run({1: DIFFERENT[name]}).results:
+        assert_clear(error, AgreementError, "rank 1: ")
+
+
+def test_the_right_call_is_taken() -> None:
+    outcome = VirtualCluster(P, memory=False).run(call, {})
+    assert all(isinstance(out, Tensor) for out in outcome.results)
+    assert outcome.trace.bytes_sent() > 0
+
+
+def test_a_ring_must_be_a_ring() -> None:
+    q = torch.ones(1, 1, 4, 8)
+    with pytest.raises(WorldSizeError, match="ring="):
+        ring_attention(q, q, q, ring=None, layout=zigzag(4, 1))  # type: ignore[call-overload]
+
+
+def call_all(ring: Ring) -> list[Any]:
+    """Every wrong call in turn, on rank 1 only, then every different one."""
+    kinds = [*(spoil for spoil, *_ in WRONG.values()), *DIFFERENT.values()]
+    return [call(ring, {1: spoil}) for spoil in kinds]
+
+
+def test_processes_refuse_the_same() -> None:
+    outcome = launch(call_all, P, timeout=60)
+    virtual = VirtualCluster(P, memory=False).run(call_all)
+    assert outcome.trace.bytes_sent() == 0
+    for rank in range(P):
+        assert [(type(e), str(e)) for e in outcome.results[rank]] == [
+            (type(e), str(e)) for e in virtual.results[rank]
+        ]

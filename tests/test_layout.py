@@ -1,0 +1,110 @@
+"""Known layouts, their refusals, and what the laws in tests/laws leave open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab import contiguous, dealt, striped, zigzag
+from ringlab.errors import LayoutError, ShapeError, WorldSizeError
+from ringlab.layout import Layout, Run
+
+
+def owned(layout: Layout) -> list[list[int]]:
+    return [sorted(layout.positions(rank).tolist()) for rank in range(layout.P)]
+
+
+def test_contiguous() -> None:
+    assert owned(contiguous(8, 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert owned(contiguous(7, 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_striped() -> None:
+    assert owned(striped(8, 4)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_zigzag_pairs_head_and_tail() -> None:
+    assert owned(zigzag(16, 4)) == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+
+
+def test_token_fold() -> None:
+    assert owned(dealt(16, 4, chunk=1, folded=True)) == [
+        [0, 7, 8, 15],
+        [1, 6, 9, 14],
+        [2, 5, 10, 13],
+        [3, 4, 11, 12],
+    ]
+
+
+def test_named_layouts_are_members_of_the_family() -> None:
+    S, P = 48, 4
+    for named, member in (
+        (contiguous(S, P), dealt(S, P, chunk=S // P)),
+        (striped(S, P), dealt(S, P, chunk=1)),
+        (zigzag(S, P), dealt(S, P, chunk=S // (2 * P), folded=True)),
+    ):
+        assert owned(named) == owned(member)
+
+
+def test_fewer_tokens_than_ranks_leave_ranks_empty() -> None:
+    for make in (contiguous, striped, zigzag):
+        layout = make(2, 5)
+        assert sorted(layout.length(rank) for rank in range(5)) == [0, 0, 0, 1, 1]
+        shards = [layout.shard(torch.arange(2.0)[:, None], rank) for rank in range(5)]
+        assert torch.equal(layout.unshard(shards), torch.arange(2.0)[:, None])
+
+
+def test_small_chunks_make_few_runs() -> None:
+    """A token-level layout of a long sequence is a run or two a rank, not one per token."""
+    assert all(len(striped(2**16, 8).runs(rank)) == 1 for rank in range(8))
+    assert all(len(dealt(2**16, 8, chunk=1, folded=True).runs(rank)) == 2 for rank in range(8))
+
+
+def test_layouts_compare_and_hash_by_value() -> None:
+    assert zigzag(16, 4) == zigzag(16, 4)
+    assert len({zigzag(16, 4), zigzag(16, 4), striped(16, 4)}) == 2
+    assert repr(zigzag(16, 4)) == "zigzag(S=16, P=4)"
+
+
+def test_shard_is_differentiable() -> None:
+    x = torch.ones(6, 2, requires_grad=True)
+    zigzag(6, 2).shard(x, 0).sum().backward()
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == [1.0 if i in zigzag(6, 2).positions(0) else 0.0 for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("S", "P", "chunk"), [(-1, 2, 1), (4, 0, 1), (4, 2, 0), (4.0, 2, 1), (4, "2", 1), (4, 2, None)]
+)
+def test_impossible_sizes(S: Any, P: Any, chunk: Any) -> None:
+    with pytest.raises(LayoutError, match="an integer"):
+        dealt(S, P, chunk=chunk)
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_is_none(rank: int) -> None:
+    for method in (zigzag(16, 4).runs, zigzag(16, 4).length, zigzag(16, 4).positions):
+        with pytest.raises(WorldSizeError, match="0 to 3"):
+            method(rank)
+
+
+def test_runs_that_do_not_partition() -> None:
+    with pytest.raises(LayoutError, match="exactly once"):
+        Layout(4, 2, "mine", ((Run(0, 1, 3),), (Run(2, 1, 2),)))
+    with pytest.raises(LayoutError, match="2 ranks"):
+        Layout(4, 2, "mine", ((Run(0, 1, 4),),))
+
+
+def test_wrong_tensors() -> None:
+    layout = zigzag(16, 4)
+    with pytest.raises(ShapeError, match="not a shard"):
+        layout.shard(torch.ones(1, 2, 4, 8), 0)
+    with pytest.raises(ShapeError, match="dim="):
+        layout.shard(np.ones(16), 0, dim=1)
+    with pytest.raises(WorldSizeError, match="4 shards"):
+        layout.unshard([torch.ones(4, 1)] * 3)
+    with pytest.raises(ShapeError, match="from rank 2"):
+        layout.unshard([torch.ones(4, 1), torch.ones(4, 1), torch.ones(5, 1), torch.ones(3, 1)])

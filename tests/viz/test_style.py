@@ -1,0 +1,87 @@
+"""Figures look alike, carry a text, and are the same bytes every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlab.viz import style
+
+
+def draw(values=(1, 3, 2)):
+    with style.styled():
+        figure = style.new_figure((3, 2))
+        figure.subplots().plot(values, label="x")
+    return figure
+
+
+def test_a_figure_is_the_same_bytes_twice_and_names_no_software():
+    assert style.png(draw()) == style.png(draw()) != style.png(draw((1, 2, 3)))
+    assert b"Software" not in style.png(draw()) and b"matplotlib" not in style.png(draw()).lower()
+
+
+def test_the_style_ends_with_its_block():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    with style.styled():
+        assert matplotlib.rcParams["axes.spines.top"] is False
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_what_is_shown_carries_its_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append((a, k)))
+    style.show(draw(), alt="a line with a peak")
+    (bundle,), keywords = shown[0]
+    assert bundle["text/plain"] == keywords["metadata"]["image/png"]["alt"] == "a line with a peak"
+    assert bundle["image/png"].startswith("iVBOR")
+    with pytest.raises(ValueError, match="say in words"):
+        style.show(draw(), alt=" ")
+
+
+def test_a_person_gets_an_element_with_its_words(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **k: shown.append(bundle))
+    monkeypatch.setattr(style, "is_live", lambda: True)
+    style.show(draw(), alt='a "line" < a peak')
+    assert shown[0]["text/html"].startswith(
+        '<img alt="a &quot;line&quot; &lt; a peak" src="data:image/png;base64,iVBOR'
+    )
+
+
+def linear(channel):
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+
+
+def seen(colour, matrix):
+    """Return a colour as somebody sees it who lacks one kind of cone (Viénot 1999), in linear RGB."""
+    rgb = [linear(int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5)]
+    return [sum(m * c for m, c in zip(row, rgb, strict=True)) for row in matrix]
+
+
+NORMAL = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+PROTAN = ((0.11238, 0.88762, 0), (0.11238, 0.88762, 0), (0.00401, -0.00401, 1))
+DEUTAN = ((0.29275, 0.70725, 0), (0.29275, 0.70725, 0), (-0.02234, 0.02234, 1))
+
+
+def closest(palette, matrix):
+    colours = [seen(colour, matrix) for colour in palette]
+    distances = [
+        sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) ** 0.5
+        for i, x in enumerate(colours)
+        for y in colours[:i]
+    ]
+    return min(distances)
+
+
+@pytest.mark.parametrize("matrix", [NORMAL, PROTAN, DEUTAN], ids=["normal", "protan", "deutan"])
+def test_the_palette_is_told_apart_with_every_common_kind_of_sight(matrix):
+    assert closest(style.PALETTE, matrix) > 0.1
+
+
+def test_red_and_green_would_not_be():
+    assert closest(("#D62728", "#7A7A00"), DEUTAN) < 0.1 < closest(("#D62728", "#7A7A00"), NORMAL)
+
+
+def test_every_rank_has_a_colour():
+    assert style.rank_colour(0) == style.rank_colour(8) != style.rank_colour(1)
