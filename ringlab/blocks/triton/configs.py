@@ -1,0 +1,124 @@
+"""Which tile sizes a kernel is launched with: one table per architecture, the reason beside each row.
+
+The rows are data, in `tables/sm_80.toml` and its neighbors. Nothing is tried out at launch: the same call
+always runs the same kernel. `ringlab tune` measures on a GPU and writes a table anew; `ringlab kernels
+--offline` compiles every row without one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringlab.errors import BackendError, DtypeError
+
+if TYPE_CHECKING:
+    import torch
+
+KERNELS = ("forward_step", "backward_dq", "backward_dkv")
+COMPILED = ("sm_80", "sm_90", "sm_100")  # what offline compilation knows
+ARCHITECTURES = (*COMPILED, "interpreter")
+LARGEST_HEAD_DIM = 256
+TABLES = Path(__file__).parent / "tables"
+
+# A row's `dtype`: both 16-bit formats need the same memory and instructions; float32 has two kinds of product.
+_KINDS = {"bfloat16": "16-bit", "float16": "16-bit", "float32": "float32"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is launched.
+
+    `block_m` counts query rows and `block_n` keys, in every kernel: the forward step and dQ hold `block_m` rows
+    and walk over keys, dK/dV holds `block_n` keys and walks over rows. `precision` is what `tl.dot` gets as
+    input_precision, which means something for float32 only.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    precision: str = "ieee"
+
+    def __str__(self) -> str:
+        name = f"{self.block_m}×{self.block_n}, {self.num_warps} warps, {self.num_stages} stages"
+        return name if self.precision == "ieee" else f"{name}, {self.precision}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: up to which head dim and for which kind of dtype `config` is used, and why."""
+
+    kernel: str
+    head_dim: int
+    dtype: str
+    config: Config
+    reason: str
+
+
+def choose(
+    kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
+) -> Config:
+    """Return the launch configuration of `kernel`: the row with the smallest head dim that is large enough.
+
+    `precision` chooses between the two rows of float32, "ieee" and "tf32x3"; other dtypes ignore it.
+    Raises: BackendError for an unknown kernel, architecture or precision or a head dim above 256; DtypeError.
+    """
+    return choose_row(kernel, arch, head_dim, dtype, precision).config
+
+
+def choose_row(
+    kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
+) -> Row:
+    """Return the row that `choose` takes its configuration from."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _KINDS:
+        raise DtypeError("bfloat16, float16 or float32", name, "use block='native'")
+    if kernel not in KERNELS:
+        raise BackendError(f"a kernel among {', '.join(KERNELS)}", repr(kernel))
+    for row in table(arch):
+        wanted = row.config.precision == precision or name != "float32"
+        if row.kernel == kernel and row.dtype == _KINDS[name] and wanted and row.head_dim >= head_dim:
+            return row
+    raise BackendError(
+        f"a row of {arch} for {kernel}, {name} ({precision})",
+        f"head dim {head_dim}",
+        f"head dims go up to {LARGEST_HEAD_DIM}; float32 has the precisions ieee and tf32x3",
+    )
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """Return the table for a GPU of compute capability `capability`.
+
+    Consumer GPUs (8.6, 8.9, 12.x) have the instructions that sm_80's kernels use, and its rows fit into
+    their smaller shared memory. Raises: BackendError below 8.0.
+    """
+    if capability < (8, 0):
+        raise BackendError("a GPU of compute capability 8.0 or more", f"{capability[0]}.{capability[1]}")
+    return {9: "sm_90", 10: "sm_100"}.get(capability[0], "sm_80")
+
+
+@cache
+def table(arch: str) -> tuple[Row, ...]:
+    """Return the rows of `arch`, for each kernel and dtype in ascending order of head dim."""
+    if arch not in ARCHITECTURES:
+        raise BackendError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(arch))
+    return read(TABLES / f"{arch}.toml")
+
+
+def read(path: Path) -> tuple[Row, ...]:
+    """Return the rows of a table file, in ascending order of head dim."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = [_row(kernel, each) for kernel in KERNELS for each in data[kernel]]
+    return tuple(sorted(rows, key=lambda row: row.head_dim))
+
+
+def _row(kernel: str, each: Mapping[str, Any]) -> Row:
+    config = Config(
+        each["block_m"], each["block_n"], each["warps"], each["stages"], each.get("precision", "ieee")
+    )
+    return Row(kernel, each["head_dim"], each["dtype"], config, each["reason"])
