@@ -170,7 +170,10 @@ def _buttons(question: Question, status: Any) -> list[Any]:
 def _number_field(question: Question, status: Any) -> list[Any]:
     import ipywidgets
 
-    field = ipywidgets.Text(placeholder="a number", layout=ipywidgets.Layout(width="10em"))
+    # A click is sent at once, while keystrokes queue behind a busy kernel: sent one by one, "16" could be kept as "1".
+    field = ipywidgets.Text(
+        placeholder="a number", continuous_update=False, layout=ipywidgets.Layout(width="10em")
+    )
     button = ipywidgets.Button(description="Commit", layout=ipywidgets.Layout(width="auto"))
 
     def clicked(_: Any) -> None:

@@ -48,6 +48,10 @@ SELECT = """async index => {
 COMMAND = """name => { window.jupyterapp.commands.execute(name); }"""
 SET_SOURCE = """([index, source]) =>
     window.jupyterapp.shell.currentWidget.content.widgets[index].model.sharedModel.setSource(source)"""
+KEEP_BUSY = """seconds => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    kernel.requestExecute({code: `import time; time.sleep(${seconds})`, store_history: false});
+}"""
 SAVE = """() => window.jupyterapp.commands.execute('docmanager:save').then(() => null)"""
 SAVED = """() => !window.jupyterapp.shell.currentWidget.context.model.dirty"""
 
@@ -125,6 +129,10 @@ class NotebookPage:
     def write(self, index: int, source: str) -> None:
         """Put `source` into a cell."""
         self.page.evaluate(SET_SOURCE, [index, source])
+
+    def keep_busy(self, seconds: float) -> None:
+        """Let the kernel hear of nothing for so long: what is typed and clicked meanwhile queues up."""
+        self.page.evaluate(KEEP_BUSY, seconds)
 
     def save(self) -> None:
         """Save the notebook."""

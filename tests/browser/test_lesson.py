@@ -21,6 +21,7 @@ def lesson(browser, lab) -> NotebookPage:
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.hops"')
     notebook.run_above(choice.index + 1)
+    notebook.keep_busy(3)  # a fast typist's keystrokes and click must arrive in their order even so
     type_number(notebook.select(number.index), "16", told="you predicted: 16 values")
     press_button(notebook.select(choice.index), "P - 1", told="you predicted: P - 1")
     notebook.run_below(choice.index + 1)
