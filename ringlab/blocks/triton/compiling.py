@@ -1,0 +1,94 @@
+"""The child process of `offline`: takes jobs from stdin, one JSON object a line, and answers on stdout.
+
+Works with Triton 3.6 to 3.9, by `triton.compile` on a signature instead of on tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.offline import Job
+
+_MATRIX = {"mma.sync": r"\bmma\.sync", "tcgen05": r"\btcgen05\.mma", "wgmma": r"\bwgmma\.mma_async"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel and what it is compiled for.
+
+    `types`: per argument "*bf16", "*fp32", "i32" and so on; `constants`: the constexprs; `aligned`: arguments
+    that are multiples of 16, as Triton's launcher finds out for pointers and strides.
+    """
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: frozenset[str] = field(default_factory=frozenset)
+
+
+def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
+    """Return the numbers of `offline.Compiled` for one kernel, or its `error`."""
+    names = source.kernel.arg_names
+    compiled, log = _compile(
+        ASTSource(
+            fn=source.kernel,
+            signature={name: "constexpr" if name in source.constants else source.types[name] for name in names},
+            constexprs=dict(source.constants),
+            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(source.aligned)},
+        ),
+        GPUTarget("cuda", int(arch.removeprefix("sm_")), 32),
+        {"num_warps": config.num_warps, "num_stages": config.num_stages},
+    )
+    counts = {name: len(re.findall(pattern, compiled.asm["ptx"])) for name, pattern in _MATRIX.items()}
+    return {
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", log))),
+        "spill_bytes": sum(map(int, re.findall(r"(\d+) bytes spill stores", log))),
+        "shared_bytes": compiled.metadata.shared,
+        "tensor_core": " + ".join(name for name, count in counts.items() if count),
+        "tensor_core_count": sum(counts.values()),
+        "tensor_memory_columns": getattr(compiled.metadata, "tmem_size", None) or 0,
+    }
+
+
+def _compile(source: ASTSource, target: GPUTarget, options: dict[str, int]) -> tuple[Any, str]:
+    """Return the compiled kernel and what ptxas -v said, which Triton prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        compiled = triton.compile(source, target=target, options=options)
+    return compiled, printed.getvalue()
+
+
+def answer(line: str) -> dict[str, Any]:
+    """Return the answer to one line of stdin."""
+    told = json.loads(line)
+    job = Job(**(told | {"config": Config(**told["config"])}))
+    try:
+        get_ptxas(int(job.arch.removeprefix("sm_")))
+    except RuntimeError as error:
+        return {"missing": str(error)}
+    try:
+        return compile_source(importlib.import_module(job.sources).source(job), job.arch, job.config)
+    except Exception as error:  # whatever a compiler may raise is this job's result
+        lines = [text.strip() for text in str(error).splitlines() if text.strip()]
+        return {"error": f"{type(error).__name__}: {' / '.join(lines[-3:])}"}
+
+
+if __name__ == "__main__":
+    # Only answers go to the real stdout; a compiler that prints would spoil the protocol.
+    replies, sys.stdout = sys.stdout, sys.stderr
+    for each in sys.stdin:
+        print(json.dumps(answer(each)), file=replies, flush=True)

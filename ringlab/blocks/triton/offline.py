@@ -1,0 +1,201 @@
+"""Compile kernels for GPUs that are not here, and judge what the compiler made of them.
+
+Every job goes to a fresh child process: a kernel that was defined under TRITON_INTERPRET=1 cannot be compiled,
+and a compiler that crashes must not take the caller along. Nothing here says how fast a kernel is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, Row, table
+from ringlab.errors import BackendError
+
+# Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
+# Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles more than
+# that without a word; the launch fails.
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+# Which matrix instructions an architecture's kernels are meant to use.
+TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
+TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
+NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL_HEAD_DIM
+NO_SPILL_HEAD_DIM = 128
+
+SOURCES = "ringlab.blocks.triton.signatures"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile; the module `sources` has a function `source(job)` that gives the kernel itself."""
+
+    kernel: str
+    arch: str
+    head_dim: int
+    dtype: str
+    config: Config
+    sources: str = SOURCES
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a job; where it made nothing, `error` says why and the numbers are 0.
+
+    `registers`: of a thread. `spill_bytes`: what a thread stores to memory for want of registers (ptxas -v).
+    `shared_bytes`: of a program. `tensor_core`: the matrix instructions in use, "mma.sync", "wgmma" or
+    "tcgen05", joined by " + " where there are two, "" where there are none; `tensor_core_count`: how many of
+    them stand in the PTX text, not how often they run. `tensor_memory_columns`: sm_100 only.
+    """
+
+    job: Job
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    tensor_core: str = ""
+    tensor_core_count: int = 0
+    tensor_memory_columns: int = 0
+    error: str = ""
+
+    def broken(self) -> tuple[str, ...]:
+        """Return the budgets that are not kept, as sentences; empty where all is well."""
+        return (f"does not compile: {self.error}",) if self.error else tuple(_broken(self))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row that `ringlab kernels --offline --json` prints."""
+        job, numbers = self.job, {k: v for k, v in asdict(self).items() if k not in ("job", "error")}
+        named = {"kernel": job.kernel, "arch": job.arch, "head_dim": job.head_dim, "dtype": job.dtype}
+        return named | {"config": asdict(job.config)} | numbers | {"broken": list(self.broken())}
+
+
+def _broken(found: Compiled) -> Iterator[str]:
+    job, limit = found.job, SHARED_LIMIT[found.job.arch]
+    if found.shared_bytes > limit:
+        yield f"{found.shared_bytes:,} bytes of shared memory, {job.arch} has {limit:,}"
+    if found.tensor_memory_columns > TENSOR_MEMORY_LIMIT:
+        yield f"{found.tensor_memory_columns} columns of tensor memory, there are {TENSOR_MEMORY_LIMIT}"
+    if job.dtype != "float32":
+        if job.kernel in NO_SPILL and job.head_dim <= NO_SPILL_HEAD_DIM and found.spill_bytes:
+            yield f"{found.spill_bytes:,} bytes spilled by a thread, none are allowed here"
+        if found.tensor_core != TENSOR_CORE[job.arch]:
+            yield f"matrix instructions: {found.tensor_core or 'none'}, should be {TENSOR_CORE[job.arch]}"
+    elif job.config.precision == "tf32x3" and not found.tensor_core:
+        yield "no matrix instructions, though tf32x3 is meant to use them"
+
+
+def shipped_jobs(
+    archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS, rows: Callable[[Row], bool] | None = None
+) -> list[Job]:
+    """Return a job for each row of the tables, at the largest head dim that the row serves."""
+    wanted = tuple(kernels)
+    return [
+        Job(row.kernel, arch, row.head_dim, "bfloat16" if row.dtype == "16-bit" else row.dtype, row.config)
+        for arch in archs
+        for row in table(arch)
+        if row.kernel in wanted and (rows is None or rows(row))
+    ]
+
+
+def compile_all(
+    jobs: Sequence[Job], processes: int = 2, on_done: Callable[[Compiled], None] | None = None
+) -> list[Compiled]:
+    """Return what became of each job, in order; `on_done` is called as they finish, from other threads.
+
+    Raises: BackendError where Triton or its assembler is missing.
+    """
+    require_triton()
+    idle: SimpleQueue[_Child] = SimpleQueue()
+
+    def work(job: Job) -> Compiled:
+        child = idle.get()
+        try:
+            found = child.compile(job)
+        finally:
+            idle.put(child)
+        if on_done is not None:
+            on_done(found)
+        return found
+
+    count = max(1, min(processes, len(jobs)))
+    with tempfile.TemporaryDirectory(prefix="ringlab-kernels-") as cache, _children(count, cache) as children:
+        for child in children:
+            idle.put(child)
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(work, jobs))
+
+
+def require_triton() -> None:
+    """Raise a BackendError where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        here = f"{platform.system()} on {platform.machine()}, without it"
+        remedy = "Triton's packages are for Linux on x86-64: run this command there"
+        raise BackendError("the package triton, which compiles the kernels", here, remedy)
+
+
+@contextmanager
+def _children(count: int, cache: str) -> Iterator[list[_Child]]:
+    children = [_Child(cache) for _ in range(count)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.close()
+
+
+class _Child:
+    """A process that compiles one job after the other; started at the first, and anew after a crash."""
+
+    def __init__(self, cache: str) -> None:
+        self._cache = cache
+        self._process: subprocess.Popen[str] | None = None
+
+    def compile(self, job: Job) -> Compiled:
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(asdict(job)) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._process = None
+            return Compiled(job, error=f"the compiler's process ended with status {process.wait()}")
+        answer = json.loads(line)
+        if missing := answer.pop("missing", ""):
+            remedy = "reinstall triton, or name the assembler in TRITON_PTXAS_PATH"
+            raise BackendError("the assembler ptxas that comes with triton", missing, remedy)
+        return Compiled(job, **answer)
+
+    def close(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ringlab.blocks.triton.compiling"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(self._cache),
+        )
+        return self._process
+
+
+def clean_environment(cache: str) -> dict[str, str]:
+    """Return the environment of a child: not interpreting, and with a compiler's log even for known kernels."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ours = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": cache}
+    return kept | ours | {"OMP_NUM_THREADS": "1"}
