@@ -1,10 +1,10 @@
-"""The command line: `ringlab doctor`, `verify`, `bench`, `build`, `exercise`, `grade`."""
+"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `build`, `exercise`, `grade`."""
 
 from __future__ import annotations
 
 import typer
 
-from ringlab.cli import bench, course, doctor, verify
+from ringlab.cli import bench, course, doctor, kernels, verify
 
 app = typer.Typer(
     name="ringlab",
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
+app.command("kernels")(kernels.kernels)
 app.command("build")(course.build)
 app.add_typer(course.exercise, name="exercise")
 app.command("grade")(course.grade)

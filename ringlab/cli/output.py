@@ -21,7 +21,7 @@ people = Console(width=None if sys.stdout.isatty() else 120)
 stderr = Console(stderr=True)
 
 
-def print_json(data: dict[str, Any]) -> None:
+def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print `data` on stdout; NaN and infinities as strings, since JSON has none."""
     typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 

@@ -13,7 +13,16 @@ NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 @triton.jit
 def toy(
-    Q, K, V, Out, keys, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, P: tl.constexpr
+    Q,
+    K,
+    V,
+    Out,
+    keys,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+    P: tl.constexpr,
 ):
     rows = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.arange(0, D)

@@ -46,7 +46,9 @@ def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
     compiled, log = _compile(
         ASTSource(
             fn=source.kernel,
-            signature={name: "constexpr" if name in source.constants else source.types[name] for name in names},
+            signature={
+                name: "constexpr" if name in source.constants else source.types[name] for name in names
+            },
             constexprs=dict(source.constants),
             attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(source.aligned)},
         ),

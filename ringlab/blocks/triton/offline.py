@@ -94,7 +94,9 @@ def _broken(found: Compiled) -> Iterator[str]:
 
 
 def shipped_jobs(
-    archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS, rows: Callable[[Row], bool] | None = None
+    archs: Iterable[str] = COMPILED,
+    kernels: Iterable[str] = KERNELS,
+    rows: Callable[[Row], bool] | None = None,
 ) -> list[Job]:
     """Return a job for each row of the tables, at the largest head dim that the row serves."""
     wanted = tuple(kernels)

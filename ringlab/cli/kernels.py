@@ -1,0 +1,101 @@
+"""`ringlab kernels`: the tables of launch configurations, and what a compiler makes of them without a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from ringlab.cli.output import errors_told, finish, people, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from ringlab.blocks.triton.offline import Compiled
+
+Offline = Annotated[bool, typer.Option("--offline", help="Compile every row, which needs no GPU.")]
+Archs = Annotated[list[str] | None, typer.Option("--arch", help="sm_80, sm_90 or sm_100; repeatable.")]
+Kernels = Annotated[
+    list[str] | None, typer.Option("--kernel", help="forward_step, backward_dq or backward_dkv; repeatable.")
+]
+Processes = Annotated[int, typer.Option("--processes", min=1, help="Compile with so many processes.")]
+JsonList = Annotated[
+    bool, typer.Option("--json", help="Print one JSON list on stdout and nothing else there.")
+]
+
+
+def kernels(
+    offline: Offline = False,
+    arch: Archs = None,
+    kernel: Kernels = None,
+    processes: Processes = 2,
+    as_json: JsonList = False,
+) -> None:
+    """List the kernels' launch configurations; with --offline, compile them. Status 1 where a budget is broken."""
+    from ringlab.blocks.triton.configs import ARCHITECTURES, COMPILED, KERNELS
+
+    archs = _among("--arch", arch, COMPILED if offline else ARCHITECTURES)
+    names = _among("--kernel", kernel, KERNELS)
+    if not offline:
+        _print_tables(archs, names, as_json)
+        return
+    with errors_told(as_json):
+        found = _compile(archs, names, processes)
+    if as_json:
+        print_json([each.as_json() for each in found])
+    else:
+        _print_compiled(found)
+    finish(not any(each.broken() for each in found))
+
+
+def _among(option: str, wanted: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := [name for name in wanted or () if name not in known]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: not among {', '.join(known)}", param_hint=option)
+    return tuple(wanted or known)
+
+
+def _print_tables(archs: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from ringlab.blocks.triton.configs import table
+
+    rows = [(arch, row) for arch in archs for row in table(arch) if row.kernel in names]
+    if as_json:
+        print_json([{"arch": arch} | asdict(row) for arch, row in rows])
+        return
+    shown = Table("kernel", "architecture", "D up to", "dtype", "configuration", "reason")
+    for arch, row in rows:
+        shown.add_row(row.kernel, arch, str(row.head_dim), row.dtype, str(row.config), row.reason)
+    people.print(shown)
+    people.print("Sizes are rows × keys. Compile them without a GPU: ringlab kernels --offline")
+
+
+def _compile(archs: tuple[str, ...], names: tuple[str, ...], processes: int) -> list[Compiled]:
+    from ringlab.blocks.triton.offline import compile_all, shipped_jobs
+
+    jobs = shipped_jobs(archs, names)
+    with progress_bar() as bar:
+        task = bar.add_task("kernels --offline", total=len(jobs))
+        return compile_all(jobs, processes, lambda _: bar.advance(task))
+
+
+def _print_compiled(found: list[Compiled]) -> None:
+    shown = Table("kernel", "architecture", "D", "dtype", "configuration", title="compiled without a GPU")
+    for heading in ("registers", "spilled B", "shared B"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("matrix instructions")
+    for each in found:
+        job, count = each.job, each.tensor_core_count
+        numbers = (each.registers, each.spill_bytes, each.shared_bytes)
+        matrix = f"{count} × {each.tensor_core}" if count else "none"
+        cells = (job.kernel, job.arch, str(job.head_dim), job.dtype, str(job.config))
+        shown.add_row(*cells, *(f"{n:,}" for n in numbers), matrix, style="red" if each.broken() else "")
+    people.print(shown)
+    for each in found:
+        for sentence in each.broken():
+            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}"
+            people.print(
+                f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
+            )
+    people.print(
+        "Registers and spills are of one thread, shared memory of one program. None of this is a speed."
+    )
