@@ -38,15 +38,15 @@ def toy(
 
 
 @triton.jit
-def broken(Q, keys, D: tl.constexpr):
+def wrong(Q, keys, D: tl.constexpr):
     tl.store(Q + tl.arange(0, D), tl.no_such_function(keys))
 
 
 def source(job: Job) -> Source:
     pointer = f"*{NAMES[job.dtype]}"
-    if job.kernel == "broken":
-        return Source(broken, {"Q": pointer, "keys": "i32"}, {"D": job.head_dim})
-    if job.kernel == "crash":
+    if job.kernel == "wrong":
+        return Source(wrong, {"Q": pointer, "keys": "i32"}, {"D": job.head_dim})
+    if job.kernel == "crashes":
         import os
 
         os._exit(7)
