@@ -30,10 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what cannot run on this machine, with the remedy as the reason; RINGLAB_REQUIRE_ALL=1 forbids that."""
-    if needs.all_required():
-        return
+    """Skip what cannot run on this machine, with the remedy as the reason.
+
+    RINGLAB_REQUIRE_ALL=1 forbids that, but for what no package can bring.
+    """
     for mark, missing in needs.MISSING.items():
+        if needs.all_required() and mark not in needs.MAY_BE_ABSENT:
+            continue
         marked = [item for item in items if item.get_closest_marker(mark)]
         if marked and (reason := missing()):
             for item in marked:
@@ -45,9 +48,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     """Where everything is required, turn every skip into a failure."""
     outcome = yield
     report = outcome.get_result()
-    if needs.all_required() and report.skipped and not hasattr(report, "wasxfail"):
+    allowed = hasattr(report, "wasxfail") or _said_by_absence(report)
+    if needs.all_required() and report.skipped and not allowed:
         report.outcome = "failed"
         report.longrepr = f"skipped although RINGLAB_REQUIRE_ALL=1: {report.longrepr}"
+
+
+def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Return the reason of a skip that is allowed even where everything is required."""
+    reasons = (needs.MISSING[mark]() for mark in needs.MAY_BE_ABSENT)
+    said = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+    return next((reason for reason in reasons if reason and said == f"Skipped: {reason}"), None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line that nobody overlooks for each thing whose tests did not run, with their number."""
+    reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
+    for reason in sorted(set(filter(None, reasons))):
+        count = reasons.count(reason)
+        terminalreporter.write_line(f"!!! {count} TESTS NOT RUN: {reason} !!!", yellow=True, bold=True)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

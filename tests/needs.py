@@ -40,7 +40,19 @@ def missing_bwrap() -> str | None:
     return f"bubblewrap cannot make namespaces here ({probe.stderr.strip()}); `ringlab doctor` says how to mend it"
 
 
+@cache
+def missing_cuda() -> str | None:
+    """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
+    from ringlab.bench.device import no_cuda  # late: shape checks have to be installed before it is imported
+
+    return no_cuda()
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "needs_bwrap": missing_bwrap,
     "needs_chromium": missing_chromium,
+    "needs_cuda": missing_cuda,
 }
+
+MAY_BE_ABSENT = ("needs_cuda",)
+"""What no package can bring: skipped where it is missing even if all is required, and said loudly at the end."""

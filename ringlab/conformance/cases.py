@@ -115,10 +115,10 @@ def problem(case: Case) -> Problem:
     return Problem(*tensors, true, bounds(*tensors, causal=case.causal, true=true))
 
 
-def attend(ring: Ring, case: Case, block: str, schedule: str) -> tuple[Tensor, ...]:
-    """The program of a case: return this rank's shards of out, lse, dq, dk and dv."""
+def attend(ring: Ring, case: Case, block: str, schedule: str, device: str = "cpu") -> tuple[Tensor, ...]:
+    """The program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`."""
     layout = case.make_layout()
-    *qkv, dout = (layout.shard(x, ring.rank) for x in inputs(case))
+    *qkv, dout = (layout.shard(x, ring.rank).to(device) for x in inputs(case))
     q, k, v = (x.requires_grad_() for x in qkv)
     out, lse = ring_attention(
         q, k, v, ring=ring, layout=layout, causal=case.causal, block=block, schedule=schedule, return_lse=True

@@ -1,0 +1,154 @@
+"""Ways to do the same attention, each brought to one form: something to prepare, to run, and to join."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ringlab.attention import ring_attention
+from ringlab.bench.alone import Alone
+from ringlab.bench.interleaved import Turn
+from ringlab.bench.problem import Inputs
+from ringlab.bench.reference import Results
+from ringlab.blocks.protocol import Block
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.layout import contiguous, zigzag
+
+SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+"""Backends of torch's own attention, each pinned so that nothing else runs in its place."""
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+"""(q, k, v, causal) → (out, lse), lse None where it is not given."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`turn(inputs, of)` is what is timed; `join` makes the results of the whole sequence of what it returns.
+
+    `of` is "forward", "backward" or "forward_backward".
+    """
+
+    turn: Callable[[Inputs, str], Turn]
+    join: Callable[[Any], Results] = dict
+
+
+def whole(attend: Attend, causal: bool) -> Contender:
+    """Return the contender that calls `attend` once on the whole problem."""
+
+    def forward(inputs: Inputs, gradients: bool) -> dict[str, Tensor]:
+        q, k, v = (x.detach().requires_grad_(gradients) for x in inputs[:3])
+        with torch.set_grad_enabled(gradients):
+            out, lse = attend(q, k, v, causal)
+        found = {"out": out, "q": q, "k": k, "v": v} if gradients else {"out": out}
+        return found if lse is None else {**found, "lse": lse}
+
+    def backward(inputs: Inputs, ready: dict[str, Tensor]) -> dict[str, Tensor]:
+        leaves = (ready["q"], ready["k"], ready["v"])
+        # On this thread, as in the ring, and not on one of autograd's own.
+        with torch.autograd.set_multithreading_enabled(False):
+            gradients = torch.autograd.grad(ready["out"], leaves, inputs.dout)
+        return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+    def both(inputs: Inputs) -> dict[str, Tensor]:
+        ready = forward(inputs, True)
+        gradients = backward(inputs, ready)
+        return gradients | {name: ready[name].detach() for name in ("out", "lse") if name in ready}
+
+    def turn(inputs: Inputs, of: str) -> Turn:
+        if of == "forward":
+            return Turn(lambda _: forward(inputs, False))
+        if of == "backward":
+            return Turn(lambda ready: backward(inputs, ready), lambda: forward(inputs, True))
+        return Turn(lambda _: both(inputs))
+
+    return Contender(turn)
+
+
+def sdpa(backend: SDPBackend) -> Attend:
+    """Return torch's attention with `backend` pinned; it raises RuntimeError where that cannot run."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, None]:
+        with sdpa_kernel(backend), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each backend left out would warn why; the error says enough
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal), None
+
+    return attend
+
+
+def one_block(block: str | Block) -> Attend:
+    """Return ringlab's attention on a ring of one rank: one block, one step, no message."""
+    ring = Ring(Alone())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        layout = contiguous(q.shape[-2], 1)
+        return ring_attention(
+            q, k, v, ring=ring, layout=layout, causal=causal, block=block, return_lse=True, validate=False
+        )
+
+    return attend
+
+
+def emulated_ring(block: str | Block, P: int, causal: bool) -> Contender:
+    """Return the contender that runs the zig-zag ring on P virtual ranks of this device."""
+    cluster = VirtualCluster(P, memory=False)
+
+    def turn(inputs: Inputs, of: str) -> Turn:
+        layout = zigzag(inputs.q.shape[-2], P)
+
+        def prepare() -> list[tuple[Tensor, ...]]:
+            return [tuple(layout.shard(x, rank) for x in inputs) for rank in range(P)]
+
+        def run(shards: list[tuple[Tensor, ...]]) -> Any:
+            def program(ring: Ring) -> tuple[Tensor, ...]:
+                return rank_program(ring, shards[ring.rank], layout, block, causal, of != "forward")
+
+            with _one_thread():
+                return cluster.run(program).results
+
+        return Turn(run, prepare)
+
+    def join(results: list[tuple[Tensor, ...]]) -> Results:
+        names = ("out", "lse", "dq", "dk", "dv")[: len(results[0])]
+        layout = zigzag(sum(part[0].shape[-2] for part in results), P)
+        parts = zip(names, zip(*results, strict=True), strict=True)
+        return {name: layout.unshard(list(part), dim=-1 if name == "lse" else -2) for name, part in parts}
+
+    return Contender(turn, join)
+
+
+def rank_program(
+    ring: Ring, shards: tuple[Tensor, ...], layout: Any, block: str | Block, causal: bool, gradients: bool
+) -> tuple[Tensor, ...]:
+    """Attention of one rank: return its out and lse, and with `gradients` its dq, dk and dv.
+
+    The ranks' arguments are not compared, which training does once and not at every layer.
+    """
+    q, k, v, dout = shards
+    q, k, v = (x.detach().requires_grad_(gradients) for x in (q, k, v))
+    with torch.set_grad_enabled(gradients):
+        out, lse = ring_attention(
+            q, k, v, ring=ring, layout=layout, causal=causal, block=block, return_lse=True, validate=False
+        )
+    if not gradients:
+        return out, lse
+    return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Launch all ranks' kernels from one thread: workers side by side would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,73 @@
+"""The case table on a GPU: every block that runs there, against the float64 oracle, as it is held to on CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ringlab import VirtualCluster
+from ringlab.blocks import available
+from ringlab.conformance.cases import AXES, Case, attend, covering, join, problem
+from ringlab.conformance.tolerance import NAMES, errors
+
+DTYPES = {"triton": ("float32", "bfloat16", "float16"), "native": ("bfloat16", "float16")}
+"""What each block takes on CUDA; the table's float64 is for CPUs."""
+
+
+def cases(block: str) -> list[Case]:
+    """Every case of the table, in each dtype of the block."""
+    return list(dict.fromkeys(replace(case, dtype=dtype) for case in covering() for dtype in DTYPES[block]))
+
+
+TABLE = [(block, "ring", case) for block in DTYPES for case in cases(block)]
+TABLE += [(block, "allgather", case) for block in DTYPES for case in cases(block)[::5]]
+
+
+def test_the_table_is_whole() -> None:
+    """This one needs no GPU: no value of an axis may get lost on the way there."""
+    for block in DTYPES:
+        met = [case for name, _, case in TABLE if name == block]
+        for axis in ("layout", "P", "S", "group", "D", "causal"):
+            assert {getattr(case, axis) for case in met} == set(AXES[axis])
+        assert {case.dtype for case in met} == set(DTYPES[block])
+
+
+@pytest.mark.needs_cuda
+def test_every_block_that_runs_on_gpus_is_in_the_table() -> None:
+    from ringlab.blocks import get_block
+    from ringlab.errors import BackendError
+
+    q = torch.ones(1, 1, 4, 64, device="cuda", dtype=torch.bfloat16)
+    for name in available():
+        try:
+            get_block(name, q)
+        except BackendError:
+            continue
+        assert name in (*DTYPES, "naive", "blockwise")  # these two are for reading, and are tested on CPUs
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(("block", "schedule", "case"), TABLE, ids=str)
+def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
+    cluster = VirtualCluster(case.P, memory=False)
+    results = join(case, cluster.run(attend, case, block, schedule, "cuda").results)
+    assert results.out.device.type == "cuda"
+    assert results.out.dtype == results.dq.dtype == getattr(torch, case.dtype)
+    assert results.lse.dtype == torch.float32
+    expected = problem(case)
+    measured = errors(results, expected.true)
+    wrong = {n: (measured[n], expected.bounds[n]) for n in NAMES if not measured[n] <= expected.bounds[n]}
+    assert not wrong, f"{block}, {case}: (error, allowed) {wrong}"
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("block", DTYPES)
+def test_the_same_bits_every_time(block: str) -> None:
+    """No sum depends on which program came first. torch's own backward adds dq with atomics."""
+    case = Case("zigzag", P=4, S=97, group=2, D=64, dtype="bfloat16", causal=True)
+    cluster = VirtualCluster(case.P, memory=False)
+    first, second = (join(case, cluster.run(attend, case, block, "ring", "cuda").results) for _ in range(2))
+    for name in NAMES if block == "triton" else ("out", "lse"):
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
