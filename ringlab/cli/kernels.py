@@ -17,6 +17,7 @@ Archs = Annotated[list[str] | None, typer.Option("--arch", help="sm_80, sm_90 or
 Kernels = Annotated[
     list[str] | None, typer.Option("--kernel", help="forward_step, backward_dq or backward_dkv; repeatable.")
 ]
+Record = Annotated[bool, typer.Option("--record", help="With --offline: write the numbers into the tables.")]
 Processes = Annotated[int, typer.Option("--processes", min=1, help="Compile with so many processes.")]
 JsonList = Annotated[
     bool, typer.Option("--json", help="Print one JSON list on stdout and nothing else there.")
@@ -27,12 +28,15 @@ def kernels(
     offline: Offline = False,
     arch: Archs = None,
     kernel: Kernels = None,
+    record: Record = False,
     processes: Processes = 2,
     as_json: JsonList = False,
 ) -> None:
     """List the kernels' launch configurations; with --offline, compile them. Status 1 where a budget is broken."""
     from ringlab.blocks.triton.configs import ARCHITECTURES, COMPILED, KERNELS
 
+    if record and (kernel or not offline):
+        raise typer.BadParameter("goes with --offline, and with all kernels", param_hint="--record")
     archs = _among("--arch", arch, COMPILED if offline else ARCHITECTURES)
     names = _among("--kernel", kernel, KERNELS)
     if not offline:
@@ -40,6 +44,8 @@ def kernels(
         return
     with errors_told(as_json):
         found = _compile(archs, names, processes)
+        if record:
+            _record(archs, found)
     if as_json:
         print_json([each.as_json() for each in found])
     else:
@@ -76,6 +82,15 @@ def _compile(archs: tuple[str, ...], names: tuple[str, ...], processes: int) -> 
     with progress_bar() as bar:
         task = bar.add_task("kernels --offline", total=len(jobs))
         return compile_all(jobs, processes, lambda _: bar.advance(task))
+
+
+def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
+    from ringlab.blocks.triton.configs import TABLES, table
+    from ringlab.blocks.triton.offline import recorded
+
+    for arch in archs:
+        text = recorded(arch, table(arch), [each for each in found if each.job.arch == arch])
+        (TABLES / f"{arch}.toml").write_text(text, encoding="utf-8")
 
 
 def _print_compiled(found: list[Compiled]) -> None:

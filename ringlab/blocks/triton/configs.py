@@ -7,8 +7,9 @@ always runs the same kernel. `ringlab tune` measures on a GPU and writes a table
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,13 +52,18 @@ class Config:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: up to which head dim and for which kind of dtype `config` is used, and why."""
+    """One row of a table: up to which head dim and for which kind of dtype `config` is used, and why.
+
+    `compiled`: the registers and spilled bytes of a thread and the shared bytes of a program that offline
+    compilation found at that head dim; None for the interpreter.
+    """
 
     kernel: str
     head_dim: int
     dtype: str
     config: Config
     reason: str
+    compiled: tuple[int, int, int] | None = None
 
 
 def choose(
@@ -117,8 +123,47 @@ def read(path: Path) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.head_dim))
 
 
+def compiler_of(path: Path) -> str:
+    """Return the version of Triton that the numbers in the column `compiled` of a table file come from."""
+    return str(tomllib.loads(path.read_text(encoding="utf-8")).get("triton", ""))
+
+
+def render(arch: str, triton: str, rows: Iterable[Row]) -> str:
+    """Return the text of a table file, which `read` reads back as the same rows."""
+    parts = [_HEADER.format(arch=arch), f"triton = {json.dumps(triton)}\n"]
+    listed = tuple(rows)
+    for kernel in KERNELS:
+        lines = [f"  {_line(row)},\n" for row in listed if row.kernel == kernel]
+        parts += [f"\n{kernel} = [\n", *lines, "]\n"]
+    return "".join(parts)
+
+
+_HEADER = """\
+# Launch configurations for {arch}: rows × keys of a tile, warps of a program, stages of its pipeline.
+# A row serves head dims up to `head_dim`; compiled = [registers, spilled bytes, shared bytes] at that head dim,
+# by the version of Triton named here. A reason without a time was found by compiling: nothing was measured.
+# Written by `ringlab tune` on a GPU; `ringlab kernels --offline --record` writes the numbers of compiling anew.
+
+"""
+
+
+def _line(row: Row) -> str:
+    config = row.config
+    cells: dict[str, Any] = {"head_dim": row.head_dim, "dtype": row.dtype}
+    if row.dtype == "float32":
+        cells["precision"] = config.precision
+    cells |= {"block_m": config.block_m, "block_n": config.block_n}
+    cells |= {"warps": config.num_warps, "stages": config.num_stages}
+    if row.compiled:
+        cells["compiled"] = list(row.compiled)
+    cells["reason"] = row.reason
+    # A JSON string, integer or list of integers is a TOML one too.
+    return "{ " + ", ".join(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in cells.items()) + " }"
+
+
 def _row(kernel: str, each: Mapping[str, Any]) -> Row:
     config = Config(
         each["block_m"], each["block_n"], each["warps"], each["stages"], each.get("precision", "ieee")
     )
-    return Row(kernel, each["head_dim"], each["dtype"], config, each["reason"])
+    registers_spills_shared = tuple(each["compiled"]) if "compiled" in each else None
+    return Row(kernel, each["head_dim"], each["dtype"], config, each["reason"], registers_spills_shared)

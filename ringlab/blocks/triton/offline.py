@@ -6,6 +6,7 @@ and a compiler that crashes must not take the caller along. Nothing here says ho
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
-from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, Row, table
+from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, Row, render, table
 from ringlab.errors import BackendError
 
 # Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
@@ -93,19 +94,27 @@ def _broken(found: Compiled) -> Iterator[str]:
         yield "no matrix instructions, though tf32x3 is meant to use them"
 
 
-def shipped_jobs(
-    archs: Iterable[str] = COMPILED,
-    kernels: Iterable[str] = KERNELS,
-    rows: Callable[[Row], bool] | None = None,
-) -> list[Job]:
-    """Return a job for each row of the tables, at the largest head dim that the row serves."""
-    wanted = tuple(kernels)
+def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
+    """Return a job for each row, at the largest head dim that it serves."""
     return [
         Job(row.kernel, arch, row.head_dim, "bfloat16" if row.dtype == "16-bit" else row.dtype, row.config)
-        for arch in archs
-        for row in table(arch)
-        if row.kernel in wanted and (rows is None or rows(row))
+        for row in rows
     ]
+
+
+def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
+    """Return a job for each row of the tables of `archs` that is about one of `kernels`."""
+    wanted = tuple(kernels)
+    return [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
+
+
+def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
+    """Return the text of the table of `arch` with the numbers that compiling its `rows`, in order, gave."""
+    new = [
+        replace(row, compiled=(each.registers, each.spill_bytes, each.shared_bytes))
+        for row, each in zip(rows, found, strict=True)
+    ]
+    return render(arch, importlib.metadata.version("triton"), new)
 
 
 def compile_all(

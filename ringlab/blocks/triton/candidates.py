@@ -1,0 +1,68 @@
+"""Which configurations are worth compiling for a row of a table, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ringlab.blocks.triton.configs import KERNELS, Config, Row
+from ringlab.blocks.triton.offline import SHARED_LIMIT, Job
+
+HEAD_DIMS = (64, 128, 256)
+"""The classes of head dims: a kernel works on the next power of two, and below 64 the tiles of 64 fit."""
+KINDS = (("16-bit", "ieee"), ("float32", "ieee"), ("float32", "tf32x3"))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One row of a table that is still empty: which kernel, up to which head dim, and which dtype."""
+
+    kernel: str
+    head_dim: int
+    dtype: str
+    precision: str
+
+    @property
+    def torch_dtype(self) -> str:
+        """Return the dtype to compile and measure with."""
+        return "bfloat16" if self.dtype == "16-bit" else self.dtype
+
+    def job(self, arch: str, config: Config) -> Job:
+        """Return the offline job of this row with `config`."""
+        return Job(self.kernel, arch, self.head_dim, self.torch_dtype, config)
+
+    def row(self, config: Config, reason: str, compiled: tuple[int, int, int] | None = None) -> Row:
+        """Return the row, filled."""
+        return Row(self.kernel, self.head_dim, self.dtype, config, reason, compiled)
+
+
+def slots() -> list[Slot]:
+    """Return every row that a table has, in the table's order."""
+    return [Slot(kernel, D, *kind) for kernel in KERNELS for kind in KINDS for D in HEAD_DIMS]
+
+
+def candidates(slot: Slot, arch: str) -> list[Config]:
+    """Return the configurations to compile for a row, without those that surely need too much memory."""
+    return [config for config in _all(slot) if least_shared_bytes(slot, config) <= SHARED_LIMIT[arch]]
+
+
+def least_shared_bytes(slot: Slot, config: Config) -> int:
+    """Return a lower bound of the shared memory of a program: the two tensors it walks over, per stage.
+
+    With one stage nothing has to wait in shared memory for a later turn of the loop, so the bound is 0.
+    """
+    walked = config.block_m if slot.kernel == "backward_dkv" else config.block_n
+    width = 4 if slot.dtype == "float32" else 2
+    return 2 * (config.num_stages - 1) * walked * slot.head_dim * width
+
+
+def _all(slot: Slot) -> Iterator[Config]:
+    wide = slot.dtype == "float32"
+    sides = (16, 32, 64, 128) if wide else (32, 64, 128)
+    for block_m, block_n, warps, stages in product(sides, sides, (4, 8), (1, 2, 3, 4)):
+        # So many scores of a tile a thread holds, in registers: with fewer it has nothing to do while it waits
+        # for memory, with more there is no room for anything else.
+        scores = block_m * block_n // (32 * warps)
+        if 2 <= scores <= (64 if wide else 128):
+            yield Config(block_m, block_n, warps, stages, slot.precision)
