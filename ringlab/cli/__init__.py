@@ -1,10 +1,10 @@
-"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `build`, `exercise`, `grade`."""
+"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `tune`, `build`, `exercise`, `grade`."""
 
 from __future__ import annotations
 
 import typer
 
-from ringlab.cli import bench, course, doctor, kernels, verify
+from ringlab.cli import bench, course, doctor, kernels, tune, verify
 
 app = typer.Typer(
     name="ringlab",
@@ -17,6 +17,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command("kernels")(kernels.kernels)
+app.command("tune")(tune.tune)
 app.command("build")(course.build)
 app.add_typer(course.exercise, name="exercise")
 app.command("grade")(course.grade)

@@ -1,0 +1,134 @@
+"""Choose launch configurations by measuring them: what `ringlab tune` does on a GPU.
+
+Per row of the table: compile every candidate, drop those that break a budget of `blocks.triton.offline`, let
+the rest compute and drop those that are wrong, time all in a short heat, and the fastest of that in a final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ringlab.bench.contenders import one_block, whole
+from ringlab.bench.device import Cuda, Device
+from ringlab.bench.machine import machine
+from ringlab.bench.measure import Bench
+from ringlab.bench.problem import Problem
+from ringlab.blocks.triton.candidates import Slot, candidates
+from ringlab.blocks.triton.configs import Config, Row
+from ringlab.blocks.triton.offline import Compiled, compile_all
+
+PASS = {"forward_step": "forward", "backward_dq": "backward", "backward_dkv": "backward"}
+HEAT_ROUNDS = 5
+FINALISTS = 5
+TIE = 0.01
+"""Medians this close, as a part of the fastest, count as equal; the one that takes less shared memory is chosen."""
+
+
+class Track(Protocol):
+    """Where configurations race; a test puts a scripted one in its place."""
+
+    def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> Mapping[Config, float]:
+        """Return the median seconds of those that are right; the others are left out."""
+        ...
+
+
+class Gpu:
+    """Configurations race on the current CUDA device: one block, causal, fresh inputs in every round."""
+
+    def __init__(self, tokens: int = 8192, heads: int = 16, device: Device | None = None) -> None:
+        self.tokens, self.heads = tokens, heads
+        self.device = device or Cuda()
+
+    def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> Mapping[Config, float]:
+        from ringlab.blocks.triton import TritonBlock
+
+        bench = Bench(Problem(self.heads, self.tokens, slot.head_dim, True, slot.torch_dtype), self.device)
+        entrants = {
+            str(config): whole(
+                one_block(TritonBlock(precision=slot.precision, configs={slot.kernel: config})), causal=True
+            )
+            for config in configs
+        }
+        found = bench.measure(PASS[slot.kernel], entrants, {}, rounds)["contenders"]
+        return {config: found[str(config)]["median_s"] for config in configs if str(config) in found}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The row chosen for a slot, None where nothing is left to choose from, and how many were looked at.
+
+    Of `compiled` candidates `kept` kept the budgets, and `right` of those computed the right thing.
+    """
+
+    slot: Slot
+    row: Row | None
+    compiled: int
+    kept: int
+    right: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `ringlab tune --json` prints of it."""
+        counts = {"compiled": self.compiled, "kept_budgets": self.kept, "right": self.right}
+        chosen = {"config": str(self.row.config), "reason": self.row.reason} if self.row else {}
+        return {"kernel": self.slot.kernel, "head_dim": self.slot.head_dim, "dtype": self.slot.dtype} | {
+            "precision": self.slot.precision, **chosen, **counts
+        }  # fmt: skip
+
+
+def tune(
+    slot: Slot,
+    arch: str,
+    track: Track,
+    rounds: int = 31,
+    processes: int = 2,
+    where: str = "",
+    compiler: Callable[..., list[Compiled]] = compile_all,
+) -> Tuned:
+    """Return the fastest of all candidates of `slot` that keep the budgets and are right."""
+    found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
+    able = {each.job.config: each for each in found if not each.broken()}
+    heat = track.race(slot, list(able), HEAT_ROUNDS)
+    finalists = sorted(heat, key=lambda config: heat[config])[:FINALISTS]
+    final = track.race(slot, finalists, rounds)
+    row = _row(slot, able, final, where) if final else None
+    return Tuned(slot, row, len(found), len(able), len(heat))
+
+
+def stamp(tokens: int, heads: int) -> str:
+    """Return where, with what and when something was measured, for the reason beside a row."""
+    here = machine()
+    gpu, versions = _dict(here.get("gpu")).get("name", "no GPU"), _dict(here.get("versions"))
+    what = f"{heads} heads, {tokens} tokens, causal"
+    return f"{what}, {gpu}, triton {versions.get('triton', '?')}, {str(here['date'])[:10]}"
+
+
+def merged(old: Sequence[Row], tuned: Sequence[Tuned]) -> list[Row]:
+    """Return the rows of a table with those replaced that were tuned, in the place they had."""
+    new = {_key(each.row): each.row for each in tuned if each.row}
+    return [new.get(_key(row), row) for row in old]
+
+
+def _row(slot: Slot, able: Mapping[Config, Compiled], final: Mapping[Config, float], where: str) -> Row:
+    fastest = min(final.values())
+    level = [config for config, seconds in final.items() if seconds <= fastest * (1 + TIE)]
+    best = min(level, key=lambda config: (able[config].shared_bytes, final[config]))
+    told = f"{final[best] * 1e3:.3f} ms {PASS[slot.kernel]}, of {len(able)} that keep the budgets"
+    rest = sorted((seconds, str(config)) for config, seconds in final.items() if config != best)
+    if rest:
+        told += f"; next {rest[0][1]}: {rest[0][0] * 1e3:.3f} ms"
+    numbers = able[best]
+    return slot.row(
+        best,
+        f"{told} ({where})" if where else told,
+        (numbers.registers, numbers.spill_bytes, numbers.shared_bytes),
+    )
+
+
+def _key(row: Row) -> tuple[str, int, str, str]:
+    return row.kernel, row.head_dim, row.dtype, row.config.precision
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,110 @@
+"""Choosing configurations by measuring: everything but the measuring, which a scripted track does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from ringlab.bench import tune as tuning
+from ringlab.bench.tune import Gpu, Tuned, merged, stamp, tune
+from ringlab.blocks.triton import configs
+from ringlab.blocks.triton.candidates import Slot, candidates
+from ringlab.blocks.triton.configs import Config, Row, table
+from ringlab.blocks.triton.offline import Compiled, Job, recorded
+from ringlab.errors import DeviceError
+
+SLOT = Slot("forward_step", 128, "16-bit", "ieee")
+FAST, SPILLS, LARGE, WRONG = (
+    Config(128, 64, 8, 3),
+    Config(128, 128, 8, 2),
+    Config(128, 128, 8, 4),
+    Config(64, 64, 4, 2),
+)
+
+
+def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
+    """All fit but two, each for another reason; shared memory grows with the stages."""
+    found = []
+    for job in jobs:
+        spill = 4 if job.config == SPILLS else 0
+        shared = 10**6 if job.config == LARGE else 1000 * job.config.num_stages
+        found.append(Compiled(job, 200, spill, shared, "wgmma", 8))
+    return found
+
+
+class Scripted:
+    """A track on which the time of a configuration is known, and some are wrong."""
+
+    def __init__(self, times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> None:
+        self.times, self.wrong = times, wrong
+        self.races: list[tuple[int, int]] = []
+
+    def race(self, slot: Slot, listed: Sequence[Config], rounds: int) -> Mapping[Config, float]:
+        self.races.append((len(listed), rounds))
+        return {each: self.times.get(each, 1.0) for each in listed if each not in self.wrong}
+
+
+def test_the_fastest_that_is_right_and_keeps_the_budgets_wins() -> None:
+    track = Scripted({FAST: 0.5, SPILLS: 0.1, LARGE: 0.1, WRONG: 0.2}, wrong=[WRONG])
+    tuned = tune(SLOT, "sm_90", track, rounds=31, where="a GPU", compiler=compiler)
+    assert tuned.row is not None and tuned.row.config == FAST
+    assert tuned.row.reason.startswith("500.000 ms forward") and tuned.row.reason.endswith("(a GPU)")
+    assert tuned.row.compiled == (200, 0, 3000)
+    listed = candidates(SLOT, "sm_90")
+    assert {SPILLS, LARGE, WRONG, FAST} <= set(listed)
+    assert (tuned.compiled, tuned.kept, tuned.right) == (len(listed), len(listed) - 2, len(listed) - 3)
+    assert track.races == [(len(listed) - 2, tuning.HEAT_ROUNDS), (tuning.FINALISTS, 31)]
+
+
+def test_of_equals_the_one_with_less_shared_memory_is_chosen() -> None:
+    frugal = Config(128, 64, 8, 2)
+    tuned = tune(SLOT, "sm_90", Scripted({FAST: 0.500, frugal: 0.503}), compiler=compiler)
+    assert tuned.row is not None and tuned.row.config == frugal
+    slower = tune(SLOT, "sm_90", Scripted({FAST: 0.500, frugal: 0.510}), compiler=compiler)
+    assert slower.row is not None and slower.row.config == FAST
+
+
+def test_where_nothing_is_right_the_old_row_stays() -> None:
+    tuned = tune(SLOT, "sm_90", Scripted({}, wrong=candidates(SLOT, "sm_90")), compiler=compiler)
+    assert tuned.row is None and tuned.right == 0
+    assert merged(table("sm_90"), [tuned]) == list(table("sm_90"))
+
+
+def test_a_tuned_row_takes_its_place_in_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
+    new = SLOT.row(Config(64, 32, 4, 1), "0.1 ms forward", (10, 0, 20))
+    rows = merged(table("sm_90"), [Tuned(SLOT, new, 3, 2, 1)])
+    path = tmp_path / "sm_90.toml"
+    path.write_text(configs.render("sm_90", "3.7.1", rows), encoding="utf-8")
+    read = configs.read(path)
+    changed = [(old, now) for old, now in zip(table("sm_90"), read, strict=True) if old != now]
+    assert [now for _, now in changed] == [new]
+    assert (changed[0][0].kernel, changed[0][0].head_dim, changed[0][0].dtype) == (
+        "forward_step",
+        128,
+        "16-bit",
+    )
+
+
+def test_numbers_of_compiling_are_recorded_row_by_row(tmp_path: Path) -> None:
+    rows = [Row(kernel, 64, "16-bit", FAST, "because") for kernel in configs.KERNELS]
+    found = [Compiled(SLOT.job("sm_90", FAST), 100 + index, 0, index) for index in range(3)]
+    path = tmp_path / "t.toml"
+    path.write_text(recorded("sm_90", rows, found), encoding="utf-8")
+    assert [row.compiled for row in configs.read(path)] == [(100, 0, 0), (101, 0, 1), (102, 0, 2)]
+    with pytest.raises(ValueError, match="zip"):
+        recorded("sm_90", rows, found[:2])
+
+
+def test_the_stamp_says_where_and_when() -> None:
+    assert stamp(4096, 8).startswith("8 heads, 4096 tokens, causal, ") and "triton" in stamp(4096, 8)
+
+
+def test_without_a_gpu_the_error_says_what_to_do(monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="NVIDIA GPU") as raised:
+        Gpu()
+    assert raised.value.remedy

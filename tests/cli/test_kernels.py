@@ -1,0 +1,141 @@
+"""`ringlab kernels` and `ringlab tune`: lists for programs, tables for people, and exit statuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.blocks.triton import configs, offline
+from ringlab.blocks.triton.offline import TENSOR_CORE, Compiled, Job, shipped_jobs
+from ringlab.cli import app
+
+PROMISED = {"kernel", "arch", "config", "registers", "spill_bytes", "shared_bytes", "tensor_core"}
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def scripted(spills: int = 0):
+    """Stand in for the compiler, which has tests of its own: the forward step spills as told."""
+
+    def compile_all(jobs: list[Job], processes: int = 2, on_done=None) -> list[Compiled]:
+        found = []
+        for job in jobs:
+            spill = spills if job.kernel == "forward_step" else 0
+            found.append(Compiled(job, 200, spill, 1000, TENSOR_CORE[job.arch], 8))
+            if on_done:
+                on_done(found[-1])
+        return found
+
+    return compile_all
+
+
+def test_offline_prints_one_list_with_a_row_per_configuration(monkeypatch) -> None:
+    monkeypatch.setattr(offline, "compile_all", scripted())
+    status, out, _ = call("kernels", "--offline", "--json")
+    rows = json.loads(out)
+    assert status == 0 and isinstance(rows, list) and len(rows) == len(shipped_jobs()) == 81
+    assert all(PROMISED <= row.keys() and row["broken"] == [] for row in rows)
+    assert {row["arch"] for row in rows} == {"sm_80", "sm_90", "sm_100"}
+
+
+def test_a_broken_budget_is_told_and_the_status_is_1(monkeypatch) -> None:
+    monkeypatch.setattr(offline, "compile_all", scripted(spills=12))
+    chosen = ("--arch", "sm_90", "--kernel", "forward_step")
+    status, out, _ = call("kernels", "--offline", *chosen)
+    assert status == 1 and "12 bytes spilled by a thread" in out and "wgmma" in out
+    status, out, _ = call("kernels", "--offline", *chosen, "--json")
+    broken = [row for row in json.loads(out) if row["broken"]]
+    assert status == 1 and {row["config"]["block_m"] for row in broken} and len(broken) == 2
+
+
+def test_one_architecture_and_one_kernel_can_be_chosen(monkeypatch) -> None:
+    monkeypatch.setattr(offline, "compile_all", scripted())
+    _, out, _ = call("kernels", "--offline", "--arch", "sm_80", "--kernel", "backward_dq", "--json")
+    assert {(row["arch"], row["kernel"]) for row in json.loads(out)} == {("sm_80", "backward_dq")}
+
+
+def test_recording_changes_nothing_but_the_numbers(monkeypatch, tmp_path: Path) -> None:
+    for arch in configs.ARCHITECTURES:
+        (tmp_path / f"{arch}.toml").write_bytes((configs.TABLES / f"{arch}.toml").read_bytes())
+    monkeypatch.setattr(configs, "TABLES", tmp_path)
+    monkeypatch.setattr(offline, "compile_all", scripted())
+    assert call("kernels", "--offline", "--record", "--json")[0] == 0
+    for arch in configs.COMPILED:
+        rows = configs.read(tmp_path / f"{arch}.toml")
+        assert {row.compiled for row in rows} == {(200, 0, 1000)}
+        assert [row.config for row in rows] == [row.config for row in configs.table(arch)]
+        assert [row.reason for row in rows] == [row.reason for row in configs.table(arch)]
+    assert call("kernels", "--record")[0] == 2
+
+
+def test_without_offline_the_tables_are_listed_with_their_reasons() -> None:
+    status, out, _ = call("kernels", "--json")
+    rows = json.loads(out)
+    assert status == 0 and all(row["reason"] for row in rows)
+    assert {row["arch"] for row in rows} == set(configs.ARCHITECTURES)
+    status, out, _ = call("kernels", "--arch", "sm_90")
+    assert status == 0 and "reason" in out and "forward_step" in out
+
+
+def test_without_triton_the_command_says_where_it_exists(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    status, out, err = call("kernels", "--offline", "--json")
+    assert status == 1 and json.loads(out)["error"]["remedy"] and "Linux" in err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("kernels", "--arch", "sm_91"), ("kernels", "--offline", "--arch", "interpreter"), ("kernels", "--kernel", "fwd")],
+)  # fmt: skip
+def test_an_unknown_name_is_a_wrong_call(wrong: tuple[str, ...]) -> None:
+    status, _, err = call(*wrong)
+    assert status == 2 and "not among" in " ".join(err.replace("│", " ").split())
+
+
+def test_tuning_without_a_gpu_says_so_with_the_remedy(monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, out, err = call("tune", "--json")
+    told = json.loads(out)
+    assert (
+        status == 1 and told["ok"] is False and "GPU" in told["error"]["needed"] and told["error"]["remedy"]
+    )
+    assert "remedy" in err
+    assert call("tune", "--head-dim", "96")[0] == 2
+
+
+def test_tuning_writes_the_table_where_it_is_told(monkeypatch, tmp_path: Path) -> None:
+    import torch
+
+    from ringlab.bench import tune as tuning
+
+    class Track:
+        def race(self, slot, listed, rounds):
+            return {config: 0.001 * (1 + number) for number, config in enumerate(listed)}
+
+    monkeypatch.setattr(tuning, "Gpu", lambda tokens, heads: Track())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(offline, "compile_all", scripted())
+    monkeypatch.setattr(tuning.tune, "__defaults__", (31, 2, "", scripted()))
+    before = (configs.TABLES / "sm_90.toml").read_bytes()
+    path = tmp_path / "new.toml"
+    chosen = ("--kernel", "forward_step", "--head-dim", "64", "--dtype", "16-bit")
+    status, out, _ = call("tune", *chosen, "--output", str(path), "--json")
+    told = json.loads(out)
+    assert status == 0 and told["file"] == str(path) and len(told["rows"]) == 1
+    changed = [
+        now
+        for old, now in zip(configs.table("sm_90"), configs.read(path), strict=True)
+        if old.reason != now.reason
+    ]
+    assert len(changed) == 1 and "ms forward" in changed[0].reason
+    assert (configs.TABLES / "sm_90.toml").read_bytes() == before
