@@ -1,0 +1,198 @@
+"""Triton's interpreter, made exact: with TRITON_INTERPRET=1 a kernel computes on the CPU what its text says.
+
+Triton 3.6 to 3.9 get some of it wrong there: bfloat16 is multiplied as if its bits were integers, rounding
+to it truncates, two threads that launch at once mix up their programs. `repair` replaces the functions at
+fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled.
+
+Not repaired, because no kernel here needs it: float8, atomics on bfloat16, casts with a rounding mode of
+their own, index reductions of NaN. A float32 `tl.dot` is exact whatever its input_precision says, and `tl.sum`
+of 16-bit numbers adds in float32 and rounds once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from importlib.util import find_spec
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from ringlab.blocks.triton import rounding
+from ringlab.errors import BackendError
+
+KNOWN = "3.6 to 3.9"  # the versions of Triton on which every repair is tested
+
+# One launch at a time: the interpreter keeps the program's index in a global and replaces the functions of
+# triton.language while a kernel runs. Reentrant, for a launch from within a hook.
+_LAUNCHING = threading.RLock()
+# For each launch that is under way, the modules (by the id of their globals) whose triton.language is ready.
+_prepared: list[set[int]] = []
+_MARK = "_ringlab_repaired"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One function of the interpreter and what it is replaced by.
+
+    `owner` is a class of triton.runtime.interpreter, or "" for the module; `parameters` are the names that
+    `make` relies on; `fixed_in` is the first version of Triton that needs it no more. `make` takes the module
+    and the function at fault and returns the one in its place.
+    """
+
+    why: str
+    owner: str
+    function: str
+    parameters: tuple[str, ...]
+    make: Callable[[ModuleType, Callable[..., Any]], Callable[..., Any]]
+    fixed_in: tuple[int, int] | None = None
+
+    def place(self, interpreter: ModuleType) -> Any:
+        """Return the object whose attribute is replaced, None where this Triton has none."""
+        return getattr(interpreter, self.owner, None) if self.owner else interpreter
+
+    def fits(self, interpreter: ModuleType) -> bool:
+        """Return whether the function is there and takes the parameters that the repair relies on."""
+        found = getattr(self.place(interpreter), self.function, None)
+        return (
+            callable(found) and tuple(signature(found).parameters)[: len(self.parameters)] == self.parameters
+        )
+
+
+def interpreting() -> bool:
+    """Return whether Triton is installed and runs kernels in its interpreter, on the CPU."""
+    if find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def repair() -> bool:
+    """Return whether kernels run in the interpreter, and make it exact if so; calling it again changes nothing.
+
+    Raises: BackendError where TRITON_INTERPRET was set after Triton had been imported, and where the installed
+    Triton has an interpreter that this module does not know.
+    """
+    if not interpreting():
+        return False
+    import triton.language
+    import triton.runtime.interpreter as interpreter
+
+    if not isinstance(triton.language.standard.sum, interpreter.InterpretedFunction):
+        raise BackendError(
+            "TRITON_INTERPRET=1 from before Triton's import: its own functions are compiled or interpreted from then on",
+            "it was set later",
+            "set it before Python starts, or at the very top of the program or notebook and restart",
+        )
+    with _LAUNCHING:
+        if not hasattr(interpreter, _MARK):
+            _replace(interpreter, triton.__version__)
+            setattr(interpreter, _MARK, True)
+    return True
+
+
+def _replace(interpreter: ModuleType, version: str) -> None:
+    """Put every repair that this version needs in place, or none."""
+    major, minor, *_ = version.split(".")
+    needed = [r for r in REPAIRS if r.fixed_in is None or (int(major), int(minor)) < r.fixed_in]
+    strange = [f"{r.owner}.{r.function}".lstrip(".") for r in needed if not r.fits(interpreter)]
+    if strange:
+        raise BackendError(
+            f"the interpreter of Triton {KNOWN}, which ringlab knows how to make exact",
+            f"Triton {version}, whose {', '.join(strange)} is not what it was",
+            "pip install 'triton>=3.6,<3.10', or unset TRITON_INTERPRET and use block='native'",
+        )
+    for each in needed:
+        original = getattr(each.place(interpreter), each.function)
+        setattr(each.place(interpreter), each.function, wraps(original)(each.make(interpreter, original)))
+
+
+def _launch(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """One launch at a time in the whole process, and silent about inf − inf, like a GPU."""
+    import numpy as np
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _LAUNCHING, np.errstate(all="ignore"), _fresh():
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _fresh() -> Iterator[None]:
+    """A launch begins with an unprepared triton.language, and leaves an outer launch's as it was."""
+    _prepared.append(set())
+    try:
+        yield
+    finally:
+        _prepared.pop()
+
+
+def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Prepare triton.language once a launch for each module, not again at each `tl.sum`: half of the time."""
+
+    def patch_lang(fn: Any) -> Any:
+        if _prepared and id(fn.__globals__) in _prepared[-1]:
+            return None  # the caller, a call within a kernel, has no use for the scope
+        if _prepared:
+            _prepared[-1].add(id(fn.__globals__))
+        return original(fn)
+
+    return patch_lang
+
+
+def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A loaded number is a loop bound: Triton 3.6 converts an array of one element, which NumPy 2.4 refuses."""
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
+
+
+def _argument(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A float argument is a float32, as in a compiled kernel; the interpreter leaves it a float64."""
+    import numpy as np
+    import triton.language as tl
+
+    def convert(arg: Any) -> Any:
+        if isinstance(arg, float):
+            return tl.tensor(interpreter.TensorHandle(np.array([arg], np.float32), tl.float32), tl.float32)
+        return original(arg)
+
+    return convert
+
+
+def _masked_load(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a masked load does not read is undefined without `other`: NaN here, where the interpreter gives 0."""
+    import numpy as np
+
+    def load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = ptrs.get_element_ty()
+        if other is None and kind.is_floating() and not kind.is_fp8() and not mask.data.all():
+            blank = np.full(ptrs.data.shape, np.nan, np.float32)
+            other = self.cast_impl(interpreter.TensorHandle(blank, interpreter.tl.float32), kind)
+        return original(self, ptrs, mask, other, *args, **kwargs)
+
+    return load
+
+
+REPAIRS = (
+    Repair("threads", "GridExecutor", "__call__", ("self", "args_dev"), _launch),
+    Repair("device calls", "", "_patch_lang", ("fn",), _patch_lang),
+    Repair("loop bounds", "", "_patch_lang_tensor", ("tensor", "scope"), _loop_bound, fixed_in=(3, 7)),
+    Repair("float arguments", "", "_implicit_cvt", ("arg",), _argument),
+    Repair(
+        "masked loads",
+        "InterpreterBuilder",
+        "create_masked_load",
+        ("self", "ptrs", "mask", "other"),
+        _masked_load,
+    ),
+    *(Repair(*each) for each in rounding.REPAIRS),
+)

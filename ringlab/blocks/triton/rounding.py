@@ -1,0 +1,207 @@
+"""The arithmetic that Triton's interpreter gets wrong, done right: what `interpreter.repair` puts in its place.
+
+The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits. Here each
+operation widens them to float32, which is exact, computes, and rounds once, to nearest, ties to even.
+NumPy is imported by whoever gets here through the interpreter; handles are its `TensorHandle`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Operation = Callable[..., Any]
+
+
+def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the numbers whose bfloat16 bits are given; a bfloat16 is the upper half of a float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16 of each number, ties to even; NaN becomes 0x7FC0, as in torch.
+
+    Halves of the float32 bits are rounded as integers: a carry runs from the mantissa into the exponent, and
+    from the largest number into infinity, just as it should.
+    """
+    single = np.ascontiguousarray(numbers, dtype=np.float32)
+    bits = single.view(np.uint32)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
+
+
+def fma(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any]) -> NDArray[np.float64]:
+    """Return x·y + z of numbers of at most 32 bits, ready to be rounded once more to their own dtype.
+
+    The product is exact in float64. The sum is rounded to odd: where it is inexact, the neighbor with an odd
+    last bit is taken, which no later rounding to half as many bits can mistake for a tie.
+    """
+    product, z = np.broadcast_arrays(np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64))
+    total = product + z
+    back = total - product
+    error = (product - (total - back)) + (z - back)
+    even = (total.view(np.int64) & 1) == 0
+    inexact = np.isfinite(total) & (error != 0)
+    return np.where(inexact & even, np.nextafter(total, np.copysign(np.inf, error)), total)
+
+
+def _is_bfloat16(interpreter: ModuleType, *handles: Any) -> bool:
+    return any(handle.dtype.scalar == interpreter.tl.bfloat16 for handle in handles)
+
+
+def _widened(interpreter: ModuleType, handle: Any) -> Any:
+    """Return the handle in float32 if it holds bfloat16, else as it is."""
+    if not _is_bfloat16(interpreter, handle):
+        return handle
+    return interpreter.TensorHandle(widen(handle.data), interpreter.tl.float32)
+
+
+def _cast(interpreter: ModuleType, original: Operation) -> Operation:
+    """Casts to bfloat16 round to nearest even, from integers too; casts from it are exact."""
+    tl = interpreter.tl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        target = dst_type.scalar
+        if src.dtype.scalar == target:
+            return src
+        src = _widened(interpreter, src)
+        if target == tl.bfloat16:
+            return interpreter.TensorHandle(narrow(src.data), target)
+        return original(self, src, dst_type) if src.dtype.scalar != target else src
+
+    return cast_impl
+
+
+def _binary(interpreter: ModuleType, original: Operation) -> Operation:
+    """Operations on two bfloat16 numbers; and the result of a comparison is an int1, whatever was compared."""
+    handle, tl = interpreter.TensorHandle, interpreter.tl
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if _is_bfloat16(interpreter, lhs, rhs):
+            out = op(_widened(interpreter, lhs).data, _widened(interpreter, rhs).data)
+            return handle(out, tl.int1) if out.dtype == np.bool_ else handle(narrow(out), tl.bfloat16)
+        result = original(self, lhs, rhs, op)
+        return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
+
+    return binary_op
+
+
+def _unary(interpreter: ModuleType, original: Operation) -> Operation:
+    """Operations on one bfloat16 number."""
+
+    def unary_op(self: Any, arg: Any, op: Any) -> Any:
+        if _is_bfloat16(interpreter, arg):
+            return interpreter.TensorHandle(narrow(op(widen(arg.data))), arg.dtype.scalar)
+        return original(self, arg, op)
+
+    return unary_op
+
+
+def _dot(interpreter: ModuleType, original: Operation) -> Operation:
+    """Matrix products of bfloat16 numbers: each product is exact in float32, where they are added."""
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, _widened(interpreter, a), _widened(interpreter, b), *rest)
+
+    return create_dot
+
+
+def _fma(interpreter: ModuleType, original: Operation) -> Operation:
+    """A fused multiply-add rounds once."""
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        kind = z.dtype.scalar
+        if kind == interpreter.tl.float64 or not kind.is_floating():
+            return original(self, x, y, z)
+        total = fma(*(_widened(interpreter, each).data for each in (x, y, z)))
+        if kind != interpreter.tl.bfloat16:
+            return interpreter.TensorHandle(total.astype(z.data.dtype), kind)
+        return interpreter.TensorHandle(narrow(_odd_single(total)), kind)
+
+    return create_fma
+
+
+def _odd_single(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return float64 numbers rounded to odd in float32, for another rounding after it."""
+    single = numbers.astype(np.float32)
+    error = numbers - single
+    even = (single.view(np.int32) & 1) == 0
+    inexact = np.isfinite(single) & np.isfinite(error) & (error != 0)
+    toward = np.copysign(np.float32(np.inf), error).astype(np.float32)
+    return np.where(inexact & even, np.nextafter(single, toward), single)
+
+
+def _nan_loses(operation: np.ufunc) -> Callable[[ModuleType, Operation], Operation]:
+    """Return the repair that makes tl.maximum or tl.minimum prefer a number to NaN, like the instruction."""
+
+    def make(interpreter: ModuleType, original: Operation) -> Operation:
+        return lambda self, lhs, rhs: self.binary_op(lhs, rhs, operation)
+
+    return make
+
+
+def _clamp(interpreter: ModuleType, original: Operation) -> Operation:
+    """tl.clamp is a maximum and a minimum, of bfloat16 too; a NaN becomes the lower end unless asked for."""
+
+    def create_clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
+        silent = propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE
+        bigger, smaller = (np.fmax, np.fmin) if silent else (np.maximum, np.minimum)
+        return self.binary_op(self.binary_op(arg, lo, bigger), hi, smaller)
+
+    return create_clampf
+
+
+def _sum(interpreter: ModuleType, original: Operation) -> Operation:
+    """Sums of 16-bit numbers: added in float32, rounded once."""
+    tl = interpreter.tl
+
+    def reduce_sum(self: Any, numbers: Any) -> Any:
+        if numbers.dtype not in (tl.float16, tl.bfloat16):
+            return original(self, numbers)
+        return _retyped(
+            interpreter, original(self, _retyped(interpreter, numbers, tl.float32)), numbers.dtype
+        )
+
+    return reduce_sum
+
+
+def _min_max(interpreter: ModuleType, original: Operation) -> Operation:
+    """Maximum and minimum along an axis: of bfloat16 with their index, and without a warning where all is NaN."""
+    quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+    tl = interpreter.tl
+
+    def min_max(self: Any, numbers: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        if numbers.dtype != tl.bfloat16:
+            return original(self, numbers, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+        best, index = original(self, _retyped(interpreter, numbers, tl.float32), val_reduce_op, idx_reduce_op)
+        return _retyped(interpreter, best, tl.bfloat16), index
+
+    return min_max
+
+
+def _retyped(interpreter: ModuleType, tensor: Any, kind: Any) -> Any:
+    """Return a tensor, block or number, cast to another dtype."""
+    tl = interpreter.tl
+    handle = interpreter.interpreter_builder.cast_impl(tensor.handle, kind)
+    return tl.tensor(handle, tl.block_type(kind, tensor.shape) if tensor.type.is_block() else kind)
+
+
+_BUILDER = "InterpreterBuilder"
+_PAIR = ("self", "lhs", "rhs")
+REPAIRS: tuple[tuple[Any, ...], ...] = (
+    ("casts", _BUILDER, "cast_impl", ("self", "src", "dst_type"), _cast),
+    ("two operands", _BUILDER, "binary_op", (*_PAIR, "op"), _binary),
+    ("one operand", _BUILDER, "unary_op", ("self", "arg", "op"), _unary),
+    ("dots", _BUILDER, "create_dot", ("self", "a", "b", "d"), _dot),
+    ("fused multiply-add", _BUILDER, "create_fma", ("self", "x", "y", "z"), _fma),
+    ("maximum", _BUILDER, "create_maxnumf", _PAIR, _nan_loses(np.fmax), (3, 8)),
+    ("minimum", _BUILDER, "create_minnumf", _PAIR, _nan_loses(np.fmin), (3, 8)),
+    ("clamp", _BUILDER, "create_clampf", ("self", "arg", "lo", "hi", "propagate_nans"), _clamp),
+    ("sums", "ReduceOps", "sum", ("self", "input"), _sum),
+    ("maxima", "ReduceOps", "min_max", ("self", "input", "val_reduce_op", "idx_reduce_op"), _min_max),
+)
