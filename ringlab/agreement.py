@@ -24,8 +24,9 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
     letters = _everyones(comm, letter)
     if error is not None:
         raise error
-    if any(not torch.equal(each, letter) for each in letters):
-        texts = (bytes(each.cpu().numpy())[len(digest) :] for each in letters)
+    if not torch.equal(letters, letter.expand_as(letters)):
+        distances = [(comm.rank - rank) % comm.world_size for rank in range(comm.world_size)]
+        texts = (bytes(letters[distance].cpu().numpy())[len(digest) :] for distance in distances)
         heard = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
         raise AgreementError(
             f"the same call on all {comm.world_size} ranks",
@@ -34,17 +35,20 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
         )
 
 
-def _everyones(comm: Comm, letter: torch.Tensor) -> list[torch.Tensor]:
-    """Return all ranks' letters in rank order, after log2(P) exchanges that double what a rank has.
+def _everyones(comm: Comm, letter: torch.Tensor) -> torch.Tensor:
+    """Return all ranks' letters, row d that of rank − d, after log2(P) exchanges that double what a rank has.
 
     Source: Bruck et al. 1997, doi 10.1109/71.642949.
     """
-    have = letter.unsqueeze(0)  # row d is the letter of rank − d
-    while (distance := len(have)) < comm.world_size:
-        count = min(distance, comm.world_size - distance)
-        to, source = (comm.rank + distance) % comm.world_size, (comm.rank - distance) % comm.world_size
-        more = torch.empty_like(have[:count])
-        send = have[:count].contiguous()
-        comm.exchange(send=(send,), to=to, receive=(more,), source=source, tag=CONTROL + "agree").wait()
-        have = torch.cat([have, more])
-    return [have[(comm.rank - rank) % comm.world_size] for rank in range(comm.world_size)]
+    letters = letter.new_empty(comm.world_size, len(letter))
+    letters[0] = letter
+    have = 1
+    while have < comm.world_size:
+        count = min(have, comm.world_size - have)
+        to, source = (comm.rank + have) % comm.world_size, (comm.rank - have) % comm.world_size
+        more = letters[have : have + count]
+        comm.exchange(
+            send=(letters[:count],), to=to, receive=(more,), source=source, tag=CONTROL + "agree"
+        ).wait()
+        have += count
+    return letters

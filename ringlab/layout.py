@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,11 @@ def dealt(S: int, P: int, *, chunk: int, folded: bool = False, name: str | None 
     or nothing.
     """
     _check_sizes(S, P, chunk)
-    name = name or f"dealt[chunk={chunk}{', folded' if folded else ''}]"
+    return _dealt(S, P, chunk, folded, name or f"dealt[chunk={chunk}{', folded' if folded else ''}]")
+
+
+@lru_cache(maxsize=64)
+def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     if P == 1:
         return Layout(S, 1, name, ((Run(0, 1, S),) if S else (),))
     pieces, period = -(-S // chunk), 2 * P if folded else P

@@ -1,4 +1,4 @@
-"""A thread that runs only when it is told to, and hands work back to the one that told it."""
+"""A thread that runs only when it has the turn."""
 
 from __future__ import annotations
 
@@ -6,110 +6,65 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ringlab.comm.waiting import Waiting
-
-T = TypeVar("T")
 
 
 class _Abandoned(BaseException):
     """Unwinds a rank's thread after the run has ended without it."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A computation of a rank; `side_by_side`: others may run at the same time."""
-
-    run: Callable[[], None]
-    side_by_side: bool
-
-
 class RankThread:
-    """The program of one rank; between `resume` and its return exactly this thread runs."""
+    """The program of one rank. From `resume` until it passes the turn on, exactly this thread runs."""
 
-    def __init__(self, rank: int, body: Callable[[int], Any]) -> None:
+    def __init__(
+        self, rank: int, body: Callable[[int], Any], ended: Callable[[RankThread], None] = lambda thread: None
+    ) -> None:
         self.rank = rank
         self.body = body
+        self.ended = ended
         self.result: Any = None
         self.error: BaseException | None = None
         self.waiting: Waiting | None = None
         self.interrupt: BaseException | None = None
-        self.job: Future[None] | None = None
-        self._job: Job | None = None
-        # Each is held by the side that waits for it; plain locks hand over faster than semaphores.
-        self._mine, self._theirs = threading.Lock(), threading.Lock()
-        self._mine.acquire()
-        self._theirs.acquire()
+        self.computing = False
+        # A plain lock, held until the turn comes, hands over faster than a semaphore.
+        self._turn = threading.Lock()
+        self._turn.acquire()
         self._thread: threading.Thread | None = None
-        self._ended = self._abandoned = False
+        self._abandoned = False
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is this rank's own program."""
-        return threading.current_thread() is self._thread
+        """Whether the caller is this rank's own program, outside its computations."""
+        return threading.current_thread() is self._thread and not self.computing
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether the rank has blocked on something that is done by now."""
-        return self.waiting is not None and self.waiting.done
-
-    def resume(self) -> Job | None:
-        """Let the rank run until it blocks or ends (None), or hands out a job, to be done before the next."""
+    def resume(self) -> None:
+        """Give the turn to this rank; returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True)
             self._thread.start()
         else:
-            _open(self._mine)
-        self._theirs.acquire()
-        job, self._job = self._job, None
-        return job
+            let_through(self._turn)
+
+    def pause(self) -> None:
+        """Return when this rank, whose thread calls, has the turn again."""
+        self._turn.acquire()
+        if self._abandoned:
+            raise _Abandoned
 
     def abandon(self, seconds: float = 5.0) -> None:
         """End the thread, wherever it stands; give up on one that does not heed for `seconds`."""
-        self._abandoned = True
+        thread, self._abandoned = self._thread, True
         deadline = time.monotonic() + seconds
-        while self._thread is not None and not self._ended and time.monotonic() < deadline:
-            _open(self._mine)
-            if not self._theirs.acquire(timeout=0.1) and self._thread.ident is not None:
+        while thread is not None and thread.is_alive() and time.monotonic() < deadline:
+            let_through(self._turn)
+            thread.join(timeout=0.1)
+            if thread.is_alive() and thread.ident is not None:
                 # It is not waiting for its turn: a loop without end, say, after Ctrl-C.
                 unwind = ctypes.py_object(_Abandoned)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), unwind)
-        if self._thread is not None and self._ended:
-            self._thread.join()
-
-    def hand_out(self, function: Callable[[], T], side_by_side: bool) -> T:
-        """Return `function()`, done on whatever thread the caller of `resume` chooses."""
-        answer: list[Any] = []
-
-        def run() -> None:
-            try:
-                answer.extend((function(), None))
-            except Exception as error:
-                answer.extend((None, error))
-
-        self._job = Job(run, side_by_side)
-        self._hand_over()
-        result, error = answer
-        if error is not None:
-            raise error
-        return result
-
-    def block(self, work: Waiting) -> None:
-        """Return when `work` is done. Raises: whatever `interrupt` was set to meanwhile."""
-        self.waiting = work
-        self._hand_over()
-        if self.interrupt is not None:
-            error, self.interrupt = self.interrupt, None
-            raise error
-
-    def _hand_over(self) -> None:
-        _open(self._theirs)
-        self._mine.acquire()
-        if self._abandoned:
-            raise _Abandoned
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), unwind)
 
     def _run(self) -> None:
         try:
@@ -119,11 +74,11 @@ class RankThread:
         except BaseException as error:
             self.error = error
         finally:
-            self._ended = True
-            _open(self._theirs)
+            if not self._abandoned:
+                self.ended(self)
 
 
-def _open(lock: threading.Lock) -> None:
+def let_through(lock: threading.Lock) -> None:
     """Let whoever waits for `lock` through; it may have been opened before, when a run is abandoned."""
     if lock.locked():
         lock.release()

@@ -6,8 +6,7 @@ finished" is a deadlock, found at once. A message moves when both its ends are p
 completes then, as gloo's does; so a program that would hang on gloo does not get through here.
 
 The one exception to "one at a time": computations marked `side_by_side`, which touch nothing but
-their own rank's tensors, run on worker threads for several ranks at once. A rank goes on in its
-turn, not when its worker happens to be ready, so order and bits stay the same.
+their own rank's tensors, run for several ranks at once (see `turns`).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +28,8 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.threads import RankThread
 from ringlab.comm.trace import Trace
 from ringlab.comm.traced import Traced
+from ringlab.comm.turns import Turns
 from ringlab.comm.waiting import Half, deadlock, mismatch, peer_died, unfinished, where
-from ringlab.comm.workers import Workers, copy_alone
 from ringlab.errors import CommError, MismatchError, RankFailedError, RinglabError, WorldSizeError
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class VirtualCluster:
 
 
 class _Scheduler:
-    """Passes the one right to run around, matches messages, and keeps the clocks."""
+    """Matches messages, finds deadlocks, and keeps the clocks; whoever has the turn calls it."""
 
     def __init__(self, cluster: VirtualCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.cluster = cluster
@@ -91,12 +91,12 @@ class _Scheduler:
 
         def body(rank: int) -> Any:
             multithreading = torch.autograd.set_multithreading_enabled(False)
+            self.turns.places.use_all()
             with torch.set_grad_enabled(grad), multithreading, self.watch(rank):
                 return program(Ring(self.wrapped(rank)), *args)
 
-        self.workers = Workers(cluster.P)
-        self.threads = [RankThread(rank, body) for rank in range(cluster.P)]
-        self.ready: deque[RankThread] = deque()
+        self.threads = [RankThread(rank, body, self._ended) for rank in range(cluster.P)]
+        self.turns = Turns(self.threads, self._interrupt_blocked)
         self.over = False
         self.first_failure: RankThread | None = None
 
@@ -112,15 +112,10 @@ class _Scheduler:
         return self.meters[rank].watch() if self.cluster.memory else nullcontext()
 
     def run(self) -> Outcome:
-        self.ready.extend(self.threads)
         try:
-            while self.ready:
-                self._advance(self.ready.popleft())
-                if not self.ready:
-                    self._interrupt_blocked()
+            self.turns.run()
         finally:
             self.over = True
-            self.workers.stop()
             for thread in self.threads:
                 thread.abandon()
         self._raise_failures()
@@ -128,21 +123,10 @@ class _Scheduler:
             [thread.result for thread in self.threads], self.trace, [meter.report() for meter in self.meters]
         )
 
-    def _advance(self, thread: RankThread) -> None:
-        """Let one rank run until it blocks, has something computed, or ends."""
-        if thread.job is not None:
-            thread.job.result()
-            thread.job = None
-        while True:
-            thread.waiting = None
-            job = thread.resume()
-            if job is not None:
-                thread.job = self.workers.submit(job)
-                self.ready.append(thread)
-            if job is not None or not thread.can_go_on:
-                break
+    def _ended(self, thread: RankThread) -> None:
         if thread.error is not None and self.first_failure is None:
             self.first_failure = thread
+        self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
         """Nobody can go on: wake those who have not ended with the reason why."""
@@ -154,7 +138,7 @@ class _Scheduler:
                 thread.interrupt = deadlock(works)
             else:
                 thread.interrupt = peer_died(works[thread.rank], dead.rank, dead.error)
-        self.ready.extend(blocked)
+        self.turns.ready.extend(blocked)
 
     def _raise_failures(self) -> None:
         if self.first_failure is None:
@@ -209,14 +193,14 @@ class _Scheduler:
             work.arrival = max(work.arrival, arrival)
             if problem:
                 work.error = MismatchError(*problem)
-            if work.done and thread.waiting is work and thread not in self.ready:
-                self.ready.append(thread)
+            if work.done and thread.waiting is work and thread not in self.turns.ready:
+                self.turns.ready.append(thread)
         if problem:
             return
         if send.given and receive.given:
             self._swap(send, receive)
         else:
-            copy_alone(send.tensor, receive.tensor)
+            _copy_alone(send.tensor, receive.tensor)
 
     def _swap(self, send: Half, receive: Half) -> None:
         """Let the two ends change their memory, and the account of it, with each other."""
@@ -283,17 +267,20 @@ class _VirtualComm(Comm):
         return work
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        thread = self.scheduler.threads[self.rank]
+        thread, turns = self.scheduler.threads[self.rank], self.scheduler.turns
         if not thread.is_current and not self.scheduler.over:
             return function(*args, **kwargs)  # a computation inside a computation
         self._only_in_the_program("compute")
-        grad = torch.is_grad_enabled()
+        if getattr(function, "side_by_side", False):
+            result = turns.beside(thread, lambda: function(*args, **kwargs))
+        else:
+            grad = torch.is_grad_enabled()
 
-        def job() -> T:
-            with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank):
-                return function(*args, **kwargs)
+            def job() -> T:
+                with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank):
+                    return function(*args, **kwargs)
 
-        result = thread.hand_out(job, getattr(function, "side_by_side", False))
+            result = turns.by_caller(thread, job)
         self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
         return result
 
@@ -334,8 +321,21 @@ class _VirtualWork(Work):
         self.comm._only_in_the_program("wait")
         self.comm.scheduler.give(self)
         if not self.done:
-            self.comm.scheduler.threads[self.rank].block(self)
+            scheduler = self.comm.scheduler
+            scheduler.turns.block(scheduler.threads[self.rank], self)
         if self.error is not None:
             raise self.error
         self.comm.time = max(self.comm.time, self.arrival)
         return self.buffers
+
+
+def _copy_alone(source: Tensor, into: Tensor) -> None:
+    """Copy on this thread only: torch would wake its OpenMP team, to spin beside other ranks' computations."""
+    source, into = source.detach(), into.detach()
+    if all(
+        x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+        for x in (source, into)
+    ):
+        np.copyto(into.flatten().view(torch.uint8).numpy(), source.flatten().view(torch.uint8).numpy())
+    else:
+        into.copy_(source)

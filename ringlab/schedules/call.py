@@ -118,6 +118,8 @@ class RunningPartial:
     def _forget(self, rows: slice) -> None:
         """Write the identity into `rows`."""
         assert self.partial is not None
+        if rows.start >= rows.stop:
+            return
         self.partial.out[..., rows, :] = 0.0
         self.partial.lse[..., rows] = -math.inf
 
