@@ -42,9 +42,9 @@ class Native:
             return _cuda_forward(q, k, v, causal, scale)
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         # The operator lets a non-finite value reach rows that do not see it (0·NaN = NaN), and gives a
-        # row whose scores are all −inf, or are fewer than eight and all NaN, out 0 with lse 0.
+        # row whose scores are all −inf, or are all NaN and fewer than a vector register holds, out 0 with lse 0.
         leaks = causal and not torch.isfinite(out.sum(dtype=lse.dtype))
-        if leaks or ((lse == 0).any() and ((lse == 0) & (out == 0).all(dim=-1)).any()):
+        if leaks or (not lse.all() and ((lse == 0) & (out == 0).all(dim=-1)).any()):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
         return Partial(out, lse)
 
