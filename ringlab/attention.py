@@ -75,7 +75,8 @@ def ring_attention(
 
     q is (B, H, L, D), k and v are (B, K, L, D): this rank's shards under `layout`, H % K == 0,
     and K/V travel as they are, never repeated. `causal` is in global positions. scale defaults to
-    D^−½. `block`: "native", "blockwise", "naive" or "auto". `schedule`: "ring" or "allgather".
+    D^−½. `block`: "native", "blockwise", "naive", "triton" or "auto", whose choice is told in
+    the trace. `schedule`: "ring" or "allgather".
     With `return_lse` the result is (out, lse), lse (B, H, L) a natural logarithm, not
     differentiable. `validate` makes the ranks compare their calls first (512 bytes each).
 
@@ -96,6 +97,8 @@ def ring_attention(
         agree(ring.comm, said, error, device)
     elif error is not None:
         raise error
+    if block == "auto":
+        ring.comm.chose("block='auto'", chosen.name)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     call = Call(ring, layout, chosen, bool(causal), scale)
     out, lse = _RingAttention.apply(q, k, v, plan, call)

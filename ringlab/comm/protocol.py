@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,13 @@ def side_by_side(function: F) -> F:
 
 
 class Work(ABC):
-    """An exchange under way."""
+    """An exchange under way.
+
+    `stall`: after `wait` on a GPU, the seconds that the computations waited for it, as a float to be
+    read when the run is over; None where `wait` itself took that time.
+    """
+
+    stall: SupportsFloat | None = None
 
     @abstractmethod
     def wait(self) -> tuple[Tensor, ...]:
@@ -76,6 +82,25 @@ class Comm(ABC):
         """
         return self.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
 
+    def relay(
+        self,
+        *,
+        hops: int,
+        send: Sequence[Tensor],
+        to: int,
+        receive: Sequence[Tensor],
+        source: int,
+        tag: str = "",
+    ) -> Work:
+        """Like `hand_over`, for a block that has made `hops` hops since its owner's, unchanged.
+
+        All ranks relay at once, by the same distance: first each its own block, which it keeps
+        (hops 0), then what it received. A transport may fetch a block from its owner, without
+        the ranks between. Up to P − 1 relays make a round; the next hops 0 begins another.
+        """
+        post = self.hand_over if hops else self.exchange
+        return post(send=send, to=to, receive=receive, source=source, tag=tag)
+
     @abstractmethod
     def now(self) -> float:
         """Seconds on this rank's clock; the virtual cluster counts virtual time."""
@@ -83,6 +108,9 @@ class Comm(ABC):
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `function(*args, **kwargs)`; the seam at which transports time, trace or move work."""
         return function(*args, **kwargs)
+
+    def chose(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
+        """Take note that `chosen` was taken where the program left it open, as in block="auto"."""
 
     def fail(self, error: BaseException) -> None:  # noqa: B027 (most transports need nothing here)
         """Tell the other ranks, where the transport can, that this one gives up because of `error`."""

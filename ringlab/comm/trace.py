@@ -42,12 +42,22 @@ class Compute:
     end: float
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen on one rank where the program left it open: block="auto" took `chosen`."""
+
+    rank: int
+    asked: str
+    chosen: str
+    at: float
+
+
 @dataclass
 class Trace:
     """All events of a run, each rank's in the order in which they were complete."""
 
     world_size: int
-    events: list[Exchange | Compute] = field(default_factory=list)
+    events: list[Exchange | Compute | Choice] = field(default_factory=list)
 
     def exchanges(self, rank: int | None = None, *, control: bool = False) -> list[Exchange]:
         """Return the exchanges of `rank` (of all ranks if None); control messages only if asked for."""
@@ -60,6 +70,10 @@ class Trace:
     def computes(self, rank: int | None = None) -> list[Compute]:
         """Return the computations of `rank`, of all ranks if None."""
         return [e for e in self.events if isinstance(e, Compute) and rank in (None, e.rank)]
+
+    def choices(self, rank: int | None = None) -> list[Choice]:
+        """Return what was chosen on `rank`, on all ranks if None, where the program left it open."""
+        return [e for e in self.events if isinstance(e, Choice) and rank in (None, e.rank)]
 
     def rounds(self, rank: int) -> int:
         """Return how many exchanges `rank` made."""
@@ -99,7 +113,10 @@ def _name(rank: int) -> list[dict[str, Any]]:
     return [process, *lanes]
 
 
-def _chrome(event: Exchange | Compute) -> dict[str, Any]:
+def _chrome(event: Exchange | Compute | Choice) -> dict[str, Any]:
+    if isinstance(event, Choice):
+        name = f"{event.asked}: {event.chosen}"
+        return {"ph": "i", "s": "t", "pid": event.rank, "tid": 0, "name": name, "ts": event.at * 1e6}
     if isinstance(event, Compute):
         return _span(event.rank, 0, event.label, event.start, event.end, {})
     details = {

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm, Work
-from ringlab.comm.trace import Compute, Exchange, Trace
+from ringlab.comm.trace import Choice, Compute, Exchange, Trace
 
 T = TypeVar("T")
 
@@ -66,6 +66,10 @@ class Traced(Comm):
         result = self.inner.compute(label, function, *args, **kwargs)
         self.trace.events.append(Compute(self.rank, label, start, self.now()))
         return result
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+        self.trace.events.append(Choice(self.rank, asked, chosen, self.now()))
 
     def now(self) -> float:
         return self.inner.now()

@@ -116,7 +116,7 @@ def _computing_steps(trace: Trace, rank: int) -> set[int]:
         if isinstance(event, Compute):
             if event.label.startswith(ATTEND):
                 steps.add(received)
-        elif not event.control:
+        elif isinstance(event, Exchange) and not event.control:
             received += 1
     return steps
 

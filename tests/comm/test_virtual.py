@@ -341,6 +341,20 @@ def test_the_trace_is_a_file_that_perfetto_reads(tmp_path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(document))
 
 
+def test_the_trace_tells_which_block_was_chosen_where_that_was_left_open() -> None:
+    def program(ring: Ring, block: str) -> None:
+        x = torch.randn(1, 1, 2, 16)
+        ring_attention(x, x, x, ring=ring, layout=zigzag(4, 2), block=block)
+
+    trace = VirtualCluster(2).run(program, "auto").trace
+    assert [(c.rank, c.asked, c.chosen) for c in trace.choices()] == [
+        (rank, "block='auto'", "native") for rank in (0, 1)
+    ]
+    told = [event["name"] for event in trace.to_chrome()["traceEvents"] if event["ph"] == "i"]
+    assert told == ["block='auto': native"] * 2
+    assert VirtualCluster(2).run(program, "naive").trace.choices() == []
+
+
 def test_an_exchange_knows_its_peers() -> None:
     event = VirtualCluster(3).run(go_round).trace.exchanges(1)[0]
     assert isinstance(event, Exchange)
