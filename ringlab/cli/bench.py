@@ -1,4 +1,4 @@
-"""`ringlab bench`: what emulation and real processes cost, as ratios to torch in one call."""
+"""`ringlab bench`: what emulation, real processes and kernels cost, as ratios to torch in one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ringlab.cli.output import Json, errors_told, people, print_json, progress_bar
+from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar
 
 app = typer.Typer(help="Paired timings against torch's own attention.", no_args_is_help=True)
 
@@ -16,7 +16,13 @@ Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query and key/val
 HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="D.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="P, the world size.")]
 Pairs = Annotated[int, typer.Option("--pairs", min=1, help="Pairs of runs that are counted.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that are counted.")]
+Blocks = Annotated[str, typer.Option("--blocks", help="Block backends, with commas between them.")]
 Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON to this file too.")]
+
+BLOCKS = "triton,native"
+MASKS = {"causal": (True,), "full": (False,), "both": (True, False)}
+RESULTS = Path("benchmarks/results")
 
 
 @app.command()
@@ -59,11 +65,110 @@ def processes(
     _report(measured, output, as_json)
 
 
-def _report(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
+@app.command()
+def kernels(
+    tokens: Tokens = 16384,
+    heads: Heads = 16,
+    head_dim: HeadDim = 128,
+    rounds: Rounds = 31,
+    blocks: Blocks = BLOCKS,
+    mask: Annotated[str, typer.Option("--mask", help="causal, full or both.")] = "both",
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """The kernels on one GPU beside torch's cuDNN and flash attention, bf16. Status 1 without a GPU."""
+    if mask not in MASKS:
+        raise typer.BadParameter(f"{mask!r} is none of {', '.join(MASKS)}", param_hint="--mask")
+    with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.kernels import bench_kernels
+        from ringlab.bench.problem import Problem
+
+        masks = MASKS[mask]
+        task = bar.add_task("bench kernels", total=2 * len(masks) * (rounds + 3))
+        problem = Problem(H=heads, S=tokens, D=head_dim)
+        chosen = blocks.split(",")
+        measured = bench_kernels(problem, chosen, masks, rounds, progress=lambda: bar.advance(task))
+    _report_cases(measured, output, as_json)
+
+
+@app.command()
+def ring(
+    emulated: Annotated[int, typer.Option("--emulated", min=1, help="P, ranks that share the one GPU.")] = 8,
+    tokens: Tokens = 65536,
+    heads: Heads = 16,
+    head_dim: HeadDim = 128,
+    rounds: Rounds = 15,
+    blocks: Blocks = BLOCKS,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """The whole zig-zag ring on one GPU beside the same kernel in one call, bf16, causal. Status 1 without a GPU."""
+    with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.emulated_ring import bench_ring
+        from ringlab.bench.problem import Problem
+
+        task = bar.add_task("bench ring", total=2 * (rounds + 3))
+        problem = Problem(H=heads, S=tokens, D=head_dim)
+        chosen = blocks.split(",")
+        measured = bench_ring(problem, emulated, chosen, rounds, progress=lambda: bar.advance(task))
+    _report_cases(measured, output, as_json)
+
+
+@app.command()
+def draw(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Results; all of benchmarks/results by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder that the pictures go to.")] = Path("figures"),
+    as_json: Json = False,
+) -> None:
+    """Draw results: bars for each, and a roofline for kernels, as PNG and SVG with a text for each."""
+    with errors_told(as_json):
+        from ringlab.bench.draw import draw_all
+
+        drawn = draw_all(files or sorted(RESULTS.glob("*.json")), out)
+    if as_json:
+        print_json({"ok": True, "figures": [{"file": str(path), "alt": alt} for path, alt in drawn]})
+        return
+    for path, alt in drawn:
+        people.print(str(path), alt, sep="\n    ", markup=False, highlight=False)
+
+
+def _write(measured: dict[str, Any], output: Path | None) -> None:
     if output is not None:
         import json
 
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+
+
+def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    """Report a result with cases; status 1 where a block was wrong or could not run."""
+    _write(measured, output)
+    if as_json:
+        print_json(measured)
+        finish(measured["ok"])
+    for case in measured["cases"]:
+        mask = "causal" if case["causal"] else "full"
+        people.print(f"{case['pass'].replace('_', ' + ')}, {mask}")
+        for name, found in case["contenders"].items():
+            beside = case["speed_ratio"].get(name, {})
+            ratios = ", ".join(f"{ratio:.2f} of {baseline}" for baseline, ratio in beside.items())
+            line = f"  {name:16} {found['median_s'] * 1e3:9.3f} ms  {found['tflops']:7.1f} TFLOP/s  {ratios}"
+            people.print(line, highlight=False)
+        for name, reason in case["not_timed"].items():
+            people.print(f"  {name:16} not timed: {reason}", markup=False, highlight=False)
+    for block, passes in measured.get("memory", {}).items():
+        for of, side in passes.items():
+            peak = f"{side['peak_shards']:.1f} tensors of S/P tokens beyond its shard"
+            people.print(f"{block}, {of.replace('_', ' + ')}: peak of a rank {peak}")
+    machine = measured["machine"]
+    people.print(f"{', '.join(machine['gpus'])}, torch {machine['torch']}, {machine['date']}")
+    finish(measured["ok"])
+
+
+def _report(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    _write(measured, output)
     if as_json:
         print_json(measured)
         return

@@ -12,6 +12,7 @@ import ringlab.cli.doctor as doctor_module
 from ringlab.cli import app
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
+from tests.bench.scripted import Scripted
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -100,6 +101,47 @@ def test_bench_prints_ratios_times_and_the_machine(kind: str, tmp_path: Path) ->
     assert status == 0 and found["forward_ratio"] > 0 and found["forward_backward_ratio"] > 0
     assert found["machine"]["torch"] and found["work"]["S"] == 128
     assert json.loads((tmp_path / "result.json").read_text())["bench"] == kind
+
+
+@pytest.mark.parametrize("words", [("kernels",), ("ring", "--emulated", "4")], ids=" ".join)
+def test_a_bench_of_gpus_without_one_is_an_error_with_the_remedy_and_status_1(words, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    status, out, err = call("bench", *words, "--json")
+    error = json.loads(out)["error"]
+    assert status == 1 and error["kind"] == "DeviceError" and error["needed"] == "an NVIDIA GPU"
+    assert "make gpu" in error["remedy"] and "bench emulate" in error["remedy"]
+    assert "remedy" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "cases"), [(("kernels", "--mask", "full"), 2), (("ring", "--emulated", "2"), 2)], ids=str
+)
+def test_a_bench_of_gpus_reports_and_writes_its_cases(words, cases: int, monkeypatch, tmp_path: Path) -> None:
+    """On a scripted device, which computes on this CPU and says one second of everything."""
+    for room in ("kernels", "emulated_ring"):
+        monkeypatch.setattr(f"ringlab.bench.{room}.Cuda", Scripted)
+    sizes = ("--tokens", "64", "--heads", "2", "--head-dim", "16", "--rounds", "1", "--blocks", "native")
+    output = tmp_path / "new folder" / "result.json"
+    status, out, _ = call("bench", *words, *sizes, "--json", "--output", str(output))
+    found = json.loads(out)
+    assert status == 0 and found["ok"] and len(found["cases"]) == cases
+    assert json.loads(output.read_text()) == found
+    status, out, _ = call("bench", *words, *sizes)
+    assert status == 0 and "1000.000 ms" in out and "1.00 of flash" in out and "cudnn" in out
+    status, out, _ = call("bench", *words, *sizes, "--blocks", "nonesuch")
+    assert status == 1 and "not timed: BackendError" in out
+
+
+def test_a_mask_that_does_not_exist_is_a_wrong_call() -> None:
+    assert call("bench", "kernels", "--mask", "diagonal")[0] == 2
+
+
+def test_results_are_drawn_by_one_command(tmp_path: Path) -> None:
+    status, out, _ = call("bench", "draw", "--out", str(tmp_path), "--json")
+    figures = json.loads(out)["figures"]
+    assert status == 0 and len(figures) >= 2
+    assert all(Path(figure["file"]).exists() and figure["alt"] for figure in figures)
+    assert call("bench", "draw", str(tmp_path / "none.json"), "--out", str(tmp_path))[0] == 1
 
 
 def test_an_unknown_exercise_is_an_error_with_the_remedy_and_status_1() -> None:

@@ -1,0 +1,180 @@
+"""No kernel is timed before it was found right, on memory that was full of NaN; every way to be wrong is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab.bench.contenders import Contender, emulated_ring, one_block, whole
+from ringlab.bench.interleaved import Turn
+from ringlab.bench.measure import Bench
+from ringlab.bench.problem import Problem, draw
+from ringlab.bench.reference import judge, reference, sample
+from ringlab.conformance.tolerance import relative_error, truth
+from tests.bench.scripted import NoPoison, Scripted
+
+WORK = Problem(H=2, S=300, D=16)
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def bench(device: Any = None, **changes: Any) -> Bench:
+    return Bench(Problem(**{"H": 2, "S": 300, "D": 16, **changes}), device or Scripted(), seed=1)
+
+
+RIGHT = whole(one_block("naive"), causal=True)
+
+
+def changed(change: Change) -> Contender:
+    """The right contender with its results changed."""
+
+    def turn(inputs: Any, of: str) -> Turn:
+        right = RIGHT.turn(inputs, of)
+        return Turn(lambda ready: change(right.run(ready)), right.prepare)
+
+    return Contender(turn)
+
+
+def in_place(name: str, rows: Any, change: Callable[[Tensor], Tensor]) -> Change:
+    def apply(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        if name in found:
+            found[name] = found[name].clone()
+            found[name][:, :, rows] = change(found[name][:, :, rows])
+        return found
+
+    return apply
+
+
+MUTANTS = {
+    "one row of out from another": ("forward", in_place("out", 7, lambda x: x.flip(-1))),
+    "the last rows are zero": ("forward", in_place("out", slice(-3, None), torch.zeros_like)),
+    "out of the second head": ("forward", lambda f: {**f, "out": f["out"][:, [0, 0]]}),
+    "lse in base two": ("forward", lambda f: {**f, "lse": f["lse"] * 1.4427}),
+    "a stale row that is not a number": ("forward", in_place("out", 99, lambda x: x * float("nan"))),
+    "dq without its scale": ("backward", lambda f: {**f, "dq": f["dq"] * 4}),
+    "dk of the last key forgotten": ("backward", in_place("dk", -1, torch.zeros_like)),
+    "dv and dk swapped": ("backward", lambda f: {**f, "dk": f["dv"], "dv": f["dk"]}),
+    "dv infinite": ("backward", in_place("dv", 200, lambda x: x / 0)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_kernel_is_refused_and_not_timed(name: str) -> None:
+    of, change = MUTANTS[name]
+    case = bench().measure(of, {"wrong": changed(change), "right": RIGHT}, {"wrong": ("right",)}, rounds=2)
+    assert set(case["contenders"]) == {"right"} and set(case["not_timed"]) == {"wrong"}
+    assert case["speed_ratio"] == {}
+
+
+@pytest.mark.parametrize("of", ["forward", "backward", "forward_backward"])
+def test_nothing_is_timed_before_all_were_checked(of: str) -> None:
+    device = Scripted()
+    bench(device).measure(of, {"a": RIGHT, "b": RIGHT}, {}, rounds=2)
+    first = device.log.index("time")
+    assert device.log[:first].count("poison") == 2 and "poison" not in device.log[first:]
+
+
+class Lazy:
+    """A kernel that writes a buffer once and, from its second run on, leaves some rows as they lie there."""
+
+    def __init__(self, rows: slice) -> None:
+        self.rows = rows
+        self.buffer: Tensor | None = None
+
+    def contender(self) -> Contender:
+        def run(found: dict[str, Tensor]) -> dict[str, Tensor]:
+            if self.buffer is None:
+                self.buffer = found["out"].clone()
+                return {"out": self.buffer}
+            keep = self.buffer[:, :, self.rows].clone()
+            self.buffer.copy_(found["out"])
+            self.buffer[:, :, self.rows] = keep
+            return {"out": self.buffer}
+
+        return changed(run)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(120, 121), slice(-1, None)], ids=str)
+def test_a_kernel_that_does_not_write_is_found_by_the_poison_alone(rows: slice) -> None:
+    """What lies in the buffer is the right result of the run before: without poison nobody would notice."""
+    refusal = bench().admit(Lazy(rows).contender(), "forward").refusal
+    assert refusal is not None and "not written" in refusal
+    assert bench(NoPoison()).admit(Lazy(rows).contender(), "forward").refusal is None
+
+
+def test_what_cannot_run_is_told_and_stops_nobody_else() -> None:
+    def crash(inputs: Any, of: str) -> Turn:
+        def run(_: Any) -> None:
+            raise RuntimeError("No available kernel.\n  Aborting execution.")
+
+        return Turn(run)
+
+    case = bench().measure("forward", {"gone": Contender(crash), "right": RIGHT}, {"right": ("gone",)}, 2)
+    assert case["not_timed"] == {"gone": "RuntimeError: No available kernel. Aborting execution."}
+    assert set(case["contenders"]) == {"right"} and case["speed_ratio"] == {"right": {}}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("block", ["naive", "blockwise", "native"])
+def test_the_blocks_are_right(block: str, causal: bool) -> None:
+    found = bench(causal=causal)
+    for of in ("forward", "backward", "forward_backward"):
+        verdict = found.admit(whole(one_block(block), causal), of)
+        assert verdict.refusal is None and verdict.errors
+
+
+@pytest.mark.parametrize("P", [1, 2, 4])
+def test_the_emulated_ring_is_right_and_the_other_mask_is_not(P: int) -> None:
+    found = bench(S=301)
+    for of in ("forward", "forward_backward"):
+        assert found.admit(emulated_ring("native", P, causal=True), of).refusal is None
+        assert found.admit(emulated_ring("native", P, causal=False), of).refusal is not None
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_reference_is_the_oracle(causal: bool) -> None:
+    inputs = draw(Problem(H=2, S=70, D=16, dtype="float32"), "cpu", torch.Generator().manual_seed(3))
+    expected = reference(inputs, causal, torch.arange(70))
+    true = truth(*inputs, causal=causal)
+    for name, value in expected.true.items():
+        assert relative_error(value[None], getattr(true, name)) < 1e-6, name
+
+
+def test_the_yardstick_is_as_inexact_as_its_dtype() -> None:
+    inputs = draw(WORK, "cpu", torch.Generator().manual_seed(3))
+    expected = reference(inputs, True, sample(300, torch.Generator().manual_seed(0)))
+    assert all(2**-9 < bound < 0.2 for bound in expected.bounds.values()), expected.bounds
+    exact = {name: value[None] for name, value in expected.true.items()}
+    whole_sample = type(expected)(torch.arange(len(expected.tokens)), expected.true, expected.bounds)
+    assert judge(exact, whole_sample).refusal is None
+
+
+def test_the_sample_has_the_ends_and_the_edges_of_tiles() -> None:
+    tokens = sample(1000, torch.Generator().manual_seed(0)).tolist()
+    assert tokens == sorted(set(tokens)) and {0, 1, 63, 64, 127, 128, 255, 256, 992, 999} <= set(tokens)
+    assert sample(3, torch.Generator()).tolist() == [0, 1, 2]
+
+
+def test_inputs_are_fresh_in_every_round_and_as_before_afterwards() -> None:
+    seen: list[float] = []
+
+    def turn(inputs: Any, of: str) -> Turn:
+        right = RIGHT.turn(inputs, of)
+        return Turn(lambda ready: (seen.append(float(inputs.q.sum())), right.run(ready))[1], right.prepare)
+
+    found = bench()
+    before = [x.clone() for x in found.inputs]
+    found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)
+    timed = seen[2:]  # the first two are the check
+    assert len(set(timed)) == len(timed) == 4 + 3
+    assert all(torch.equal(x, y) for x, y in zip(before, found.inputs, strict=True))
+
+
+def test_two_benches_draw_other_inputs_and_say_the_seed() -> None:
+    one, other = (Bench(WORK, Scripted()) for _ in range(2))
+    assert one.seed != other.seed and not torch.equal(one.inputs.q, other.inputs.q)
+    again = Bench(WORK, Scripted(), seed=one.seed)
+    assert torch.equal(one.inputs.q, again.inputs.q)
