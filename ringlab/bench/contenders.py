@@ -34,14 +34,16 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 class Contender:
     """`turn(inputs, of)` is what is timed; `join` makes the results of the whole sequence of what it returns.
 
-    `of` is "forward", "backward" or "forward_backward".
+    `of` is "forward", "backward" or "forward_backward". `torchs`: it is an operator of torch's own, which
+    may refuse to run while new memory is filled with NaN.
     """
 
     turn: Callable[[Inputs, str], Turn]
     join: Callable[[Any], Results] = dict
+    torchs: bool = False
 
 
-def whole(attend: Attend, causal: bool) -> Contender:
+def whole(attend: Attend, causal: bool, torchs: bool = False) -> Contender:
     """Return the contender that calls `attend` once on the whole problem."""
 
     def forward(inputs: Inputs, gradients: bool) -> dict[str, Tensor]:
@@ -70,7 +72,12 @@ def whole(attend: Attend, causal: bool) -> Contender:
             return Turn(lambda ready: backward(inputs, ready), lambda: forward(inputs, True))
         return Turn(lambda _: both(inputs))
 
-    return Contender(turn)
+    return Contender(turn, torchs=torchs)
+
+
+def all_sdpa(causal: bool) -> dict[str, Contender]:
+    """Return torch's attention once for each backend of `SDPA`, by name."""
+    return {name: whole(sdpa(backend), causal, torchs=True) for name, backend in SDPA.items()}
 
 
 def sdpa(backend: SDPBackend) -> Attend:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from ringlab.errors import DeviceError
@@ -36,6 +39,26 @@ def fill_with_nan(tensor: Tensor) -> None:
     every_byte.set_(tensor.untyped_storage()).fill_(0xFF)
 
 
+@contextmanager
+def new_memory_is_nan() -> Iterator[None]:
+    """In this block every tensor that torch makes without filling it is full of NaN, on every thread.
+
+    torch does so as part of its deterministic mode, so operators may choose other algorithms meanwhile.
+    """
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = filling
+            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+
+
 class Device(Protocol):
     """What a benchmark asks of the machine it runs on; tests put a scripted one in its place."""
 
@@ -51,7 +74,7 @@ class Device(Protocol):
         ...
 
     def poison(self, outputs: tuple[Tensor, ...]) -> None:
-        """Write NaN over `outputs` and over all free memory from which new outputs will be cut."""
+        """Write NaN over `outputs`; when they are freed, the next outputs are likely to lie there."""
         ...
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
@@ -89,17 +112,6 @@ class Cuda:
         torch.cuda.synchronize()
         for output in outputs:
             fill_with_nan(output)
-        segments = torch.cuda.memory_snapshot()
-        free = [
-            block["size"]
-            for segment in segments
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
-        ]
-        # Best fit: the allocator takes these very blocks. All are held at once, so that none is taken twice.
-        held = [torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for size in sorted(free)]
-        torch.cuda.synchronize()
-        del held
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
         torch.cuda.synchronize()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringlab.bench.alone import Alone
-from ringlab.bench.contenders import SDPA, Contender, emulated_ring, one_block, rank_program, sdpa, whole
+from ringlab.bench.contenders import SDPA, Contender, all_sdpa, emulated_ring, one_block, rank_program, whole
 from ringlab.bench.device import Cuda, Device
 from ringlab.bench.kernels import BLOCKS
 from ringlab.bench.machine import machine
@@ -45,7 +45,7 @@ def bench_ring(
     for block in blocks:
         contenders[f"{block} ring"] = emulated_ring(block, P, problem.causal)
         contenders[f"{block} once"] = whole(one_block(block), problem.causal)
-    contenders |= {name: whole(sdpa(backend), problem.causal) for name, backend in SDPA.items()}
+    contenders |= all_sdpa(problem.causal)
     pairs = {f"{block} ring": (f"{block} once", *SDPA) for block in blocks}
     cases = [bench.measure(of, contenders, pairs, rounds, progress) for of in PASSES]
     right = [block for block in blocks if all(f"{block} ring" in case["contenders"] for case in cases)]
@@ -53,7 +53,7 @@ def bench_ring(
         "bench": "ring",
         "ok": all_subjects_timed(cases, pairs),
         "work": {**problem.as_dict(), "P": P, "layout": "zigzag", "rounds": rounds, "seeds": [bench.seed]},
-        "method": {**METHOD, "memory": MEMORY, "streams": "all ranks on one stream, one after another"},
+        "method": {**METHOD, "memory": MEMORY, "ranks": "threads of one process that share the GPU"},
         "cases": cases,
         "memory": {block: {of: _memory(bench, block, P, of) for of in PASSES} for block in right},
         "machine": machine(),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ringlab.bench.contenders import SDPA, Contender, one_block, sdpa, whole
+from ringlab.bench.contenders import SDPA, Contender, all_sdpa, one_block, whole
 from ringlab.bench.device import Cuda, Device
 from ringlab.bench.machine import machine
 from ringlab.bench.measure import METHOD, Bench, all_subjects_timed
@@ -50,4 +50,4 @@ def bench_kernels(
 
 def _contenders(blocks: Sequence[str], causal: bool) -> dict[str, Contender]:
     ours = {block: whole(one_block(block), causal) for block in blocks}
-    return {**ours, **{name: whole(sdpa(backend), causal) for name, backend in SDPA.items()}}
+    return ours | all_sdpa(causal)

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ringlab.bench.contenders import Contender, emulated_ring, one_block, whole
+from ringlab.bench.device import new_memory_is_nan
 from ringlab.bench.interleaved import Turn
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem, draw
 from ringlab.bench.reference import judge, reference, sample
+from ringlab.blocks.naive import Naive
 from ringlab.conformance.tolerance import relative_error, truth
+from ringlab.merge import Partial
 from tests.bench.scripted import NoPoison, Scripted
 
 WORK = Problem(H=2, S=300, D=16)
@@ -105,6 +108,38 @@ def test_a_kernel_that_does_not_write_is_found_by_the_poison_alone(rows: slice) 
     assert bench(NoPoison()).admit(Lazy(rows).contender(), "forward").refusal is None
 
 
+class Skips(Naive):
+    """A block that makes a new output each time and does not write the last row of a tile."""
+
+    def forward(self, *args: Any, **options: Any) -> Partial:
+        right = super().forward(*args, **options)
+        out = torch.empty_like(right.out)
+        out[:, :, :-1] = right.out[:, :, :-1]
+        return Partial(out, right.lse)
+
+
+@pytest.mark.parametrize("P", [1, 3])
+def test_rows_that_no_rank_writes_are_found_on_new_memory(P: int) -> None:
+    """On every thread, whatever the allocator hands out; the device's own poison plays no part."""
+    contender = emulated_ring(Skips(), P, causal=True)
+    with new_memory_is_nan():  # what the memory happens to hold must not decide this test
+        assert torch.empty(3).isnan().all()
+    assert bench(NoPoison()).admit(contender, "forward").refusal is not None
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_torchs_own_operators_are_not_run_on_new_memory() -> None:
+    strict: list[bool] = []
+
+    def turn(inputs: Any, of: str) -> Turn:
+        right = RIGHT.turn(inputs, of)
+        return Turn(lambda r: (strict.append(torch.are_deterministic_algorithms_enabled()), right.run(r))[1])
+
+    for torchs in (True, False):
+        assert bench().admit(Contender(turn, torchs=torchs), "forward").refusal is None
+    assert strict == [False, False, False, False, True]
+
+
 def test_what_cannot_run_is_told_and_stops_nobody_else() -> None:
     def crash(inputs: Any, of: str) -> Turn:
         def run(_: Any) -> None:
@@ -168,7 +203,7 @@ def test_inputs_are_fresh_in_every_round_and_as_before_afterwards() -> None:
     found = bench()
     before = [x.clone() for x in found.inputs]
     found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)
-    timed = seen[2:]  # the first two are the check
+    timed = seen[3:]  # the first three are the check
     assert len(set(timed)) == len(timed) == 4 + 3
     assert all(torch.equal(x, y) for x, y in zip(before, found.inputs, strict=True))
 
