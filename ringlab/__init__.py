@@ -22,7 +22,7 @@ _HOME = {
     "VirtualCluster": "ringlab.comm.virtual",
     "Ring": "ringlab.comm.ring",
     "launch": "ringlab.comm.launch",
-    "connect": "ringlab.comm.distributed",
+    "connect": "ringlab.comm.connect",
 }
 _MODULES = ("oracle", "errors")
 __all__ = ["__version__", *_HOME, *_MODULES]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ringlab import errors as errors
     from ringlab import oracle as oracle
     from ringlab.attention import ring_attention as ring_attention
-    from ringlab.comm.distributed import connect as connect
+    from ringlab.comm.connect import connect as connect
     from ringlab.comm.launch import launch as launch
     from ringlab.comm.ring import Ring as Ring
     from ringlab.comm.virtual import VirtualCluster as VirtualCluster

@@ -1,4 +1,7 @@
-"""The transport over torch.distributed: gloo on CPUs, NCCL on GPUs, by the same code.
+"""The transports over torch.distributed: the same headers, errors and order on all of them.
+
+How tensors travel is up to a carrier for each kind of device: gloo's or NCCL's sends and receives,
+gloo's all-to-all for ranks that share a GPU, or windows into each other's memory.
 
 Every message starts with a header (see `wire`), so a wrong tag, shape or dtype becomes a
 MismatchError on the receiver; the sender, and whoever waits for either, gets a PeerDiedError that
@@ -14,25 +17,20 @@ give the same bits as the virtual cluster.
 from __future__ import annotations
 
 import itertools
-import os
-import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ringlab.comm.board import Board, common_start
+from ringlab.comm.board import Board
+from ringlab.comm.carriers import Carrier, PointToPoint
 from ringlab.comm.journal import FINISHED
 from ringlab.comm.parts import Expected, Label, Message, Traffic
 from ringlab.comm.protocol import Comm, Work
-from ringlab.comm.ring import Ring
+from ringlab.comm.streams import Stall, stall_of
 from ringlab.comm.waiting import where
 from ringlab.errors import (
     BackendError,
@@ -41,13 +39,10 @@ from ringlab.errors import (
     PeerDiedError,
     TransportTimeout,
     UnreceivedError,
-    WorldSizeError,
 )
 
 _LINGER = 1.0  # seconds a finished rank keeps its connections open for the others
-_LAST_WORDS = 2.0  # seconds a failed rank stays, so that the others can say what they saw
 _GONE = ("onnection", "roken pipe", "pair closure")  # parts of what gloo says of a peer that is gone
-_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}  # headers and control travel on the CPU
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -68,6 +63,7 @@ class DistributedComm(Comm):
         board: Board | None = None,
         start: float | None = None,
         note: Callable[[str], None] | None = None,
+        carriers: Mapping[str, Carrier] | None = None,
     ) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
@@ -75,11 +71,12 @@ class DistributedComm(Comm):
         self._start = time.perf_counter() if start is None else start
         self._note = note or (lambda line: None)
         self._traffic = Traffic(self.rank, group)
-        self._backends = _backends_of(group)
+        self._carriers = carriers_of(group) if carriers is None else carriers
         self._count = 0
         self._pending: dict[int, _DistributedWork] = {}  # gloo forgets a message whose work is dropped
-        if "cpu" not in self._backends:
-            raise BackendError("a group that carries CPU tensors too", f"{self._backends}", _NCCL_REMEDY)
+        if "cpu" not in self._carriers:
+            got = str(dist.get_backend_config(group))
+            raise BackendError("a group that carries CPU tensors too", got, _REMEDY)
 
     def exchange(
         self,
@@ -90,18 +87,46 @@ class DistributedComm(Comm):
         source: int | None = None,
         tag: str = "",
     ) -> Work:
+        return self._post(send, to, receive, source, tag)
+
+    def relay(
+        self,
+        *,
+        hops: int,
+        send: Sequence[Tensor],
+        to: int,
+        receive: Sequence[Tensor],
+        source: int,
+        tag: str = "",
+    ) -> Work:
+        return self._post(send, to, receive, source, tag, hops)
+
+    def _post(
+        self,
+        send: Sequence[Tensor],
+        to: int | None,
+        receive: Sequence[Tensor],
+        source: int | None,
+        tag: str,
+        hops: int | None = None,
+    ) -> Work:
         if send:
             where(to, self, "to")
         if receive:
             where(source, self, "source")
         label = Label(self.rank, self._count, tag, to if send else None, source if receive else None)
         label.check(self.world_size)
-        self._check_devices((*send, *receive))
+        carrier = self._carrier_of((*send, *receive))
+        carrier.check(label)
         self._count += 1
         self._note(f"posted {label}")
         try:
             with _disable_current_modes():  # a memory meter shall not count the transport's own tensors
                 message, expected = self._traffic.post(label, send, receive)
+                if hops is not None and carrier.relays and message and expected and not message.local:
+                    carrier.relay(message, expected, hops)
+                else:
+                    carrier.start(message, expected)
         except RuntimeError as error:
             if not any(word in str(error) for word in _GONE):
                 raise CommError(f"to post {label}", str(error).split("\n")[0]) from error
@@ -132,19 +157,29 @@ class DistributedComm(Comm):
             )
             self.fail(error)
             raise error
+        for carrier in self._carriers.values():
+            carrier.finish()
         self._note(FINISHED)
         self.board.end(self.rank)
         self.board.linger(list(range(self.world_size)), _LINGER)
 
-    def _check_devices(self, tensors: Sequence[Tensor]) -> None:
-        for device in {t.device for t in tensors}:
-            backend = self._backends.get(device.type)
-            if backend is None or (backend == "gloo" and device.type != "cpu"):
-                raise DeviceError(
-                    f"tensors on a device that this process group carries ({self._backends})",
-                    f"a tensor on {device}",
-                    _NCCL_REMEDY if device.type == "cuda" else "move the tensors to the CPU",
-                )
+    def close(self) -> None:
+        """End what runs in the background; the process group is whoever's opened it."""
+        for carrier in self._carriers.values():
+            carrier.close()
+
+    def _carrier_of(self, tensors: Sequence[Tensor]) -> Carrier:
+        kinds = {t.device.type for t in tensors} or {"cpu"}
+        if len(kinds) > 1:
+            raise DeviceError("all tensors of an exchange on one kind of device", ", ".join(sorted(kinds)))
+        [kind] = kinds
+        if kind not in self._carriers:
+            raise DeviceError(
+                f"tensors on a device that this transport carries ({', '.join(self._carriers)})",
+                f"a tensor on {kind}",
+                _REMEDY if kind == "cuda" else "move the tensors to the CPU",
+            )
+        return self._carriers[kind]
 
     def _translated(self, error: RuntimeError, label: Label, peer: int | None) -> CommError:
         text, waits = str(error), label.waits(peer)
@@ -182,12 +217,17 @@ class _DistributedWork(Work):
     ) -> None:
         self.comm, self.label, self.message, self.expected = comm, label, message, expected
         self.buffers = buffers
+        self.tensors: tuple[Tensor, ...] = (
+            *(message.tensors if message else ()),
+            *(expected.tensors if expected else ()),
+        )
         self.done = False
 
     def wait(self) -> tuple[Tensor, ...]:
         if not self.done:
             self.comm._note(f"waiting for {self.label}")
             peer = self.label.source
+            stall = stall_of(self.tensors)
             try:
                 with _disable_current_modes():
                     if self.expected is not None:
@@ -195,6 +235,7 @@ class _DistributedWork(Work):
                     peer = self.label.to
                     if self.message is not None:
                         self.message.wait(self.comm.timeout)
+                    self._arrive(stall)
             except CommError as error:
                 self.comm.fail(error)
                 raise
@@ -202,99 +243,32 @@ class _DistributedWork(Work):
                 raise self.comm._translated(error, self.label, peer) from error
             finally:
                 self.comm._pending.pop(self.label.number, None)
-            self.done, self.message, self.expected = True, None, None
+            self.done, self.tensors, self.message, self.expected = True, (), None, None
             self.comm._note(f"completed {self.label}")
         return self.buffers
 
+    def _arrive(self, stall: Stall | None) -> None:
+        """Let the computations wait for the transfer, on a GPU, and complete the buffers."""
+        halves = [half for half in (self.message, self.expected) if half is not None]
+        if stall is not None:
+            stall.until([move.event for half in halves for move in half.moves if move.event is not None])
+            self.stall = stall
+        if self.expected is not None:
+            self.expected.unpack()
 
-_NCCL_REMEDY = "ringlab.connect(backend='nccl'), or init_process_group('cpu:gloo,cuda:nccl')"
+
+_REMEDY = "transport='nccl' with a GPU for each rank, or init_process_group('cpu:gloo,cuda:nccl')"
 
 
-@contextmanager
-def connect(backend: str = "gloo", timeout: float = 60.0) -> Iterator[Ring]:
-    """Give the ring of the processes that torchrun started; use it in a `with` statement.
+def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
+    """Return a carrier for each kind of device that `group` can send and receive, by gloo or NCCL.
 
-    With backend "nccl" the CUDA device of this rank is set. The group is closed at the end.
-
-    Raises: WorldSizeError outside torchrun; TransportTimeout if not all ranks come within `timeout`.
+    torch lists gloo for GPUs as well, but its sends and receives take tensors on the CPU only.
     """
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise WorldSizeError(
-                "a process that torchrun started",
-                f"no {name} in the environment",
-                "torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)",
-            )
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # A second group on the same keys would find the addresses of the first one.
-    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", _torchrun_store(timeout))
-    open_group(backend, timeout, store, rank, world_size)
-    comm = DistributedComm(None, timeout, start=shared_start(timeout))
-    with closing(comm):
-        yield Ring(comm)
-
-
-@contextmanager
-def closing(comm: DistributedComm) -> Iterator[None]:
-    """Finish `comm` after the block, or tell the others of its error; then close the process group."""
-    try:
-        yield
-        comm.finish()
-    except BaseException as error:
-        comm.fail(error)
-        comm.board.end(comm.rank)
-        raise
-    finally:
-        dist.destroy_process_group()
-        if comm.board.first_failure() is not None:  # torchrun ends all ranks as soon as one has ended
-            comm.board.linger(list(range(comm.world_size)), _LAST_WORDS)
-
-
-@cache
-def _torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts; kept, for without torchrun's agent rank 0 hosts it."""
-    try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    except dist.DistError as error:
-        raise _not_connected(error, timeout) from error
-    return store
-
-
-def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
-    first_line = str(error).split("\n")[0]
-    return TransportTimeout(
-        f"all ranks connected within {timeout:g} s", first_line, "start every rank, and see how it fares"
-    )
-
-
-def open_group(backend: str, timeout: float, store: dist.Store, rank: int, world_size: int) -> None:
-    """Open the default process group over the addresses that ranks leave in `store`."""
-    if backend not in _BACKENDS:
-        raise BackendError(f"backend {' or '.join(map(repr, _BACKENDS))}", repr(backend))
-    if dist.is_initialized():
-        raise BackendError("no process group yet", "one is open", "use Ring(DistributedComm()) on it")
-    if backend == "nccl":
-        _choose_device()
-    limit = timedelta(seconds=timeout)
-    try:
-        dist.init_process_group(
-            _BACKENDS[backend], timeout=limit, store=store, rank=rank, world_size=world_size
-        )
-        if backend == "nccl":  # a group's first NCCL operation must have all ranks take part
-            dist.all_reduce(torch.zeros(1, device="cuda"))
-    except RuntimeError as error:  # gloo's own errors are plain ones
-        raise _not_connected(error, timeout) from error
-
-
-def _choose_device() -> None:
-    local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= count:
-        raise DeviceError(
-            f"a GPU for each of this machine's ranks (local rank {local_rank} needs number {local_rank})",
-            f"{count} GPUs",
-            "start fewer ranks per machine, or use backend 'gloo'",
-        )
-    torch.cuda.set_device(local_rank)
+    carrier = PointToPoint(group)
+    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    fitting = {"cpu": "gloo", "cuda": "nccl"}
+    return {kind: carrier for kind, backend in backends.items() if fitting.get(kind) == backend}
 
 
 def _store_of(group: dist.ProcessGroup | None) -> dist.Store | None:
@@ -305,16 +279,3 @@ def _store_of(group: dist.ProcessGroup | None) -> dist.Store | None:
     except (AttributeError, RuntimeError):
         return None
     return dist.PrefixStore(f"ringlab/{name}/{next(_uses[name])}", store)
-
-
-def shared_start(timeout: float) -> float:
-    """Return the reading of time.perf_counter that all ranks of this machine call second 0."""
-    store = dist.distributed_c10d._get_default_store()
-    use = dist.PrefixStore(f"ringlab/start/{next(_uses['start'])}", store)
-    return common_start(use, dist.get_rank(), socket.gethostname(), timeout)
-
-
-def _backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
-    """Return the backend of each device type, from torch's form "cpu:gloo,cuda:nccl"."""
-    entries = dist.get_backend_config(group).split(",")
-    return dict(entry.split(":", 1) for entry in entries)

@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from ringlab.comm import transports
 from ringlab.comm.board import Board
 from ringlab.comm.children import Child, Children
 from ringlab.comm.memory import MemoryReport
@@ -36,7 +37,7 @@ def launch(
     timeout: float = 120.0,
     threads: int = 1,
     faults: Sequence[Any] | None = None,
-    backend: str = "gloo",
+    transport: str = "gloo",
     memory: bool = True,
 ) -> Outcome:
     """Return the outcome of `program(ring, *args)` on `world_size` processes of this machine.
@@ -44,17 +45,18 @@ def launch(
     The program may be defined anywhere, also in a notebook's cell; program, arguments and results
     travel by cloudpickle. What the ranks print appears here after "[rank r]". `timeout` counts in
     seconds from the moment that all ranks are connected; one message may take three quarters of it.
+    `transport`: see `connect`; on a GPU each rank's CUDA device is set.
     No process is left behind, however this ends.
 
     Raises: RankFailedError with the traceback of the rank that failed first, and in `.errors` what
     each rank says; its cause is that rank's exception. TransportTimeout if the ranks do not end.
     """
-    _check(world_size, threads, timeout, backend)
+    _check(world_size, threads, timeout, transport)
     with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # readable by this user only
         folder, store = Path(name), _host_store()
         message_timeout = _MESSAGE_SHARE * timeout
         job = Job(
-            program, args, world_size, store.port, backend, message_timeout, threads,
+            program, args, world_size, store.port, transport, message_timeout, threads,
             tuple(faults or ()), memory, torch.is_grad_enabled(), _cells(),
         )  # fmt: skip
         _write_job(folder, job)
@@ -64,19 +66,14 @@ def launch(
             return _outcome(folder, children.all, board)
 
 
-def _check(world_size: int, threads: int, timeout: float, backend: str) -> None:
+def _check(world_size: int, threads: int, timeout: float, transport: str) -> None:
     if not isinstance(world_size, int) or world_size < 1:
         raise WorldSizeError("a world size of 1 or more", repr(world_size), "launch(program, 2)")
     if not isinstance(threads, int) or threads < 1:
         raise BackendError("threads >= 1 for each rank", repr(threads))
     if not timeout > 0:
         raise BackendError("a timeout above 0 seconds", repr(timeout))
-    if backend == "nccl" and torch.cuda.device_count() < world_size:
-        raise BackendError(
-            f"{world_size} GPUs for backend 'nccl'", f"{torch.cuda.device_count()}", "use backend='gloo'"
-        )
-    if backend not in ("gloo", "nccl"):
-        raise BackendError("backend 'gloo' or 'nccl'", repr(backend))
+    transports.check(transport, world_size)
 
 
 def _host_store() -> dist.TCPStore:

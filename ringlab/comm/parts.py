@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -44,6 +46,16 @@ class Label:
                 raise WorldSizeError(f"ranks 0..{world_size - 1}", f"rank {peer} in {self}")
 
 
+class Move(ABC):
+    """Tensors under way. `event`, on a GPU and after `wait`: reached when they have arrived."""
+
+    event: torch.cuda.Event | None = None
+
+    @abstractmethod
+    def wait(self, timeout: float) -> None:
+        """Return when the host has nothing more to do. Raises: RuntimeError or CommError."""
+
+
 class Message:
     """The tensors that this rank sends, and their header."""
 
@@ -51,7 +63,9 @@ class Message:
         self.label, self.peer, self.signature = label, peer, signature
         self.tensors = [t.detach().contiguous() for t in tensors]
         self.header = signature.header()
-        self.works: list[dist.Work] = []
+        self.number = 0  # among this pair of ranks' messages
+        self.header_works: list[dist.Work] = []
+        self.moves: list[Move] = []
         self.local, self.taken = peer == label.rank, False
 
     def wait(self, timeout: float) -> None:
@@ -60,30 +74,55 @@ class Message:
             raise DeadlockError(
                 self.label.waits(self.peer), "a message to itself that it has not posted a receive for", _BOTH
             )
-        _wait_all(self.works, self.tensors, timeout)
+        for work in self.header_works:
+            work.wait(timedelta(seconds=timeout))
+        for move in self.moves:
+            move.wait(timeout)
 
 
 class Expected:
-    """The message that this rank receives."""
+    """The message that this rank receives.
+
+    `met_elsewhere`: whoever moves the tensors waits for the header too, and `wait` does not.
+    """
+
+    met_elsewhere = False
 
     def __init__(self, label: Label, peer: int, signature: Signature, buffers: Sequence[Tensor]) -> None:
         self.label, self.peer, self.signature = label, peer, signature
         self.buffers = [b.detach() for b in buffers]
         self.tensors = [b if b.is_contiguous() else b.contiguous() for b in self.buffers]
         self.header = empty_header()
+        self.number = 0  # among this pair of ranks' messages
         self.header_works: list[dist.Work] = []
-        self.works: list[dist.Work] = []
+        self.moves: list[Move] = []
         self.local = peer == label.rank
         self.source: Message | None = None
 
     def wait(self, timeout: float) -> None:
-        """Return once the buffers are filled; the header is checked before anything else is waited for."""
+        """Return once the host has nothing more to do; the header is checked before all else."""
         if self.local:
             self._take_from_self()
-        else:
-            _wait_all(self.header_works, [self.header], timeout)
-            self._check()
-            _wait_all(self.works, self.tensors, timeout)
+        elif not self.met_elsewhere:
+            self.meet(timeout)
+        for move in self.moves:
+            move.wait(timeout)
+
+    def meet(self, timeout: float) -> None:
+        """Return once the header is here. Raises: MismatchError if it is not the expected one."""
+        for work in self.header_works:
+            work.wait(timedelta(seconds=timeout))
+        found = difference(self.signature, self.header)
+        if found is not None:
+            raise MismatchError(
+                f"{self.signature.text}, which rank {self.label.rank} expects from rank {self.peer} "
+                f"in its exchange {self.label.number}",
+                f"{found}, which rank {self.peer} sent",
+                "make both ranks post the same exchanges in the same order",
+            )
+
+    def unpack(self) -> None:
+        """Fill those buffers that are not contiguous, once the tensors have arrived."""
         for buffer, tensor in zip(self.buffers, self.tensors, strict=True):
             if tensor is not buffer:
                 buffer.copy_(tensor)
@@ -94,23 +133,13 @@ class Expected:
                 self.label.waits(self.peer), "a receive of a message to itself that it has not sent", _BOTH
             )
         self.header = self.source.header
-        self._check()
+        self.meet(0.0)
         for tensor, sent in zip(self.tensors, self.source.tensors, strict=True):
             tensor.copy_(sent)
 
-    def _check(self) -> None:
-        found = difference(self.signature, self.header)
-        if found is not None:
-            raise MismatchError(
-                f"{self.signature.text}, which rank {self.label.rank} expects from rank {self.peer} "
-                f"in its exchange {self.label.number}",
-                f"{found}, which rank {self.peer} sent",
-                "make both ranks post the same exchanges in the same order",
-            )
-
 
 class Traffic:
-    """Posts messages of one process group, and pairs those that a rank sends to itself."""
+    """Posts headers, and pairs the messages that a rank sends to itself."""
 
     def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.group = rank, group
@@ -122,7 +151,7 @@ class Traffic:
     def post(
         self, label: Label, send: Sequence[Tensor], receive: Sequence[Tensor]
     ) -> tuple[Message | None, Expected | None]:
-        """Post both halves of an exchange at once."""
+        """Post the headers of both halves of an exchange at once; return the halves."""
         message = expected = None
         if label.to is not None:
             message = Message(label, label.to, Signature.of(label.tag, send), send)
@@ -135,64 +164,34 @@ class Traffic:
         while self._to_self and self._from_self:
             sent, taken = self._to_self.pop(0), self._from_self.pop(0)
             sent.taken, taken.source = True, sent
-        self._start(message, expected)
+        self._headers(message, expected)
         return message, expected
 
-    def _start(self, message: Message | None, expected: Expected | None) -> None:
-        """Headers and payloads go in one batch each: on NCCL they travel on different backends."""
-        headers: list[dist.P2POp] = []
-        payload: list[dist.P2POp] = []
-        owners: list[Message | Expected] = []
+    def _headers(self, message: Message | None, expected: Expected | None) -> None:
+        ops = []
         if expected is not None and not expected.local:
-            count = self._received[expected.peer]
-            self._received[expected.peer] += 1
-            headers.append(self._op(dist.irecv, expected.header, expected.peer, header_number(count)))
-            ops = self._tensors(dist.irecv, expected, count)
-            payload += ops
-            owners += [expected] * len(ops)
+            expected.number = _next(self._received, expected.peer)
+            ops.append(
+                p2p(self.group, dist.irecv, expected.header, expected.peer, header_number(expected.number))
+            )
         if message is not None and not message.local:
-            count = self._sent[message.peer]
-            self._sent[message.peer] += 1
-            headers.append(self._op(dist.isend, message.header, message.peer, header_number(count)))
-            ops = self._tensors(dist.isend, message, count)
-            payload += ops
-            owners += [message] * len(ops)
-        self._batch(headers, message, expected)
-        self._batch_payload(payload, owners)
-
-    def _batch(self, headers: list[dist.P2POp], message: Message | None, expected: Expected | None) -> None:
-        for op, work in zip(headers, dist.batch_isend_irecv(headers) if headers else [], strict=True):
-            if op.op is dist.irecv and expected is not None:
-                expected.header_works.append(work)
-            elif message is not None:
-                message.works.append(work)
-
-    def _batch_payload(self, payload: list[dist.P2POp], owners: list[Message | Expected]) -> None:
-        works = dist.batch_isend_irecv(payload) if payload else []
-        if len(works) == len(owners):
-            for owner, work in zip(owners, works, strict=True):
-                owner.works.append(work)
-        else:  # NCCL gives one work for the whole batch
-            for owner in {id(o): o for o in owners}.values():
-                owner.works += works
-
-    def _op(self, function: Callable[..., Any], tensor: Tensor, peer: int, number: int) -> dist.P2POp:
-        return dist.P2POp(function, tensor, group=self.group, group_peer=peer, tag=number)
-
-    def _tensors(
-        self, function: Callable[..., Any], half: Message | Expected, count: int
-    ) -> list[dist.P2POp]:
-        return [
-            self._op(function, tensor, half.peer, half.signature.number(count, place))
-            for place, tensor in enumerate(half.tensors)
-            if tensor.numel()  # gloo may not send nothing; the header has said that it is nothing
-        ]
+            message.number = _next(self._sent, message.peer)
+            ops.append(
+                p2p(self.group, dist.isend, message.header, message.peer, header_number(message.number))
+            )
+        for op, work in zip(ops, dist.batch_isend_irecv(ops) if ops else [], strict=True):
+            half = expected if op.op is dist.irecv else message
+            assert half is not None
+            half.header_works.append(work)
 
 
-def _wait_all(works: Sequence[dist.Work], tensors: Sequence[Tensor], timeout: float) -> None:
-    on_gpu = any(t.is_cuda for t in tensors)
-    for work in works:
-        if on_gpu:  # orders the current stream after the transfer; NCCL's watchdog keeps the time
-            work.wait()
-        else:
-            work.wait(timedelta(seconds=timeout))
+def p2p(
+    group: dist.ProcessGroup | None, function: Callable[..., Any], tensor: Tensor, peer: int, number: int
+) -> dist.P2POp:
+    """Return one operation for a batch; `peer` is counted within the group."""
+    return dist.P2POp(function, tensor, group=group, group_peer=peer, tag=number)
+
+
+def _next(counts: defaultdict[int, int], peer: int) -> int:
+    counts[peer] += 1
+    return counts[peer] - 1

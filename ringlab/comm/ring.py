@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -35,13 +36,16 @@ class Ring:
         length: int | None = None,
         into: Sequence[Tensor] | None = None,
         give: bool = False,
+        hops: int | None = None,
         tag: str = "shift",
     ) -> Work:
         """Send `tensors` to the next rank and take as many from the previous one; returns at once.
 
         What arrives has the shape of what is sent, but `length` tokens on axis -2 where ranks
         hold different numbers; `into` gives the receive buffers, else new ones are made. With `give`
-        the content of `tensors` is undefined after `wait`, which may save a copy.
+        the content of `tensors` is undefined after `wait`, which may save a copy. `hops` says that
+        they are a block on its way around the ring, and how many hops it has made unchanged: 0 for
+        this rank's own, which it keeps; of others it gives up what it had.
 
         Raises: ShapeError when something else than a tensor is posted.
         """
@@ -50,6 +54,8 @@ class Ring:
             into = [_buffer_like(t, length) for t in tensors]
         sends = tuple(t.contiguous() for t in tensors)
         post = self.comm.hand_over if give else self.comm.exchange
+        if hops is not None:
+            post = partial(self.comm.relay, hops=hops)
         return post(send=sends, to=self.next, receive=tuple(into), source=self.previous, tag=tag)
 
     def shift(self, *tensors: Tensor, length: int | None = None, tag: str = "shift") -> Any:

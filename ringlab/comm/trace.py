@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from ringlab.comm.protocol import CONTROL
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One rank's exchange: bytes, and the times at which it was posted, waited for and complete."""
+    """One rank's exchange: bytes, and the times at which it was posted, waited for and complete.
+
+    stall: on a GPU, the seconds that the computations waited for it (see `Work`), for which `wait`
+    itself returns at once.
+    """
 
     rank: int
     index: int
@@ -26,6 +30,15 @@ class Exchange:
     posted: float
     waited: float
     done: float
+    stall: SupportsFloat | None = None
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the rank could not compute because this message was not there.
+
+        On a GPU reading it waits for the GPU: read it when the run is over.
+        """
+        return self.done - self.waited if self.stall is None else float(self.stall)
 
     @property
     def control(self) -> bool:
@@ -83,6 +96,14 @@ class Trace:
         """Return the bytes that `rank`, or all ranks together, sent."""
         return sum(e.bytes_sent for e in self.exchanges(rank))
 
+    def exposed(self, rank: int | None = None) -> float:
+        """Return the seconds of exposed communication of `rank`, of all ranks together if None.
+
+        Those of each step are `[e.exposed for e in trace.exchanges(rank)]`. The virtual cluster
+        counts virtual seconds.
+        """
+        return sum(e.exposed for e in self.exchanges(rank))
+
     def peers(self, rank: int) -> set[int]:
         """Return the ranks that `rank` sent to."""
         return {e.to for e in self.exchanges(rank) if e.to is not None}
@@ -124,7 +145,7 @@ def _chrome(event: Exchange | Compute | Choice) -> dict[str, Any]:
         "source": event.source,
         "bytes_sent": event.bytes_sent,
         "bytes_received": event.bytes_received,
-        "exposed_us": (event.done - event.waited) * 1e6,
+        "exposed_us": event.exposed * 1e6,
     }
     return _span(event.rank, 1, event.tag, event.posted, event.done, details)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -37,6 +38,19 @@ class Traced(Comm):
     ) -> Work:
         return self._record(self.inner.hand_over, send=send, to=to, receive=receive, source=source, tag=tag)
 
+    def relay(
+        self,
+        *,
+        hops: int,
+        send: Sequence[Tensor],
+        to: int,
+        receive: Sequence[Tensor],
+        source: int,
+        tag: str = "",
+    ) -> Work:
+        relay = partial(self.inner.relay, hops=hops)
+        return self._record(relay, send=send, to=to, receive=receive, source=source, tag=tag)
+
     def _record(
         self,
         post: Callable[..., Work],
@@ -54,9 +68,9 @@ class Traced(Comm):
         shapes = tuple(tuple(t.shape) for t in send)
 
         def finish(waited: float) -> None:
-            done = self.now()
+            times = posted, waited, self.now(), work.stall
             self.trace.events.append(
-                Exchange(self.rank, index, tag, to, source, sent, received, shapes, posted, waited, done)
+                Exchange(self.rank, index, tag, to, source, sent, received, shapes, *times)
             )
 
         return _TracedWork(work, self.now, finish)

@@ -28,7 +28,7 @@ class Job:
     args: tuple[Any, ...]
     world_size: int
     port: int
-    backend: str
+    transport: str
     message_timeout: float
     threads: int
     faults: tuple[Any, ...]
@@ -122,7 +122,7 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report) 
     import cloudpickle
     import torch
 
-    from ringlab.comm.distributed import DistributedComm, closing, open_group, shared_start
+    from ringlab.comm.connect import closing, join
     from ringlab.comm.memory import MemoryMeter
     from ringlab.comm.ring import Ring
     from ringlab.comm.trace import Trace
@@ -130,13 +130,15 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report) 
 
     linecache.cache.update(job.cells)
     torch.set_num_threads(job.threads)
-    open_group(job.backend, max(STARTUP, job.message_timeout), _store(job.port), rank, job.world_size)
     trace, meter = Trace(job.world_size), MemoryMeter(rank)
     if job.memory:
         with meter.watch():  # the first time, torch imports some 900 modules: before the clock starts
             torch.empty(0)
-    start = shared_start(STARTUP)
-    comm = DistributedComm(None, job.message_timeout, board=board, start=start, note=journal.write)
+    startup, store = max(STARTUP, job.message_timeout), _store(job.port)
+    comm = join(
+        job.transport, startup, job.message_timeout, store, rank, job.world_size,
+        board=board, note=journal.write,
+    )  # fmt: skip
     journal.write("connected")
     with closing(comm):
         ring = Ring(Traced(_with_faults(comm, job.faults), trace))

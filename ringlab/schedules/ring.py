@@ -26,7 +26,7 @@ class RingSchedule:
         ring, slots = call.ring, _Slots(call)
         for step in range(ring.world_size - 1):
             into = slots.take(ring.origin(step + 1), k, v)
-            work = ring.post(k, v, into=into, give=step > 0, tag=f"kv {step}")
+            work = ring.post(k, v, into=into, hops=step, tag=f"kv {step}")
             yield ring.origin(step), k, v
             sent, (k, v) = (k, v), work.wait()
             if step > 0:  # before, it was this rank's own shard

@@ -137,7 +137,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(BackendError, match="timeout"):
         launch(programs.who_am_i, 1, timeout=0)
     with pytest.raises(BackendError, match="smoke"):
-        launch(programs.who_am_i, 1, backend="smoke signals")
+        launch(programs.who_am_i, 1, transport="smoke signals")
     with pytest.raises(CommError, match="cannot pickle"):
         launch(programs.who_am_i, 1, threading.Lock())
 

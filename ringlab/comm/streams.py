@@ -1,0 +1,80 @@
+"""CUDA streams: how long a computation waited for a message, and a stream for each virtual rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Stall:
+    """The time that the computations on a GPU's current stream wait for messages.
+
+    As a float it is seconds, once the GPU has got that far, which `float` waits for; pickled, too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._before = torch.cuda.Event(enable_timing=True)
+        self._after = torch.cuda.Event(enable_timing=True)
+        self._before.record(self._stream)
+
+    def until(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Make all that is launched from now on wait for `events`; the host goes on."""
+        for event in events:
+            self._stream.wait_event(event)
+        self._after.record(self._stream)
+
+    def __float__(self) -> float:
+        self._after.synchronize()
+        return self._before.elapsed_time(self._after) / 1000
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[float]]:
+        return float, (float(self),)
+
+
+def stall_of(tensors: Sequence[Tensor]) -> Stall | None:
+    """Return the stall that begins now, if any of `tensors` is on a GPU."""
+    return next((Stall(t.device) for t in tensors if t.is_cuda), None)
+
+
+class RankStreams:
+    """A stream of the current GPU for each virtual rank; without a GPU, nothing.
+
+    They begin after what the calling thread launched before, and `join` makes it wait for them.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._streams: list[torch.cuda.Stream] = []
+        if torch.cuda.is_available():
+            self._caller = torch.cuda.current_stream()
+            self._streams = [torch.cuda.Stream() for _ in range(world_size)]
+            for stream in self._streams:
+                stream.wait_stream(self._caller)
+
+    def of(self, rank: int) -> Any:
+        """Return a context manager in which this thread launches on the stream of `rank`."""
+        return torch.cuda.stream(self._streams[rank]) if self._streams else nullcontext()
+
+    @contextmanager
+    def meeting(self, sender: int, receiver: int, *tensors: Tensor) -> Iterator[None]:
+        """Hand `tensors` over in this block: after all that both ranks launched, before all they will."""
+        if not self._streams or not any(t.is_cuda for t in tensors):
+            yield
+            return
+        one, other = self._streams[sender], self._streams[receiver]
+        other.wait_stream(one)
+        with torch.cuda.stream(other):
+            yield
+        one.wait_stream(other)
+        for tensor in tensors:  # each may be freed by the other rank than the one that made it
+            tensor.record_stream(one)
+            tensor.record_stream(other)
+
+    def join(self) -> None:
+        """Make what the thread of the constructor launches from now on wait for all ranks."""
+        for stream in self._streams:
+            self._caller.wait_stream(stream)
