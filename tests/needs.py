@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 
 REMEDY = "sudo apt-get update && sudo apt-get install -y "
 
@@ -48,10 +49,34 @@ def missing_cuda() -> str | None:
     return no_cuda()
 
 
+@cache
+def missing_triton() -> str | None:
+    """Return why no kernel can be compiled or interpreted here, None if one can."""
+    from ringlab.cli.triton_probes import no_triton
+
+    return no_triton()
+
+
+@cache
+def missing_interpreter() -> str | None:
+    """Return why Triton's kernels cannot be interpreted here, None if they can."""
+    from ringlab.blocks.triton.interpreter import interpreting
+
+    if find_spec("triton") is None:
+        return "needs triton, which has no macOS build: Linux on x86-64"
+    return (
+        None
+        if interpreting()
+        else "kernels are compiled here: TRITON_INTERPRET=1 python -m pytest tests/blocks"
+    )
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "needs_bwrap": missing_bwrap,
     "needs_chromium": missing_chromium,
     "needs_cuda": missing_cuda,
+    "needs_interpreter": missing_interpreter,
+    "needs_triton": missing_triton,
 }
 
 MAY_BE_ABSENT = ("needs_cuda",)

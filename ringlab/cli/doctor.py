@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from ringlab.cli.output import Json, finish, people, print_json
+from ringlab.cli.triton_probes import ASSEMBLERS, INTERPRETER, ask, no_triton
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def doctor(as_json: Json = False) -> None:
 
 def examine() -> Iterator[Diagnosis]:
     """Yield what is found, one thing after the other; a probe that crashes is itself a finding."""
-    for name, probe in _PROBES.items():
+    for name, probe in {**_PROBES, **_transports()}.items():
         try:
             yield probe(name)
         except Exception as error:  # a broken installation must not stop the doctor
@@ -77,19 +78,59 @@ def _package(name: str) -> Diagnosis:
 
 
 def _triton(name: str) -> Diagnosis:
-    try:
-        return Diagnosis(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Diagnosis(name, "missing", "not installed", "Triton exists for Linux on x86-64 only")
+    if reason := no_triton():
+        return Diagnosis(name, "missing", reason, "lessons 04 and 12 and their tests need it")
+    return Diagnosis(name, "ok", importlib.metadata.version(name))
+
+
+def _interpreter(name: str) -> Diagnosis:
+    if reason := no_triton():
+        return Diagnosis(name, "missing", reason, "kernels cannot run on this CPU")
+    works, said = ask(INTERPRETER, interpret=True)
+    if not works:
+        return Diagnosis(name, "missing", said, "install the locked versions: make lab")
+    return Diagnosis(
+        name, "ok", f"runs kernels on this CPU, exactly (triton {said}), under TRITON_INTERPRET=1"
+    )
+
+
+def _assemblers(name: str) -> Diagnosis:
+    if reason := no_triton():
+        return Diagnosis(name, "missing", reason, "`ringlab kernels --offline` cannot run")
+    works, said = ask(ASSEMBLERS, interpret=False)
+    if not works:
+        return Diagnosis(
+            name, "missing", said, "reinstall triton, or name the assembler in TRITON_PTXAS_PATH"
+        )
+    return Diagnosis(name, "ok", f"ptxas for {said}")
 
 
 def _gpus(name: str) -> Diagnosis:
     import torch
 
+    from ringlab.bench.device import no_cuda
+
+    if reason := no_cuda():
+        skipped = "tests/gpu, `ringlab bench kernels`, `bench ring` and `tune` are skipped"
+        return Diagnosis(name, "missing", reason, f"{skipped}; every lesson runs on a CPU")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if not names:
-        return Diagnosis(name, "missing", "none", "not needed: every lesson runs on a CPU")
     return Diagnosis(name, "ok", ", ".join(names))
+
+
+def _transports() -> dict[str, Callable[[str], Diagnosis]]:
+    """A probe for each transport between processes but gloo, which has one that looks closer."""
+    try:
+        from ringlab.comm.transports import available
+    except ImportError:
+        return {}
+
+    def probe(name: str) -> Diagnosis:
+        reason = available()[name.removeprefix(_TRANSPORT)]
+        if reason is None:
+            return Diagnosis(name, "ok", "can run here")
+        return Diagnosis(name, "missing", reason, "not needed: transport='gloo' runs everywhere")
+
+    return {_TRANSPORT + name: probe for name in available() if name != "gloo"}
 
 
 def _operators(name: str) -> Diagnosis:
@@ -137,6 +178,7 @@ def _fonts(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", "DejaVu Sans, with the signs that figures use")
 
 
+_TRANSPORT = "transport "
 _PROBES: dict[str, Callable[[str], Diagnosis]] = {
     "Python": _python,
     "machine": _machine,
@@ -144,6 +186,8 @@ _PROBES: dict[str, Callable[[str], Diagnosis]] = {
     "numpy": _package,
     "jupyterlab": _package,
     "triton": _triton,
+    "interpreter of triton": _interpreter,
+    "compiler for absent GPUs": _assemblers,
     "GPUs": _gpus,
     "flash operators of torch": _operators,
     "gloo": _gloo,

@@ -12,6 +12,7 @@ import ringlab.cli.doctor as doctor_module
 from ringlab.cli import app
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
+from tests import needs
 from tests.bench.scripted import Scripted
 
 
@@ -39,6 +40,51 @@ def test_doctor_says_what_is_broken_and_exits_with_1(monkeypatch) -> None:
     broken = [check for check in json.loads(out)["checks"] if check["state"] == "broken"]
     assert status == 1 and [check["name"] for check in broken] == ["torch"]
     assert "libtorch is gone" in broken[0]["found"] and broken[0]["remedy"]
+
+
+def test_doctor_says_what_is_skipped_in_the_words_of_the_tests(monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # as on a machine without Triton
+    checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
+    assert checks["GPUs"]["found"] == needs.missing_cuda.__wrapped__()
+    assert (
+        checks["GPUs"]["found"].startswith("needs an NVIDIA GPU: ")
+        and "tests/gpu" in checks["GPUs"]["remedy"]
+    )
+    for name in ("triton", "interpreter of triton", "compiler for absent GPUs"):
+        assert (
+            checks[name]["found"] == needs.missing_triton.__wrapped__() and checks[name]["state"] == "missing"
+        )
+
+
+def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
+    checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
+    if needs.missing_triton() is None:
+        assert "exactly" in checks["interpreter of triton"]["found"]
+        assert all(
+            arch in checks["compiler for absent GPUs"]["found"] for arch in ("sm_80", "sm_90", "sm_100")
+        )
+
+
+def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
+    transports = pytest.importorskip("ringlab.comm.transports")
+    checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
+    for name, reason in transports.available().items():
+        check = checks["gloo" if name == "gloo" else f"transport {name}"]
+        assert check["state"] == ("ok" if reason is None else "missing")
+        assert reason is None or check["found"] == reason
+
+
+@pytest.mark.needs_triton
+def test_doctor_tells_what_keeps_the_interpreter_from_working(monkeypatch) -> None:
+    monkeypatch.setattr(doctor_module, "INTERPRETER", "raise SystemExit('no interpreter like that')")
+    monkeypatch.setattr(doctor_module, "ASSEMBLERS", "raise SystemExit('no ptxas')")
+    checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
+    for name, found in (
+        ("interpreter of triton", "no interpreter like that"),
+        ("compiler for absent GPUs", "no ptxas"),
+    ):
+        assert (checks[name]["state"], checks[name]["found"]) == ("missing", found) and checks[name]["remedy"]
 
 
 def few(quick: bool = False) -> list:
