@@ -1,0 +1,346 @@
+"""The Triton kernels: one step of the ring forward, and its gradients with respect to q, and to k and v.
+
+Every kernel runs one program per entry of a table of programs and per head (see `visits`). A program owns a
+few rows of one tensor, its `own` axis, and walks over stretches of the other, its segments. A segment is cut
+in two: tiles in which everything is visible, which need no mask, and tiles that are masked by
+
+    key j is visible to row i   ⟺   j ≤ i + shift, and j (or i) is before the end of the segment.
+
+State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score of a row in units of log 2, and
+`total` = Σ e^(s−m), with s = scale·q·k. Rows that have seen no key hold (0, −inf, 0). Products of 16-bit numbers
+are added in float32; `scale` multiplies float32 scores and is never folded into q.
+
+All head dims are padded to BLOCK_D, a power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l`
+after a tensor's name are its strides over batch, heads and tokens, the head dim being dense.
+
+Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ringlab.blocks.triton.interpreter import repair
+
+repair()  # before a kernel is defined; does nothing where kernels are compiled
+
+# Lengths and counts differ from call to call; a kernel compiled anew for each multiple of 16 gains nothing.
+_COUNTS = ["n_programs", "n_rows", "n_keys", "H"]
+
+
+# fmt: off
+@triton.jit
+def _tile(
+    base, start, stride, within,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):
+# fmt: on
+    """Rows start … start + ROWS of a head, 0 where they are not `within`, or beyond the head dim."""
+    offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+    # Advanced in 64 bits once per tile: a long sequence has more than 2^31 elements.
+    pointers = base + tl.cast(start, tl.int64) * stride + offsets
+    deep = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    if MASKED:
+        if BLOCK_D == HEAD_DIM:
+            return tl.load(pointers, mask=within[:, None], other=0.0)
+        else:
+            return tl.load(pointers, mask=within[:, None] & deep, other=0.0)
+    else:
+        if BLOCK_D == HEAD_DIM:
+            return tl.load(pointers)
+        else:
+            return tl.load(pointers, mask=deep, other=0.0)
+
+
+# fmt: off
+@triton.jit
+def _attend(
+    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+# fmt: on
+    """The state after the keys from `key` on, one tile of them."""
+    keys = key + tl.arange(0, BLOCK_N)
+    inside = keys < end
+    k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
+        scores = tl.where(visible, scores * scale, -float("inf"))
+        unit = 1.0
+    else:
+        unit = scale  # left to the exponent, where it is one fused multiply-add
+    m_new = tl.maximum(m, tl.max(scores, 1) * unit)
+    # A row that has seen no score above −inf: −inf − (−inf) would be NaN.
+    m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.math.exp2(scores * unit - m_safe[:, None])
+    decay = tl.math.exp2(m - m_safe)
+    total = total * decay + tl.sum(p, 1)
+    v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    return acc, m_new, total
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_COUNTS)
+def forward_step(
+    Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
+    n_programs, n_rows, H, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, NEGATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):
+# fmt: on
+    """One step of the ring: the block (K, V) is attended to by the rows of Q.
+
+    FIRST begins a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
+    instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` includes log2(e) and is
+    not below 0; NEGATIVE gives it its sign.
+    Grid: n_programs · B · H.
+    """
+    program = tl.program_id(0) % n_programs
+    head = tl.program_id(0) // n_programs
+    row = tl.load(PROGRAMS + 4 * program)
+    row_stop = tl.load(PROGRAMS + 4 * program + 1)
+    first_segment = tl.load(PROGRAMS + 4 * program + 2)
+    last_segment = tl.load(PROGRAMS + 4 * program + 3)
+
+    rows = row + tl.arange(0, BLOCK_M)
+    owned = rows < row_stop
+    batch = tl.cast(head // H, tl.int64)
+    query_head = head % H
+    k_base = K + batch * k_b + tl.cast(query_head // GROUP, tl.int64) * k_h
+    v_base = V + batch * v_b + tl.cast(query_head // GROUP, tl.int64) * v_h
+    q_base = Q + batch * q_b + tl.cast(query_head, tl.int64) * q_h
+    q = _tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    if NEGATIVE:
+        q = -q
+    state = tl.cast(head, tl.int64) * n_rows
+    if FIRST:
+        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+    else:
+        acc = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+        m = tl.load(M + state + rows, mask=owned, other=-float("inf"))
+        total = tl.load(TOTAL + state + rows, mask=owned, other=0.0)
+
+    for segment in tl.range(first_segment, last_segment):
+        begin = tl.load(SEGMENTS + 4 * segment)
+        split = tl.load(SEGMENTS + 4 * segment + 1)
+        end = tl.load(SEGMENTS + 4 * segment + 2)
+        shift = tl.load(SEGMENTS + 4 * segment + 3)
+        for key in tl.range(begin, split, BLOCK_N):
+            acc, m, total = _attend(
+                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION,
+            )  # fmt: skip
+        for key in tl.range(split, end, BLOCK_N):
+            acc, m, total = _attend(
+                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION,
+            )  # fmt: skip
+
+    offsets = tl.cast(row, tl.int64) * HEAD_DIM
+    offsets += tl.arange(0, BLOCK_M)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
+    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    if LAST:
+        unseen = total == 0.0
+        total = tl.where(unseen, 1.0, total)
+        out = acc / total[:, None]
+        lse = tl.where(unseen, -float("inf"), (m + tl.math.log2(total)) * 0.6931471805599453)
+        tl.store(OUT + state * HEAD_DIM + offsets, out.to(OUT.dtype.element_ty), mask=deep)
+        tl.store(LSE + state + rows, lse, mask=owned)
+    else:
+        tl.store(ACC + state * HEAD_DIM + offsets, acc, mask=deep)
+        tl.store(M + state + rows, m, mask=owned)
+        tl.store(TOTAL + state + rows, total, mask=owned)
+
+
+@triton.jit
+def _log2(lse):
+    """A natural lse in units of log 2; +inf for a row that saw no key, which makes all its weights 0."""
+    return tl.where(lse == -float("inf"), float("inf"), lse * 1.4426950408889634)
+
+
+# fmt: off
+@triton.jit
+def _add_to_dq(
+    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+# fmt: on
+    """dQ, but for the scale, after one tile of keys."""
+    keys = key + tl.arange(0, BLOCK_N)
+    inside = keys < end
+    k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    p = tl.math.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+    if MASKED:
+        visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
+        p = tl.where(visible, p, 0.0)
+    dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_COUNTS)
+def backward_dq(
+    Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
+    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+):
+# fmt: on
+    """What one block adds to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
+
+    LSE and DELTA = rowsum(dO·O) are those of the whole attention, contiguous. FIRST begins a sum instead of
+    loading ACC; LAST writes DQ, in its dtype, instead of storing ACC. ACC is the sum without the scale.
+    Grid: n_programs · B · H.
+    """
+    program = tl.program_id(0) % n_programs
+    head = tl.program_id(0) // n_programs
+    row = tl.load(PROGRAMS + 4 * program)
+    row_stop = tl.load(PROGRAMS + 4 * program + 1)
+    first_segment = tl.load(PROGRAMS + 4 * program + 2)
+    last_segment = tl.load(PROGRAMS + 4 * program + 3)
+
+    rows = row + tl.arange(0, BLOCK_M)
+    owned = rows < row_stop
+    batch = tl.cast(head // H, tl.int64)
+    query_head = tl.cast(head % H, tl.int64)
+    key_head = query_head // GROUP
+    k_base = K + batch * k_b + key_head * k_h
+    v_base = V + batch * v_b + key_head * v_h
+    q_base = Q + batch * q_b + query_head * q_h
+    dout_base = DOUT + batch * dout_b + query_head * dout_h
+    q = _tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    dout = _tile(dout_base, row, dout_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    state = tl.cast(head, tl.int64) * n_rows
+    lse = _log2(tl.load(LSE + state + rows, mask=owned, other=float("inf")))
+    delta = tl.load(DELTA + state + rows, mask=owned, other=0.0)
+    if FIRST:
+        dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    else:
+        dq = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    log2_scale = scale * 1.4426950408889634
+
+    for segment in tl.range(first_segment, last_segment):
+        begin = tl.load(SEGMENTS + 4 * segment)
+        split = tl.load(SEGMENTS + 4 * segment + 1)
+        end = tl.load(SEGMENTS + 4 * segment + 2)
+        shift = tl.load(SEGMENTS + 4 * segment + 3)
+        for key in tl.range(begin, split, BLOCK_N):
+            dq = _add_to_dq(
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION,
+            )  # fmt: skip
+        for key in tl.range(split, end, BLOCK_N):
+            dq = _add_to_dq(
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION,
+            )  # fmt: skip
+
+    offsets = tl.cast(row, tl.int64) * HEAD_DIM
+    offsets += tl.arange(0, BLOCK_M)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
+    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    if LAST:
+        tl.store(DQ + state * HEAD_DIM + offsets, (dq * scale).to(DQ.dtype.element_ty), mask=deep)
+    else:
+        tl.store(ACC + state * HEAD_DIM + offsets, dq, mask=deep)
+
+
+# fmt: off
+@triton.jit
+def _add_to_dkv(
+    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+# fmt: on
+    """dK, but for the scale, and dV after one tile of rows; scores stand transposed, keys × rows."""
+    rows = row + tl.arange(0, BLOCK_M)
+    inside = rows < end
+    q = _tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
+    dout = _tile(dout_base, row, dout_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
+    if MASKED:
+        lse = tl.load(lse_base + rows, mask=inside, other=float("inf"))
+        delta = tl.load(delta_base + rows, mask=inside, other=0.0)
+    else:
+        lse = tl.load(lse_base + rows)
+        delta = tl.load(delta_base + rows)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    p = tl.math.exp2(scores * scale - _log2(lse)[None, :])
+    if MASKED:
+        visible = inside[None, :] & (keys[:, None] <= rows[None, :] + shift)
+        p = tl.where(visible, p, 0.0)
+    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+    ds = p * (dp - delta[None, :])
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_COUNTS)
+def backward_dkv(
+    Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
+    dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):
+# fmt: on
+    """What the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
+
+    A program owns keys and walks over rows, for each of the GROUP query heads that read its key/value head:
+    one program writes each entry of DK and DV, contiguous and float32, so the sum has one order.
+    In a segment the masked rows come first: begin … split, then split … end. Grid: n_programs · B · K.
+    """
+    program = tl.program_id(0) % n_programs
+    head = tl.program_id(0) // n_programs
+    key = tl.load(PROGRAMS + 4 * program)
+    key_stop = tl.load(PROGRAMS + 4 * program + 1)
+    first_segment = tl.load(PROGRAMS + 4 * program + 2)
+    last_segment = tl.load(PROGRAMS + 4 * program + 3)
+
+    keys = key + tl.arange(0, BLOCK_N)
+    owned = keys < key_stop
+    key_heads = H // GROUP
+    batch = tl.cast(head // key_heads, tl.int64)
+    key_head = tl.cast(head % key_heads, tl.int64)
+    k = _tile(K + batch * k_b + key_head * k_h, key, k_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v = _tile(V + batch * v_b + key_head * v_h, key, v_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    log2_scale = scale * 1.4426950408889634
+
+    for member in tl.range(0, GROUP):
+        query_head = key_head * GROUP + member
+        q_base = Q + batch * q_b + query_head * q_h
+        dout_base = DOUT + batch * dout_b + query_head * dout_h
+        lse_base = LSE + (batch * H + query_head) * n_rows
+        delta_base = DELTA + (batch * H + query_head) * n_rows
+        for segment in tl.range(first_segment, last_segment):
+            begin = tl.load(SEGMENTS + 4 * segment)
+            split = tl.load(SEGMENTS + 4 * segment + 1)
+            end = tl.load(SEGMENTS + 4 * segment + 2)
+            shift = tl.load(SEGMENTS + 4 * segment + 3)
+            for row in tl.range(begin, split, BLOCK_M):
+                dk, dv = _add_to_dkv(
+                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, keys, q_l, dout_l,
+                    log2_scale, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
+                )  # fmt: skip
+            for row in tl.range(split, end, BLOCK_M):
+                dk, dv = _add_to_dkv(
+                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l,
+                    log2_scale, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+                )  # fmt: skip
+
+    offsets = (tl.cast(head, tl.int64) * n_keys + key) * HEAD_DIM
+    offsets += tl.arange(0, BLOCK_N)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
+    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    tl.store(DK + offsets, dk * scale, mask=deep)
+    tl.store(DV + offsets, dv, mask=deep)

@@ -1,0 +1,186 @@
+"""A whole ring step in one launch: the state that the kernels carry from step to step, and how they are launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.visits import key_visits, row_visits
+from ringlab.errors import BackendError
+from ringlab.merge import Partial
+from ringlab.plan import Tile
+
+LOG2_E = math.log2(math.e)
+Tiles = tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Launches kernels for tensors of one kind: `config` says how a kernel is launched, by its name."""
+
+    config: Callable[[str], Config]
+    scale: float
+
+    def launch(
+        self, kernel: str, programs: int, heads: int, arguments: tuple[Any, ...], **constants: Any
+    ) -> None:
+        """Launch `kernel` on `programs` · `heads` programs. Raises: BackendError where the GPU is too small."""
+        from triton.runtime.errors import OutOfResources
+
+        from ringlab.blocks.triton import kernels
+
+        config = self.config(kernel)
+        constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": config.precision}
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        try:
+            getattr(kernels, kernel)[(programs * heads,)](*arguments, **constants, **options)
+        except OutOfResources as error:
+            raise BackendError(
+                f"a GPU that can run {kernel} with tiles of {config}", str(error), "use block='native'"
+            ) from error
+
+
+class ForwardSteps:
+    """The forward of one rank: rows of `q`, and a state in float32 while blocks pass by."""
+
+    def __init__(self, launcher: Launcher, q: Tensor, count: int) -> None:
+        self.launcher, self.q, self.count, self.step = launcher, dense(q), count, 0
+        self.state: tuple[Tensor, ...] = ()
+        self.out, self.lse = torch.empty(0), torch.empty(0)
+
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> None:
+        """Attend to a block where `tiles` says so, in one launch, or in none if there is nothing to do."""
+        first, last = self.step == 0, self.step == self.count - 1
+        self.step += 1
+        q = self.q
+        if first and not last:
+            acc = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+            self.state = acc, acc.new_empty(q.shape[:-1]), acc.new_empty(q.shape[:-1])
+        if last:
+            self.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            self.lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        if q.numel() and (tiles or first or last):
+            self._launch(tiles, dense(k), dense(v), first, last)
+        if last:
+            self.state = ()
+
+    def result(self) -> Partial:
+        """Return the partial over all blocks, out in the dtype of q."""
+        return Partial(self.out, self.lse)
+
+    def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool) -> None:
+        q, scale = self.q, self.launcher.scale * LOG2_E
+        B, H, L, _ = q.shape
+        config = self.launcher.config("forward_step")
+        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, q.device)
+        # A kernel that never touches a tensor is given another one in its place.
+        state = self.state or (self.lse,) * 3
+        ends = (self.out, self.lse) if last else (state[0], state[1])
+        arguments = (q, k, v, *state, *ends, *visits, *strides(q), *strides(k), *strides(v))
+        self.launcher.launch(
+            "forward_step",
+            len(visits.programs),
+            B * H,
+            (*arguments, len(visits.programs), L, H, abs(scale)),
+            **sizes(q, k),
+            FIRST=first,
+            LAST=last,
+            NEGATIVE=scale < 0,
+        )
+
+
+class BackwardSteps:
+    """The backward of one rank: dQ in float32 while blocks pass by, dK and dV of each block at once."""
+
+    def __init__(
+        self, launcher: Launcher, dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, count: int
+    ) -> None:
+        self.launcher, self.count, self.step = launcher, count, 0
+        self.dout, self.q = dense(dout), dense(q)
+        self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (lse, delta))
+        self.total, self.dq = torch.empty(0), torch.empty(0)
+
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what these rows add to the (dk, dv) of a block, in float32; None where they see none of it."""
+        first, last = self.step == 0, self.step == self.count - 1
+        self.step += 1
+        k, v = dense(k), dense(v)
+        if first and not last:
+            self.total = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+        if last:
+            self.dq = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+        if self.q.numel() and (tiles or first or last):
+            self._launch_dq(tiles, k, v, first, last)
+        if last:
+            self.total = torch.empty(0)
+        return self._launch_dkv(tiles, k, v) if tiles else None
+
+    def result(self) -> Tensor:
+        """Return dq over all blocks, in the dtype of q."""
+        return self.dq
+
+    def _launch_dq(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool) -> None:
+        B, H, L, _ = self.q.shape
+        config = self.launcher.config("backward_dq")
+        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, self.q.device)
+        total = self.total if not (first and last) else self.lse
+        ends = (total, self.dq if last else total)
+        arguments = (*self._inputs(k, v), *ends, *visits, *self._strides(k, v))
+        self.launcher.launch(
+            "backward_dq",
+            len(visits.programs),
+            B * H,
+            (*arguments, len(visits.programs), L, H, self.launcher.scale),
+            **sizes(self.q, k),
+            FIRST=first,
+            LAST=last,
+        )
+
+    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
+        dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+        config = self.launcher.config("backward_dkv")
+        visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device)
+        arguments = (*self._inputs(k, v), dk, dv, *visits, *self._strides(k, v))
+        self.launcher.launch(
+            "backward_dkv",
+            len(visits.programs),
+            B * K,
+            (*arguments, len(visits.programs), L, Lk, H, self.launcher.scale),
+            **sizes(self.q, k),
+        )
+        return dk, dv
+
+    def _inputs(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return self.q, k, v, self.dout, self.lse, self.delta
+
+    def _strides(self, k: Tensor, v: Tensor) -> tuple[int, ...]:
+        return *strides(self.q), *strides(k), *strides(v), *strides(self.dout)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return `x`, or a copy where the kernels cannot address it: its head dim is not dense."""
+    # Within a tile offsets are 32-bit numbers.
+    return x if x.stride(-1) == 1 and x.stride(-2) < 2**22 else x.contiguous()
+
+
+def strides(x: Tensor) -> tuple[int, int, int]:
+    """Return the strides over batch, heads and tokens."""
+    return x.stride(0), x.stride(1), x.stride(2)
+
+
+def sizes(q: Tensor, k: Tensor) -> dict[str, int]:
+    """Return the constants that follow from the shapes."""
+    D = q.shape[-1]
+    return {"GROUP": q.shape[1] // k.shape[1], "HEAD_DIM": D, "BLOCK_D": padded(D)}
+
+
+def padded(head_dim: int) -> int:
+    """Return the power of two that a head dim is padded to; a matrix product needs 16 at least."""
+    return max(16, 1 << (head_dim - 1).bit_length())
