@@ -1,6 +1,7 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run every check
-# Both use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
+# make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
+# The first two use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
 # All paths are relative, so the checkout may lie in a directory with spaces in its name.
 
 SHELL := /bin/sh
@@ -10,7 +11,7 @@ LAB_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist loadscope
 export PYTHON
 
-.PHONY: help lab test check build format lock clean setup-lab setup-test
+.PHONY: help lab test gpu check build format lock clean setup-lab setup-test
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,6 +32,9 @@ lab: setup-lab
 test: setup-test
 	@sh tools/system_packages.sh
 	@$(MAKE) --no-print-directory check
+
+gpu:
+	@sh tools/gpu_check.sh
 
 # Every check, without setting up.
 check:
