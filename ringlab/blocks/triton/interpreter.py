@@ -39,8 +39,8 @@ class Repair:
     """One function of the interpreter and what it is replaced by.
 
     `owner` is a class of triton.runtime.interpreter, or "" for the module; `parameters` are the names that
-    `make` relies on; `fixed_in` is the first version of Triton that needs it no more. `make` takes the module
-    and the function at fault and returns the one in its place.
+    `make` relies on. Versions of Triton before `since`, and from `fixed_in` on, do not need it. `make` takes the
+    module and the function at fault and returns the one in its place.
     """
 
     why: str
@@ -48,11 +48,17 @@ class Repair:
     function: str
     parameters: tuple[str, ...]
     make: Callable[[ModuleType, Callable[..., Any]], Callable[..., Any]]
-    fixed_in: tuple[int, int] | None = None
+    since: tuple[int, int] = (0, 0)
+    fixed_in: tuple[int, int] = (99, 0)
 
     def place(self, interpreter: ModuleType) -> Any:
         """Return the object whose attribute is replaced, None where this Triton has none."""
         return getattr(interpreter, self.owner, None) if self.owner else interpreter
+
+    def needed(self, version: str) -> bool:
+        """Return whether this version of Triton, such as "3.7.1", gets it wrong."""
+        major, minor, *_ = version.split(".")
+        return self.since <= (int(major), int(minor)) < self.fixed_in
 
     def fits(self, interpreter: ModuleType) -> bool:
         """Return whether the function is there and takes the parameters that the repair relies on."""
@@ -97,8 +103,7 @@ def repair() -> bool:
 
 def _replace(interpreter: ModuleType, version: str) -> None:
     """Put every repair that this version needs in place, or none."""
-    major, minor, *_ = version.split(".")
-    needed = [r for r in REPAIRS if r.fixed_in is None or (int(major), int(minor)) < r.fixed_in]
+    needed = [each for each in REPAIRS if each.needed(version)]
     strange = [f"{r.owner}.{r.function}".lstrip(".") for r in needed if not r.fits(interpreter)]
     if strange:
         raise BackendError(

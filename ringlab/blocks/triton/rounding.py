@@ -92,7 +92,7 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _unary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Operations on one bfloat16 number."""
+    """Operations on one bfloat16 number; before Triton 3.8 there was none but |x|, which is right."""
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, arg):
@@ -193,15 +193,18 @@ def _retyped(interpreter: ModuleType, tensor: Any, kind: Any) -> Any:
 
 _BUILDER = "InterpreterBuilder"
 _PAIR = ("self", "lhs", "rhs")
-REPAIRS: tuple[tuple[Any, ...], ...] = (
+_CLAMPED = ("self", "arg", "lo", "hi", "propagate_nans")
+_EVER = (0, 0)
+REPAIRS: tuple[tuple[Any, ...], ...] = (  # the fields of interpreter.Repair
     ("casts", _BUILDER, "cast_impl", ("self", "src", "dst_type"), _cast),
     ("two operands", _BUILDER, "binary_op", (*_PAIR, "op"), _binary),
-    ("one operand", _BUILDER, "unary_op", ("self", "arg", "op"), _unary),
+    ("one operand", _BUILDER, "unary_op", ("self", "arg", "op"), _unary, (3, 8)),
     ("dots", _BUILDER, "create_dot", ("self", "a", "b", "d"), _dot),
     ("fused multiply-add", _BUILDER, "create_fma", ("self", "x", "y", "z"), _fma),
-    ("maximum", _BUILDER, "create_maxnumf", _PAIR, _nan_loses(np.fmax), (3, 8)),
-    ("minimum", _BUILDER, "create_minnumf", _PAIR, _nan_loses(np.fmin), (3, 8)),
-    ("clamp", _BUILDER, "create_clampf", ("self", "arg", "lo", "hi", "propagate_nans"), _clamp),
+    ("maximum", _BUILDER, "create_maxnumf", _PAIR, _nan_loses(np.fmax), _EVER, (3, 8)),
+    ("minimum", _BUILDER, "create_minnumf", _PAIR, _nan_loses(np.fmin), _EVER, (3, 8)),
+    ("clamp of NaN", _BUILDER, "create_clampf", _CLAMPED, _clamp, _EVER, (3, 8)),
+    ("clamp of bfloat16", _BUILDER, "create_clampf", _CLAMPED, _clamp, (3, 9)),
     ("sums", "ReduceOps", "sum", ("self", "input"), _sum),
     ("maxima", "ReduceOps", "min_max", ("self", "input", "val_reduce_op", "idx_reduce_op"), _min_max),
 )

@@ -1,0 +1,185 @@
+"""Triton's interpreter computes what torch computes, bit for bit where torch defines the bits."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from ringlab.blocks.triton import interpreter as repairs
+from ringlab.errors import BackendError
+
+pytestmark = pytest.mark.needs_interpreter
+
+each_repair = pytest.mark.parametrize("entry", repairs.REPAIRS, ids=lambda entry: entry.why)
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Callable[[], None]]:
+    from tests.blocks.interpreter_checks import CHECKS
+
+    return CHECKS
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> ModuleType:
+    import triton.runtime.interpreter as found
+
+    repairs.repair()
+    return found
+
+
+@contextmanager
+def without(entry: repairs.Repair, interpreter: ModuleType) -> Iterator[None]:
+    """Triton's own function is back in its place inside."""
+    repaired = getattr(entry.place(interpreter), entry.function)
+    setattr(entry.place(interpreter), entry.function, inspect.unwrap(repaired))
+    try:
+        yield
+    finally:
+        setattr(entry.place(interpreter), entry.function, repaired)
+
+
+def version() -> str:
+    import triton
+
+    return triton.__version__
+
+
+def test_every_repair_has_its_check(checks: dict[str, Callable[[], None]]) -> None:
+    assert list(checks) == [entry.why for entry in repairs.REPAIRS]
+
+
+@pytest.mark.parametrize("why", dict.fromkeys(entry.why for entry in repairs.REPAIRS))
+def test_exact(why: str, checks: dict[str, Callable[[], None]]) -> None:
+    checks[why]()
+
+
+@each_repair
+def test_the_check_notices_that_its_repair_is_missing(
+    entry: repairs.Repair, checks: dict[str, Callable[[], None]], interpreter: ModuleType
+) -> None:
+    """And where this version of Triton needs no repair, none was made."""
+    if any(
+        e.needed(version()) for e in repairs.REPAIRS if (e.owner, e.function) == (entry.owner, entry.function)
+    ):
+        with without(entry, interpreter), pytest.raises((AssertionError, interpreter.InterpreterError)):
+            checks[entry.why]()
+    else:
+        own = getattr(entry.place(interpreter), entry.function)
+        assert own is inspect.unwrap(own)
+
+
+@pytest.mark.parametrize("at", ("3.6.0", "3.7.1", "3.8.0", "3.9.0"))
+def test_no_function_is_replaced_twice(at: str) -> None:
+    places = [(e.owner, e.function) for e in repairs.REPAIRS if e.needed(at)]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize("at", ((3, 6), (3, 7), (3, 8), (3, 9)))
+def test_every_repair_is_needed_by_some_version(at: tuple[int, int]) -> None:
+    assert any(e.since in (at, (0, 0)) for e in repairs.REPAIRS)
+
+
+def test_again_changes_nothing(interpreter: ModuleType) -> None:
+    def functions() -> list[object]:
+        return [getattr(e.place(interpreter), e.function) for e in repairs.REPAIRS]
+
+    before = functions()
+    assert repairs.repair() and repairs.repair()
+    assert functions() == before
+
+
+def test_right_as_they_are(checks: dict[str, Callable[[], None]]) -> None:
+    """What needs no repair, and must not be broken by one: float32 and float16 by the bit."""
+    from tests.blocks.interpreter_checks import FP16, FP32, FP64, computed, converted, floats, same
+
+    for dtype in (FP32, FP16):
+        x, y = floats(dtype, seed=1), floats(dtype, seed=2)
+        for name in ("add", "sub", "mul", "div"):
+            assert same(computed(name, x, y), getattr(torch, name)(x, y)), f"{name} in {dtype}"
+        assert same(computed("maximum", x, y), torch.maximum(x, y), zeros_alike=True)
+        for name in ("lt", "le", "eq", "ne"):
+            assert same(computed(name, x, y, torch.bool), getattr(torch, name)(x, y)), f"{name} in {dtype}"
+        assert same(computed("where", x, y), torch.where(x > y, x, y))
+    for source, target in ((FP32, FP16), (FP16, FP32), (FP32, FP64), (FP64, FP32), (FP64, FP16)):
+        x = floats(FP32).to(source)
+        assert same(converted(x, target), x.to(target)), f"{source} to {target}"
+    whole = torch.arange(-70000, 70000, 7, dtype=torch.int32)
+    assert same(converted(whole, FP32), whole.float())
+    assert same(converted(whole.float() / 8, torch.int32), (whole.float() / 8).to(torch.int32))
+
+
+@pytest.mark.parametrize("name", ("exp2", "log2", "exp", "log"))
+def test_functions_of_float32(name: str, interpreter: ModuleType) -> None:
+    """Within two units in the last place of the exact value, −inf and NaN as in torch."""
+    from tests.blocks.interpreter_kernels import function
+
+    x = torch.linspace(-120, 120, 4096) if name.startswith("exp") else torch.logspace(-37, 38, 4096)
+    x[:4] = torch.tensor([-torch.inf, torch.inf, torch.nan, 0.0])
+    out = torch.empty_like(x)
+    function[(1,)](x, out, OPERATION=name, BLOCK=4096)
+    exact = getattr(torch, name)(x.double())
+    whole = torch.isfinite(exact) & (exact.abs() < torch.finfo(torch.float32).max)
+    assert torch.equal(out[~whole].nan_to_num(7), exact[~whole].float().nan_to_num(7))
+    unit = torch.finfo(torch.float32).eps * exact.abs().clamp(min=torch.finfo(torch.float32).tiny)
+    assert ((out - exact).abs() <= 2 * unit)[whole].all()
+
+
+def test_a_float16_product_is_added_in_float32(interpreter: ModuleType) -> None:
+    from tests.blocks.interpreter_kernels import product
+
+    x = torch.full((16, 64), 200.0, dtype=torch.float16)
+    out = torch.empty(16, 16)
+    product[(1,)](x, x.T.contiguous()[:, :16].contiguous(), out, M=16, N=16, K=64)
+    assert (out == 64 * 200.0**2).all()  # 2 560 000, where float16 ends at 65 504
+
+
+def test_a_foreign_interpreter_is_refused_and_left_as_it_is() -> None:
+    calls = SimpleNamespace(__call__=lambda self, args_dev: None)
+    strange = SimpleNamespace(GridExecutor=calls, _patch_lang=lambda function: None)
+    with pytest.raises(BackendError) as failure:
+        repairs._replace(strange, "4.1.0")  # type: ignore[arg-type]
+    assert "3.6 to 3.9" in failure.value.needed
+    assert "Triton 4.1.0" in failure.value.got
+    assert "InterpreterBuilder.create_dot" in failure.value.got  # it is gone
+    assert "_patch_lang," in failure.value.got  # its parameter has another name
+    assert "GridExecutor.__call__" not in failure.value.got
+    assert set(vars(strange)) == {"GridExecutor", "_patch_lang"}
+
+
+def run(code: str, **environment: str) -> str:
+    full = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    done = subprocess.run([sys.executable, "-c", code], env=full, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_nothing_happens_where_kernels_are_compiled() -> None:
+    code = """
+from ringlab.blocks.triton.interpreter import repair
+import sys
+print(repair(), "triton.runtime.interpreter" in sys.modules and hasattr(sys.modules["triton.runtime.interpreter"], "_ringlab_repaired"))
+"""
+    assert run(code) == "False False"
+
+
+def test_the_variable_must_be_set_before_triton_is_imported() -> None:
+    code = """
+import os, triton.language
+from ringlab.blocks.triton.interpreter import repair
+from ringlab.errors import BackendError
+os.environ["TRITON_INTERPRET"] = "1"
+try:
+    repair()
+except BackendError as error:
+    print(error.remedy)
+"""
+    assert "before Python starts" in run(code)
