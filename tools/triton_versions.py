@@ -1,0 +1,71 @@
+"""Run the tests of the Triton kernels in the interpreter of every supported Triton, with the newest NumPy.
+
+    python tools/triton_versions.py                  Triton 3.6 to 3.9
+    python tools/triton_versions.py 3.6.0 3.8.0      these only
+    python tools/triton_versions.py --tests tests/blocks/test_interpreter.py
+
+Each version is downloaded once, without its dependencies, into a folder of its own (--folder; by default one
+for temporary files), and put before the environment's own packages by PYTHONPATH: the environment stays as it
+is, and torch is the one that is installed. It needs the network and about 700 MB a version, so `make test`
+does not do it. Exit status 1 where a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+VERSIONS = ("3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0")
+TESTS = ("test_interpreter.py", "test_accesses.py", "test_triton*.py", "test_kernel*.py")
+
+
+def fetched(version: str, folder: Path) -> Path:
+    """Return the folder that holds this Triton and the newest NumPy, after downloading them where they are missing."""
+    target = folder / f"triton-{version}"
+    if not (target / "triton").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+        subprocess.run([*command, f"triton=={version}", "numpy"], check=True)
+    return target
+
+
+def run(version: str, packages: Path, tests: list[str]) -> bool:
+    """Run the tests with these packages and return whether all passed."""
+    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
+    ask = "import numpy, torch, triton; print(triton.__version__, numpy.__version__, torch.__version__)"
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
+    )
+    found, numpy, torch = answer.stdout.split()
+    if found != version:
+        raise SystemExit(
+            f"needed: Triton {version}\n   got: {found}\nremedy: remove {packages} and try again"
+        )
+    print(f"== Triton {found}, NumPy {numpy}, torch {torch}", flush=True)
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=10", *tests]
+    return subprocess.run(command, cwd=CHECKOUT, env=environment).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ringlab-tritons")
+    parser.add_argument("--tests", nargs="+", help="instead of all that run kernels in the interpreter")
+    given = parser.parse_args()
+    blocks = CHECKOUT / "tests" / "blocks"
+    tests = given.tests or sorted(str(path) for pattern in TESTS for path in blocks.glob(pattern))
+    passed = {version: run(version, fetched(version, given.folder), tests) for version in given.versions}
+    for version, good in passed.items():
+        print(f"Triton {version}: {'passed' if good else 'FAILED'}")
+    sys.exit(0 if all(passed.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
