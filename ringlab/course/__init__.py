@@ -1,4 +1,4 @@
-"""What lessons and exercises call: predict, compare, check, hint, progress.
+"""What lessons and exercises call: predict, compare, check, hint, progress, needs_triton.
 
 Loaded at first use, so that `import ringlab.course` stays light.
 """
@@ -14,10 +14,12 @@ _HOME = {
     "check": "ringlab.course.notebook",
     "hint": "ringlab.course.notebook",
     "progress": "ringlab.course.notebook",
+    "needs_triton": "ringlab.course.kernels",
 }
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
+    from ringlab.course.kernels import needs_triton as needs_triton
     from ringlab.course.notebook import check as check
     from ringlab.course.notebook import hint as hint
     from ringlab.course.notebook import progress as progress

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringlab.course.subject import Subject
 
 TIERS = ("visible", "stress", "held-out")
-KINDS = ("function", "ring")
+KINDS = ("function", "ring", "kernel")
 
 
 class Failure(AssertionError):
@@ -88,8 +88,9 @@ class Check:
 class Stage:
     """One function that the learner writes, with its checks and hints.
 
-    `kind` is "function" (arrays in, arrays out) or "ring" (a ring program). `helpers` names other
-    functions of the notebook that it may call.
+    `kind` is "function" (arrays in, arrays out), "ring" (a ring program) or "kernel" (a function that
+    launches Triton kernels; they run in Triton's interpreter). `helpers` names other functions of the
+    notebook that it may call.
     """
 
     id: str

@@ -12,10 +12,13 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringlab.course.contract import Crashed, Failure, NotWritten, Stage
 from ringlab.errors import CommError, RankFailedError
+
+if TYPE_CHECKING:
+    from ringlab.blocks.triton.accesses import Access
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,18 @@ class Measured:
 
     answer: Any
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call's answer and the `Access`es of its Triton kernels, in the order in which they happened.
+
+    Whoever runs the kernels wrote them down. For a sandboxed submission that is its own worker: what a
+    check proves by values is certain, what it counts here is only as honest as the submission.
+    """
+
+    answer: Any
+    accesses: tuple[Access, ...]
 
 
 class Subject(Protocol):
@@ -41,6 +56,9 @@ class Subject(Protocol):
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
         """Return the answer with the peak of memory the call held. Raises: NotWritten, Crashed."""
 
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        """Return the answer with what the call's Triton kernels read and wrote. Raises: NotWritten, Crashed."""
+
     def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
         """Return the Outcome (results, trace, memory) of the learner's program on every rank.
 
@@ -57,8 +75,11 @@ class InProcessSubject:
 
     def __init__(self, stage: Stage, namespace: Mapping[str, Any]) -> None:
         self.function, self._function = stage.function, find_function(stage, namespace)
+        self._kernels = stage.kind == "kernel"
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._kernels:  # recorded, so that an access outside of a tensor is an error and not a crash
+            return self.record(*args, **kwargs).answer
         return _guarded(self.function, self._function, *copied(args), **copied(kwargs))
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
@@ -66,6 +87,20 @@ class InProcessSubject:
         with _Peak() as peak:
             answer = _guarded(self.function, self._function, *args, **kwargs)
         return Measured(answer, peak.bytes)
+
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        from ringlab.blocks.triton.accesses import record_accesses
+        from ringlab.blocks.triton.interpreter import interpreting
+
+        if not interpreting():
+            raise Failure(
+                "This check runs kernels in Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported, at the "
+                "top of the notebook, and restart the kernel."
+            )
+        args, kwargs = copied(args), copied(kwargs)
+        with record_accesses() as accesses:
+            answer = _guarded(self.function, self._function, *args, **kwargs)
+        return Recorded(answer, tuple(accesses))
 
     def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
         from ringlab.comm.virtual import VirtualCluster
@@ -129,18 +164,43 @@ def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any)
         raise as_failure(name, error) from None
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """Return what the learner's code raised, without what a virtual rank or Triton's interpreter put around it.
+
+    A NotImplementedError of the interpreter itself stays wrapped: it speaks of Triton, not of the exercise.
+    """
+    while (inside := error.__cause__) is not None:
+        wrapped = type(error).__name__ == "InterpreterError"
+        if wrapped and isinstance(inside, NotImplementedError):
+            raised = traceback.extract_tb(inside.__traceback__)
+            wrapped = not raised or _is_own(raised[-1].filename)
+        if not wrapped and not isinstance(error, RankFailedError):
+            break
+        error = inside
+    return error
+
+
 def as_failure(name: str, error: BaseException) -> Failure:
     """Return the Failure that tells the learner about an exception of their function `name`."""
-    cause = error
-    while isinstance(cause, RankFailedError) and cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = cause_of(error)
     if isinstance(cause, NotImplementedError):
         return NotWritten(
             f"`{name}` is not written yet: {cause}" if str(cause) else f"`{name}` is not written yet."
         )
     if isinstance(cause, CommError):
         return Crashed(f"`{name}`: the ranks cannot finish ({type(cause).__name__}).", str(cause))
-    return Crashed(f"`{name}` raised {type(cause).__name__}.", own_lines(cause))
+    return crashed(name, type(cause).__name__, own_lines(cause))
+
+
+def crashed(function: str, error: str, text: str) -> Crashed:
+    """Return the Failure for an exception called `error`; `text` is what its message says."""
+    if error == "BackendError" and "within the memory of" in text:
+        return Crashed(
+            f"`{function}`: a kernel reaches outside of a tensor's memory. On a GPU that is a fault, or somebody else's "
+            "data. Is a mask missing, or a row's beginning wrong?",
+            text,
+        )
+    return Crashed(f"`{function}` raised {error}.", text)
 
 
 _INSTALLED = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ringlab.course.contracts import load_exercise
 from ringlab.course.reports import StageReport, run_in_process
@@ -29,6 +32,26 @@ class Expectation:
 def exercises() -> list[str]:
     """Return the ids of the exercises that have submissions."""
     return sorted(folder.name for folder in FOLDER.iterdir() if any(folder.glob("*.py")))
+
+
+def cases(items: Iterable[Any]) -> list[Any]:
+    """Return exercise ids or submissions as cases of a test; those with kernels need Triton's interpreter."""
+    return [
+        pytest.param(item, marks=[pytest.mark.needs_interpreter] if has_kernels(item) else [], id=named(item))
+        for item in items
+    ]
+
+
+def named(item: Any) -> str:
+    """Return a case's name, as in 04/wrong_no_scale."""
+    return f"{item.parent.name}/{item.stem}" if isinstance(item, Path) else item
+
+
+@functools.cache
+def has_kernels(item: Any) -> bool:
+    """Return whether the exercise, given by its id or one of its submissions, is about Triton kernels."""
+    exercise_id = item.parent.name if isinstance(item, Path) else item
+    return any(stage.kind == "kernel" for stage in load_exercise(exercise_id).stages)
 
 
 def submissions(pattern: str) -> list[Path]:

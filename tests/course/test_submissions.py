@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 
 from ringlab.course import builder, sources
 from ringlab.course.contracts import exercise_ids, load_exercise
 from ringlab.course.reports import run_in_process
-from tests.course.submissions_of import exercises, expectation, namespace, report, submissions
+from tests.course.submissions_of import cases, exercises, expectation, namespace, report, submissions
 
 FEWEST_WRONG = 6
 
 
-def named(path):
-    return f"{path.parent.name}/{path.stem}"
-
-
-@pytest.mark.parametrize("path", submissions("right_*"), ids=named)
+@pytest.mark.parametrize("path", cases(submissions("right_*")))
 def test_a_right_submission_passes_every_tier(path):
     space = namespace(path)
     for stage in load_exercise(path.parent.name).stages:
@@ -25,7 +23,7 @@ def test_a_right_submission_passes_every_tier(path):
         assert result.earned == stage.points
 
 
-@pytest.mark.parametrize("path", submissions("wrong_*"), ids=named)
+@pytest.mark.parametrize("path", cases(submissions("wrong_*")))
 def test_a_wrong_submission_falls_for_the_reason_it_names(path):
     expected = expectation(path)
     result = report(path, expected.stage)
@@ -36,7 +34,7 @@ def test_a_wrong_submission_falls_for_the_reason_it_names(path):
     assert check.misconception == expected.misconception, (check.misconception, check.message)
 
 
-@pytest.mark.parametrize("exercise_id", exercises())
+@pytest.mark.parametrize("exercise_id", cases(exercises()))
 def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
     paths = [p for p in submissions("wrong_*") if p.parent.name == exercise_id]
     assert len(paths) >= FEWEST_WRONG
@@ -50,7 +48,7 @@ def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
         messages[message] = path.name
 
 
-@pytest.mark.parametrize("exercise_id", exercise_ids())
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_every_check_can_fail(exercise_id):
     """A check that no wrong submission falls to checks nothing."""
     killed = set()
@@ -61,7 +59,7 @@ def test_every_check_can_fail(exercise_id):
     assert every - killed == set()
 
 
-@pytest.mark.parametrize("exercise_id", exercise_ids())
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_what_a_check_says_it_kills_exists(exercise_id):
     stems = {p.stem.removeprefix("wrong_") for p in submissions("wrong_*") if p.parent.name == exercise_id}
     for stage in load_exercise(exercise_id).stages:
@@ -70,7 +68,7 @@ def test_what_a_check_says_it_kills_exists(exercise_id):
             assert set(check.kills) <= known, f"{stage.id}:{check.id} names {set(check.kills) - known}"
 
 
-@pytest.mark.parametrize("exercise_id", exercise_ids())
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_the_skeleton_fails_as_not_written_yet(exercise_id):
     root = builder.find_root()
     (target,) = sources.targets(root, (f"exercises/{exercise_id}",))
@@ -81,7 +79,7 @@ def test_the_skeleton_fails_as_not_written_yet(exercise_id):
         assert result.status == "not written" and result.earned == 0, (stage.id, result)
 
 
-@pytest.mark.parametrize("exercise_id", exercise_ids())
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_the_solution_passes_every_tier(exercise_id):
     root = builder.find_root()
     (target,) = sources.targets(root, (f"solutions/{exercise_id}",))
@@ -96,7 +94,9 @@ def graded_code(notebook):
     space: dict = {"__name__": "notebook"}
     for cell in notebook.cells:
         if cell.cell_type == "code" and (cell.metadata.get("grade") or _imports(cell.source)):
-            exec(compile(cell.source, str(cell.id), "exec"), space)
+            name = str(cell.id)  # Triton reads the source of a kernel
+            linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
+            exec(compile(cell.source, name, "exec"), space)
     return space
 
 

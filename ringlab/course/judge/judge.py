@@ -15,6 +15,7 @@ from ringlab.course.judge.probe import require
 from ringlab.course.judge.sandbox import Bounds
 from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.course.judge.submission import Submission, UnreadableError, read_submission
+from ringlab.course.kernels import require_triton
 from ringlab.course.reports import CheckReport, StageReport, not_written, run_stage
 from ringlab.errors import CourseError
 
@@ -71,7 +72,7 @@ def grade(
     A notebook that cannot be read earns nothing, with a reason; it raises nothing.
 
     Raises: SandboxError where no sandbox can be set up, unless `unsafe`; CourseError if `exercise`
-    is given and unknown.
+    is given and unknown, or if it asks for Triton kernels and Triton is not installed here.
     """
     if not unsafe:
         require()
@@ -88,10 +89,13 @@ def grade(
     except UnreadableError as error:
         return replace(empty, reason=": ".join(filter(None, (error.got, error.remedy))))
     functions = sorted({name for stage in contract.stages for name in (stage.function, *stage.helpers)})
-    ring = any(stage.kind == "ring" for stage in contract.stages)
+    kinds = {stage.kind for stage in contract.stages}
+    ring, kernels = "ring" in kinds, "kernel" in kinds
+    if kernels:
+        require_triton()
     with Session(
-        submission.code, functions, torch=ring or submission.mentions_torch, unsafe=unsafe, bounds=bounds,
-        seconds=timeout, total_seconds=total_timeout,
+        submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, unsafe=unsafe,
+        bounds=bounds, seconds=timeout, total_seconds=total_timeout,
     ) as session:  # fmt: skip
         session.prestart(2 if ring else 1)
         stages = tuple(_graded(stage, session, submission, seed) for stage in contract.stages)

@@ -36,8 +36,16 @@ class WorkerProcess:
     Start it from a thread that lives as long as the worker does: bubblewrap dies with that thread.
     """
 
-    def __init__(self, bounds: Bounds | None = None, *, torch: bool = False, unsafe: bool = False) -> None:
-        self.unsafe, self.torch = unsafe, torch
+    def __init__(
+        self,
+        bounds: Bounds | None = None,
+        *,
+        torch: bool = False,
+        kernels: bool = False,
+        unsafe: bool = False,
+    ) -> None:
+        self.unsafe, self.kernels = unsafe, kernels
+        self.arrays = "triton" if kernels else "torch" if torch else "numpy"
         self.bounds = bounds or Bounds()
         self.reader = FrameReader()
         self.frames: list[Frame] = []
@@ -60,12 +68,12 @@ class WorkerProcess:
 
     def _spawn(self, socket_fd: int, info_fd: int) -> subprocess.Popen[bytes]:
         start = "import sys; sys.path.insert(0, sys.argv[1]); from ringlab.course.judge.worker import main; main()"
-        worker = ["-c", start, str(PACKAGE.parent), str(socket_fd), "torch" if self.torch else "numpy"]
+        worker = ["-c", start, str(PACKAGE.parent), str(socket_fd), self.arrays]
         if self.unsafe:
             return self._run(launch(worker, self.bounds), socket_fd, info_fd)
         seccomp_fd = filter_file()
         try:
-            line = command(worker, self.bounds, info_fd=info_fd, seccomp_fd=seccomp_fd)
+            line = command(worker, self.bounds, info_fd=info_fd, seccomp_fd=seccomp_fd, kernels=self.kernels)
             return self._run(line, socket_fd, info_fd, *(() if seccomp_fd is None else (seccomp_fd,)))
         finally:
             if seccomp_fd is not None:
@@ -75,7 +83,7 @@ class WorkerProcess:
         null = subprocess.DEVNULL
         return subprocess.Popen(
             line, stdin=null, stdout=null, stderr=self._complaints, pass_fds=descriptors, cwd="/",
-            env=environment(), start_new_session=True,
+            env=environment(self.kernels), start_new_session=True,
         )  # fmt: skip
 
     def ready(self, seconds: float = START_SECONDS) -> None:

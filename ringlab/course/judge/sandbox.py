@@ -62,6 +62,7 @@ def command(
     info_fd: int,
     seccomp_fd: int | None = None,
     hidden: tuple[str, ...] = HIDDEN,
+    kernels: bool = False,
 ) -> list[str]:
     """Return the command line that runs the Python arguments `worker` in a sandbox.
 
@@ -83,7 +84,7 @@ def command(
         *_binds(hidden),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
         *("--remount-ro", "/", "--chdir", "/tmp"),
-        *_environment(),
+        *_environment(kernels),
         "--",
         *launch(worker, bounds, uid),
     ]
@@ -121,8 +122,8 @@ def find_bwrap() -> tuple[str, tuple[int, ...]]:
     return path, version
 
 
-def environment() -> dict[str, str]:
-    """Return the whole environment of a worker.
+def environment(kernels: bool = False) -> dict[str, str]:
+    """Return the whole environment of a worker; one that runs `kernels` has Triton's interpreter on.
 
     One thread each, as many workers run side by side. The malloc settings give every array of
     64 KiB or more its own pages, so that the peak the judge reads is what is held, not a heap's past.
@@ -130,13 +131,14 @@ def environment() -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {
         "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "learner",
-        "LOGNAME": "learner", "MPLBACKEND": "Agg", "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton",
+        "LOGNAME": "learner", "MPLBACKEND": "Agg",
         "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", **threads,
+        **({"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton"} if kernels else {}),
     }  # fmt: skip
 
 
-def _environment() -> list[str]:
-    return ["--clearenv", *(part for item in environment().items() for part in ("--setenv", *item))]
+def _environment(kernels: bool) -> list[str]:
+    return ["--clearenv", *(part for item in environment(kernels).items() for part in ("--setenv", *item))]
 
 
 def _namespaces(uid: int | None) -> list[str]:

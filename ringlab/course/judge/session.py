@@ -11,8 +11,9 @@ import ringlab.errors
 from ringlab.course.contract import Crashed, Failure, NotWritten
 from ringlab.course.judge.process import Overdue, WorkerDied, WorkerProcess
 from ringlab.course.judge.protocol import Frame, ProtocolError
+from ringlab.course.judge.records import taken_in
 from ringlab.course.judge.sandbox import Bounds
-from ringlab.course.subject import Measured, as_failure
+from ringlab.course.subject import Measured, Recorded, as_failure, crashed
 from ringlab.errors import CommError
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ class Session:
         functions: Sequence[str],
         *,
         torch: bool,
+        kernels: bool = False,
         unsafe: bool = False,
         bounds: Bounds | None = None,
         seconds: float = 20.0,
         total_seconds: float = 300.0,
     ) -> None:
         self.cells, self.functions = list(cells), list(functions)
-        self.torch, self.unsafe, self.bounds = torch, unsafe, bounds
+        self.torch, self.kernels, self.unsafe, self.bounds = torch, kernels, unsafe, bounds
         self.seconds, self.total_seconds = seconds, total_seconds
         self.deadline = time.monotonic() + total_seconds
         self.condemned, self.losses, self.calls = "", 0, 0
@@ -62,7 +64,9 @@ class Session:
     def prestart(self, count: int) -> None:
         """Have `count` workers start side by side; returns at once."""
         while len(self._starting) + len(self._loaded) < count:
-            self._starting.append(WorkerProcess(self.bounds, torch=self.torch, unsafe=self.unsafe))
+            self._starting.append(
+                WorkerProcess(self.bounds, torch=self.torch, kernels=self.kernels, unsafe=self.unsafe)
+            )
 
     def workers(self, count: int) -> list[WorkerProcess]:
         """Return `count` workers that have loaded the code. Raises: Failure; SandboxError."""
@@ -134,13 +138,20 @@ class SandboxedSubject:
         The operating system's figure: arrays, scratch space of operators, small objects, in whole
         pages; not the arguments, not what child processes hold.
         """
+        return Measured(*self._called(args, kwargs))
+
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        """Return the answer, and the accesses that the worker says its kernels made."""
+        return Recorded(*self._called(args, kwargs, record=True)[0])
+
+    def _called(self, args: Any, kwargs: Any, *, record: bool = False) -> tuple[Any, int]:
         (worker,) = self._ready(1)
         try:
-            answer, peak = self._converse(worker, args, kwargs)
+            answer, peak = self._converse(worker, args, kwargs, record)
+            return (taken_in(answer) if record else answer), peak
         except (Overdue, WorkerDied, ProtocolError) as error:
             self.session.discard(worker)
             raise self.session.lost(f"`{self.function}`", error) from None
-        return Measured(answer, peak)
 
     def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
         from ringlab.course.judge.network import Network, RankRaised  # loads torch
@@ -183,7 +194,7 @@ class SandboxedSubject:
         self.session.calls += 1
         return self.session.calls
 
-    def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any) -> tuple[Any, int]:
+    def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any, record: bool) -> tuple[Any, int]:
         call, deadline = self._next_call(), self.session.limit()
 
         def say(kind: str, value: Any = None, **fields: Any) -> None:
@@ -197,7 +208,7 @@ class SandboxedSubject:
                 raise _raised(self.function, frame.fields)
             return frame.value
 
-        say("call", (args, kwargs), function=self.function)
+        say("call", (args, kwargs), function=self.function, **({"record": True} if record else {}))
         hear("ready")
         worker.reset_peak()
         base = worker.resident()
@@ -224,7 +235,7 @@ def _raised(function: str, report: dict[str, Any]) -> Failure:
         return NotWritten(f"`{function}` is not written yet.")
     if issubclass(kind, CommError):
         return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
-    return Crashed(f"`{function}` raised {name}.", text)
+    return crashed(function, name, text)
 
 
 def shown(text: Any) -> str:
