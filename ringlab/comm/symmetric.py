@@ -43,7 +43,7 @@ class Windows(Carrier):
         group: dist.ProcessGroup,
         timeout: float,
         open_window: OpenWindow,
-        slot_bytes: int = 8 << 20,
+        slot_bytes: int = 16 << 20,
     ) -> None:
         self.rank, self.world_size = rank, dist.get_world_size(group)
         self.group, self.timeout, self.slot_bytes = group, timeout, slot_bytes
@@ -146,7 +146,7 @@ class Windows(Carrier):
     def _publish(self, tensors: Sequence[Tensor]) -> None:
         """Make `tensors` this rank's block."""
         self._retire()
-        size = torch.tensor([sum(t.nbytes for t in tensors)])
+        size = torch.tensor([max(1, sum(t.nbytes for t in tensors))])
         dist.all_reduce(size, dist.ReduceOp.MAX, group=self.group)
         if self._block is None or self._block.nbytes < int(size):
             self._block = self._open(int(size))

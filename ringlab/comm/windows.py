@@ -21,93 +21,64 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringlab.comm.lanes import copy
-from ringlab.errors import BackendError, CommError
+from ringlab.errors import CommError
 
 FULL, FREE = 0, 2
 """Channels of signals: a slot is full, or has been read; add the number of the slot."""
 _CHANNELS = 4
 _SIGNALS = 1 << 16  # that gloo can tell apart on one channel; one is under way
 _WINDOWS = 1 << 12  # gloo's numbers are signed 32-bit
-_SIGNAL_BYTES = 4  # that torch keeps per rank and channel
 
 
 class Window(ABC):
-    """`nbytes` of each rank. Opening one is collective.
+    """`nbytes` of each rank of `group`. Opening one is collective; `number` tells windows apart.
 
     All calls happen on a lane, in the order of the calls there. A signal is seen after all that was
     put and got before it. A channel holds one signal: the next waits until the last was waited for.
+
+    Signals are one-byte messages over gloo, so a rank that dies, or never signals, is noticed as
+    on the transport 'gloo'.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        self.nbytes, self.group, self.timeout = nbytes, group, timedelta(seconds=timeout)
+        self._first = number % _WINDOWS * _SIGNALS * _CHANNELS
+        self._counts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._sent: dict[tuple[int, int], dist.Work] = {}
 
     @abstractmethod
     def view(self, owner: int, start: int, nbytes: int) -> Tensor:
         """Return the bytes from `start` on of rank `owner`'s memory, as uint8."""
 
-    @abstractmethod
-    def signal(self, peer: int, channel: int) -> None:
-        """Send `peer` a signal on `channel`."""
-
-    @abstractmethod
-    def wait(self, peer: int, channel: int) -> None:
-        """Wait for the signal of `peer` on `channel`. Raises: RuntimeError when it does not come."""
-
-    def settle(self, peer: int, channel: int) -> None:  # noqa: B027 (on a GPU signals need no host)
-        """Return when the last signal to `peer` on `channel` is on its way for good."""
-
     def put(self, rank: int, start: int, parts: list[Tensor]) -> None:
         """Write `parts`, vectors of bytes, one after the other into this rank's own memory."""
-        for part in parts:
-            copy(part, self.view(rank, start, part.numel()))
-            start += part.numel()
+        for part in filter(len, parts):
+            copy(part, self.view(rank, start, len(part)))
+            start += len(part)
 
     def get(self, owner: int, start: int, parts: list[Tensor]) -> None:
         """Fill `parts` one after the other from the memory of `owner`."""
-        for part in parts:
-            copy(self.view(owner, start, part.numel()), part)
-            start += part.numel()
-
-
-class SharedMemory(Window):
-    """Memory shared by processes of one machine; signals are one-byte messages over gloo.
-
-    So a rank that dies, or never signals, is noticed as on the transport 'gloo'. No file is left
-    behind: each is removed as soon as all ranks have opened it. `number` tells the windows of a
-    group apart.
-    """
-
-    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
-        super().__init__(nbytes)
-        self.group, self.timeout = group, timedelta(seconds=timeout)
-        with _file_of(max(nbytes, 1)) as file:
-            names: list[str] = [""] * dist.get_world_size(group)
-            dist.all_gather_object(names, file.name, group=group)
-            self._memory = [_mapped(Path(name)) for name in names]
-            dist.all_reduce(torch.zeros(1), group=group)  # a barrier: all have opened it
-        self._sent: dict[tuple[int, int], dist.Work] = {}
-        self._first = number % _WINDOWS * _SIGNALS * _CHANNELS
-        self._counts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-
-    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
-        return self._memory[owner][start : start + nbytes]
+        for part in filter(len, parts):
+            copy(self.view(owner, start, len(part)), part)
+            start += len(part)
 
     def signal(self, peer: int, channel: int) -> None:
+        """Send `peer` a signal on `channel`."""
         self.settle(peer, channel)
-        note = torch.zeros(1, dtype=torch.uint8)
-        number = self._number("sent", peer, channel)
+        note, number = torch.zeros(1, dtype=torch.uint8), self._number("sent", peer, channel)
         work = dist.isend(note, group=self.group, group_dst=peer, tag=number)
         assert work is not None
         self._sent[peer, channel] = work  # gloo forgets a message whose work is dropped
 
     def wait(self, peer: int, channel: int) -> None:
-        number = self._number("received", peer, channel)
-        note = torch.zeros(1, dtype=torch.uint8)
+        """Wait for the signal of `peer` on `channel`. Raises: RuntimeError when it does not come."""
+        note, number = torch.zeros(1, dtype=torch.uint8), self._number("received", peer, channel)
         work = dist.irecv(note, group=self.group, group_src=peer, tag=number)
         assert work is not None
         work.wait(self.timeout)
 
     def settle(self, peer: int, channel: int) -> None:
+        """Return when the last signal to `peer` on `channel` has been waited for."""
         last = self._sent.pop((peer, channel), None)
         if last is not None:
             last.wait(self.timeout)
@@ -117,34 +88,47 @@ class SharedMemory(Window):
         return self._first + self._counts[way, peer, channel] % _SIGNALS * _CHANNELS + channel
 
 
+class SharedMemory(Window):
+    """Memory shared by processes; its files are removed as soon as all ranks have opened them."""
+
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        super().__init__(nbytes, number, group, timeout)
+        with _file_of(nbytes) as file:
+            names: list[str] = [""] * dist.get_world_size(group)
+            dist.all_gather_object(names, file.name, group=group)
+            self._memory = [_mapped(Path(name)) for name in names]
+            dist.all_reduce(torch.zeros(1), group=group)  # a barrier
+
+    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
+        return self._memory[owner][start : start + nbytes]
+
+
 class SymmetricMemory(Window):
-    """torch's symmetric memory, of GPUs that can read each other's."""
+    """torch's symmetric memory, of GPUs that can read each other's.
+
+    The lane's stream signals and waits as well as its thread, the thread last and first. So a
+    kernel waits only for what is launched already, never for another rank's host.
+    """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
         from torch._C._distributed_c10d import _SymmetricMemory
 
-        super().__init__(nbytes)
-        self._timeout_ms = int(timeout * 1000)
-        need = _CHANNELS * dist.get_world_size(group) * _SIGNAL_BYTES
-        if _SymmetricMemory.signal_pad_size < need:
-            raise BackendError(
-                f"{need} bytes for signals", f"{_SymmetricMemory.signal_pad_size}", "use 'nccl'"
-            )
+        super().__init__(nbytes, number, group, timeout)
         device = torch.device("cuda", torch.cuda.current_device())
-        # Memory of its own, not of a pool: a block's signals are zero when it is new.
-        self._memory = _SymmetricMemory.empty_strided_p2p(
-            (nbytes,), (1,), torch.uint8, device, group.group_name
-        )
-        self._handle = _SymmetricMemory.rendezvous(self._memory, group.group_name)
+        name = group.group_name  # a block of its own, not one of a pool: its signals begin at zero
+        self._memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
+        self._handle = _SymmetricMemory.rendezvous(self._memory, name)
+        self._timeout_ms = int(timeout * 1000)
 
     def view(self, owner: int, start: int, nbytes: int) -> Tensor:
         return self._handle.get_buffer(owner, (nbytes,), torch.uint8, start)
 
     def signal(self, peer: int, channel: int) -> None:
         self._handle.put_signal(peer, channel, self._timeout_ms)
+        super().signal(peer, channel)
 
     def wait(self, peer: int, channel: int) -> None:
-        """Make the lane's stream wait; a signal that does not come within the timeout is a CUDA error."""
+        super().wait(peer, channel)
         self._handle.wait_signal(peer, channel, self._timeout_ms)
 
 
@@ -161,12 +145,9 @@ def _file_of(nbytes: int) -> IO[bytes]:
             return file
         except OSError as error:
             file.close()
-            problem = error
-    raise CommError(
-        f"{nbytes} bytes of shared memory or temporary files for each rank",
-        str(problem),
-        "use transport='gloo'",
-    )
+            problem = str(error)
+    needed = f"{nbytes} bytes of shared memory or temporary files for each rank"
+    raise CommError(needed, problem, "use transport='gloo'")
 
 
 def _mapped(path: Path) -> Tensor:
