@@ -250,6 +250,9 @@ def _decode(header: dict[str, Any], payload: bytearray, limits: Limits, from_jud
 
 def _array_from(spec: dict[str, Any], data: memoryview) -> Any:
     dtype, shape = spec["dtype"], tuple(spec["shape"])
+    if spec["torch"] and 0 in shape:
+        # In the frame it would lie where the next array begins, and Triton's interpreter tells tensors apart by that.
+        return _torch().empty(shape, dtype=getattr(_torch(), dtype))
     if dtype == "bool":
         items = np.frombuffer(data, dtype=np.uint8)
         _require(not items.size or items.max() <= 1, "booleans of 0 or 1", "another byte")

@@ -224,3 +224,14 @@ def test_what_was_received_may_be_written() -> None:
     (frame,) = FrameReader().feed(flat(Frame("result", {}, np.zeros(3))))
     frame.value += 1
     assert frame.value.tolist() == [1, 1, 1]
+
+
+def test_an_empty_tensor_does_not_lie_where_another_one_begins() -> None:
+    """Triton's interpreter knows tensors by their addresses; sharing one, the second would be taken for the first."""
+    sent = (torch.zeros(1, 0, 4), torch.ones(4), torch.zeros(0, dtype=torch.bfloat16), torch.ones(2))
+    frames = FrameReader(from_judge=True).feed(b"".join(bytes(p) for p in pack(Frame("call", {}, sent))))
+    got = frames[0].value
+    assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in sent]
+    assert len({x.untyped_storage().data_ptr() for x in got if x.numel()}) == 2
+    addresses = {x.untyped_storage().data_ptr() for x in got if x.numel()}
+    assert not addresses & {x.untyped_storage().data_ptr() for x in got if not x.numel()}
