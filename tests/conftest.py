@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# One thread each: two workers share two cores, and sums keep one order. NumPy's BLAS, which multiplies the
+# matrices of Triton's interpreter, asks when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 from tests import needs, shapes
+
+# Kernels run on a GPU where there is one, else in Triton's interpreter. Triton asks when it is imported, which
+# nothing has done yet.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Before anything imports a module of ringlab, or its functions would escape the check.
 # Only modules that name an array type: the hook wraps every function of a module, which made the
@@ -23,9 +33,6 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # One thread each: two workers share two cores, and sums keep one order.
-    import torch
-
     torch.set_num_threads(1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
@@ -10,13 +12,19 @@ from ringlab.blocks.native import Native
 from ringlab.blocks.protocol import Block
 from ringlab.errors import BackendError
 
-_ALL: tuple[Block, ...] = (Naive(), Blockwise(), Native())
-_BLOCKS = {block.name: block for block in _ALL}
+_EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
+_BLOCKS = {block.name: block for block in _EVERYWHERE}
+_TRITON = "triton"
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the block backends."""
+    """Return the names of the block backends that compute any floating point dtype on every machine."""
     return tuple(_BLOCKS)
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all block backends; `triton` needs a GPU, or its interpreter, and no float64."""
+    return (*_BLOCKS, _TRITON)
 
 
 def get_block(name: str | Block, q: Tensor) -> Block:
@@ -25,12 +33,29 @@ def get_block(name: str | Block, q: Tensor) -> Block:
     "auto" is `native` where that supports `q`, else `blockwise`.
     Raises: BackendError for an unknown name, or where the backend does not support `q`.
     """
-    if not isinstance(name, str):
-        return name
     if name == "auto":
         name = "native" if _BLOCKS["native"].supports(q) is None else "blockwise"
-    if name not in _BLOCKS:
-        raise BackendError(f"a block among {', '.join(_BLOCKS)} or auto", repr(name))
-    if reason := _BLOCKS[name].supports(q):
-        raise BackendError(f"tensors that the block '{name}' supports: it {reason}", "", "use block='auto'")
-    return _BLOCKS[name]
+    block = _named(name) if isinstance(name, str) else name
+    if reason := block.supports(q):
+        remedy = f"use block='{_instead(q)}'"
+        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", remedy)
+    return block
+
+
+def _named(name: str) -> Block:
+    if name not in known():
+        raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
+    return _triton() if name == _TRITON else _BLOCKS[name]
+
+
+def _instead(q: Tensor) -> str:
+    """Return a block that supports `q`, where the one that was asked for does not."""
+    return next((each for each in ("native", "blockwise") if not _BLOCKS[each].supports(q)), "auto")
+
+
+@cache
+def _triton() -> Block:
+    """The block that needs Triton; its package is imported at first use."""
+    from ringlab.blocks.triton import TritonBlock
+
+    return TritonBlock()

@@ -1,12 +1,14 @@
-"""What a block backend offers: attention of one query block on one K/V block."""
+"""What a block backend offers: attention of one query block on one K/V block, tile by tile or all at once."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ringlab.merge import Partial
+from ringlab.plan import Tile
 from ringlab.types import KeyValue, Query, RowState
 
 
@@ -50,4 +52,54 @@ class Block(Protocol):
 
     def supports(self, q: Query) -> str | None:
         """Return None, or why tensors of this dtype, device and head dim cannot be computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What some rows add to the gradients of the `keys` of a block."""
+
+    keys: slice
+    dk: Tensor
+    dv: Tensor
+
+
+@runtime_checkable
+class ForwardSteps(Protocol):
+    """The forward of one rank's queries while blocks pass by; it carries a state of its own."""
+
+    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue) -> None:
+        """Attend to the next block, where `tiles` says that something of it is visible."""
+        ...
+
+    def result(self) -> Partial:
+        """Return the partial over all blocks, after the last of them."""
+        ...
+
+
+@runtime_checkable
+class BackwardSteps(Protocol):
+    """The backward of one rank's queries while blocks pass by."""
+
+    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue) -> list[Gradient]:
+        """Return what these queries add to the gradients of the next block."""
+        ...
+
+    def result(self) -> Tensor:
+        """Return dq over all blocks, after the last of them."""
+        ...
+
+
+@runtime_checkable
+class StepBlock(Block, Protocol):
+    """A block that computes all tiles of a ring step at once, and knows the first step and the last."""
+
+    def forward_steps(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
+        """Return the forward of `q` over `count` blocks, of which each will be given to `take` once."""
+        ...
+
+    def backward_steps(
+        self, dout: Query, q: Query, lse: RowState, delta: RowState, count: int, *, scale: float
+    ) -> BackwardSteps:
+        """Return the backward over `count` blocks; lse and delta are those of the whole attention."""
         ...

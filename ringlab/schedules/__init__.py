@@ -7,7 +7,7 @@ from torch import Tensor
 from ringlab.errors import BackendError
 from ringlab.merge import Partial
 from ringlab.schedules.allgather import AllGatherSchedule
-from ringlab.schedules.call import Call, RowSum, RunningPartial, Saved, attend, attend_backward
+from ringlab.schedules.call import Call, Saved, attend, attend_backward
 from ringlab.schedules.protocol import Schedule
 from ringlab.schedules.ring import RingSchedule
 
@@ -30,24 +30,24 @@ def get_schedule(name: str) -> Schedule:
 
 def forward(schedule: Schedule, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Return attention of this rank's queries over the blocks of all ranks."""
-    state = RunningPartial(q)
+    steps = call.forward_steps(q)
     for step, (origin, block_k, block_v) in enumerate(schedule.blocks(call, k, v)):
-        call.compute(f"attend {step}", attend, state, origin, q, block_k, block_v)
-    return state.value()
+        call.compute(f"attend {step}", attend, steps, origin, block_k, block_v)
+    return steps.result()
 
 
 def backward(
     schedule: Schedule, call: Call, saved: Saved, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) of this rank's shards, in the state dtype."""
-    dq, homecoming = RowSum(saved.q), schedule.homecoming(call)
+    """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
+    steps, homecoming = call.backward_steps(saved), schedule.homecoming(call)
     for step, (origin, block_k, block_v) in enumerate(schedule.blocks(call, k, v)):
         # No name for the gradients: it would keep them while the next block is computed.
         homecoming.add(
             origin,
             block_k,
             block_v,
-            call.compute(f"attend backward {step}", attend_backward, saved, dq, origin, block_k, block_v),
+            call.compute(f"attend backward {step}", attend_backward, steps, origin, block_k, block_v),
         )
     dk, dv = homecoming.finish()
-    return dq.value(), dk, dv
+    return steps.result(), dk, dv

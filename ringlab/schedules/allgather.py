@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ringlab.schedules.call import Call, Gradient, RowSum
+from ringlab.blocks.protocol import Gradient
+from ringlab.schedules.call import Call
+from ringlab.schedules.tilewise import RowSum
 
 
 class AllGatherSchedule:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from ringlab.blocks.protocol import Block
+from ringlab.blocks.protocol import BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
-from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.plan import Tile, tiles
+from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 
 T = TypeVar("T")
 
@@ -44,94 +42,20 @@ class Call:
         """Return the tiles in which this rank's rows meet the block of rank `origin`."""
         return tiles(self.layout, self.ring.rank, origin, self.causal, self.block.largest_causal)
 
+    def forward_steps(self, q: Tensor) -> ForwardSteps:
+        """Return the forward of `q` over the blocks of all ranks: the block's own, or tile by tile."""
+        if isinstance(self.block, StepBlock):
+            return self.block.forward_steps(q, self.ring.world_size, scale=self.scale)
+        return TilewiseForward(self.block, q, self.scale)
 
-@dataclass(frozen=True)
-class Gradient:
-    """What some rows add to the gradients of the `keys` of a block."""
-
-    keys: slice
-    dk: Tensor
-    dv: Tensor
-
-
-class RowSum:
-    """A running sum over slices of a token axis, in the state dtype; a first whole slice is adopted."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.total: Tensor | None = None
-
-    def add(self, rows: slice, part: Tensor) -> None:
-        """Add `part` to `rows`."""
-        dtype = state_dtype(self.like.dtype)
-        if self.total is None:
-            if part.shape == self.like.shape:
-                self.total = part.to(dtype)
-                return
-            self.total = torch.zeros(self.like.shape, dtype=dtype, device=self.like.device)
-        self.total[..., rows, :] += part
-
-    def value(self) -> Tensor:
-        """Return the sum, zeros where nothing was added."""
-        if self.total is None:
-            return torch.zeros_like(self.like, dtype=state_dtype(self.like.dtype))
-        return self.total
-
-
-class RunningPartial:
-    """The partial of this rank's queries over the blocks seen so far.
-
-    Rows beyond `seen` have met no key yet and hold nothing: their first partial is copied.
-    """
-
-    def __init__(self, q: Tensor) -> None:
-        self.q = q
-        self.seen = 0
-        self.partial: Partial | None = None
-
-    def add(self, rows: slice, part: Partial) -> None:
-        """Merge `part` into `rows`; a first one for all rows is adopted."""
-        dtype, length = state_dtype(self.q.dtype), self.q.shape[-2]
-        if self.partial is None and part.out.shape == self.q.shape:
-            self.partial, self.seen = Partial(part.out.to(dtype), part.lse), length
-            return
-        if self.partial is None:
-            out = torch.empty(self.q.shape, dtype=dtype, device=self.q.device)
-            self.partial = Partial(out, out.new_empty(self.q.shape[:-1]))
-        if rows.start >= self.seen:
-            self._forget(slice(self.seen, rows.start))
-            self.partial.out[..., rows, :] = part.out
-            self.partial.lse[..., rows] = part.lse
-        else:
-            self._forget(slice(self.seen, rows.stop))
-            merge_into(self.partial, rows, part)
-        self.seen = max(self.seen, rows.stop)
-
-    def value(self) -> Partial:
-        """Return the partial, the identity where nothing was merged."""
-        if self.partial is None:
-            return Partial.identity(self.q)
-        self._forget(slice(self.seen, self.q.shape[-2]))
-        self.seen = self.q.shape[-2]
-        return self.partial
-
-    def _forget(self, rows: slice) -> None:
-        """Write the identity into `rows`."""
-        assert self.partial is not None
-        if rows.start >= rows.stop:
-            return
-        self.partial.out[..., rows, :] = 0.0
-        self.partial.lse[..., rows] = -math.inf
-
-
-def attend(call: Call, state: RunningPartial, origin: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Merge attention of `q` on the block of `origin` into `state`, tile by tile."""
-    for tile in call.tiles(origin):
-        rows, keys = tile.rows, tile.keys
-        part = call.block.forward(
-            q[..., rows, :], k[..., keys, :], v[..., keys, :], causal=tile.causal, scale=call.scale
+    def backward_steps(self, saved: Saved) -> BackwardSteps:
+        """Return the backward of `saved` over the blocks of all ranks: the block's own, or tile by tile."""
+        if isinstance(self.block, StepBlock):
+            count, of_rows = self.ring.world_size, (saved.dout, saved.q, saved.lse, saved.delta)
+            return self.block.backward_steps(*of_rows, count, scale=self.scale)
+        return TilewiseBackward(
+            self.block, saved.dout, saved.q, saved.out, saved.lse, saved.delta, self.scale
         )
-        state.add(rows, part)
 
 
 @dataclass(frozen=True)
@@ -145,24 +69,11 @@ class Saved:
     delta: Tensor
 
 
-def attend_backward(
-    call: Call, saved: Saved, dq: RowSum, origin: int, k: Tensor, v: Tensor
-) -> list[Gradient]:
-    """Return what `saved` adds to the gradients of the block of `origin`; dq is added to in place."""
-    gradients = []
-    for tile in call.tiles(origin):
-        rows, keys = tile.rows, tile.keys
-        dq_part, dk, dv = call.block.backward(
-            saved.dout[..., rows, :],
-            saved.q[..., rows, :],
-            k[..., keys, :],
-            v[..., keys, :],
-            saved.out[..., rows, :],
-            saved.lse[..., rows],
-            saved.delta[..., rows],
-            causal=tile.causal,
-            scale=call.scale,
-        )
-        dq.add(rows, dq_part)
-        gradients.append(Gradient(keys, dk, dv))
-    return gradients
+def attend(call: Call, steps: ForwardSteps, origin: int, k: Tensor, v: Tensor) -> None:
+    """Let `steps` attend to the block of `origin`."""
+    steps.take(call.tiles(origin), k, v)
+
+
+def attend_backward(call: Call, steps: BackwardSteps, origin: int, k: Tensor, v: Tensor) -> list[Gradient]:
+    """Return what this rank's rows add to the gradients of the block of `origin`."""
+    return steps.take(call.tiles(origin), k, v)

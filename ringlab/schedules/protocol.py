@@ -7,7 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ringlab.schedules.call import Call, Gradient
+from ringlab.blocks.protocol import Gradient
+from ringlab.schedules.call import Call
 
 
 class Homecoming(Protocol):

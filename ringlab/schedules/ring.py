@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import Work, side_by_side
-from ringlab.schedules.call import Call, Gradient, RowSum
+from ringlab.schedules.call import Call
+from ringlab.schedules.tilewise import RowSum
 
 
 class RingSchedule:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks.triton.configs import LARGEST_HEAD_DIM, Config, architecture, choose
+from ringlab.blocks.triton.interpreter import interpreting
+from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher
 from ringlab.errors import BackendError
 from ringlab.merge import Partial
 from ringlab.plan import Tile
@@ -65,8 +67,9 @@ class TritonBlock:
     ) -> tuple[Tensor, Tensor, Tensor]:
         steps = self.backward_steps(dout, q, lse, delta, 1, scale=scale)
         gradients = steps.take(_one_tile(q, k, causal), k, v)
-        dk, dv = gradients or (torch.zeros_like(k), torch.zeros_like(v))
-        return steps.result(), dk, dv
+        if not gradients:  # no rows, or no keys
+            return steps.result(), torch.zeros_like(k), torch.zeros_like(v)
+        return steps.result(), gradients[0].dk, gradients[0].dv
 
     def forward_steps(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
         return ForwardSteps(self._launcher(q, scale), q, count)
@@ -119,8 +122,3 @@ _NO_INTERPRETER = (
 def _architecture(device: torch.device) -> str:
     """Return the table of configurations for `device`."""
     return "interpreter" if interpreting() else architecture(torch.cuda.get_device_capability(device))
-
-
-# Below the class, for they need this package's modules, which import nothing of the class.
-from ringlab.blocks.triton.interpreter import interpreting  # noqa: E402
-from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher  # noqa: E402

@@ -16,6 +16,7 @@ after a tensor's name are its strides over batch, heads and tokens, the head dim
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringlab.blocks.protocol import Gradient
 from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.visits import key_visits, row_visits
 from ringlab.errors import BackendError
@@ -106,8 +107,8 @@ class BackwardSteps:
         self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (lse, delta))
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return what these rows add to the (dk, dv) of a block, in float32; None where they see none of it."""
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> list[Gradient]:
+        """Return what these rows add to the gradients of a block, in float32: one for all keys, or nothing."""
         first, last = self.step == 0, self.step == self.count - 1
         self.step += 1
         k, v = dense(k), dense(v)
@@ -119,7 +120,7 @@ class BackwardSteps:
             self._launch_dq(tiles, k, v, first, last)
         if last:
             self.total = torch.empty(0)
-        return self._launch_dkv(tiles, k, v) if tiles else None
+        return [self._launch_dkv(tiles, k, v)] if tiles else []
 
     def result(self) -> Tensor:
         """Return dq over all blocks, in the dtype of q."""
@@ -142,7 +143,7 @@ class BackwardSteps:
             LAST=last,
         )
 
-    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor) -> Gradient:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         config = self.launcher.config("backward_dkv")
@@ -155,7 +156,7 @@ class BackwardSteps:
             (*arguments, len(visits.programs), L, Lk, H, self.launcher.scale),
             **sizes(self.q, k),
         )
-        return dk, dv
+        return Gradient(slice(0, Lk), dk, dv)
 
     def _inputs(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return self.q, k, v, self.dout, self.lse, self.delta
