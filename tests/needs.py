@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 
 REMEDY = "sudo apt-get update && sudo apt-get install -y "
 
@@ -50,6 +49,14 @@ def missing_cuda() -> str | None:
 
 
 @cache
+def missing_two_gpus() -> str | None:
+    """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` says it likewise."""
+    from ringlab.comm.transports import available
+
+    return available()["nccl"]
+
+
+@cache
 def missing_triton() -> str | None:
     """Return why no kernel can be compiled or interpreted here, None if one can."""
     from ringlab.cli.triton_probes import no_triton
@@ -60,10 +67,10 @@ def missing_triton() -> str | None:
 @cache
 def missing_interpreter() -> str | None:
     """Return why Triton's kernels cannot be interpreted here, None if they can."""
+    if reason := missing_triton():
+        return reason
     from ringlab.blocks.triton.interpreter import interpreting
 
-    if find_spec("triton") is None:
-        return "needs triton, which has no macOS build: Linux on x86-64"
     return (
         None
         if interpreting()
@@ -77,7 +84,8 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "needs_cuda": missing_cuda,
     "needs_interpreter": missing_interpreter,
     "needs_triton": missing_triton,
+    "needs_two_gpus": missing_two_gpus,
 }
 
-MAY_BE_ABSENT = ("needs_cuda",)
+MAY_BE_ABSENT = ("needs_cuda", "needs_two_gpus")
 """What no package can bring: skipped where it is missing even if all is required, and said loudly at the end."""

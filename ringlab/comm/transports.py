@@ -62,7 +62,7 @@ def lack(transport: str, ranks: int) -> Lack | None:
     if gpus < ranks and (transport == "nccl" or (transport == "symmetric" and gpus)):
         one = "transport='shared-gpu', or " if gpus else ""
         remedy = f"use {one}transport='gloo' with tensors on the CPU"
-        return Lack(f"a GPU for each of {ranks} ranks", f"{gpus} GPUs", remedy)
+        return Lack(f"a GPU for each of {ranks} ranks", f"{gpus} GPU{'' if gpus == 1 else 's'}", remedy)
     if transport == "symmetric" and gpus:
         return _no_symmetric_memory(ranks)
     return None

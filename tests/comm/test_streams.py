@@ -1,0 +1,187 @@
+"""What is launched on which stream, and what waits for what; no GPU is needed (see fake_cuda)."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringlab.comm import windows
+from ringlab.comm.carriers import PointToPoint
+from ringlab.comm.lanes import Lane
+from ringlab.comm.streams import RankStreams, Stall, stall_of
+from ringlab.comm.trace import Exchange, Trace
+from tests.comm.fake_cuda import FakeCuda, FakeTensor
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def test_nccl_has_a_stream_that_the_computation_waits_for_by_event(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = SimpleNamespace(wait=lambda: cuda.launch("wait for NCCL"))
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: cuda.launch("NCCL begins") or [work])
+    carrier = PointToPoint(None)
+    ops = [SimpleNamespace(tensor=FakeTensor(cuda, name)) for name in ("sent", "received")]
+    for _ in range(2):
+        cuda.launch("earlier kernels, which may use the buffers")
+        move = carrier._on_stream(ops)
+        cuda.launch("the block that is here")
+        stall = stall_of([torch.zeros(1), ops[0].tensor])
+        assert stall is not None
+        move.wait(1.0)
+        stall.until([move.event])
+        cuda.launch("the block that came")
+        first, *_ = log = list(cuda.log)
+        cuda.log.clear()
+        assert first == "compute: earlier kernels, which may use the buffers"
+        assert log[1:] == [
+            "stream 1 waits for all on compute",
+            "stream 1: NCCL begins",
+            "stream 1: wait for NCCL",
+            "sent is in use on stream 1",
+            "received is in use on stream 1",
+            "stream 1 reaches event 6",
+            "compute: the block that is here",
+            "compute reaches event 8",
+            "compute waits for event 6 of stream 1",
+            "compute reaches event 10",
+            "compute: the block that came",
+        ]
+
+
+def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda: FakeCuda) -> None:
+    lane = Lane("test")
+    tensor = FakeTensor(cuda, "tensor")
+    move = lane.submit(lambda: cuda.launch("copy"), [tensor])
+    move.wait(10.0)
+    assert cuda.log == [
+        "compute reaches event 0",
+        "tensor is in use on stream 1",
+        "stream 1 waits for event 0 of compute",
+        "stream 1: copy",
+        "stream 1 reaches event 4",
+    ]
+    assert move.event.where == "event 4 of stream 1"
+    lane.submit(lambda: cuda.launch("no tensors, same stream"), []).wait(10.0)
+    assert cuda.log[5] == "stream 1: no tensors, same stream"
+    lane.close()
+
+
+def test_symmetric_memory_signals_on_the_gpu_before_the_host_and_waits_after_it(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    class Handle:
+        def get_buffer(self, rank, sizes, dtype, storage_offset=0):
+            calls.append(("get_buffer", rank, sizes, dtype, storage_offset))
+            return torch.zeros(sizes, dtype=dtype)
+
+        def put_signal(self, dst_rank, channel=0, timeout_ms=0):
+            calls.append(("put_signal", dst_rank, channel, timeout_ms))
+
+        def wait_signal(self, src_rank, channel=0, timeout_ms=0):
+            calls.append(("wait_signal", src_rank, channel, timeout_ms))
+
+    class Symmetric:
+        @staticmethod
+        def empty_strided_p2p(size, stride, dtype, device, group_name=None, alloc_id=None):
+            calls.append(("empty", size, stride, dtype, device, group_name))
+            return torch.zeros(size, dtype=dtype)
+
+        @staticmethod
+        def rendezvous(tensor, group_name=None):
+            calls.append(("rendezvous", tensor.shape, group_name))
+            return Handle()
+
+    note = SimpleNamespace(wait=lambda limit: calls.append(("note",)))
+    monkeypatch.setattr("torch._C._distributed_c10d._SymmetricMemory", Symmetric)
+    monkeypatch.setattr(dist, "isend", lambda *_, **__: calls.append(("send note",)) or note)
+    monkeypatch.setattr(dist, "irecv", lambda *_, **__: note)
+    window = windows.SymmetricMemory(64, 1, SimpleNamespace(group_name="g"), 2.0)
+    window.put(0, 8, [torch.zeros(4, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)])
+    window.get(3, 0, [torch.zeros(2, dtype=torch.uint8), torch.zeros(6, dtype=torch.uint8)])
+    window.signal(2, windows.FULL + 1)
+    window.wait(3, windows.FREE)
+    assert calls == [
+        ("empty", (64,), (1,), torch.uint8, torch.device("cuda", 0), "g"),
+        ("rendezvous", (64,), "g"),
+        ("get_buffer", 0, (4,), torch.uint8, 8),
+        ("get_buffer", 3, (2,), torch.uint8, 0),
+        ("get_buffer", 3, (6,), torch.uint8, 2),
+        ("put_signal", 2, 1, 2000),
+        ("send note",),
+        ("note",),
+        ("wait_signal", 3, 2, 2000),
+    ]
+
+
+def test_the_real_symmetric_memory_takes_these_arguments() -> None:
+    """Without a GPU it can only refuse the device; wrong arguments would be a TypeError."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    for name, words in {
+        "get_buffer": ("rank", "sizes: Tuple[int, ...]", "dtype", "storage_offset"),
+        "put_signal": ("dst_rank", "channel", "timeout_ms"),
+        "wait_signal": ("src_rank", "channel", "timeout_ms"),
+    }.items():
+        signature = getattr(_SymmetricMemory, name).__doc__
+        places = [signature.index(word) for word in words]
+        assert places == sorted(places), signature
+    with pytest.raises(RuntimeError) as caught:
+        _SymmetricMemory.rendezvous(torch.zeros(3), "no such group")
+    assert not isinstance(caught.value, TypeError)
+    if not torch.cuda.is_available():
+        device = torch.device("cuda", 0)
+        with pytest.raises(RuntimeError, match="does not support device type cuda"):
+            _SymmetricMemory.empty_strided_p2p((4,), (1,), torch.uint8, device, "g")
+
+
+def test_virtual_ranks_meet_on_their_streams(cuda: FakeCuda) -> None:
+    streams = RankStreams(2)
+    with streams.of(1):
+        cuda.launch("computation of rank 1")
+    with streams.of(0), streams.meeting(0, 1, FakeTensor(cuda, "block")):
+        cuda.launch("copy")
+    cuda.launch("computation of the caller")
+    streams.join()
+    assert cuda.log == [
+        "stream 1 waits for all on compute",
+        "stream 2 waits for all on compute",
+        "stream 2: computation of rank 1",
+        "stream 2 waits for all on stream 1",
+        "stream 2: copy",
+        "stream 1 waits for all on stream 2",
+        "block is in use on stream 1",
+        "block is in use on stream 2",
+        "compute: computation of the caller",
+        "compute waits for all on stream 1",
+        "compute waits for all on stream 2",
+    ]
+
+
+def test_without_a_gpu_streams_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    streams = RankStreams(3)
+    with streams.of(2), streams.meeting(0, 1, torch.zeros(3)):
+        pass
+    streams.join()
+    assert stall_of([torch.zeros(3)]) is None
+
+
+def test_the_stall_of_a_gpu_is_what_counts_as_exposed_and_travels_as_a_number(cuda: FakeCuda) -> None:
+    stall = Stall(torch.device("cuda", 0))
+    stall.until([])
+    [event] = [e for e in (stall._after,) if not e.reached]
+    assert not event.reached, "nothing is read before somebody asks"
+    shift = Exchange(0, 0, "kv 0", 1, 1, 8, 8, ((2,),), posted=0.0, waited=1.0, done=9.0, stall=stall)
+    trace = Trace(1, [shift])
+    assert trace.exposed(0) == shift.exposed == 1.5
+    assert pickle.loads(pickle.dumps(shift)).stall == 1.5

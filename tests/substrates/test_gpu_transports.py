@@ -1,0 +1,88 @@
+"""The transports that carry CUDA tensors, on GPUs: the data of gloo, and the attention of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ringlab import VirtualCluster, launch, ring_attention, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError
+
+ON_ONE = pytest.param("shared-gpu", marks=pytest.mark.needs_cuda)
+ON_TWO = [pytest.param(name, marks=pytest.mark.needs_two_gpus) for name in ("nccl", "symmetric")]
+EVERYWHERE = [ON_ONE, *ON_TWO]
+
+
+def messages(ring: Ring, device: str) -> list[torch.Tensor]:
+    """Shifts and relayed blocks of many sizes, with computation that reuses every buffer at once."""
+    came = []
+    for length in (1, 1000, 3_000_000, 7):
+        k = torch.arange(length, dtype=torch.float32, device=device) + 10 * ring.rank
+        v = (k * 2).to(torch.bfloat16)
+        work = ring.post(k, v, into=(torch.empty_like(k), torch.empty_like(v)), hops=0, tag="kv")
+        busy = torch.ones(512, 512, device=device).matrix_power(8)
+        k_there, v_there = work.wait()
+        k.zero_()
+        v.zero_()
+        total = ring.shift(k_there + busy[0, 0] * 0)
+        came += [k_there.cpu(), v_there.cpu(), total.cpu()]
+        k_there.fill_(-1)
+    ring.barrier()
+    return [*came, ring.all_reduce(torch.full((3,), float(ring.rank + 1), device=device)).cpu()]
+
+
+def attention(ring: Ring, device: str) -> list[torch.Tensor]:
+    """Return out, dq, dk, dv of this rank's shards, twice in a row over the same buffers."""
+    generator = torch.Generator().manual_seed(0)
+    layout, results = zigzag(301, ring.world_size), []
+    for _ in range(2):
+        whole = [torch.randn(1, heads, 301, 32, generator=generator) for heads in (4, 2, 2)]
+        q, k, v = (layout.shard(x, ring.rank).to(device).requires_grad_() for x in whole)
+        out = ring_attention(q, k, v, ring=ring, layout=layout, block="blockwise")
+        out.square().sum().backward()
+        results += [out.detach().cpu(), *(x.grad.cpu() for x in (q, k, v) if x.grad is not None)]
+    return results
+
+
+def assert_same(one: Any, other: Any, rtol: float) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("transport", EVERYWHERE)
+def test_what_arrives_on_a_gpu_is_what_arrives_on_a_cpu(transport: str) -> None:
+    on_gpu = launch(messages, 2, "cuda", transport=transport, memory=False)
+    on_cpu = launch(messages, 2, "cpu", memory=False)
+    for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
+        assert_same(mine, theirs, rtol=0)
+    for rank in range(2):
+        assert all(e.exposed >= 0 for e in on_gpu.trace.exchanges(rank))
+        assert isinstance(on_gpu.trace.exchanges(rank)[0].stall, float), "it was measured by the GPU's events"
+
+
+@pytest.mark.parametrize("transport", EVERYWHERE)
+def test_attention_on_gpus_is_that_of_virtual_ranks_on_the_cpu(transport: str) -> None:
+    on_gpu = launch(attention, 2, "cuda", transport=transport, memory=False)
+    on_cpu = VirtualCluster(2).run(attention, "cpu")
+    for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
+        assert_same(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.needs_two_gpus
+def test_both_transports_give_the_same_bits() -> None:
+    nccl, symmetric = (
+        launch(attention, 2, "cuda", transport=name, memory=False).results for name in ("nccl", "symmetric")
+    )
+    for mine, theirs in zip(nccl, symmetric, strict=True):
+        assert_same(mine, theirs, rtol=0)
+
+
+@pytest.mark.needs_cuda
+def test_more_ranks_than_gpus() -> None:
+    ranks = torch.cuda.device_count() + 1
+    for transport in ("nccl", "symmetric"):
+        with pytest.raises(BackendError, match="shared-gpu"):
+            launch(messages, ranks, "cuda", transport=transport)
