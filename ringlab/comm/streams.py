@@ -42,14 +42,14 @@ def stall_of(tensors: Sequence[Tensor]) -> Stall | None:
 
 
 class RankStreams:
-    """A stream of the current GPU for each virtual rank; without a GPU, nothing.
+    """A stream of the current GPU for each virtual rank; nothing where no GPU is in use by now.
 
     They begin after what the calling thread launched before, and `join` makes it wait for them.
     """
 
     def __init__(self, world_size: int) -> None:
         self._streams: list[torch.cuda.Stream] = []
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             self._caller = torch.cuda.current_stream()
             self._streams = [torch.cuda.Stream() for _ in range(world_size)]
             for stream in self._streams:

@@ -20,7 +20,7 @@ class FakeCuda:
         self.compute = FakeStream(self, "compute")
         self._current = threading.local()
         self._made = 0
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "Stream", self._stream)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing=False: FakeEvent(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)

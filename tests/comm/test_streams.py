@@ -168,7 +168,7 @@ def test_virtual_ranks_meet_on_their_streams(cuda: FakeCuda) -> None:
 
 
 def test_without_a_gpu_streams_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     streams = RankStreams(3)
     with streams.of(2), streams.meeting(0, 1, torch.zeros(3)):
         pass
