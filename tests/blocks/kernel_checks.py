@@ -1,0 +1,212 @@
+"""What the Triton kernels are held to, each check one small problem; the mutants of the kernels die in these.
+
+Memory that is not written holds NaN while a check runs. Tiles are small, so that a shard of 45 tokens has
+masked tiles, unmasked ones and a ragged tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, oracle, ring_attention
+from ringlab.blocks.triton import TritonBlock
+from ringlab.blocks.triton.configs import KERNELS, Config
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.plan import Tile
+
+SMALL = TritonBlock(configs={kernel: Config(32, 16, 4, 1) for kernel in KERNELS})
+
+
+@dataclass(frozen=True)
+class Task:
+    """An attention problem over P ranks: H query heads, K key/value heads, S tokens of the whole sequence."""
+
+    S: int
+    D: int = 16
+    B: int = 1
+    H: int = 2
+    K: int = 2
+    P: int = 1
+    layout: str = "zigzag"
+    causal: bool = True
+    dtype: torch.dtype = torch.float32
+    scale: float | None = None
+
+    def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
+        draw = torch.Generator().manual_seed(self.S + self.D)
+        shapes = [(self.B, heads, self.S, self.D) for heads in (self.H, self.K, self.K, self.H)]
+        q, k, v, dout = (torch.randn(shape, generator=draw) for shape in shapes)
+        return tuple(x.to(self.dtype) for x in (q * size, k * size, v, dout))  # type: ignore[return-value]
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """All new memory holds NaN inside."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(
+        True
+    )  # with it comes torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
+    """Return what the ring gives for whole tensors, of which each rank gets its shard."""
+    layout = LAYOUTS[task.layout](task.S, task.P)
+
+    def program(ring: Ring) -> tuple[Tensor, ...]:
+        q, k, v, dout = (layout.shard(x, ring.rank) for x in tensors)
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        out, lse = ring_attention(
+            q, k, v,
+            ring=ring, layout=layout, causal=task.causal, scale=task.scale, block=SMALL, return_lse=True,
+        )  # fmt: skip
+        return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
+
+    with poisoned():
+        outcome = VirtualCluster(task.P, memory=False).run(program)
+    parts = zip(*outcome.results, strict=True)
+    return Results(*(layout.unshard(part, dim=-1 if i == 1 else -2) for i, part in enumerate(parts)))
+
+
+def hold(task: Task, results: Results, tensors: tuple[Tensor, ...]) -> None:
+    """Raise AssertionError where an error against the oracle is larger than its bound."""
+    true = truth(*tensors, causal=task.causal, scale=task.scale)
+    allowed = bounds(*tensors, causal=task.causal, scale=task.scale, true=true)
+    found = errors(results, true)
+    wrong = {name: (found[name], allowed[name]) for name in NAMES if not found[name] <= allowed[name]}
+    assert not wrong, f"{task}: (error, allowed) {wrong}"
+
+
+def right(task: Task) -> None:
+    tensors = task.tensors()
+    hold(task, attend(task, tensors), tensors)
+
+
+def causal_ring() -> None:
+    """Two ranks of 45 tokens, a head dim that is padded."""
+    right(Task(S=90, D=24, H=1, K=1, P=2))
+
+
+def full_ring() -> None:
+    """Every tile unmasked but the last, which is ragged; three steps, so that one is neither first nor last."""
+    right(Task(S=123, P=3, H=1, K=1, causal=False, layout="contiguous"))
+
+
+def batches() -> None:
+    """Two batches, two query heads for each of two key/value heads."""
+    right(Task(S=20, B=2, H=4, K=2))
+
+
+def stored_otherwise() -> None:
+    """Four tensors with four orders of their axes in memory, given to the block as they are."""
+    task = Task(S=20, B=2)
+    q, k, v, dout = task.tensors()
+    orders = ((0, 2, 1, 3), (1, 0, 2, 3), (0, 1, 2, 3), (2, 1, 0, 3))
+    q, k, v, dout = (_in_order(x, order) for x, order in zip((q, k, v, dout), orders, strict=True))
+    with poisoned():
+        partial = SMALL.forward(q, k, v, causal=True, scale=0.25)
+        out, lse = partial.out, partial.lse
+        delta = (dout * out).sum(-1)
+        dq, dk, dv = SMALL.backward(dout, q, k, v, out, lse, delta, causal=True, scale=0.25)
+    hold(task, Results(out, lse, dq, dk, dv), (q, k, v, dout))
+
+
+def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Return the same tensor, stored with its axes in another order."""
+    back = tuple(order.index(axis) for axis in range(4))
+    return x.permute(order).contiguous().permute(back)
+
+
+def own_scale() -> None:
+    """A scale that is not D^−½, and one below zero."""
+    for scale in (0.7, -0.4):
+        right(Task(S=40, H=1, K=1, scale=scale))
+
+
+def large_float16() -> None:
+    """Scores beyond 65504, float16's largest number, before the scale makes them small.
+
+    A factor of 16 in q and in k, taken back by the scale, changes no bit of out, lse and dv.
+    """
+    small = Task(S=48, D=64, H=1, K=1, dtype=torch.float16)
+    q, k, v, dout = small.tensors(size=4.0)
+    large = Task(**{**vars(small), "scale": 64**-0.5 / 256})
+    assert (q.float() * 16 @ (k.float() * 16).mT).abs().max() > 65504
+    before, after = attend(small, (q, k, v, dout)), attend(large, (q * 16, k * 16, v, dout))
+    hold(small, before, (q, k, v, dout))
+    # q and k are 16 times as large, so their gradients are a sixteenth.
+    grown = after._replace(dq=after.dq.float() * 16, dk=after.dk.float() * 16)
+    hold(small, grown, (q, k, v, dout))
+    for name in ("out", "lse", "dv"):
+        assert torch.equal(getattr(before, name), getattr(after, name)), name
+
+
+def exact_scores() -> None:
+    """Whole numbers in bfloat16 make exact scores, so lse has float32's error, not bfloat16's."""
+    task = Task(S=70, H=1, K=1, D=32, dtype=torch.bfloat16, scale=0.3)
+    draw = torch.Generator().manual_seed(0)
+    q, k = (torch.randint(-8, 9, (1, 1, 70, 32), generator=draw).bfloat16() for _ in range(2))
+    _, _, v, dout = task.tensors()
+    lse = attend(task, (q, k, v, dout)).lse
+    true = truth(q, k, v, dout, causal=True, scale=0.3).lse
+    assert (lse - torch.from_numpy(true)).abs().max() <= 4e-6 * abs(true).max()
+
+
+def rows_that_see_nothing() -> None:
+    """Row 0 and rows 20 to 39 see no key in either step: out 0, lse −inf, dq 0, nothing of them in dk and dv.
+
+    Row 0 shares a program with rows that see some.
+    """
+    q, k, v, dout = Task(S=50, H=1, K=1).tensors()
+    tiles, scale = (Tile(1, 20, 0, 19, True), Tile(40, 50, 0, 50, False)), 0.25
+    with poisoned():
+        steps = SMALL.forward_steps(q, len(tiles), scale=scale)
+        for tile in tiles:
+            steps.take((tile,), k, v)
+        partial = steps.result()
+        out, lse = partial.out, partial.lse
+        back = SMALL.backward_steps(dout, q, lse, (dout * out).sum(-1), len(tiles), scale=scale)
+        added = [gradient for tile in tiles for gradient in back.take((tile,), k, v)]
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for each in added:
+        dk[:, :, each.keys] += each.dk
+        dv[:, :, each.keys] += each.dv
+    found = Results(out, lse, back.result(), dk, dv)
+    wanted = Results(*(torch.zeros_like(x) for x in (q, lse, q, k, v)))
+    wanted.lse.fill_(-torch.inf)
+    for tile in tiles:
+        q_of, k_of = (..., tile.rows, slice(None)), (..., tile.keys, slice(None))
+        part = truth(q[q_of], k[k_of], v[k_of], dout[q_of], causal=tile.causal, scale=scale)
+        wanted.lse[..., tile.rows] = torch.from_numpy(part.lse)
+        for name, place in (("out", q_of), ("dq", q_of), ("dk", k_of), ("dv", k_of)):
+            getattr(wanted, name)[place] += torch.from_numpy(getattr(part, name))
+    for name, error in errors(found, Results(*(oracle.float64(x) for x in wanted))).items():
+        assert error <= 2e-6, f"{name}: {error}"  # a few roundings of float32
+    for unseen in (slice(0, 1), slice(20, 40)):
+        assert (out[:, :, unseen] == 0).all() and (back.result()[:, :, unseen] == 0).all()
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    check.__name__: check
+    for check in (
+        causal_ring,
+        full_ring,
+        batches,
+        stored_otherwise,
+        own_scale,
+        large_float16,
+        exact_scores,
+        rows_that_see_nothing,
+    )
+}
