@@ -148,6 +148,7 @@ LESSONS = (
         "write and read a Triton kernel, on a CPU",
         ("03",),
         ("flash",),
+        True,
     ),
     Lesson(
         "05",
