@@ -1,124 +1,19 @@
 """Triton kernels that compute a whole ring step in one launch, on a GPU or in Triton's interpreter.
 
-Importing this package does not import Triton; the first computation does.
+`TritonBlock` is loaded at first use: importing the package loads neither Triton nor torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ringlab.blocks.triton.configs import LARGEST_HEAD_DIM, Config, architecture, choose
-from ringlab.blocks.triton.interpreter import interpreting
-from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher
-from ringlab.errors import BackendError
-from ringlab.merge import Partial
-from ringlab.plan import Tile
-from ringlab.types import KeyValue, Query, RowState
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+if TYPE_CHECKING:
+    from ringlab.blocks.triton.block import TritonBlock as TritonBlock
 
 
-class TritonBlock:
-    """Ring steps by Triton: NVIDIA GPUs from compute capability 8.0, or the CPU with TRITON_INTERPRET=1.
+def __getattr__(name: str) -> Any:
+    if name != "TritonBlock":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ringlab.blocks.triton.block import TritonBlock
 
-    `precision` is how float32 is multiplied: "ieee", or "tf32x3" on tensor cores. `configs` launches kernels
-    otherwise than the tables say, by their name.
-    """
-
-    name = "triton"
-    largest_causal: int | None = None
-    thread_safe = False
-
-    def __init__(self, precision: str = "ieee", configs: Mapping[str, Config] | None = None) -> None:
-        if precision not in ("ieee", "tf32x3"):
-            raise BackendError("precision='ieee' or 'tf32x3'", repr(precision))
-        self.precision, self.configs = precision, dict(configs or {})
-
-    def supports(self, q: Query) -> str | None:
-        if q.dtype not in DTYPES:
-            return f"needs bfloat16, float16 or float32, got {q.dtype}"
-        if not 1 <= q.shape[-1] <= LARGEST_HEAD_DIM:
-            return f"needs a head dim from 1 to {LARGEST_HEAD_DIM}, got {q.shape[-1]}"
-        if find_spec("triton") is None:
-            return "needs Triton, which is not installed here (pip install triton, on Linux)"
-        return _unfit_device(q.device)
-
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
-        steps = self.forward_steps(q, 1, scale=scale)
-        steps.take(_one_tile(q, k, causal), k, v)
-        return steps.result()
-
-    def backward(
-        self,
-        dout: Query,
-        q: Query,
-        k: KeyValue,
-        v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
-        *,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        steps = self.backward_steps(dout, q, lse, delta, 1, scale=scale)
-        gradients = steps.take(_one_tile(q, k, causal), k, v)
-        if not gradients:  # no rows, or no keys
-            return steps.result(), torch.zeros_like(k), torch.zeros_like(v)
-        return steps.result(), gradients[0].dk, gradients[0].dv
-
-    def forward_steps(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
-        return ForwardSteps(self._launcher(q, scale), q, count)
-
-    def backward_steps(
-        self, dout: Query, q: Query, lse: RowState, delta: RowState, count: int, *, scale: float
-    ) -> BackwardSteps:
-        return BackwardSteps(self._launcher(q, scale), dout, q, lse, delta, count)
-
-    def _launcher(self, q: Tensor, scale: float) -> Launcher:
-        arch = _architecture(q.device)
-
-        def config(kernel: str) -> Config:
-            given = self.configs.get(kernel)
-            return given or choose(kernel, arch, q.shape[-1], q.dtype, self.precision)
-
-        return Launcher(config, float(scale))
-
-
-def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """A tile of a block backend: causal ones are aligned top-left and may have more rows than keys."""
-    rows, keys = q.shape[-2], k.shape[-2]
-    if not (rows and keys):
-        return ()
-    if not causal:
-        return (Tile(0, rows, 0, keys, False),)
-    square = Tile(0, keys, 0, keys, True)
-    return (square, Tile(keys, rows, 0, keys, False)) if rows > keys else (square,)
-
-
-def _unfit_device(device: torch.device) -> str | None:
-    """Return why kernels cannot run on `device`, None if they can."""
-    if device.type == "cpu":
-        return None if interpreting() else _NO_INTERPRETER
-    if device.type != "cuda":
-        return f"runs on NVIDIA GPUs, and with TRITON_INTERPRET=1 on the CPU, not on {device.type}"
-    if torch.version.hip is not None:
-        return "runs on NVIDIA GPUs, not on AMD's"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return f"needs a GPU of compute capability 8.0 or more, got {capability[0]}.{capability[1]}"
-    return None
-
-
-_NO_INTERPRETER = (
-    "runs on NVIDIA GPUs; for its interpreter on the CPU set TRITON_INTERPRET=1 before Python starts"
-)
-
-
-def _architecture(device: torch.device) -> str:
-    """Return the table of configurations for `device`."""
-    return "interpreter" if interpreting() else architecture(torch.cuda.get_device_capability(device))
+    return TritonBlock
