@@ -257,7 +257,10 @@ class _DistributedWork(Work):
             self.expected.unpack()
 
 
-_REMEDY = "transport='nccl' with a GPU for each rank, or init_process_group('cpu:gloo,cuda:nccl')"
+_REMEDY = (
+    "transport='nccl' or 'symmetric' with a GPU for each rank, 'shared-gpu' where ranks share one; "
+    "for a group of your own, init_process_group('cpu:gloo,cuda:nccl')"
+)
 
 
 def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NOTHING = nullcontext()
+
 
 class Stall:
     """The time that the computations on a GPU's current stream wait for messages.
@@ -57,14 +59,18 @@ class RankStreams:
 
     def of(self, rank: int) -> Any:
         """Return a context manager in which this thread launches on the stream of `rank`."""
-        return torch.cuda.stream(self._streams[rank]) if self._streams else nullcontext()
+        return torch.cuda.stream(self._streams[rank]) if self._streams else _NOTHING
+
+    def meeting(self, sender: int, receiver: int, *tensors: Tensor) -> Any:
+        """Return a context in which to hand `tensors` over.
+
+        What is launched there runs after all that both ranks launched, and before all they will.
+        """
+        on_gpu = self._streams and any(t.is_cuda for t in tensors)
+        return self._handing_over(sender, receiver, tensors) if on_gpu else _NOTHING
 
     @contextmanager
-    def meeting(self, sender: int, receiver: int, *tensors: Tensor) -> Iterator[None]:
-        """Hand `tensors` over in this block: after all that both ranks launched, before all they will."""
-        if not self._streams or not any(t.is_cuda for t in tensors):
-            yield
-            return
+    def _handing_over(self, sender: int, receiver: int, tensors: Sequence[Tensor]) -> Iterator[None]:
         one, other = self._streams[sender], self._streams[receiver]
         other.wait_stream(one)
         with torch.cuda.stream(other):
