@@ -14,6 +14,7 @@ from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
 _BLOCKS = {block.name: block for block in _EVERYWHERE}
+_NATIVE_ON_GPUS = Native(largest_causal=None)
 _TRITON = "triton"
 
 
@@ -35,16 +36,18 @@ def get_block(name: str | Block, q: Tensor) -> Block:
     """
     if name == "auto":
         name = "native" if _BLOCKS["native"].supports(q) is None else "blockwise"
-    block = _named(name) if isinstance(name, str) else name
+    block = _named(name, q.device.type) if isinstance(name, str) else name
     if reason := block.supports(q):
         remedy = f"use block='{_instead(q)}'"
         raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", remedy)
     return block
 
 
-def _named(name: str) -> Block:
+def _named(name: str, device: str) -> Block:
     if name not in known():
         raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
+    if name == "native" and device == "cuda":
+        return _NATIVE_ON_GPUS
     return _triton() if name == _TRITON else _BLOCKS[name]
 
 

@@ -18,10 +18,12 @@ class Native:
     """Flash attention of torch: on the CPU any float dtype, on CUDA float16 and bfloat16."""
 
     name = "native"
-    # The CPU operator computes whole blocks of 512 keys on the diagonal, at least the whole square of
-    # a smaller tile; cutting to 256 halves that waste.
-    largest_causal: int | None = 256
     thread_safe = True
+
+    def __init__(self, largest_causal: int | None = 256) -> None:
+        # The CPU operator computes whole blocks of 512 keys on the diagonal, at least the whole square of
+        # a smaller tile; cutting to 256 halves that waste. On a GPU every cut is launches and a merge.
+        self.largest_causal = largest_causal
 
     def supports(self, q: Query) -> str | None:
         if q.device.type == "cpu":

@@ -86,7 +86,7 @@ def kernels(
         masks = MASKS[mask]
         task = bar.add_task("bench kernels", total=2 * len(masks) * (rounds + 3))
         problem = Problem(H=heads, S=tokens, D=head_dim)
-        chosen = blocks.split(",")
+        chosen = [block.strip() for block in blocks.split(",")]
         measured = bench_kernels(problem, chosen, masks, rounds, progress=lambda: bar.advance(task))
     _report_cases(measured, output, as_json)
 
@@ -109,7 +109,7 @@ def ring(
 
         task = bar.add_task("bench ring", total=2 * (rounds + 3))
         problem = Problem(H=heads, S=tokens, D=head_dim)
-        chosen = blocks.split(",")
+        chosen = [block.strip() for block in blocks.split(",")]
         measured = bench_ring(problem, emulated, chosen, rounds, progress=lambda: bar.advance(task))
     _report_cases(measured, output, as_json)
 

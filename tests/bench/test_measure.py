@@ -161,6 +161,15 @@ def test_the_blocks_are_right(block: str, causal: bool) -> None:
         assert verdict.refusal is None and verdict.errors
 
 
+@pytest.mark.needs_interpreter
+@pytest.mark.parametrize("causal", [True, False])
+def test_triton_is_right_once_and_as_a_ring_on_memory_full_of_nan(causal: bool) -> None:
+    found = bench(H=1, S=150, D=32, causal=causal)
+    for of in ("forward", "backward"):
+        assert found.admit(whole(one_block("triton"), causal), of).refusal is None
+    assert found.admit(emulated_ring("triton", 2, causal), "forward_backward").refusal is None
+
+
 @pytest.mark.parametrize("P", [1, 2, 4])
 def test_the_emulated_ring_is_right_and_the_other_mask_is_not(P: int) -> None:
     found = bench(S=301)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ringlab import oracle
 from ringlab.blocks import available, get_block
@@ -28,6 +29,15 @@ def test_blocks_by_name() -> None:
     assert get_block("auto", q).name == "native"
     mine = Blockwise(tile=3)
     assert get_block(mine, q) is mine
+
+
+def test_native_gets_whole_causal_tiles_on_a_gpu_and_cut_ones_on_a_cpu() -> None:
+    """A cut saves work on the CPU; on a GPU it would be hundreds of launches, each with a merge."""
+    with FakeTensorMode():  # a shape and a device, without memory and without a GPU
+        q = torch.empty(1, 2, 16384, 128, device="cuda", dtype=torch.bfloat16)
+    assert get_block("native", q).largest_causal is None
+    assert get_block("auto", q).largest_causal is None
+    assert get_block("native", torch.zeros(1, 1, 1, 8)).largest_causal == 256
 
 
 def test_unknown_and_unfit_blocks() -> None:
