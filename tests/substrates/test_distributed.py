@@ -89,10 +89,10 @@ TORCHRUN = """
 import torch
 from ringlab import connect
 from ringlab.comm.ring import Ring
-with connect(timeout=30) as ring:
+with connect(TRANSPORT, timeout=30) as ring:
     received = ring.shift(torch.tensor([float(ring.rank)])).item()
     total = ring.all_reduce(torch.tensor([1.0])).item()
-with connect(timeout=30) as ring:  # a second time in the same process
+with connect(TRANSPORT, timeout=30) as ring:  # a second time in the same process
     ring.barrier()
     print(f"rank {ring.rank} of {ring.world_size}: {received} {total}", flush=True)
     if FAIL and ring.rank == 1:
@@ -101,9 +101,9 @@ with connect(timeout=30) as ring:  # a second time in the same process
 """
 
 
-def torchrun(folder: Path, fail: bool) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, fail: bool, transport: str = "gloo") -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
-    program.write_text(f"FAIL = {fail}\n" + TORCHRUN)
+    program.write_text(f"FAIL, TRANSPORT = {fail}, {transport!r}\n" + TORCHRUN)
     command = [
         sys.executable,
         "-m",
@@ -125,8 +125,9 @@ def torchrun(folder: Path, fail: bool) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, agent.returncode, out, err)
 
 
-def test_torchrun(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, fail=False)
+@pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
+def test_torchrun(tmp_path: Path, transport: str) -> None:
+    done = torchrun(tmp_path, fail=False, transport=transport)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"rank \d of 2: \d\.\d \d\.\d", done.stdout)  # the ranks' line ends may mingle
     assert sorted(said) == ["rank 0 of 2: 1.0 2.0", "rank 1 of 2: 0.0 2.0"]
