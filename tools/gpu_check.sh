@@ -12,7 +12,8 @@
 #   PYTHON=python3            the interpreter; by default .venv/bin/python where that has CUDA, else python3
 #   PARTS="tests kernels"     some of the parts only
 #   RESULTS=benchmarks/results  FIGURES=build/figures   where results and pictures go
-#   KERNELS_ARGS="--rounds 11"  RING_ARGS="--emulated 4 --tokens 32768"  PYTEST_ARGS="-x"   more options
+#   KERNELS_ARGS="--rounds 11"  RING_ARGS="--emulated 4 --tokens 32768"   more options
+#   PYTEST_ARGS="-n 8"        with pytest-xdist: most of the tests' time is compiling, which goes side by side
 # It reads the GPU's clocks and never sets them. Look at the results before you commit them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
