@@ -225,9 +225,10 @@ LESSONS = (
         "The Triton ring step",
         PARTS[2],
         90,
-        "fuse block and merge in one kernel",
-        ("04", "08"),
+        "fuse block and merge in one kernel; carry its state between ring steps",
+        ("04", "05"),
         ("flash",),
+        True,
     ),
     Lesson(
         "13",

@@ -1,0 +1,61 @@
+"""Exercise 12: what the kernels read and wrote, as their interpreter wrote it down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringlab.course.contracts import e12_mistakes as mistakes
+from ringlab.course.contracts.e12_emulate import Step
+
+if TYPE_CHECKING:
+    from ringlab.course.subject import Recorded
+
+ORIGIN = (0, 0, 0)
+
+
+def launches(recorded: Recorded) -> int:
+    """Return how often program (0, 0, 0) began: programs run one after the other."""
+    programs = [tuple(access.program) for access in recorded.accesses]
+    before = [None, *programs[:-1]]
+    return sum(now == ORIGIN and was != ORIGIN for was, now in zip(before, programs, strict=True))
+
+
+def expect_one_launch(recorded: Recorded, text: str) -> None:
+    """Raise a Failure where the step took more than one launch."""
+    if (count := launches(recorded)) > 1:
+        raise mistakes.SEVERAL_LAUNCHES.failure(f"{text}: {count} launches")
+
+
+def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) -> None:
+    """Raise a Failure where a program loads an element of one of `arguments` twice."""
+    for argument in arguments:
+        for program, offsets in _loads(recorded, argument).items():
+            most = int(np.unique(offsets, return_counts=True)[1].max(initial=0))
+            if most > 1:
+                example = f"{text}: program {program} loads elements of {argument} {most} times"
+                raise mistakes.READS_TWICE.failure(example)
+
+
+def expect_named_keys_only(recorded: Recorded, block: Step, text: str) -> None:
+    """Raise a Failure where a program loads keys that none of its own segments names."""
+    keys, D = block.k.shape[-2:]
+    for argument in ("K", "V"):
+        for (program, head, _), offsets in _loads(recorded, argument).items():
+            first, last = block.programs[program][2:]
+            allowed = {key for begin, _, end, _ in block.segments[first:last] for key in range(begin, end)}
+            read = set((offsets // D % keys).tolist())
+            if extra := sorted(read - allowed):
+                where = f"program ({program}, {head}) loads {argument} of key {extra[0]}"
+                raise mistakes.HIDDEN_TILES.failure(f"{text}: {where} and {len(extra) - 1} more")
+
+
+def _loads(recorded: Recorded, argument: str) -> dict[tuple[int, ...], np.ndarray]:
+    """Return the offsets that each program loads of a kernel argument, repeats included."""
+    found: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for access in recorded.accesses:
+        if access.kind == "load" and access.argument == argument:
+            found.setdefault(tuple(access.program), []).append(np.asarray(access.offsets))
+    return {program: np.concatenate(parts) for program, parts in found.items()}

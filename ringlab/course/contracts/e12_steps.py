@@ -1,0 +1,304 @@
+"""Checks of 12.step and 12.table: whole steps in one launch, with all keys seen and by the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import layout as layouts
+from ringlab.course.answers import expect_tuple
+from ringlab.course.contract import Check, Failure, Misconception, Stage
+from ringlab.course.contracts import e12_mistakes as mistakes
+from ringlab.course.contracts.e12_cases import (
+    RESULT,
+    SAYS,
+    STATE,
+    Chain,
+    compare,
+    expect_same,
+    expect_state,
+    expect_written,
+    garbage,
+    poisoned,
+    random,
+    unnamed,
+)
+from ringlab.course.contracts.e12_emulate import Step, comparable, tables, whole_block
+from ringlab.course.contracts.e12_records import (
+    expect_named_keys_only,
+    expect_one_launch,
+    expect_read_once,
+)
+from ringlab.layout import Layout
+from ringlab.plan import tiles
+
+D = 16
+
+
+def _chain(
+    rng: np.random.Generator, rows: int, keys: Sequence[int], H: int = 1, K: int = 1, B: int = 1, *, size=1.0
+) -> Chain:
+    """A chain of steps whose blocks are seen whole."""
+    q = random(rng, B, H, rows, D, size=size)
+    steps = [Step(random(rng, B, K, n, D), random(rng, B, K, n, D), *whole_block(rows, n)) for n in keys]
+    heads = f"{H} heads on {K} K/V heads, " if (H, K) != (1, 1) else ""
+    blocks = ", ".join(map(str, keys))
+    return Chain(
+        q, steps, f"{f'{B} entries, ' if B > 1 else ''}{heads}{rows} queries, blocks of {blocks} keys"
+    )
+
+
+def _of_layout(
+    rng: np.random.Generator, layout: Layout, rank: int, H: int = 1, K: int = 1, *, causal: bool = True
+) -> Chain:
+    """The steps of one rank of a causal ring; keys that no segment names hold NaN."""
+    rows, steps = layout.length(rank), []
+    for number in range(layout.P):
+        origin = (rank - number) % layout.P
+        ends = number in (0, layout.P - 1)
+        programs, segments = tables(tiles(layout, rank, origin, causal), rows, every_row=ends)
+        named = np.zeros(layout.length(origin), bool)
+        for _, _, first, last in programs:
+            for k_begin, _, k_end, _ in segments[first:last]:
+                named[k_begin:k_end] = True
+        k, v = (random(rng, 1, K, layout.length(origin), D) for _ in range(2))
+        for part in (k, v):
+            part[..., ~named, :] = torch.nan
+        steps.append(Step(k, v, programs, segments))
+    heads = f"{H} heads on {K} K/V heads, " if (H, K) != (1, 1) else ""
+    return Chain(random(rng, 1, H, rows, D), steps, f"{heads}{layout!r}, rank {rank}")
+
+
+def _run(
+    subject: Any, chain: Chain, known: Sequence[Misconception], *, by_table: bool, record: bool = False
+) -> None:
+    """Go through all steps; after each compare what the state says, after the last out and lse."""
+    shape = chain.q.shape
+    state: Any = garbage(shape)
+    for number, block in enumerate(chain.steps):
+        case, result = chain.upto(number + 1), poisoned(shape)
+        arrays = [torch.from_numpy(table) for table in (block.programs, block.segments)] if by_table else []
+        given = (chain.q, block.k, block.v, *state, *result, *arrays)
+        ends = {"first": number == 0, "last": case.ends}
+        if record:
+            recorded = subject.record(*given, **ends)
+            expect_one_launch(recorded, case.text)
+            if by_table:
+                expect_named_keys_only(recorded, block, case.text)
+            expect_read_once(recorded, ("K", "V", "ACC"), case.text)
+        answer = recorded.answer if record else subject.call(*given, **ends)
+        parts = expect_tuple(answer, (*STATE, *RESULT))
+        after = expect_state(parts[:3], state, case.text)
+        if case.ends:
+            expect_written(*parts[3:], case.text)
+            _compare(parts[3:], case, RESULT, known, number)
+            expect_same(after, state, mistakes.LAST_WRITES_STATE, case.text)
+        else:
+            expect_same(parts[3:], result, mistakes.TOO_EARLY, case.text)
+            _compare(comparable(after), case, SAYS, known, number)
+        state = after
+
+
+def _compare(
+    answer: Any, case: Chain, names: Sequence[str], known: Sequence[Misconception], number: int
+) -> None:
+    """Like `compare`; a NaN where there should be none comes from memory that was not to be read."""
+    try:
+        compare(answer, case, case.bound(), names, known)
+    except Failure as failure:
+        if failure.misconception or not any(np.isnan(np.asarray(part)).any() for part in answer):
+            raise
+        if any(torch.isnan(block.k).any() for block in case.steps):
+            raise mistakes.READS_UNNAMED.failure(failure.counterexample) from None
+        raise unnamed(failure, mistakes.FIRST_READS) if number == 0 else failure from None
+
+
+def _step(subject: Any, chain: Chain) -> None:
+    _run(subject, chain, mistakes.STEP, by_table=False)
+
+
+def _table(subject: Any, chain: Chain) -> None:
+    _run(subject, chain, mistakes.TABLE, by_table=True)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    for rows, keys in ((16, (16,)), (16, (16, 16)), (32, (32, 32, 32))):
+        _step(subject, _chain(rng, rows, keys))
+
+
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    for rows, keys in ((16, (1,)), (3, (17, 5)), (20, (21, 16, 37))):
+        try:
+            _step(subject, _chain(rng, rows, keys))
+        except Failure as failure:
+            raise unnamed(failure, mistakes.TAIL) from None
+
+
+def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
+    for H, K, B in ((2, 1, 1), (4, 2, 1), (4, 2, 2)):
+        try:
+            _step(subject, _chain(rng, 16, (16, 20), H, K, B))
+        except Failure as failure:
+            raise unnamed(failure, mistakes.GROUP) from None
+
+
+def _check_empty(subject: Any, rng: np.random.Generator) -> None:
+    for keys in ((0,), (0, 16), (16, 0, 0)):
+        _step(subject, _chain(rng, 20, keys))
+
+
+def _check_large(subject: Any, rng: np.random.Generator) -> None:
+    _step(subject, _chain(rng, 16, (16, 24), size=300.0))
+
+
+def _check_state(subject: Any, rng: np.random.Generator) -> None:
+    """All keys are equal, so all weights are 1 and the sums exact in float32; OUT is float32."""
+    q, k = random(rng, 1, 1, 1, D).bfloat16(), random(rng, 1, 1, 1, D).bfloat16()
+    q = q.expand(1, 1, 16, D).contiguous()
+    keys = k.expand(1, 1, 37, D).contiguous()
+    steps = [Step(keys, random(rng, 1, 1, 37, D).bfloat16(), *whole_block(16, 37)) for _ in range(7)]
+    try:
+        _step(subject, Chain(q, steps, "7 blocks of 37 bfloat16 keys, all equal"))
+    except Failure as failure:
+        raise unnamed(failure, mistakes.ROUNDED_BETWEEN_STEPS) from None
+
+
+def _check_once(subject: Any, rng: np.random.Generator) -> None:
+    _run(subject, _chain(rng, 20, (20, 16), 2, 1, 2), mistakes.STEP, by_table=False, record=True)
+
+
+def _check_reads(subject: Any, rng: np.random.Generator) -> None:
+    for layout, rank in ((layouts.contiguous(40, 1), 0), (layouts.zigzag(72, 2), 1)):
+        _run(subject, _of_layout(rng, layout, rank, 2), mistakes.TABLE, by_table=True, record=True)
+
+
+def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:
+    for S, P in ((16, 1), (32, 1), (32, 2), (40, 2)):
+        for rank in range(P):
+            _table(subject, _of_layout(rng, layouts.contiguous(S, P), rank))
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    folded = layouts.dealt(48, 3, chunk=1, folded=True)
+    for layout in (layouts.striped(32, 2), layouts.zigzag(64, 2), layouts.zigzag(48, 3), folded):
+        for rank in range(layout.P):
+            _table(subject, _of_layout(rng, layout, rank))
+
+
+def _check_ragged_table(subject: Any, rng: np.random.Generator) -> None:
+    folded = layouts.dealt(45, 3, chunk=1, folded=True)
+    for layout in (layouts.zigzag(41, 3), layouts.striped(37, 2), folded, layouts.contiguous(33, 3)):
+        for rank in range(layout.P):
+            _table(subject, _of_layout(rng, layout, rank))
+
+
+def _check_heads(subject: Any, rng: np.random.Generator) -> None:
+    for H, K in ((2, 1), (4, 2)):
+        _table(subject, _of_layout(rng, layouts.zigzag(40, 2), 1, H, K))
+
+
+def _check_without_mask(subject: Any, rng: np.random.Generator) -> None:
+    _table(subject, _of_layout(rng, layouts.contiguous(40, 2), 1, causal=False))
+
+
+TABLE_HINTS = (
+    "Which of the 16 rows does program p own, and which does its neighbour? Which number is i in j ≤ i + shift?",
+    "Read row_start and row_stop from PROGRAMS, the rest is your step_kernel. In the loop over segments the first part is "
+    "your visit; the second is visit with one more condition, and rows are those of the shard.",
+    r"$\mathrm{visible}_{ij} = [\,j < k_{\mathrm{end}}\,] \wedge [\,j \le i + \mathrm{shift}\,]$, "
+    r"$\;i = \mathrm{row\_start} + 0, 1, \dots$",
+)
+
+STEP = Stage(
+    id="12.step",
+    function="ring_step",
+    title="Block and merge in one launch",
+    kind="kernel",
+    helpers=("one_tile", "begin", "finish"),
+    hints=(
+        "What has to be done so that two blocks of keys look to a row like one long block?",
+        "Index first: a program's head h of B · H owns rows h · Lq + …, and its K/V head begins at row (h // group) · Lk. Then "
+        "begin, load q, visit the keys from 0 to Lk, finish. In visit the last tile is short: mask the loads and the scores.",
+        r"$\mathrm{at} = h L_q + i$, $\;\mathrm{base} = \lfloor h/g \rfloor L_k$, $\;\mathrm{visible}_{ij} = [\,j < \mathrm{stop}\,]$",
+    ),
+    misconceptions=mistakes.STEP,
+    checks=(
+        Check(
+            "values",
+            3,
+            "visible",
+            "one to three steps",
+            _check_values,
+            ("drops_the_state", "normalises_every_step"),
+        ),
+        Check("ragged", 2, "visible", "queries and keys that fill no tile", _check_ragged, ("tail_counts",)),
+        Check("grouped", 1, "visible", "fewer K/V heads than query heads", _check_grouped, ("wrong_group",)),
+        Check(
+            "once",
+            1,
+            "visible",
+            "one launch, and every key read once by a program",
+            _check_once,
+            ("several_launches", "reads_twice"),
+        ),
+        Check("empty", 1, "stress", "blocks without a key", _check_empty, ("unwritten_rows",)),
+        Check("large", 1, "stress", "scores in the hundreds", _check_large, ("overflows",)),
+        Check(
+            "state",
+            1,
+            "held-out",
+            "bfloat16 blocks, float32 state",
+            _check_state,
+            ("state_rounded_between_steps",),
+        ),
+    ),
+)
+
+TABLE = Stage(
+    id="12.table",
+    function="table_step",
+    title="Tiles by the table",
+    kind="kernel",
+    helpers=("one_tile", "begin", "finish", "visit"),
+    hints=TABLE_HINTS,
+    misconceptions=mistakes.TABLE,
+    checks=(
+        Check(
+            "contiguous",
+            2,
+            "visible",
+            "causal, rank r owns the r-th stretch",
+            _check_contiguous,
+            ("strictly_before", "no_mask", "row_of_the_program"),
+        ),
+        Check(
+            "layouts",
+            3,
+            "visible",
+            "striped and zig-zag, two and three ranks",
+            _check_layouts,
+            ("shift_ignored", "first_segment_only"),
+        ),
+        Check(
+            "ragged",
+            2,
+            "stress",
+            "lengths that fill no tile",
+            _check_ragged_table,
+            ("reads_unnamed_keys", "writes_foreign_rows"),
+        ),
+        Check(
+            "reads",
+            2,
+            "visible",
+            "a program reads the keys of its own segments, once",
+            _check_reads,
+            ("computes_hidden_tiles",),
+        ),
+        Check("heads", 1, "stress", "grouped heads in a zig-zag", _check_heads, ("wrong_group",)),
+        Check("without_mask", 1, "held-out", "no causal mask", _check_without_mask, ("full_part_forgotten",)),
+    ),
+)
