@@ -230,6 +230,26 @@ def device_calls() -> None:
     assert counts[1] == counts[2]
 
 
+def overflow_checks() -> None:
+    """A sum of integers is a sum and nothing else; 2³¹ − 1 + 1 wraps, as on a GPU."""
+    x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
+    steps: list[Any] = []
+    original = interpreter.InterpreterBuilder.binary_op
+
+    def counted(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        steps.append(op)
+        return original(self, lhs, rhs, op)
+
+    interpreter.InterpreterBuilder.binary_op = counted
+    try:
+        out = torch.empty_like(x)
+        kernels.doubled[(1,)](x, out)
+    finally:
+        interpreter.InterpreterBuilder.binary_op = original
+    assert out.tolist() == [2, -2]
+    assert steps == [np.add]
+
+
 def loop_bounds() -> None:
     out = torch.zeros(1, dtype=torch.int32)
     kernels.looping[(1,)](torch.tensor([3, 8], dtype=torch.int32), out)
@@ -260,6 +280,7 @@ def masked_loads() -> None:
 CHECKS: dict[str, Callable[[], None]] = {
     "threads": threads,
     "device calls": device_calls,
+    "overflow checks": overflow_checks,
     "loop bounds": loop_bounds,
     "float arguments": float_arguments,
     "masked loads": masked_loads,

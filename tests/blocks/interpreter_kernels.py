@@ -159,3 +159,9 @@ def numbered(out):
     meet()
     tl.store(out + tl.program_id(0), tl.program_id(0) + 1)
     meet()
+
+
+@triton.jit
+def doubled(x, out):
+    number = tl.load(x + tl.arange(0, 2))
+    tl.store(out + tl.arange(0, 2), number + number)

@@ -2,7 +2,8 @@
 
 Triton 3.6 to 3.9 get some of it wrong there: bfloat16 is multiplied as if its bits were integers, rounding
 to it truncates, two threads that launch at once mix up their programs. `repair` replaces the functions at
-fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled.
+fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled. Two entries change no
+result: they leave out work without effect, most of what a small tile takes.
 
 Not repaired, because no kernel here needs it: float8, atomics on bfloat16, casts with a rounding mode of
 their own, index reductions of NaN. A float32 `tl.dot` is exact whatever its input_precision says, and `tl.sum`
@@ -38,7 +39,7 @@ _MARK = "_ringlab_repaired"
 class Repair:
     """One function of the interpreter and what it is replaced by.
 
-    `owner` is a class of triton.runtime.interpreter, or "" for the module; `parameters` are the names that
+    `owner` is a class in triton.runtime.interpreter, or "" for the module; `parameters` are the names that
     `make` relies on. Versions of Triton before `since`, and from `fixed_in` on, do not need it. `make` takes the
     module and the function at fault and returns the one in its place.
     """
@@ -138,7 +139,7 @@ def _fresh() -> Iterator[None]:
 
 
 def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Prepare triton.language once a launch for each module, not again at each `tl.sum`: half of the time."""
+    """Prepare triton.language once a launch for each module, not again at each `tl.sum`, which takes longer than the sum."""
 
     def patch_lang(fn: Any) -> Any:
         if _prepared and id(fn.__globals__) in _prepared[-1]:
@@ -148,6 +149,16 @@ def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
         return original(fn)
 
     return patch_lang
+
+
+def _overflow_check(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Integer sums are not computed again in 64 bits for a verdict that is then dropped."""
+
+    def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
+        if not isinstance(self.builder, interpreter.InterpreterBuilder) or self.builder.options.debug:
+            original(self, lhs, rhs, binary_op)
+
+    return check
 
 
 def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,6 +201,13 @@ def _masked_load(interpreter: ModuleType, original: Callable[..., Any]) -> Calla
 REPAIRS = (
     Repair("threads", "GridExecutor", "__call__", ("self", "args_dev"), _launch),
     Repair("device calls", "", "_patch_lang", ("fn",), _patch_lang),
+    Repair(
+        "overflow checks",
+        "TritonSemantic",
+        "binary_op_sanitize_overflow_impl",
+        ("self", "lhs", "rhs", "binary_op"),
+        _overflow_check,
+    ),
     Repair("loop bounds", "", "_patch_lang_tensor", ("tensor", "scope"), _loop_bound, fixed_in=(3, 7)),
     Repair("float arguments", "", "_implicit_cvt", ("arg",), _argument),
     Repair(
