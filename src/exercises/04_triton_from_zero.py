@@ -30,7 +30,7 @@ import triton.language as tl
 
 from ringlab.blocks.triton.interpreter import repair
 
-repair()  # makes the interpreter's bfloat16 exact
+print("kernels run in the interpreter:", repair())  # with its bfloat16 made exact
 
 # %% [markdown]
 # ## 04.softmax · One program, one row
@@ -83,14 +83,14 @@ check("04.softmax")
 #
 # - Read K and V once per block of queries, BLOCK_N keys at a time. S is a multiple of nothing.
 # - What is carried from tile to tile is float32. D, BLOCK_M and BLOCK_N are powers of two, 16 or more.
-# - `tl.dot(a, b, input_precision="ieee")` is the exact product, also on a GPU. Its inputs have one dtype: bring the
+# - `tl.dot(a, b, input_precision="ieee")` multiplies in full float32, also on a GPU. Its inputs have one dtype: bring the
 #   weights to v's with `.to(v.dtype)`.
 
 
 # %% grade="04.flash"
 @triton.jit
 def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, scale,
-                 D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+                 D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """One block of queries of one head, over all keys."""
     # BEGIN SOLUTION the kernel: q once, then tile by tile of k and v
     base = tl.program_id(1) * capacity
@@ -140,7 +140,7 @@ check("04.flash")
 # %% grade="04.causal"
 @triton.jit
 def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, scale,
-                  D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+                  D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """One block of queries of one head, over the keys that its last row sees."""
     # BEGIN SOLUTION your flash kernel, with another end of the loop, one more condition, and two guards
     base = tl.program_id(1) * capacity

@@ -178,7 +178,7 @@ for other, total in sums.items():
 # lesson 02 it gives 0, since we measure it against 0 and do not divide by its empty sum.
 #
 # And the gain? The row is loaded once and stored once. In PyTorch's terms, maximum, difference, exp, sum and quotient, it
-# would be read five times and written three times. Let us count that from the records, for attention.
+# would be read five times and written three times. What such borders cost attention we now count, from records.
 #
 # ## 4 · Plain attention: three kernels
 #
@@ -240,8 +240,7 @@ for kind in ("load", "store"):
     print(f"{kind}: {kib(ladder['three kernels'], kind):.0f} KiB; all of Q, K and V: {3 * S * D * 4 / 1024:.0f} KiB")
 
 # %% [markdown]
-# Right, and wasteful: the S × S scores are written, read, written and read again. They grow with S², everything else
-# with S. None of the three kernels is badly written. What costs is the border *between* kernels, for only memory crosses
+# Right, and wasteful: the S × S scores are written, read, written and read again. None of the three kernels is badly written. What costs is the border *between* kernels, for only memory crosses
 # it. To get rid of the traffic, get rid of the borders: one kernel in which a tile of scores is made, used and dropped.
 #
 # ## 5 · Flash forward: the scores stay
@@ -414,7 +413,8 @@ for name, accesses in ladder.items():
     print(f"{name:32} {kib(accesses, 'load'):8.0f} {kib(accesses, 'store'):8.0f} {count:6} {masked:7}")
 
 # %% [markdown]
-# - **Three kernels → flash:** out and lse are all that is written. At 256 tokens that is a factor; it grows with S.
+# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and the ratio grows with S. Of the
+#   reads, those of the scores are gone; K and V stay.
 # - **Larger BLOCK_M:** half the reads of K and V, and half as many tiles, each twice as large.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks this tends to one half.
 # - **Mask only the diagonal:** the traffic is the same, but of 10 tiles only 4 compare positions. What this rung saves is
@@ -438,7 +438,8 @@ for name, accesses in ladder.items():
 # <details><summary>1. 1,000 tokens, BLOCK_M 128, BLOCK_N 64: how often is K read, and in how many loads by each
 # program?</summary>8 times (⌈1000/128⌉), in 16 loads (⌈1000/64⌉).</details>
 #
-# <details><summary>2. The last tile of K is loaded with other=0. Why is the result wrong without the `where`?</summary>A key
+# <details><summary>2. The last tile of K is loaded with other=0. Why is the result wrong without
+# the where?</summary>A key
 # of zeros has the score 0, and e⁰ is weight like any other.</details>
 #
 # <details><summary>3. A kernel adds each program's sum to one number. It passes every test in the interpreter.

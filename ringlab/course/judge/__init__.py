@@ -5,6 +5,7 @@ sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it w
 worker     the program inside the cell: answers calls, knows no verdict
 network    the judge as the network between the ranks of a ring program
 session    the workers of one submission
+records    what Triton kernels read and wrote: the worker's word, unlike values, bytes on the ring and memory
 judge      a notebook in, a report out
 """
 

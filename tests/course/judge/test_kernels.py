@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from ringlab.course.builder import find_root
 from ringlab.course.contract import Crashed, NotWritten
-from ringlab.course.judge import records, sandbox
+from ringlab.course.contracts import load_exercise
+from ringlab.course.judge import grade, records, sandbox
 from ringlab.course.judge.protocol import ProtocolError
 from ringlab.course.judge.session import Condemned, SandboxedSubject, Session
+from ringlab.course.reports import run_stage
+from tests.course.submissions_of import FOLDER, expectation
 
 KERNELS = """
 import os
@@ -109,6 +113,28 @@ def test_records_of_another_form_end_the_submission() -> None:
         with pytest.raises(Condemned):
             SandboxedSubject(session, "forged").record(torch.zeros(4))
         assert session.condemned
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.needs_triton
+def test_the_solution_of_the_first_kernels_earns_everything() -> None:
+    report = grade(find_root() / "solutions" / "04_triton_from_zero.ipynb")
+    assert report.ok and report.earned == report.points, [
+        (c.id, c.message) for s in report.stages for c in s.checks if not c.ok
+    ]
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.needs_triton
+@pytest.mark.parametrize("name", ["wrong_no_other", "wrong_visits_hidden_tiles", "wrong_two_passes_over_k"])
+def test_wrong_kernels_are_named_in_the_sandbox_too(name) -> None:
+    path = FOLDER / "04" / f"{name}.py"
+    expected = expectation(path)
+    stage = load_exercise("04").stage(expected.stage)
+    with Session([path.read_text(encoding="utf-8")], [stage.function], torch=True, kernels=True) as session:
+        report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed=1)
+    (check,) = [c for c in report.checks if c.id == expected.check]
+    assert not check.ok and check.misconception == expected.misconception
 
 
 def good() -> dict:
