@@ -113,6 +113,7 @@ BACKWARD = (
     Mutant("a key is not seen by its own row", "_add_to_dkv", _VISIBLE_KEYS, _VISIBLE_KEYS.replace("<=", "<"), "causal_ring"),
     Mutant("a key is seen by the row before", "_add_to_dkv", _VISIBLE_KEYS, f"{_VISIBLE_KEYS} + 1", "causal_ring"),
     Mutant("nothing is masked", "_add_to_dkv", "tl.where(visible, p, 0.0)", "p", "causal_ring"),
+    Mutant("scores round to the dtype of q", "_add_to_dkv", "tl.dot(k, tl.trans(q), input_precision=PRECISION)", "tl.dot(k, tl.trans(q), input_precision=PRECISION).to(q.dtype)", "large_float16"),
     Mutant("delta is forgotten", "_add_to_dkv", "dp - delta[None, :]", "dp", "causal_ring"),
     Mutant("dV from dS", "_add_to_dkv", "dv = tl.dot(p.to", "dv = tl.dot((p * scores).to", "causal_ring"),
     Mutant("the masked head is skipped", "backward_dkv", "tl.range(begin, split, BLOCK_M)", "tl.range(split, split, BLOCK_M)", "causal_ring"),
