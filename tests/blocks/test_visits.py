@@ -1,0 +1,208 @@
+"""Programs × segments are the position mask: every visible pair once, no other pair, and every row has its writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab.blocks.triton import visits
+from ringlab.blocks.triton.visits import ALL, Program, key_programs, key_visits, row_programs, row_visits
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.plan import Tile, tiles
+from tests.laws.refute import refute
+
+Tiles = tuple[Tile, ...]
+Maker = Callable[[Tiles, int, int, int, int], tuple[Program, ...]]
+LAYOUTS = st.one_of(
+    st.builds(
+        lambda S, P, chunk, folded: dealt(S, P, chunk=chunk, folded=folded),
+        st.integers(0, 60),
+        st.integers(1, 5),
+        st.integers(1, 20),
+        st.booleans(),
+    ),
+    st.builds(
+        lambda make, S, P: make(S, P),
+        st.sampled_from([contiguous, striped, zigzag]),
+        st.integers(0, 90),
+        st.integers(1, 5),
+    ),
+)
+BLOCKS = st.sampled_from([1, 2, 3, 4, 8, 16, 64])
+
+
+def rows(plan: Tiles, n_rows: int, n_keys: int, block_m: int, block_n: int) -> tuple[Program, ...]:
+    return row_programs(plan, n_rows, block_m, block_n, every_row=True)
+
+
+def keys(plan: Tiles, n_rows: int, n_keys: int, block_m: int, block_n: int) -> tuple[Program, ...]:
+    return key_programs(plan, n_rows, n_keys, block_m, block_n)
+
+
+def plans(layout: Layout, causal: bool) -> Iterable[tuple[Tiles, np.ndarray]]:
+    """Every pair of ranks: its tiles, and the mask by global positions that they stand for."""
+    for rank in range(layout.P):
+        for origin in range(layout.P):
+            queries, kept = layout.positions(rank)[:, None], layout.positions(origin)[None, :]
+            mask = queries >= kept if causal else np.ones((queries.size, kept.size), bool)
+            yield tiles(layout, rank, origin, causal), mask
+
+
+def painted(programs: tuple[Program, ...], mask: np.ndarray, block: int, over_keys: bool) -> np.ndarray:
+    """How often the programs visit each pair (row, key), read as the kernels read the tables."""
+    counts = np.zeros(mask.shape, int)
+    row, key = np.indices(mask.shape)
+    own, other = (row, key) if over_keys else (key, row)
+    for program in programs:
+        owned = (program.start <= own) & (own < program.stop)
+        for begin, split, end, shift in program.segments:
+            free, masked = ((begin, split), (split, end)) if over_keys else ((split, end), (begin, split))
+            assert begin <= split <= end and (free[1] - free[0]) % block == 0
+            counts += owned & (free[0] <= other) & (other < free[1])
+            counts += owned & (masked[0] <= other) & (other < masked[1]) & (key <= row + shift)
+    return counts
+
+
+def law_rows_see_what_they_may(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
+    for plan, mask in plans(layout, causal):
+        assert np.array_equal(painted(make(plan, *mask.shape, m, n), mask, n, True), mask)
+
+
+def law_keys_are_seen_where_they_may(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
+    for plan, mask in plans(layout, causal):
+        assert np.array_equal(painted(make(plan, *mask.shape, m, n), mask, m, False), mask)
+
+
+def law_each_has_one_writer(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
+    """Programs of at most a block, that own every row (every key for dK/dV) exactly once."""
+    for plan, mask in plans(layout, causal):
+        for programs, length, block in (
+            (make(plan, *mask.shape, m, n), mask.shape[0], m),
+            (key_programs(plan, *mask.shape, m, n), mask.shape[1], n),
+        ):
+            assert sorted(i for p in programs for i in range(p.start, p.stop)) == list(range(length))
+            assert all(0 < p.stop - p.start <= block for p in programs)
+
+
+@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
+def test_rows_see_what_they_may(layout: Layout, causal: bool, m: int, n: int) -> None:
+    law_rows_see_what_they_may(rows, layout, causal, m, n)
+
+
+@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
+def test_keys_are_seen_where_they_may(layout: Layout, causal: bool, m: int, n: int) -> None:
+    law_keys_are_seen_where_they_may(keys, layout, causal, m, n)
+
+
+@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
+def test_each_has_one_writer(layout: Layout, causal: bool, m: int, n: int) -> None:
+    law_each_has_one_writer(rows, layout, causal, m, n)
+
+
+@given(LAYOUTS, BLOCKS, BLOCKS)
+def test_in_the_middle_of_a_ring_rows_that_see_nothing_have_no_program(
+    layout: Layout, m: int, n: int
+) -> None:
+    for plan, mask in plans(layout, True):
+        programs = row_programs(plan, mask.shape[0], m, n, every_row=False)
+        owned = np.zeros(mask.shape[0], bool)
+        for program in programs:
+            assert program.segments
+            owned[program.start : program.stop] = True
+        seeing = mask.any(1)
+        assert np.array_equal(seeing & owned, seeing)
+        assert np.array_equal(painted(programs, mask, n, True), mask)
+
+
+EXAMPLES = [
+    (layout, causal, 4, 4)
+    for causal in (True, False)
+    for layout in (striped(23, 3), zigzag(23, 2), dealt(29, 3, chunk=1, folded=True), dealt(26, 3, chunk=5))
+]
+
+
+def shifted(change: Callable[[tuple[int, int, int, int]], tuple[int, int, int, int]], of: Maker) -> Maker:
+    def mutant(*problem: object) -> tuple[Program, ...]:
+        made = of(*problem)  # type: ignore[arg-type]
+        return tuple(p._replace(segments=tuple(map(change, p.segments))) for p in made)
+
+    return mutant
+
+
+MASK_OFF_BY_ONE = lambda s: (*s[:3], s[3] if s[3] == ALL else s[3] - 1)  # noqa: E731
+TAIL_SKIPPED = lambda s: (s[0], s[1], s[1], s[3])  # noqa: E731
+HEAD_SKIPPED = lambda s: (s[1], s[1], s[2], s[3])  # noqa: E731
+NO_MASK = lambda s: (*s[:3], ALL)  # noqa: E731
+
+
+@pytest.mark.parametrize("change", [MASK_OFF_BY_ONE, TAIL_SKIPPED, NO_MASK])
+def test_wrong_segments_of_keys_are_noticed(
+    change: Callable[[tuple[int, ...]], tuple[int, int, int, int]],
+) -> None:
+    refute(law_rows_see_what_they_may, rows, shifted(change, rows), EXAMPLES)
+
+
+@pytest.mark.parametrize("change", [MASK_OFF_BY_ONE, HEAD_SKIPPED, NO_MASK])
+def test_wrong_segments_of_rows_are_noticed(
+    change: Callable[[tuple[int, ...]], tuple[int, int, int, int]],
+) -> None:
+    refute(law_keys_are_seen_where_they_may, keys, shifted(change, keys), EXAMPLES)
+
+
+def test_an_unwritten_row_is_noticed() -> None:
+    def forgets(plan: Tiles, n_rows: int, n_keys: int, m: int, n: int) -> tuple[Program, ...]:
+        return row_programs(plan, n_rows, m, n, every_row=False)
+
+    refute(law_each_has_one_writer, rows, forgets, EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "origin", "programs", "segments"),
+    [
+        (striped(4096, 2), 1, 0, 16, 16),  # one staircase: no row is left over at the edge
+        (striped(4096, 2), 0, 1, 16, 16),  # the same, but the first row sees nothing
+        (zigzag(4096, 2), 0, 1, 8, 8),  # the later half of the rows sees one half of the keys
+        (dealt(4096, 2, chunk=1, folded=True), 1, 0, 16, 32),  # two runs of keys for each run of rows
+    ],
+    ids=str,
+)
+def test_few_programs_and_full_ones(
+    layout: Layout, rank: int, origin: int, programs: int, segments: int
+) -> None:
+    """Bands that a staircase describes are one band: programs own whole blocks of 128 rows."""
+    made = row_programs(tiles(layout, rank, origin), layout.length(rank), 128, 64, every_row=False)
+    assert sum(len(p.segments) for p in made) == pytest.approx(segments, abs=1)
+    assert len(made) == pytest.approx(programs, abs=1)
+
+
+def test_tiles_that_all_rows_see_are_not_masked() -> None:
+    """Two of eight tiles of 64 keys touch the diagonal of 128 rows; zig-zag's full tiles have no mask at all."""
+    made = {p.start: p for p in row_programs((Tile(0, 512, 0, 512, True),), 512, 128, 64, every_row=True)}
+    assert made[384].segments == ((0, 384, 512, 0),)
+    assert made[0].segments == ((0, 0, 128, 0),)
+    full = row_programs(tiles(zigzag(1024, 2), 1, 0), 512, 128, 64, every_row=False)
+    assert all(split == end and shift == ALL for p in full for _, split, end, shift in p.segments)
+
+
+def test_the_longest_walks_come_first() -> None:
+    made = row_programs((Tile(0, 256, 0, 256, True),), 256, 32, 32, every_row=True)
+    assert [p.start for p in made] == list(range(224, -1, -32))
+    assert key_programs((Tile(0, 256, 0, 256, True),), 256, 256, 32, 32)[0].start == 0
+
+
+def test_tables_on_a_device_are_made_once() -> None:
+    plan = (Tile(0, 8, 0, 8, True),)
+    cpu = torch.device("cpu")
+    once, again = (row_visits(plan, 9, 4, 4, True, cpu) for _ in range(2))
+    assert once is again
+    assert once.programs.dtype == once.segments.dtype == torch.int32
+    assert sorted(map(tuple, once.programs[:, :2].tolist())) == [(0, 4), (4, 8), (8, 9)]
+    assert key_visits(plan, 9, 8, 4, 4, cpu).programs[:, 3].max() == len(
+        key_visits(plan, 9, 8, 4, 4, cpu).segments
+    )
+    assert visits.row_visits((), 3, 4, 4, True, cpu).programs.tolist() == [[0, 3, 0, 0]]
