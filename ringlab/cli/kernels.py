@@ -89,25 +89,37 @@ def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
     from ringlab.blocks.triton.offline import recorded
 
     for arch in archs:
-        text = recorded(arch, table(arch), [each for each in found if each.job.arch == arch])
+        text = recorded(
+            arch, table(arch), [each for each in found if each.job.arch == arch and each.job.step == "middle"]
+        )
         (TABLES / f"{arch}.toml").write_text(text, encoding="utf-8")
 
 
 def _print_compiled(found: list[Compiled]) -> None:
-    shown = Table("kernel", "architecture", "D", "dtype", "configuration", title="compiled without a GPU")
-    for heading in ("registers", "spilled B", "shared B"):
+    from ringlab.blocks.triton.configs import COMPILED
+
+    shown = Table("kernel", "GPU", "D", "dtype", "step", "rows×keys", title="compiled without a GPU")
+    for heading in ("warps", "stages", "registers", "spilled B", "shared B"):
         shown.add_column(heading, justify="right")
     shown.add_column("matrix instructions")
-    for each in found:
-        job, count = each.job, each.tensor_core_count
-        numbers = (each.registers, each.spill_bytes, each.shared_bytes)
+    for each in sorted(found, key=lambda each: (COMPILED.index(each.job.arch), each.job.kernel)):
+        job, config, count = each.job, each.job.config, each.tensor_core_count
+        dtype = job.dtype if job.dtype != "float32" else f"float32 {config.precision}"
+        cells = (
+            job.kernel,
+            job.arch,
+            str(job.head_dim),
+            dtype,
+            job.step,
+            f"{config.block_m}×{config.block_n}",
+        )
+        numbers = (config.num_warps, config.num_stages, each.registers, each.spill_bytes, each.shared_bytes)
         matrix = f"{count} × {each.tensor_core}" if count else "none"
-        cells = (job.kernel, job.arch, str(job.head_dim), job.dtype, str(job.config))
         shown.add_row(*cells, *(f"{n:,}" for n in numbers), matrix, style="red" if each.broken() else "")
     people.print(shown)
     for each in found:
         for sentence in each.broken():
-            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}"
+            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {each.job.step} step"
             people.print(
                 f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
             )

@@ -14,6 +14,7 @@ from ringlab.blocks.triton.candidates import Slot, candidates
 from ringlab.blocks.triton.configs import Config, Row, table
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
+from tests.bench.scripted import Scripted
 
 SLOT = Slot("forward_step", 128, "16-bit", "ieee")
 FAST, SPILLS, LARGE, WRONG = (
@@ -34,7 +35,7 @@ def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
     return found
 
 
-class Scripted:
+class Known:
     """A track on which the time of a configuration is known, and some are wrong."""
 
     def __init__(self, times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> None:
@@ -47,7 +48,7 @@ class Scripted:
 
 
 def test_the_fastest_that_is_right_and_keeps_the_budgets_wins() -> None:
-    track = Scripted({FAST: 0.5, SPILLS: 0.1, LARGE: 0.1, WRONG: 0.2}, wrong=[WRONG])
+    track = Known({FAST: 0.5, SPILLS: 0.1, LARGE: 0.1, WRONG: 0.2}, wrong=[WRONG])
     tuned = tune(SLOT, "sm_90", track, rounds=31, where="a GPU", compiler=compiler)
     assert tuned.row is not None and tuned.row.config == FAST
     assert tuned.row.reason.startswith("500.000 ms forward") and tuned.row.reason.endswith("(a GPU)")
@@ -60,14 +61,14 @@ def test_the_fastest_that_is_right_and_keeps_the_budgets_wins() -> None:
 
 def test_of_equals_the_one_with_less_shared_memory_is_chosen() -> None:
     frugal = Config(128, 64, 8, 2)
-    tuned = tune(SLOT, "sm_90", Scripted({FAST: 0.500, frugal: 0.503}), compiler=compiler)
+    tuned = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.503}), compiler=compiler)
     assert tuned.row is not None and tuned.row.config == frugal
-    slower = tune(SLOT, "sm_90", Scripted({FAST: 0.500, frugal: 0.510}), compiler=compiler)
+    slower = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.510}), compiler=compiler)
     assert slower.row is not None and slower.row.config == FAST
 
 
 def test_where_nothing_is_right_the_old_row_stays() -> None:
-    tuned = tune(SLOT, "sm_90", Scripted({}, wrong=candidates(SLOT, "sm_90")), compiler=compiler)
+    tuned = tune(SLOT, "sm_90", Known({}, wrong=candidates(SLOT, "sm_90")), compiler=compiler)
     assert tuned.row is None and tuned.right == 0
     assert merged(table("sm_90"), [tuned]) == list(table("sm_90"))
 
@@ -108,3 +109,31 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch) -> None:
     with pytest.raises(DeviceError, match="NVIDIA GPU") as raised:
         Gpu()
     assert raised.value.remedy
+
+
+@pytest.mark.needs_interpreter
+def test_a_race_runs_the_kernels_and_leaves_out_what_cannot_run() -> None:
+    """On the interpreter, with scripted times; 48 rows is no size that a kernel can have."""
+    quick, slow, impossible = Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(48, 64, 4, 1)
+    # Two configurations, forward: nobody is timed in the three rounds of warming up, but the clock runs.
+    track = Gpu(tokens=40, heads=1, device=Scripted(iter([9.0] * 6 + [1.0, 2.0])))
+    found = track.race(Slot("forward_step", 64, "float32", "ieee"), [quick, slow, impossible], rounds=1)
+    assert found == {quick: 1.0, slow: 2.0}
+
+
+@pytest.mark.needs_interpreter
+@pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
+def test_a_race_of_backward_kernels_leaves_out_what_is_wrong(monkeypatch, kernel: str) -> None:
+    from ringlab.blocks.triton import steps
+
+    launch = steps.Launcher.launch
+
+    def lazy(self, name, programs, heads, arguments, **constants) -> None:
+        """With 32 keys a tile the kernel under test is not launched: what it should write is not written."""
+        if name != kernel or self.config(name).block_n != 32:
+            launch(self, name, programs, heads, arguments, **constants)
+
+    monkeypatch.setattr(steps.Launcher, "launch", lazy)
+    right, wrong = Config(64, 64, 4, 1), Config(32, 32, 4, 1)
+    track = Gpu(tokens=40, heads=1, device=Scripted())
+    assert track.race(Slot(kernel, 64, "float32", "ieee"), [right, wrong], rounds=1) == {right: 1.0}

@@ -13,6 +13,8 @@ from ringlab.blocks.triton.configs import COMPILED, Config
 from ringlab.blocks.triton.offline import Compiled, Job, compile_all
 from ringlab.errors import BackendError
 
+pytestmark = pytest.mark.needs_triton
+
 TOYS = "tests.blocks.toy_kernels"
 FITS = Config(block_m=128, block_n=64, num_warps=4, num_stages=2)
 

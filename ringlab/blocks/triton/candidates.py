@@ -57,12 +57,14 @@ def least_shared_bytes(slot: Slot, config: Config) -> int:
     return 2 * (config.num_stages - 1) * walked * slot.head_dim * width
 
 
+_SIDES = (16, 32, 64, 128)
+
+
 def _all(slot: Slot) -> Iterator[Config]:
     wide = slot.dtype == "float32"
-    sides = (16, 32, 64, 128) if wide else (32, 64, 128)
-    for block_m, block_n, warps, stages in product(sides, sides, (4, 8), (1, 2, 3, 4)):
+    for block_m, block_n, warps, stages in product(_SIDES, _SIDES, (4, 8), (1, 2, 3, 4)):
         # So many scores of a tile a thread holds, in registers: with fewer it has nothing to do while it waits
         # for memory, with more there is no room for anything else.
         scores = block_m * block_n // (32 * warps)
-        if 2 <= scores <= (64 if wide else 128):
+        if 1 <= scores <= (64 if wide else 128):
             yield Config(block_m, block_n, warps, stages, slot.precision)

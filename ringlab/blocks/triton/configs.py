@@ -46,7 +46,8 @@ class Config:
     precision: str = "ieee"
 
     def __str__(self) -> str:
-        name = f"{self.block_m}×{self.block_n}, {self.num_warps} warps, {self.num_stages} stages"
+        stages = "1 stage" if self.num_stages == 1 else f"{self.num_stages} stages"
+        name = f"{self.block_m}×{self.block_n}, {self.num_warps} warps, {stages}"
         return name if self.precision == "ieee" else f"{name}, {self.precision}"
 
 

@@ -33,19 +33,25 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
 NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL_HEAD_DIM
 NO_SPILL_HEAD_DIM = 128
+# The steps of a ring, which are kernels of their own: (first, last).
+STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
 
 SOURCES = "ringlab.blocks.triton.signatures"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile; the module `sources` has a function `source(job)` that gives the kernel itself."""
+    """One kernel to compile; the module `sources` has a function `source(job)` that gives the kernel itself.
+
+    `step`: which step of a ring, for a kernel that begins a state in the first and finishes it in the last.
+    """
 
     kernel: str
     arch: str
     head_dim: int
     dtype: str
     config: Config
+    step: str = "middle"
     sources: str = SOURCES
 
 
@@ -76,7 +82,12 @@ class Compiled:
         """Return the row that `ringlab kernels --offline --json` prints."""
         job, numbers = self.job, {k: v for k, v in asdict(self).items() if k not in ("job", "error")}
         named = {"kernel": job.kernel, "arch": job.arch, "head_dim": job.head_dim, "dtype": job.dtype}
-        return named | {"config": asdict(job.config)} | numbers | {"broken": list(self.broken())}
+        return (
+            named
+            | {"step": job.step, "config": asdict(job.config)}
+            | numbers
+            | {"broken": list(self.broken())}
+        )
 
 
 def _broken(found: Compiled) -> Iterator[str]:
@@ -86,7 +97,7 @@ def _broken(found: Compiled) -> Iterator[str]:
     if found.tensor_memory_columns > TENSOR_MEMORY_LIMIT:
         yield f"{found.tensor_memory_columns} columns of tensor memory, there are {TENSOR_MEMORY_LIMIT}"
     if job.dtype != "float32":
-        if job.kernel in NO_SPILL and job.head_dim <= NO_SPILL_HEAD_DIM and found.spill_bytes:
+        if _no_spill(job) and found.spill_bytes:
             yield f"{found.spill_bytes:,} bytes spilled by a thread, none are allowed here"
         if found.tensor_core != TENSOR_CORE[job.arch]:
             yield f"matrix instructions: {found.tensor_core or 'none'}, should be {TENSOR_CORE[job.arch]}"
@@ -95,7 +106,7 @@ def _broken(found: Compiled) -> Iterator[str]:
 
 
 def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
-    """Return a job for each row, at the largest head dim that it serves."""
+    """Return a job for each row, in order: a step in the middle, at the largest head dim that the row serves."""
     return [
         Job(row.kernel, arch, row.head_dim, "bfloat16" if row.dtype == "16-bit" else row.dtype, row.config)
         for row in rows
@@ -103,9 +114,17 @@ def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
 
 
 def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
-    """Return a job for each row of the tables of `archs` that is about one of `kernels`."""
+    """Return a job for each row of the tables of `archs` that is about one of `kernels`.
+
+    Rows that must not spill are compiled for all steps of a ring, the others for one in the middle.
+    """
     wanted = tuple(kernels)
-    return [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
+    jobs = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
+    return [replace(job, step=step) for job in jobs for step in (STEPS if _no_spill(job) else ("middle",))]
+
+
+def _no_spill(job: Job) -> bool:
+    return job.kernel in NO_SPILL and job.head_dim <= NO_SPILL_HEAD_DIM and job.dtype != "float32"
 
 
 def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
