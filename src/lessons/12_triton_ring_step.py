@@ -509,8 +509,8 @@ def excerpt(kernel, first, last):
 excerpt(kernels.forward_step, "for segment", "offsets")
 
 # %% [markdown]
-# Two loops over one body: `MASKED` is a constant, so the compiler makes the first without a comparison. Find `begin`, `split`,
-# `end` and `shift` in the tables you printed.
+# Two loops over one body: the `False` and the `True` say whether it is masked, and are constants, so the compiler makes the first
+# without a comparison. Find `begin`, `split`, `end` and `shift` in the tables you printed.
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
 # computed once before the ring starts. There is nothing to merge: P = e^(S − lse) is right at once, whatever other blocks
