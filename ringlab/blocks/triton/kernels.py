@@ -59,7 +59,7 @@ def _tile(
 def _attend(
     acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
 ):
 # fmt: on
     """The state after the keys from `key` on, one tile of them."""
@@ -80,8 +80,23 @@ def _attend(
     decay = tl.math.exp2(m - m_safe)
     total = total * decay + tl.sum(p, 1)
     v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
-    acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    acc = acc * decay[:, None]
+    if MASKED and NON_FINITE:
+        # 0·NaN = NaN: a hidden key has weight 0, but its value must not reach the row.
+        acc = tl.dot(p.to(v.dtype), tl.where(v - v == 0.0, v, 0.0), acc, input_precision=PRECISION)
+        acc = _spoil(acc, visible, v)
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, m_new, total
+
+
+@triton.jit
+def _spoil(acc, visible, v):
+    """`acc` with ±inf or NaN where a row sees a value that is: products of numbers too large, 0 for hidden keys."""
+    large = tl.where(visible, 1.7e38, 0.0).to(tl.bfloat16)
+    infinite = tl.where(v == -float("inf"), -1.7e38, tl.where(v - v == 0.0, 0.0, 1.7e38))
+    acc = tl.dot(large, infinite.to(tl.bfloat16), acc)
+    return tl.dot(large, tl.where(v == v, 0.0, -1.7e38).to(tl.bfloat16), acc)  # inf − inf for NaN
 
 
 # fmt: off
@@ -90,14 +105,16 @@ def forward_step(
     Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
     n_programs, n_rows, H, scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, NEGATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, NEGATIVE: tl.constexpr,
+    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
 ):
 # fmt: on
     """One step of the ring: the block (K, V) is attended to by the rows of Q.
 
     FIRST begins a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
     instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` includes log2(e) and is
-    not below 0; NEGATIVE gives it its sign.
+    not below 0; NEGATIVE gives it its sign. NON_FINITE: V may hold inf or NaN, which
+    then reach no row that does not see them; without, they reach whatever shares a masked tile with them.
     Grid: n_programs · B · H.
     """
     program = tl.program_id(0) % n_programs
@@ -135,12 +152,12 @@ def forward_step(
         for key in tl.range(begin, split, BLOCK_N):
             acc, m, total = _attend(
                 acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION,
+                HEAD_DIM, BLOCK_D, BLOCK_N, False, NON_FINITE, PRECISION,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             acc, m, total = _attend(
                 acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, NON_FINITE, PRECISION,
             )  # fmt: skip
 
     offsets = tl.cast(row, tl.int64) * HEAD_DIM

@@ -93,6 +93,8 @@ class ForwardSteps:
             FIRST=first,
             LAST=last,
             NEGATIVE=scale < 0,
+            # Asking a GPU would make the CPU wait for it; torch's own operators there do not ask either.
+            NON_FINITE=v.device.type == "cpu" and not bool(torch.isfinite(v).all()),
         )
 
 
