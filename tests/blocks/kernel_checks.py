@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from ringlab import VirtualCluster, oracle, ring_attention
-from ringlab.blocks.triton import TritonBlock
-from ringlab.blocks.triton.configs import KERNELS, Config
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.plan import Tile
+from tests.blocks.small_tiles import small_tiles
 
-SMALL = TritonBlock(configs={kernel: Config(32, 16, 4, 1) for kernel in KERNELS})
+SMALL = small_tiles()
 
 
 @dataclass(frozen=True)
