@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
-# One thread each: two workers share two cores, and sums keep one order. NumPy's BLAS, which multiplies the
-# matrices of Triton's interpreter, asks when it is imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import hypothesis
+import numpy
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -34,6 +32,20 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    _one_thread_for_numpy()
+
+
+def _one_thread_for_numpy() -> None:
+    """Keep NumPy's BLAS from a thread per core: in the interpreter of Triton its small products wait for them.
+
+    It reads OPENBLAS_NUM_THREADS when it is loaded, which a plugin of pytest has done by now; processes that
+    tests start read it in time.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for library in Path(numpy.__file__).parent.with_name("numpy.libs").glob("*openblas*"):
+        for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads"):
+            if set_threads := getattr(ctypes.CDLL(str(library)), name, None):
+                set_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
