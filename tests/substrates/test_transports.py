@@ -21,7 +21,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.symmetric import Windows
 from ringlab.comm.windows import SharedMemory
 from ringlab.conformance.tolerance import NAMES
-from ringlab.errors import CommError, PeerDiedError, RankFailedError, TransportTimeout
+from ringlab.errors import CommError, MismatchError, PeerDiedError, RankFailedError, TransportTimeout
 from tests.substrates import programs
 from tests.substrates.test_case_table import (
     assert_within_bounds,
@@ -163,6 +163,22 @@ def test_exposed_communication_is_a_number(transport: str) -> None:
     events = trace.to_chrome()["traceEvents"]
     drawn = sum(e["args"].get("exposed_us", 0.0) for e in events if not e["name"].startswith("control:"))
     assert drawn == pytest.approx(trace.exposed() * 1e6)
+
+
+def one_rank_differs(ring: Ring) -> list[str]:
+    """Rank 0 shifts something else than the others; then all shift their ranks."""
+    seen = []
+    try:
+        seen.append(str(ring.shift(torch.zeros(5 if ring.rank == 0 else 3)).shape))
+    except MismatchError:
+        seen.append("mismatch")
+    return [*seen, str(ring.shift(torch.tensor(ring.rank)).item())]
+
+
+@pytest.mark.parametrize("transport", OTHERS)
+def test_a_mismatch_of_some_ranks_leaves_nobody_waiting(transport: str) -> None:
+    results = launch(one_rank_differs, 3, transport=transport, timeout=20, memory=False).results
+    assert results == [["mismatch", "2"], ["mismatch", "0"], ["torch.Size([3])", "1"]]
 
 
 def in_tiny_slots(ring: Ring) -> dict[str, Any]:
