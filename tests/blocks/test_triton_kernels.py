@@ -1,0 +1,237 @@
+"""What the case table does not say of the Triton block: strides, signs, refusals, NaN; and kernels that are wrong on purpose."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, oracle, ring_attention
+from ringlab.blocks import get_block, known
+from ringlab.blocks.naive import Naive
+from ringlab.blocks.triton import TritonBlock
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import Case, attend, join, problem
+from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.errors import BackendError
+from ringlab.layout import Layout, contiguous
+from tests.blocks.small_tiles import small_tiles
+from tests.laws.draw import Shape, tensors
+
+pytestmark = pytest.mark.needs_triton
+
+
+def one_block(block: TritonBlock, x: tuple[Tensor, ...], causal: bool, scale: float) -> Results:
+    q, k, v, dout = x
+    partial = block.forward(q, k, v, causal=causal, scale=scale)
+    delta = (dout.contiguous().float() * partial.out.float()).sum(-1)  # torch's order follows strides
+    gradients = block.backward(dout, q, k, v, partial.out, partial.lse, delta, causal=causal, scale=scale)
+    return Results(partial.out, partial.lse, *gradients)
+
+
+def beyond(results: Results, x: tuple[Tensor, ...], causal: bool, scale: float) -> dict[str, float]:
+    """The results whose error is beyond its bound."""
+    true = truth(*x, causal=causal, scale=scale)
+    allowed, found = bounds(*x, causal=causal, scale=scale, true=true), errors(results, true)
+    return {name: found[name] / (allowed[name] or 1.0) for name in NAMES if not found[name] <= allowed[name]}
+
+
+@pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_scale_and_more_rows_than_keys(scale: float, causal: bool) -> None:
+    x = tensors(Shape(2, 4, 2, 37, 21, 8), 0, torch.float32)
+    assert beyond(one_block(small_tiles(), x, causal, scale), x, causal, scale) == {}
+
+
+@pytest.mark.parametrize("D", [1, 24, 96, 192])
+def test_head_dims_that_are_no_power_of_two(D: int) -> None:
+    x = tensors(Shape(1, 2, 1, 20, 20, D), 0, torch.float32)
+    assert beyond(one_block(TritonBlock(), x, True, D**-0.5), x, True, D**-0.5) == {}
+
+
+def test_large_logits_in_float16() -> None:
+    """Scores of 10⁵ do not fit into float16, in which nothing but inputs and weights may be held."""
+    q, k, v, dout = tensors(Shape(1, 2, 1, 20, 20, 16), 0, torch.float16)
+    x = (80 * q, 80 * k, v, dout)
+    assert (x[0].float() @ x[1].float().mT).abs().max() > 65504
+    results = one_block(TritonBlock(), x, True, 0.25)
+    expected = oracle.attention(*x[:3], causal=True, scale=0.25)
+    torch.testing.assert_close(results.lse.double(), torch.from_numpy(expected.lse), rtol=1e-6, atol=1e-6)
+    assert all(result.isfinite().all() for result in results)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+                                    lambda x: x.mT.contiguous().mT,
+                                    lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]]])  # fmt: skip
+def test_strides_change_no_bit(change) -> None:  # type: ignore[no-untyped-def]
+    x = tensors(Shape(2, 4, 2, 20, 20, 8), 0, torch.float32)
+    y = tuple(change(each) for each in x)
+    assert any(each.stride() != other.stride() for each, other in zip(x, y, strict=True))
+    for one, other in zip(
+        one_block(TritonBlock(), x, True, 0.3), one_block(TritonBlock(), y, True, 0.3), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(0, 4), (4, 0), (0, 0)])
+def test_empty_tiles(rows: int, keys: int) -> None:
+    x = tensors(Shape(1, 4, 2, rows, keys, 8), 0, torch.float32)
+    results = one_block(TritonBlock(), x, False, 1.0)
+    assert (results.out == 0).all() and (results.lse == -math.inf).all()
+    for gradient, like in zip(results[2:], x, strict=False):
+        assert gradient.shape == like.shape and (gradient == 0).all()
+
+
+def test_a_row_that_saw_nothing_gives_no_gradient() -> None:
+    q, k, v, dout = tensors(Shape(1, 2, 1, 3, 5, 4), 0, torch.float32)
+    partial = Naive().forward(q, k, v, causal=False, scale=1.0)
+    partial.lse[:, :, 1], partial.out[:, :, 1] = -math.inf, 0.0
+    delta = (dout * partial.out).sum(-1)
+    dq, dk, dv = TritonBlock().backward(
+        dout, q, k, v, partial.out, partial.lse, delta, causal=False, scale=1.0
+    )
+    assert (dq[:, :, 1] == 0).all() and all(x.isfinite().all() for x in (dq, dk, dv))
+
+
+def program(ring: Ring, x: tuple[Tensor, ...], layout: Layout) -> Tensor:
+    q, k, v = (layout.shard(each, ring.rank) for each in x)
+    return ring_attention(q, k, v, ring=ring, layout=layout, block="triton")
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_reaches_the_rows_that_see_it(poison: float, dtype: torch.dtype) -> None:
+    q, k, v, _ = tensors(Shape(1, 2, 1, 13, 13, 8), 0, dtype)
+    v[0, 0, 5, 2] = poison
+    layout = contiguous(13, 2)
+    out = layout.unshard(VirtualCluster(2, memory=False).run(program, (q, k, v), layout).results)
+    expected = torch.zeros(out.shape, dtype=torch.bool)
+    expected[:, :, 5:, 2] = True
+    assert torch.equal(~out.isfinite(), expected)
+    assert (out[:, :, 5:, 2].isnan() if math.isnan(poison) else out[:, :, 5:, 2] == poison).all()
+
+
+def test_a_row_whose_scores_are_all_minus_infinity_is_zero() -> None:
+    q, k, v, _ = tensors(Shape(1, 1, 1, 5, 5, 8), 0, torch.float32)
+    q[0, 0, 0], k[0, 0, 0] = math.inf, -1.0
+    partial = TritonBlock().forward(q, k, v, causal=True, scale=1.0)
+    assert (partial.out[0, 0, 0] == 0).all() and partial.lse[0, 0, 0] == -math.inf
+    assert partial.out.isfinite().all()
+
+
+def test_it_is_known_by_name() -> None:
+    assert "triton" in known()
+    assert get_block("triton", torch.zeros(1, 1, 1, 8)).name == "triton"
+
+
+@pytest.mark.parametrize(
+    ("q", "limit"),
+    [
+        (torch.zeros(1, 1, 1, 257), "head dim from 1 to 256, got 257"),
+        (torch.zeros(1, 1, 1, 8).double(), "bfloat16, float16 or float32, got torch.float64"),
+        (torch.zeros(1, 1, 1, 8, device="meta"), "not on meta"),
+    ],
+)
+def test_refusals_name_the_limit_and_the_block_to_use(q: Tensor, limit: str) -> None:
+    for block in ("triton", TritonBlock()):
+        with pytest.raises(BackendError, match=limit) as caught:
+            get_block(block, q)
+        assert "use block=" in caught.value.remedy
+
+
+def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringlab.blocks.triton.block.interpreting", lambda: False)
+    with pytest.raises(BackendError, match=r"(?s)TRITON_INTERPRET=1 before Python starts.*block='native'"):
+        get_block("triton", torch.zeros(1, 1, 1, 8))
+
+
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    from ringlab.blocks.triton.block import _unfit_device
+
+    assert "8.0 or more, got 7.5" in str(_unfit_device(torch.device("cuda")))
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(BackendError, match="tf32x3"):
+        TritonBlock(precision="tf32")
+
+
+CASE = Case("zigzag", 2, 50, 2, 16, "float32", True)
+
+# What is replaced in the text of the kernels, by what, and in which function the difference is.
+MUTANTS = {
+    "mask off by one": ("keys[None, :] <= rows[:, None] + shift", "keys[None, :] < rows[:, None] + shift"),
+    "mask of dkv off by one": ("keys[:, None] <= rows[None, :] + shift", "keys[:, None] < rows[None, :] + shift"),
+    "missing rescale of acc": ("acc = acc * decay[:, None]", "acc = acc * 1.0"),
+    "missing rescale of the sum": ("total = total * decay + ", "total = total + "),
+    "stale carry": ("m = tl.load(M + state + rows, mask=owned, other=-float(\"inf\"))",
+                    "m = tl.full((BLOCK_M,), -float(\"inf\"), tl.float32)"),
+    "no delta": ("ds = p * (dp - delta[:, None])", "ds = p * dp"),
+    "delta of dkv doubled": ("ds = p * (dp - delta[None, :])", "ds = p * (dp - 2 * delta[None, :])"),
+    "skipped ragged tail": ("for key in tl.range(split, end, BLOCK_N):", "for key in tl.range(split, end - BLOCK_N + 1, BLOCK_N):"),
+    "GQA index": ("tl.cast(query_head // GROUP, tl.int64) * k_h", "tl.cast(query_head % (H // GROUP), tl.int64) * k_h"),
+    "GQA index of dkv": ("query_head = key_head * GROUP + member", "query_head = key_head + member * key_heads"),
+    "unwritten rows": ("owned = rows < row_stop", "owned = rows < row_stop - 1"),
+    "scale of dq forgotten": ("(dq * scale).to", "dq.to"),
+}  # fmt: skip
+
+
+def mutated(tmp_path: Path, name: str, old: str, new: str) -> ModuleType:
+    """The module of kernels with `old` replaced by `new`."""
+    from ringlab.blocks.triton import kernels
+
+    text = Path(str(kernels.__file__)).read_text(encoding="utf-8")
+    assert old in text, f"nothing in the kernels to replace for {name!r}"
+    path = tmp_path / "mutant.py"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def too_large(case: Case) -> list[str]:
+    """The results of a case beyond their bounds, with tiles of 16; and those of two heads for each of two."""
+    block = small_tiles(16, 16)
+    found = VirtualCluster(case.P, memory=False).run(attend, case, block, "ring").results
+    measured, allowed = errors(join(case, found), problem(case).true), problem(case).bounds
+    grouped = tensors(Shape(2, 4, 2, 17, 17, 8), 0, torch.float32)
+    return [name for name in NAMES if not measured[name] <= allowed[name]] or list(
+        beyond(one_block(block, grouped, True, 0.3), grouped, True, 0.3)
+    )
+
+
+def test_the_kernels_are_right_where_mutants_are_not() -> None:
+    assert too_large(CASE) == []
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_kernel_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringlab.blocks.triton import kernels
+
+    mutant = mutated(tmp_path, name, *MUTANTS[name])
+    for kernel in ("forward_step", "backward_dq", "backward_dkv"):
+        monkeypatch.setattr(kernels, kernel, getattr(mutant, kernel))
+    torch.use_deterministic_algorithms(True)  # new memory is NaN
+    try:
+        assert too_large(CASE) != []
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_scores_in_float16_overflow_and_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringlab.blocks.triton import kernels
+
+    change = ("scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)\n    if MASKED",
+              "scores = tl.dot(q, tl.trans(k)).to(q.dtype).to(tl.float32)\n    if MASKED")  # fmt: skip
+    mutant = mutated(tmp_path, "fp16 overflow", *change)
+    monkeypatch.setattr(kernels, "forward_step", mutant.forward_step)
+    with pytest.raises(AssertionError):
+        test_large_logits_in_float16()
