@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
+from ringlab.comm.streams import RankStreams
 from ringlab.comm.threads import RankThread
 from ringlab.comm.trace import Trace
 from ringlab.comm.traced import Traced
@@ -83,6 +84,7 @@ class _Scheduler:
     def __init__(self, cluster: VirtualCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.cluster = cluster
         self.trace = Trace(cluster.P)
+        self.streams = RankStreams(cluster.P)
         self.meters = [MemoryMeter(rank) for rank in range(cluster.P)]
         self.comms = [_VirtualComm(self, rank) for rank in range(cluster.P)]
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
@@ -108,14 +110,18 @@ class _Scheduler:
             comm = Faulty(comm, self.cluster.faults)
         return Traced(comm, self.trace)
 
-    def watch(self, rank: int) -> Any:
-        return self.meters[rank].watch() if self.cluster.memory else nullcontext()
+    @contextmanager
+    def watch(self, rank: int) -> Iterator[None]:
+        meter = self.meters[rank].watch() if self.cluster.memory else nullcontext()
+        with self.streams.of(rank), meter:
+            yield
 
     def run(self) -> Outcome:
         try:
             self.turns.run()
         finally:
             self.over = True
+            self.streams.join()
             for thread in self.threads:
                 thread.abandon()
         self._raise_failures()
@@ -197,10 +203,11 @@ class _Scheduler:
                 self.turns.ready.append(thread)
         if problem:
             return
-        if send.given and receive.given:
-            self._swap(send, receive)
-        else:
-            _copy_alone(send.tensor, receive.tensor)
+        with self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor):
+            if send.given and receive.given:
+                self._swap(send, receive)
+            else:
+                _copy_alone(send.tensor, receive.tensor)
 
     def _swap(self, send: Half, receive: Half) -> None:
         """Let the two ends change their memory, and the account of it, with each other."""
