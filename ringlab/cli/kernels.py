@@ -98,13 +98,14 @@ def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
 def _print_compiled(found: list[Compiled]) -> None:
     from ringlab.blocks.triton.configs import COMPILED
 
-    shown = Table("kernel", "GPU", "D", "dtype", "step", "rows×keys", title="compiled without a GPU")
-    for heading in ("warps", "stages", "registers", "spilled B", "shared B"):
+    shown = Table("kernel", "GPU", "D", "dtype", "step", "tile", "launch", title="compiled without a GPU")
+    for heading in ("regs", "spills", "shared"):
         shown.add_column(heading, justify="right")
-    shown.add_column("matrix instructions")
+    shown.add_column("matrix")
     for each in sorted(found, key=lambda each: (COMPILED.index(each.job.arch), each.job.kernel)):
         job, config, count = each.job, each.job.config, each.tensor_core_count
-        dtype = job.dtype if job.dtype != "float32" else f"float32 {config.precision}"
+        dtype = "bf16" if job.dtype == "bfloat16" else f"fp32 {config.precision}"
+        launch = f"{config.num_warps}w {config.num_stages}s"
         cells = (
             job.kernel,
             job.arch,
@@ -113,9 +114,10 @@ def _print_compiled(found: list[Compiled]) -> None:
             job.step,
             f"{config.block_m}×{config.block_n}",
         )
-        numbers = (config.num_warps, config.num_stages, each.registers, each.spill_bytes, each.shared_bytes)
-        matrix = f"{count} × {each.tensor_core}" if count else "none"
-        shown.add_row(*cells, *(f"{n:,}" for n in numbers), matrix, style="red" if each.broken() else "")
+        numbers = (each.registers, each.spill_bytes, each.shared_bytes)
+        matrix = f"{count} {each.tensor_core}" if count else "none"
+        style = "red" if each.broken() else ""
+        shown.add_row(*cells, launch, *(f"{n:,}" for n in numbers), matrix, style=style)
     people.print(shown)
     for each in found:
         for sentence in each.broken():
@@ -124,5 +126,6 @@ def _print_compiled(found: list[Compiled]) -> None:
                 f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
             )
     people.print(
-        "Registers and spills are of one thread, shared memory of one program. None of this is a speed."
+        "tile: rows × keys; launch: warps and stages; registers and spilled bytes of one thread, shared bytes of\n"
+        "one program; matrix: instructions in the program's text. None of this is a speed."
     )
