@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from ringlab.blocks import available as blocks
+from ringlab.blocks import get_block
 from ringlab.comm.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.conformance.cases import Case, attend, covering, join, problem
 from ringlab.conformance.tolerance import NAMES, errors
+from ringlab.errors import BackendError
 from ringlab.schedules import available as schedules
 
 GLOO_RANKS = (1, 2, 3, 4, 8)
@@ -60,7 +62,11 @@ class Finding:
 
 
 def jobs(quick: bool = False) -> list[Job]:
-    """Return all jobs, or with `quick` a selection that still meets every value of every axis."""
+    """Return all jobs, or with `quick` a selection that still meets every value of every axis.
+
+    The Triton block takes part where tensors on the CPU can be given to it, which is in its interpreter: over
+    the ring, on virtual ranks, in the dtypes that it computes.
+    """
     cases = covering()
     virtual = [Job("virtual", block, s, case) for case in cases for block in blocks() for s in schedules()]
     gloo = [
@@ -70,9 +76,19 @@ def jobs(quick: bool = False) -> list[Job]:
         for block in blocks()
         for s in schedules()
     ]
+    triton = [Job("virtual", "triton", "ring", case) for case in cases if _supports("triton", case)]
     if not quick:
-        return virtual + gloo
-    return virtual[::7] + [job for job in gloo if job.case.P == 2][::7]
+        return virtual + triton + gloo
+    few = [job for job in triton if job.case.P <= 2]
+    return virtual[::7] + few[::3] + [job for job in gloo if job.case.P == 2][::7]
+
+
+def _supports(block: str, case: Case) -> bool:
+    try:
+        get_block(block, torch.empty(1, 1, 1, case.D, dtype=getattr(torch, case.dtype)))
+    except BackendError:
+        return False
+    return True
 
 
 def verify(
