@@ -61,7 +61,7 @@ class Case:
     @property
     def heads(self) -> tuple[int, int]:
         """Return (H, K)."""
-        return (8, 1) if self.group == 8 else (2, 2 // self.group)
+        return (8, 1) if self.group == 8 else (2 * self.group, 2)
 
     def make_layout(self) -> Layout:
         """Return the layout of this case's sequence."""
