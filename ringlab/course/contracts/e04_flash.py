@@ -107,11 +107,13 @@ def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
         for name, part in zip(NAMES, _called(subject.call(*given, *case.how), given), strict=True):
             lost = np.argwhere(part[:, case.S :] != CANARY)
             if len(lost):
+                _expect_values(subject, case._replace(junk=1.0), rng)
                 place = ", ".join(map(str, (lost[0][0], lost[0][1] + case.S, *lost[0][2:])))
                 raise named(case.mistakes, "stores_unmasked").failure(
                     f"{case.label}: {name}[{place}] was overwritten"
                 )
             if np.isnan(part[:, : case.S]).any():
+                _expect_values(subject, case._replace(junk=1.0), rng)
                 raise named(case.mistakes, "junk_times_zero").failure(
                     f"{case.label}; NaN stands behind the last token"
                 )
@@ -120,18 +122,23 @@ def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 def reads(case: Case, tiles: Callable[[int], int]) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that kernels store every element once, and that query block i loads K `tiles(i)` times."""
+    """Return a check that kernels store every element once, and that query block i loads q once, K `tiles(i)` times."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         given = buffers(case, rng)
         recorded = subject.record(*given, *case.how)
-        _called(recorded.answer, given)
+        compare(_called(recorded.answer, given), given, case)
         rows = np.arange(case.H)[:, None] * case.capacity + np.arange(case.S)
         places = rows[..., None] * case.D + np.arange(case.D)
         without = named(case.mistakes, "computed_by_torch")
         expect_each_once(recorded, ("out_ptr",), places, without, case.label)
         expect_each_once(recorded, ("lse_ptr",), rows, without, case.label)
         size = case.H * case.capacity * case.D
+        most = reads_of(recorded, "q_ptr", size).max()
+        if most > 1:
+            raise named(case.mistakes, "q_loaded_again").failure(
+                f"{case.label}: rows of q were loaded {most} times"
+            )
         wanted = sum(tiles(block) for block in range(-(-case.S // case.m)))
         for argument in ("k_ptr", "v_ptr"):
             loads = reads_of(recorded, argument, size)
@@ -165,15 +172,23 @@ def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
                 out = _called(subject.call(*given, *case.how), given)[0][:, :rows]
                 truth = truth_of(clean, case)[0][:, :rows]
                 if np.isnan(out).any():
+                    _expect_values(subject, case, rng)
                     raise named(case.mistakes, "visits_hidden_tiles").failure(
                         f"{case.label}: rows 0 to {rows - 1} see no key from {first} on, and came out NaN when V was NaN there"
                     )
                 if relative_error(out, truth) > bound_of(
                     mistakes.plain(*clean, case.S, case.shift)[0][:, :rows], truth
                 ):
+                    _expect_values(subject, case, rng)
                     raise Failure("out: wrong values.", case.label)
 
     return run
+
+
+def _expect_values(subject: Subject, case: Case, rng: np.random.Generator) -> None:
+    """Raise where the values are wrong to begin with: then that is the mistake, and not what would be said next."""
+    given = buffers(case, rng)
+    compare(_called(subject.call(*given, *case.how), given), given, case)
 
 
 def truth_of(given: list[Tensor], case: Case) -> tuple[np.ndarray, np.ndarray]:

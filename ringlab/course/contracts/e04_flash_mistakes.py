@@ -75,6 +75,16 @@ def masked(see: Callable[..., Tensor]) -> Imitation:
     return imitate
 
 
+def up_to(stop: Callable[..., Tensor]) -> Imitation:
+    """Return the imitation of out whose loop ends at `stop(block, shift, block_m, block_n)`, the mask being right."""
+
+    def see(rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int) -> Tensor:
+        tiles = -(-stop(rows // m, shift, m, n) // n)
+        return (keys <= rows + shift) & (keys < tiles * n)
+
+    return masked(see)
+
+
 def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool = True) -> Imitation:
     """Return the imitation of out that goes tile by tile with `step(m, total, acc, scores, values)`."""
 
@@ -100,6 +110,14 @@ def acc_not_rescaled(
     """Rescale the sum, not the accumulator."""
     new, powers = _tile(m, scores)
     return new, total * torch.exp(m - new) + powers.sum(-1), acc + powers @ values
+
+
+def total_not_rescaled(
+    m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rescale the accumulator, not the sum."""
+    new, powers = _tile(m, scores)
+    return new, total + powers.sum(-1), acc * torch.exp(m - new)[..., None] + powers @ values
 
 
 def never_rescaled(
@@ -134,6 +152,17 @@ def _tile(m: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     return new, torch.exp(scores - new[..., None])
 
 
+def not_transposed(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
+    """Multiply q by tiles of k instead of their transposes, which only square tiles allow."""
+    if n != q.shape[-1]:
+        raise ValueError("no square tile")
+    keys = torch.nn.functional.pad(k[:, :S].float(), (0, 0, 0, -S % n)).unflatten(1, (-1, n))
+    scores = torch.einsum("hsd,htde->hste", q[:, :S].float(), keys).flatten(2)[..., :S] * n**-0.5
+    return attend(scores.masked_fill(~visible_pairs(S, shift), -math.inf), v[:, :S])
+
+
 def tail_dropped(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
@@ -147,18 +176,21 @@ def tail_dropped(
 def padding_counted(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Count the keys past the last one, loaded as 0, with a score of 0."""
+    """Count the keys past the last one, loaded as 0, with a score of 0, where a causal mask lets them through."""
     missing = -S % n
     scores = torch.nn.functional.pad(scores_of(q, k, S, shift), (0, missing))
+    scores = scores.masked_fill(~visible_pairs(S + missing, shift)[:S], -math.inf)
     return attend(scores, torch.nn.functional.pad(v[:, :S].float(), (0, 0, 0, missing)))
 
 
 def padding_read(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Count what stands in memory behind the last key."""
+    """Count what stands in memory behind the last key, where a causal mask lets it through."""
+    if v[:, S:].isnan().any():
+        raise ValueError("a NaN tells of the loads alone")
     whole = S + -S % n
-    return attend(scores_of(q, k, whole, None)[:, :S], v[:, :whole])
+    return attend(scores_of(q, k, whole, shift)[:, :S], v[:, :whole])
 
 
 def axes_swapped(
@@ -221,20 +253,46 @@ def no_other(
     """Let undefined lanes of V, here NaN, into every row that visits the last tile."""
     if S % n == 0 or v[:, S:].isnan().any():
         raise ValueError("no lane too many, or another reason for a NaN")
+    return _nan_from_the_last_tile(q, k, v, out, lse, S, shift, m, n)
+
+
+def junk_times_zero(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
+    """Let NaN that stands behind V's last row into every row that visits the last tile."""
+    if S % n == 0 or not v[:, S:].isnan().any():
+        raise ValueError("no lane too many, or no NaN behind the last token")
+    return _nan_from_the_last_tile(q, k, v, out, lse, S, shift, m, n)
+
+
+def _nan_from_the_last_tile(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     last = (torch.arange(S) // m + 1) * m + (S if shift is None else shift)
     return torch.where((last > S // n * n)[:, None], math.nan, right)
 
 
-def head_stride_is_S(  # noqa: N802
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Begin head h at row h · S of the buffers, reading and writing."""
-    flat, place = [x.flatten(0, 1) for x in (q, k, v)], out.flatten(0, 1).float().clone()
-    for head in range(len(q)):
-        mine = slice(head * S, head * S + S)
-        place[mine] = plain(*(x[None, mine] for x in flat), out, lse, S, shift)[0][0].float()
-    return place.reshape(out.shape)[:, :S]
+def head_begins(at: Callable[[int, int, int], int]) -> Imitation:
+    """Return the imitation whose head h begins `at(S, capacity, D)` · h elements into the buffers, reading and writing.
+
+    Heads may then overlap: blocks are written in the order of the interpreter, heads innermost.
+    """
+
+    def imitate(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+    ) -> Tensor:
+        heads, capacity, D = q.shape
+        flat, place = [x.flatten() for x in (q, k, v)], out.flatten().float().clone()
+        for first in range(0, S, m):
+            for head in range(heads):
+                begin = head * at(S, capacity, D)
+                mine = [x[begin : begin + S * D].reshape(1, S, D) for x in flat]
+                got = plain(*mine, out, lse, S, shift)[0][0, first : first + m].float()
+                place[begin + first * D : begin + first * D + got.numel()] = got.flatten()
+        return place.reshape(out.shape)[:, :S]
+
+    return imitate
 
 
 def base_two(scores: Tensor, *_: Any) -> Tensor:
@@ -252,6 +310,12 @@ def no_scale(
 def lse_in_base_two(scores: Tensor) -> Tensor:
     """Log₂ Σ e^s."""
     return torch.logsumexp(scores, -1) / math.log(2)
+
+
+def lse_by_log2(scores: Tensor) -> Tensor:
+    """The maximum as it should be, and the logarithm of the sum in base 2."""
+    maximum = scores.amax(-1)
+    return maximum + (torch.logsumexp(scores, -1) - maximum) / math.log(2)
 
 
 def lse_is_the_maximum(scores: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ def _no_maximum(x: Tensor, out: Tensor, columns: int) -> Tensor:
 
 def _undivided(x: Tensor, out: Tensor, columns: int) -> Tensor:
     rows = x[:, :columns].float()
-    return torch.exp(rows - rows.amax(-1, keepdim=True))
+    maximum = rows.amax(-1, keepdim=True)
+    return torch.exp(rows - torch.where(maximum == -math.inf, 0.0, maximum))
 
 
 def _base_two(x: Tensor, out: Tensor, columns: int) -> Tensor:

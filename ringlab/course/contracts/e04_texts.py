@@ -14,6 +14,12 @@ _COMMON = (
         mistakes.no_scale,
     ),
     Misconception(
+        "not_transposed",
+        "Your scores are q times a tile of k, but they should be q times its transpose: tl.dot(q, tl.trans(k)). The shapes "
+        "fit only because BLOCK_N is D here.",
+        mistakes.not_transposed,
+    ),
+    Misconception(
         "exp2_without_log2e",
         "Your weights are powers of 2 of the scores. 2^y is e^s only for y = s · log2(e): multiply the scores by 1.4427 "
         "as well, or use tl.exp.",
@@ -24,6 +30,12 @@ _COMMON = (
         "When a tile brings a larger maximum, the sum so far shrinks by e^(m_old - m_new), and acc, which was gathered "
         "against the same old maximum, must shrink with it. Yours does not.",
         mistakes.streamed(mistakes.acc_not_rescaled),
+    ),
+    Misconception(
+        "total_not_rescaled",
+        "When a tile brings a larger maximum, acc shrinks by e^(m_old - m_new), and total, which was gathered against the "
+        "same old maximum, must shrink with it. Yours does not.",
+        mistakes.streamed(mistakes.total_not_rescaled),
     ),
     Misconception(
         "never_rescaled",
@@ -56,7 +68,19 @@ _COMMON = (
     Misconception(
         "head_stride_is_S",
         "Heads begin `capacity` rows apart in memory, not S: a buffer has room for more tokens than are in use.",
-        mistakes.head_stride_is_S,
+        mistakes.head_begins(lambda S, capacity, D: S * D),
+    ),
+    Misconception(
+        "head_offset_without_D",
+        "Head h begins h · capacity rows on, and a row has D elements: your heads begin only h · capacity elements apart, so "
+        "that they overlap. Multiply by D, or add h · capacity to the rows before these are multiplied.",
+        mistakes.head_begins(lambda S, capacity, D: capacity),
+    ),
+    Misconception(
+        "head_offset_S_without_D",
+        "Your heads begin h · S elements apart, so that they overlap. A head has room for capacity rows of D elements: head "
+        "h begins at element h · capacity · D.",
+        mistakes.head_begins(lambda S, capacity, D: S),
     ),
     Misconception(
         "tail_dropped",
@@ -97,6 +121,12 @@ _COMMON = (
         "junk_times_zero",
         "Behind the last token stood NaN, and it reached the result: a weight of 0 does not remove it, as 0 · NaN is NaN. "
         "Load K and V with mask=keys < S and other=0.0.",
+        mistakes.junk_times_zero,
+    ),
+    Misconception(
+        "q_loaded_again",
+        "The values are right, but q is loaded more than once by a program. It is the same for all tiles of keys: load it "
+        "before the loop, and it stays on the chip.",
     ),
     Misconception(
         "reads_unmasked",
@@ -142,35 +172,42 @@ CAUSAL = (
         mistakes.masked(lambda rows, keys, S, shift, m, n: keys <= rows),
     ),
     Misconception(
+        "shift_backwards",
+        "Your mask moves the wrong way with shift: row i sees keys up to i + shift, not up to i - shift.",
+        mistakes.masked(
+            lambda rows, keys, S, shift, m, n: (
+                (keys <= rows - shift) & (keys < -(-((rows // m + 1) * m + shift) // n) * n)
+            )
+        ),
+    ),
+    Misconception(
         "mask_within_the_tile",
         "Your mask compares places within a tile. Compare places in the sequence: `rows` and `keys` with the starts of "
         "their blocks added.",
         mistakes.masked(lambda rows, keys, S, shift, m, n: keys % n <= rows % m + shift),
     ),
     Misconception(
+        "tiles_rounded_down",
+        "The number of tiles was rounded down, so that the last, partly visible one was left out. Round up: tl.cdiv.",
+        mistakes.up_to(lambda block, shift, m, n: ((block + 1) * m + shift) // n * n),
+    ),
+    Misconception(
         "diagonal_tile_missing",
         "The loop stops before the tile on the diagonal. Its keys are hidden from some rows of the block, not from all: "
         "the last row, (program_id(0) + 1) · BLOCK_M - 1, says where to stop.",
-        mistakes.masked(
-            lambda rows, keys, S, shift, m, n: (keys <= rows + shift) & (keys < rows // m * m + shift)
-        ),
+        mistakes.up_to(lambda block, shift, m, n: block * m + shift),
     ),
     Misconception(
         "assumes_equal_blocks",
         "The loop stops at (program_id(0) + 1) · BLOCK_N, which is right only where BLOCK_M = BLOCK_N. Queries come in "
         "blocks of BLOCK_M.",
-        mistakes.masked(
-            lambda rows, keys, S, shift, m, n: (keys <= rows + shift) & (keys < (rows // m + 1) * n + shift)
-        ),
+        mistakes.up_to(lambda block, shift, m, n: (block + 1) * n + shift),
     ),
     Misconception(
-        "tiles_rounded_down",
-        "The number of tiles was rounded down, so that the last, partly visible one was left out. Round up: tl.cdiv.",
-        mistakes.masked(
-            lambda rows, keys, S, shift, m, n: (
-                (keys <= rows + shift) & (keys < ((rows // m + 1) * m + shift) // n * n)
-            )
-        ),
+        "stop_ignores_shift",
+        "The loop ends at (program_id(0) + 1) · BLOCK_M whatever shift is. The mask is right, but the block's last row sees "
+        "`shift` keys more than that: add shift to the end of the loop as well.",
+        mistakes.up_to(lambda block, shift, m, n: (block + 1) * m),
     ),
     Misconception(
         "blind_rows_are_nan",
@@ -183,6 +220,12 @@ CAUSAL = (
         "Rows of blocks that see no key at all were never written. They hold whatever was in memory: store out 0 and lse "
         "-inf there, too.",
         mistakes.blind_blocks_unwritten,
+    ),
+    Misconception(
+        "padding_seen",
+        "The last rows see lanes behind the last key: with shift > 0, j <= i + shift reaches beyond S - 1. These lanes, loaded "
+        "as 0, have the score 0, and e^0 is weight. A score counts only where keys < S as well.",
+        mistakes.padding_counted,
     ),
     *_COMMON,
     Misconception(
@@ -209,6 +252,12 @@ LSE = (
         "out is right. lse is in base 2: it should be the natural logarithm, m + ln(total). With exp2 inside, multiply by "
         "ln 2 = 0.6931 at the end.",
         mistakes.lse_of(mistakes.lse_in_base_two),
+    ),
+    Misconception(
+        "lse_by_log2",
+        "out is right. Your lse takes the logarithm of the sum in base 2, and adds a maximum that is not: with tl.exp inside, "
+        "it is m + tl.log(total).",
+        mistakes.lse_of(mistakes.lse_by_log2),
     ),
     Misconception(
         "lse_is_the_maximum",
