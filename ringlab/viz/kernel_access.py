@@ -6,8 +6,9 @@ the offsets of the elements. The data (`boxes`, `counts`) needs NumPy only; the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,26 +96,41 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
 
 
 def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
-    """Return one panel per argument: a line for each program, a box for each access; numbers count its turns."""
+    """Return one panel per argument: a line for each program, a box for each access; numbers count its turns.
+
+    Dashed are masked lanes behind the end of a flat argument, and tiles that other programs read and this one skips.
+    """
     instances = programs(accesses)
     with styled():
         figure = new_figure((10.4, 1.9 + 0.32 * len(instances)))
         panels = figure.subplots(1, len(shapes), squeeze=False, sharey=True)[0]
+        dashed = set()
         for ax, (argument, shape) in zip(panels, shapes.items(), strict=True):
-            for line, program in enumerate(instances):
-                for box in boxes(accesses, {argument: shape}, program):
-                    _draw_line(ax, box, line, along=box.columns if shape[0] == 1 else box.rows)
-            length = shape[1] if shape[0] == 1 else shape[0]
-            ax.set(xlim=(-0.5, length - 0.5), ylim=(len(instances) - 0.4, -0.6))
+            length, flat = (shape[1], True) if shape[0] == 1 else (shape[0], False)
+            found = {program: boxes(accesses, {argument: shape}, program) for program in instances}
+            end = length
+            for line, mine in enumerate(found.values()):
+                for box in mine:
+                    first, last = box.columns if flat else box.rows
+                    _draw_line(ax, box, line, along=(first, last))
+                    if flat and box.masked and last == length - 1:
+                        _draw_dashed(ax, line, (length, length + box.masked - 1))
+                        end = max(end, length + box.masked)
+                        dashed.add("masked lanes")
+                for along in _skipped(mine, found.values()):
+                    _draw_dashed(ax, line, along)
+                    dashed.add("skipped by this program")
+            beyond = 0.5 if end <= 12 else 0  # room for the tick at the end of a long one
+            ax.set(xlim=(-0.5, end - beyond), ylim=(len(instances) - 0.4, -0.6))
             ax.set_title(f"{label(argument)}: {_times(accesses, argument, shape)}", fontsize=10)
-            ax.set_xlabel("element" if shape[0] == 1 else "row (token)", fontsize=9)
+            ax.set_xlabel("element" if flat else "row (token)", fontsize=9)
             ax.set_xticks(_ticks(length))
             ax.tick_params(axis="x", labelsize=8.5)
             ax.set_yticks(range(len(instances)), [_named(program) for program in instances], fontsize=8.5)
             ax.tick_params(length=0)
             ax.grid(visible=False)
         panels[0].set_ylabel("program")
-        _legend(figure, others=False)
+        _legend(figure, others=False, dashed=" / ".join(sorted(dashed)))
     return figure
 
 
@@ -209,11 +225,32 @@ def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int]) -> None:
     ax.text((first + last) / 2, line, str(box.turn), ha="center", va="center", fontsize=8.5, bbox=_PLATE)
 
 
+def _skipped(mine: Sequence[Box], every: Iterable[Sequence[Box]]) -> list[tuple[int, int]]:
+    """Return the rows of the tiles that a program leaves to others, where programs share an argument at all."""
+    read = [{b.rows for b in found if b.kind == "load"} for found in every]
+    shared = len(read) > 1 and any(a & b for a, b in pairwise(read))
+    return sorted(set().union(*read) - {b.rows for b in mine}) if shared else []
+
+
+def _draw_dashed(ax: Axes, line: int, along: tuple[int, int]) -> None:
+    from matplotlib.patches import Rectangle
+
+    first, last = along
+    ax.add_patch(Rectangle((first - 0.5, line - 0.38), last - first + 1, 0.76, zorder=0.5, **_DASHED))
+
+
 def _ticks(length: int) -> list[int]:
-    """Return quarters of a length, where most blocks begin; every place of a short one."""
-    return list(range(length)) if length <= 12 else [round(length * part / 4) for part in range(4)]
+    """Return quarters of a length, where most blocks begin and end; every place of a short one."""
+    return list(range(length)) if length <= 12 else [round(length * part / 4) for part in range(5)]
 
 
+_DASHED: dict[str, Any] = {
+    "facecolor": "none",
+    "edgecolor": QUIET,
+    "linewidth": 0.7,
+    "linestyle": (0, (3, 3)),
+    "alpha": 0.7,
+}
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.75}
 
 
@@ -226,12 +263,15 @@ def _look(kind: str) -> dict[str, Any]:
     return {"edgecolor": INK, "linewidth": 0.8, **looks[kind]}
 
 
-def _legend(figure: Figure, *, others: bool) -> None:
+def _legend(figure: Figure, *, others: bool, dashed: str = "") -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(label="read", **_look("load")), Patch(label="written", **_look("store"))]
     if others:
         patches.append(Patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
+    if dashed:
+        patches.append(Patch(label=dashed, **_DASHED))
+    patches.append(Patch(label="number = turn", facecolor="none", edgecolor="none"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9)
 
 

@@ -82,12 +82,13 @@ def test_the_words_say_what_is_touched() -> None:
     assert describe([one], flat, (0, 1, 0)) == "Program (0, 1) reads X elements 0 to 2."
 
 
-def drawn(figure) -> dict[str, list[tuple[float, float, float, float]]]:
+def drawn(figure, dashed: bool = False) -> dict[str, list[tuple[float, float, float, float]]]:
     """The boxes of every panel, as (left, bottom, width, height), by its title's first word."""
     return {
         ax.get_title(loc="left").split(":")[0]: [
             (p.get_x() + 0.5, round(p.get_y(), 2), p.get_width(), round(p.get_height(), 2))
             for p in ax.patches
+            if (p.get_linestyle() != "solid") == dashed
         ]
         for ax in figure.axes
     }
@@ -98,6 +99,27 @@ def test_the_picture_of_all_programs_has_a_box_for_every_access() -> None:
     assert [(left, width) for left, _, width, _ in panels["K"]] == [(0, 4), (0, 4), (4, 4)]
     assert [round(bottom + 0.38) for _, bottom, _, _ in panels["K"]] == [0, 1, 1]
     assert [(left, width) for left, _, width, _ in panels["OUT"]] == [(0, 4), (4, 4)]
+
+
+def test_tiles_that_a_program_leaves_to_others_are_dashed() -> None:
+    panels = drawn(all_programs(causal(), SHAPES), dashed=True)
+    assert [(left, round(bottom + 0.38), width) for left, bottom, width, _ in panels["K"]] == [(4, 0, 4)]
+    assert panels["Q"] == panels["OUT"] == []
+
+
+def test_masked_lanes_stick_out_behind_the_end() -> None:
+    whole = Access((0, 0, 0), "load", "x_ptr", np.arange(4), (4,))
+    short = Access((1, 0, 0), "load", "x_ptr", np.arange(4, 6), (4,), 2)
+    figure = all_programs([whole, short], {"x_ptr": (1, 6)})
+    assert [box[::2] for box in drawn(figure, dashed=True)["X"]] == [(6, 2)]
+    assert figure.axes[0].get_xlim()[1] == 7.5
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["read", "written", "masked lanes", "number = turn"]
+
+
+def test_a_long_axis_has_a_tick_at_its_end() -> None:
+    long = Access((0, 0, 0), "load", "x_ptr", np.arange(256), (256,))
+    assert all_programs([long], {"x_ptr": (1, 256)}).axes[0].get_xticks().tolist() == [0, 64, 128, 192, 256]
 
 
 def test_the_map_of_one_program_shows_its_tiles_and_the_others_in_grey() -> None:
