@@ -120,8 +120,8 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
                 for along in _skipped(mine, found.values()):
                     _draw_dashed(ax, line, along)
                     dashed.add("skipped by this program")
-            beyond = 0.5 if end <= 12 else 0  # room for the tick at the end of a long one
-            ax.set(xlim=(-0.5, end - beyond), ylim=(len(instances) - 0.4, -0.6))
+            room = end / 60  # for the last edge, and the tick at the end of a long axis
+            ax.set(xlim=(-0.5, end - 0.5 + room), ylim=(len(instances) - 0.4, -0.6))
             ax.set_title(f"{label(argument)}: {_times(accesses, argument, shape)}", fontsize=10)
             ax.set_xlabel("element" if flat else "row (token)", fontsize=9)
             ax.set_xticks(_ticks(length))

@@ -81,7 +81,7 @@ check("04.softmax")
 # The launch is given: grid axis 0 counts blocks of BLOCK_M queries, axis 1 heads. Row i of head h begins at element
 # (h · capacity + i) · D, its lse stands at h · capacity + i.
 #
-# - Read K and V once per block of queries, BLOCK_N keys at a time. S is a multiple of nothing.
+# - Load q once, K and V once per block of queries, BLOCK_N keys at a time. S is a multiple of nothing.
 # - What is carried from tile to tile is float32. D, BLOCK_M and BLOCK_N are powers of two, 16 or more.
 # - `tl.dot(a, b, input_precision="ieee")` multiplies in full float32, also on a GPU. Its inputs have one dtype: bring the
 #   weights to v's with `.to(v.dtype)`.

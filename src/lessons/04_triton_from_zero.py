@@ -51,7 +51,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, x + y, mask=at < n)
 
 # %% [markdown]
-# - `tl.constexpr` marks what is known when the kernel is compiled. Block sizes must be: a power of two, always.
+# - `tl.constexpr` marks what is known when the kernel is compiled. Block sizes must be known then, and be powers of two.
 # - `kernel[grid](…)` starts it. `grid` says how many programs: here enough blocks of 4 for 10 elements.
 # - The last block sticks out, by 2 lanes. `mask` says which lanes may touch memory, `other` what the rest hold.
 
@@ -63,7 +63,8 @@ with record_accesses() as accesses:
 print(grid, out.tolist())
 
 # %% [markdown]
-# `record_accesses` is ours: while it is open, each load and store is written down. This is what the three programs did.
+# `record_accesses` is ours: while it is open, each load and store is written down. This is what the three programs did;
+# the number in a box is its turn, dashed are the two masked lanes.
 
 # %%
 ten = {"x_ptr": (1, 10), "y_ptr": (1, 10), "out_ptr": (1, 10)}
@@ -116,10 +117,10 @@ talking_kernel[(2,)](torch.tensor([3.0, 1.0, 4.0, 1.0]), BLOCK=2)
 # |---|---|---|
 # | values, masks, order within a program | exact | exact, up to rounding |
 # | bfloat16 | wrong as Triton ships it; `repair()` mends it | exact |
-# | a masked load without `other` | 0; NaN after `repair()` | undefined |
+# | a masked load without `other` | 0; after `repair()` NaN for floats | undefined |
 # | two programs write one place | one after the other, always the same | a race: anything |
-# | out of bounds | reads and writes your memory; under `record_accesses` an error | the same, or a fault |
-# | seconds, bank conflicts, registers, spills | say nothing | are what it is about |
+# | out of bounds | reads and writes your memory; `record_accesses` raises an error, but only beyond the *storage*: not in `memory[:10]` above | the same, or a fault |
+# | seconds, and whether a block fits on the chip | say nothing | are what it is about |
 #
 # A race is what hides best. In the next kernel all programs add to the same counter.
 
@@ -135,7 +136,7 @@ print("8 programs, one after the other:", counter.item())
 
 # %% [markdown]
 # On a GPU all of them may load before anyone has stored. Then the result is 1, or whatever chance makes of it. Nor are
-# seconds of the interpreter evidence: a tile takes milliseconds whatever its size. What it *can* tell is **traffic**:
+# seconds of the interpreter evidence: they go into interpreting, not into arithmetic. What it *can* tell is **traffic**:
 # how many bytes go between memory and chip. It decides how fast such kernels are, and below we count it.
 #
 # ## 3 · Softmax: what the missing lanes hold
@@ -183,7 +184,9 @@ for other, total in sums.items():
 # ## 4 · Plain attention: three kernels
 #
 # A block of 64 query rows against a tile of 64 keys. Two aranges make the offsets of a matrix: `[:, None]` says
-# which row, `[None, :]` which column. `tl.dot` multiplies two blocks, and is what a tensor core does.
+# which row, `[None, :]` which column. (A plain `d` would broadcast as `d[None, :]` does, as in NumPy; we write it out.)
+# `tl.dot` multiplies two blocks, each side 16 or more, and is what a tensor core does. We take one head; heads, on a second
+# axis of the grid, come in the exercise.
 
 # %%
 @triton.jit
@@ -211,7 +214,8 @@ def values_kernel(p_ptr, v_ptr, out_ptr, S, D: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc, mask=rows[:, None] < S)
 
 # %% [markdown]
-# `input_precision="ieee"` asks for exact float32 products; by default a GPU rounds float32 inputs to 10 bits (TF32). The
+# `input_precision="ieee"` asks for exact float32 products; by default a GPU first rounds float32 inputs to about
+# three decimal digits (TF32). The
 # launches, and a meter:
 
 # %%
@@ -220,6 +224,7 @@ q, k, v = (torch.randn(S, D) for _ in range(3))
 
 
 def plain(q, k, v, block=64):
+    S, D = q.shape
     scores, out, blocks = torch.empty(S, S), torch.empty(S, D), triton.cdiv(S, block)
     scores_kernel[(blocks, blocks)](q, k, scores, S, D**-0.5, D=D, BLOCK=block)
     values_kernel[(blocks,)](softmax(scores), v, out, S, D=D, BLOCK=block)
@@ -253,13 +258,13 @@ for kind in ("load", "store"):
 def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
                  D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    q = tl.load(q_ptr + rows[:, None] * D + d, mask=rows[:, None] < S, other=0.0)
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :], mask=rows[:, None] < S, other=0.0)
     m, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     for first in range(0, S, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)
-        k = tl.load(k_ptr + keys[:, None] * D + d, mask=keys[:, None] < S, other=0.0)
-        v = tl.load(v_ptr + keys[:, None] * D + d, mask=keys[:, None] < S, other=0.0)
+        k = tl.load(k_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
+        v = tl.load(v_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(keys[None, :] < S, scores, -float("inf"))
         new = tl.maximum(m, tl.max(scores, 1))
@@ -267,21 +272,23 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
         total = total * factor + tl.sum(powers, 1)
         acc = acc * factor[:, None] + tl.dot(powers, v, input_precision="ieee")
         m = new
-    tl.store(out_ptr + rows[:, None] * D + d, acc / total[:, None], mask=rows[:, None] < S)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None], mask=rows[:, None] < S)
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %% [markdown]
-# Read it beside lesson 02: `factor` shrinks what is old, total and acc alike; there is one division, at the end. Missing keys
-# are loaded as 0 and then get the score −∞: the load's mask protects memory, the `where` protects the result.
+# Read it beside lesson 02: `factor` shrinks what is old, total and acc alike; there is one division, at the end. What of the
+# missing keys? The masks protect memory, `other=0` keeps NaN out of both products, and the `where` protects the result: the
+# scores of zeros are 0, not −∞, and no `other` of a load can change what a product makes of it.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.reads", "256 tokens, blocks of 64 queries and 64 keys: how often is each row of K read from memory?", unit="times")
 
 # %%
 def flash(q, k, v, kernel=flash_kernel, BLOCK_M=64, BLOCK_N=64):
-    out, lse = torch.empty_like(q), torch.empty(len(q))
-    kernel[(triton.cdiv(len(q), BLOCK_M),)](
-        q, k, v, out, lse, len(q), D**-0.5, D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
+    S, D = q.shape
+    out, lse = torch.empty_like(q), torch.empty(S)
+    kernel[(triton.cdiv(S, BLOCK_M),)](
+        q, k, v, out, lse, S, D**-0.5, D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
     return out, lse
 
 
@@ -293,7 +300,7 @@ print("error below 1e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 1e-6, abs(
 
 # %% [markdown]
 # **Once per block of queries**, ⌈S / BLOCK_M⌉ times: not once, though the kernel is "fused", and not once per query either. A
-# program shares nothing with the next one. Move the slider over the programs; a number counts a program's loads.
+# program shares nothing with the next one. Move the slider over the programs; the number in a box is its turn.
 
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}
@@ -317,7 +324,8 @@ for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
 
 # %% [markdown]
 # Why not BLOCK_M = S? q, acc and the scores of a block must fit beside the arithmetic units, and fewer programs leave units
-# without work. `ringlab kernels --offline` shows what a compiler says to that: registers, spills, shared memory.
+# without work. `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not
+# ours, and lists what its blocks take up: registers, shared memory, and *spills*, what did not fit and went to memory.
 #
 # ## 6 · Causal: leave alone what nobody sees
 #
@@ -336,11 +344,12 @@ predict("04.tiles", "Of 4 × 4 square tiles: how many does a causal kernel have 
 def tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constexpr,
          D: tl.constexpr, BLOCK_N: tl.constexpr):
     keys, d = first + tl.arange(0, BLOCK_N), tl.arange(0, D)
-    k = tl.load(k_ptr + keys[:, None] * D + d, mask=keys[:, None] < S, other=0.0)
-    v = tl.load(v_ptr + keys[:, None] * D + d, mask=keys[:, None] < S, other=0.0)
+    k = tl.load(k_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
+    v = tl.load(v_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if MASK:
-        scores = tl.where((keys < S) & (keys <= rows[:, None]), scores, -float("inf"))
+        visible = (keys[None, :] < S) & (keys[None, :] <= rows[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
     new = tl.maximum(m, tl.max(scores, 1))
     factor, powers = tl.exp(m - new), tl.exp(scores - new[:, None])
     acc = acc * factor[:, None] + tl.dot(powers, v, input_precision="ieee")
@@ -348,14 +357,15 @@ def tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constex
 
 # %% [markdown]
 # `tile` is the loop's body, moved out unchanged: a kernel may call other `@triton.jit` functions. `MASK` is a constexpr, so the
-# compiler makes two versions and neither asks at run time. `STEP` is our ladder's rung.
+# compiler makes two versions and neither asks at run time. `STEP` is our ladder's rung. Take program 2, rows 128 to 191, at
+# STEP 3: `stop` is 192, `full` is 128. Tiles 0 and 64 go without a mask, tile 128 with one, tile 192 is not visited.
 
 # %%
 @triton.jit
 def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.constexpr,
                   D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    q = tl.load(q_ptr + rows[:, None] * D + d, mask=rows[:, None] < S, other=0.0)
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :], mask=rows[:, None] < S, other=0.0)
     m, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     stop, full = S, 0
@@ -367,14 +377,15 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.cons
         m, total, acc = tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, False, D, BLOCK_N)
     for first in range(full, stop, BLOCK_N):
         m, total, acc = tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, True, D, BLOCK_N)
-    tl.store(out_ptr + rows[:, None] * D + d, acc / total[:, None], mask=rows[:, None] < S)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None], mask=rows[:, None] < S)
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %%
 def causal(q, k, v, step, block=64):
-    out, lse = torch.empty_like(q), torch.empty(len(q))
-    causal_kernel[(triton.cdiv(len(q), block),)](
-        q, k, v, out, lse, len(q), D**-0.5, STEP=step, D=D, BLOCK_M=block, BLOCK_N=block)
+    S, D = q.shape
+    out, lse = torch.empty_like(q), torch.empty(S)
+    causal_kernel[(triton.cdiv(S, block),)](
+        q, k, v, out, lse, S, D**-0.5, STEP=step, D=D, BLOCK_M=block, BLOCK_N=block)
     return out, lse
 
 
@@ -390,6 +401,9 @@ compare("04.tiles", sum(access.argument == "k_ptr" for access in skipping))
 show(kernel_access.all_programs(skipping, maps), kernel_access.describe(skipping, maps))
 
 # %% [markdown]
+# No guard against −∞ was needed: every row sees key 0, so `m` is a number after the first tile. In the exercise there are rows
+# that see nothing.
+#
 # The wall has become stairs, and the upper half of the tiles is gone. The first program is done after one tile, the last one after four: on a GPU, such programs
 # run side by side and the long ones decide. It is the imbalance that lesson 07 meets again between ranks.
 #
@@ -413,22 +427,24 @@ for name, accesses in ladder.items():
     print(f"{name:32} {kib(accesses, 'load'):8.0f} {kib(accesses, 'store'):8.0f} {count:6} {masked:7}")
 
 # %% [markdown]
-# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and the ratio grows with S. Of the
-#   reads, those of the scores are gone; K and V stay.
-# - **Larger BLOCK_M:** half the reads of K and V, and half as many tiles, each twice as large.
+# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. That of the
+#   reads hardly does: flash still reads S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
+# - **Larger BLOCK_M:** half of those reads, and half as many tiles, each twice as large. But for a causal mask, nothing
+#   else cuts them.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks this tends to one half.
 # - **Mask only the diagonal:** the traffic is the same, but of 10 tiles only 4 compare positions. What this rung saves is
-#   arithmetic, on tiles that are mostly not cut: the longer the sequence, the fewer of them are.
+#   arithmetic: the cut tiles grow with S, all tiles with S², so the share that needs a mask falls.
 #
 # The shipped kernels of `ringlab` are this last one, with three more things: powers of two instead of e, since that is what
 # the hardware has; tiles by a table, for any layout; and a state that is carried from one ring step to the next. Lesson 12
-# builds them. On a GPU nothing in the text of a kernel changes: leave TRITON_INTERPRET unset, give it CUDA tensors, and
-# measure there.
+# builds them. On a GPU the text of a kernel stays as it is, but for `print`, which does not compile: leave
+# TRITON_INTERPRET unset, give it CUDA tensors, and measure there.
 #
 # ## Recap
 #
 # - A program takes a block: number, offsets, mask, load, arithmetic, store. Nobody writes what another one touches.
-# - Masks protect memory. `other` protects the result: −∞ before a maximum or an exp, 0 before a sum or a product.
+# - A load's mask protects memory. What missing lanes hold decides the result: `other`, if they are used as loaded (−∞ before
+#   a maximum or an exp, 0 before a sum or a product); a `where`, if something is computed first, as scores from keys of 0.
 # - The interpreter is exact about values and blind to speed and races. Count bytes, not its seconds.
 # - Flash forward writes out and lse only, and reads K and V ⌈S / BLOCK_M⌉ times.
 # - Causal: end the loop at the block's last row, and mask the tiles on the diagonal only.
