@@ -53,13 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     RINGLAB_REQUIRE_ALL=1 forbids that, but for what no package can bring.
     """
-    for mark, missing in needs.MISSING.items():
-        if needs.all_required() and mark not in needs.MAY_BE_ABSENT:
-            continue
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        if marked and (reason := missing()):
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=reason))
+    needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
 
 
 @pytest.hookimpl(hookwrapper=True)

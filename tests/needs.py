@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+
+import pytest
 
 REMEDY = "sudo apt-get update && sudo apt-get install -y "
 
@@ -89,3 +91,13 @@ MISSING: dict[str, Callable[[], str | None]] = {
 
 MAY_BE_ABSENT = ("needs_cuda", "needs_two_gpus")
 """What no package can bring: skipped where it is missing even if all is required, and said loudly at the end."""
+
+
+def skip_what_is_missing(items: Iterable[pytest.Item], marks: Iterable[str]) -> None:
+    """Skip the items with one of `marks` whose need is not met here, with the remedy as the reason."""
+    items = list(items)
+    for mark in marks:
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked and (reason := MISSING[mark]()):
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Everything that needs an NVIDIA GPU, in one go; `make gpu` runs it:
-#   tests    the case table on the GPU, and tests of the benchmarks' clock and memory  (tests/gpu)
+#   tests    the case table on the GPU, the transports between processes (with cloudpickle), and tests of the
+#            benchmarks' clock and memory  (tests/gpu)
 #   kernels  `ringlab bench kernels`             -> $RESULTS/kernels-<gpu>.json
 #   ring     `ringlab bench ring --emulated 8`   -> $RESULTS/ring-<gpu>.json
 #   draw     bars and rooflines of all results   -> $FIGURES

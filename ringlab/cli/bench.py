@@ -119,7 +119,9 @@ def draw(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Results; all of benchmarks/results by default.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder that the pictures go to.")] = Path("figures"),
+    out: Annotated[Path, typer.Option("--out", help="The folder that the pictures go to.")] = Path(
+        "build/figures"
+    ),
     as_json: Json = False,
 ) -> None:
     """Draw results: bars for each, and a roofline for kernels, as PNG and SVG with a text for each."""

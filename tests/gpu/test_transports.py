@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
+
 from ringlab import VirtualCluster, launch, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
