@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.course.answers import compare_with, expect_array, expect_tuple
+from ringlab.course.answers import compare_with, expect_array, expect_tuple, relative_error
 from ringlab.course.contract import Failure, Misconception
 from ringlab.course.contracts import e12_mistakes as mistakes
 from ringlab.course.contracts.e05_step import rounding_bound
@@ -24,6 +24,7 @@ from ringlab.course.contracts.e12_emulate import (
     step,
     tile,
 )
+from ringlab.course.contracts.rounding import EPS, largest
 
 POISON = 777.0
 """What lies in OUT and LSE before they are written; the state and keys that must not be read hold NaN."""
@@ -86,6 +87,16 @@ class Ends:
         """Return (out, lse)."""
         return finished(self.state, wrong)
 
+    def bound(self) -> float:
+        """The relative error that float32 may have here.
+
+        lse is the sum of m · ln 2 and ln total, each off by a few roundings of its own size; they may
+        cancel, and then the same error is a larger fraction of the largest lse.
+        """
+        seen = self.state.total > 0
+        terms = math.log(2) * np.abs(self.state.m[seen]) + np.abs(np.log(self.state.total[seen])) + 1
+        return 4 * EPS * max(2.0, largest(terms) / (largest(self.answer()[1]) or 1.0))
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -141,7 +152,7 @@ def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) 
     for part, wanted, name in zip(parts, like, STATE, strict=True):
         expect_array(part, wanted.shape, name=name)
         if getattr(part, "dtype", None) is not torch.float32:
-            raise mistakes.LOW_PRECISION_STATE.failure(f"{text}: {name} is {getattr(part, 'dtype', None)}")
+            raise Failure(f"{name} should be float32.", f"{text}: {name} is {getattr(part, 'dtype', None)}")
     return tuple(parts)
 
 
@@ -161,6 +172,15 @@ def expect_written(out: Any, lse: Any, text: str) -> None:
         if left.any():
             where = ", ".join(map(str, np.argwhere(left)[0]))
             raise mistakes.UNWRITTEN.failure(f"{text}: {name}[{where}] and {left.sum() - 1} more")
+
+
+def rounded(state: Sequence[Any], case: Any) -> bool:
+    """Return whether acc or m holds nothing but bfloat16 numbers, and says nearly what it should."""
+    says = comparable([np.asarray(part, np.float64) for part in state])
+    near = relative_error(says, case.answer()) < 0.05
+    return near and any(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(x).bfloat16().float()) for x in state[:2]
+    )
 
 
 def unnamed(failure: Failure, mistake: Misconception) -> Failure:

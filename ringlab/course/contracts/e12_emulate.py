@@ -98,7 +98,10 @@ def _segment(mine: State, q, k, v, segment, rows, scale2: float, wrong: Iterable
     for start in range(begin, end, BLOCK):
         keys = np.arange(start, min(start + BLOCK, end))
         visible = (keys[None, :] < full) | (keys[None, :] <= rows[:, None] + shift)
-        k_tile, v_tile = k[..., keys, :], v[..., keys, :]
+        if "drops_the_short_tile" in wrong and len(keys) < BLOCK:
+            continue
+        places = keys - segment[0] if "keys_not_offset" in wrong and start < full else keys
+        k_tile, v_tile = k[..., places, :], v[..., places, :]
         if "tail_counts" in wrong and len(keys) < BLOCK:
             pad = ((0, 0), (0, 0), (0, BLOCK - len(keys)), (0, 0))
             k_tile, v_tile = np.pad(k_tile, pad), np.pad(v_tile, pad)

@@ -81,6 +81,10 @@ TAIL = _makes(
     "The last, short tile of keys counts keys that do not exist. `other=0.0` makes their score 0, and 2^(0 − m) is not 0: "
     "hide them in `visible` as well.",
 )
+SHORT = _makes(
+    "drops_the_short_tile",
+    "The last, short tile of keys was not visited: count tiles upwards, range(start, stop, BLOCK_N), and mask its end.",
+)
 GROUP = _makes(
     "wrong_group",
     "A query head read the wrong K/V head: this is h mod K. Heads that share a K/V head stand side by side, so head h reads "
@@ -163,6 +167,7 @@ STEP = (
     ),
     GROUP,
     TAIL,
+    SHORT,
     ROUNDED_BETWEEN_STEPS,
     SEVERAL_LAUNCHES,
     READS_TWICE,
@@ -195,6 +200,11 @@ TABLE = (
         "full_part_forgotten",
         "Keys k_begin … k_full − 1 were not visited at all: they need no mask, but they are seen. Visit them first, then the "
         "masked ones.",
+    ),
+    _makes(
+        "keys_not_offset",
+        "The unmasked keys were read from the beginning of the block: in `visit` K and V are read at base + key, and keys "
+        "count from `start`, which need not be 0.",
     ),
     _makes(
         "writes_foreign_rows",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringlab.course.contract import Failure, Misconception
 from ringlab.course.contracts import e12_mistakes as mistakes
 from ringlab.course.contracts.e12_emulate import Step
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ringlab.course.subject import Recorded
 
 ORIGIN = (0, 0, 0)
+STATE = ("ACC", "M", "TOTAL")
 
 
 def launches(recorded: Recorded) -> int:
@@ -39,8 +41,28 @@ def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) ->
                 raise mistakes.READS_TWICE.failure(example)
 
 
-def expect_named_keys_only(recorded: Recorded, block: Step, text: str) -> None:
-    """Raise a Failure where a program loads keys that none of its own segments names."""
+def expect_state_not_read(recorded: Recorded, text: str) -> None:
+    """Raise a Failure where a program loads from ACC, M or TOTAL."""
+    for argument in STATE:
+        if any(offsets.size for offsets in _loads(recorded, argument).values()):
+            raise mistakes.FIRST_READS.failure(f"{text}: {argument} is loaded")
+
+
+def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) -> None:
+    """Raise a Failure where no program stored an element of ACC, M or TOTAL."""
+    for argument, part in zip(STATE, state, strict=True):
+        stored = np.zeros(part.numel(), bool)
+        for access in recorded.accesses:
+            if access.kind == "store" and access.argument == argument:
+                stored[np.asarray(access.offsets)] = True
+        if not stored.all():
+            where = ", ".join(map(str, np.argwhere(~stored.reshape(part.shape))[0]))
+            message = "Some of ACC, M or TOTAL was never written: the next step needs the state of every row of every head."
+            raise Failure(message, f"{text}: {argument}[{where}] and {(~stored).sum() - 1} more")
+
+
+def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: Misconception) -> None:
+    """Raise a Failure, as `mistake`, where a program loads keys that none of its own segments names."""
     keys, D = block.k.shape[-2:]
     for argument in ("K", "V"):
         for (program, head, _), offsets in _loads(recorded, argument).items():
@@ -49,7 +71,7 @@ def expect_named_keys_only(recorded: Recorded, block: Step, text: str) -> None:
             read = set((offsets // D % keys).tolist())
             if extra := sorted(read - allowed):
                 where = f"program ({program}, {head}) loads {argument} of key {extra[0]}"
-                raise mistakes.HIDDEN_TILES.failure(f"{text}: {where} and {len(extra) - 1} more")
+                raise mistake.failure(f"{text}: {where} and {len(extra) - 1} more")
 
 
 def _loads(recorded: Recorded, argument: str) -> dict[tuple[int, ...], np.ndarray]:
