@@ -15,11 +15,14 @@ from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab.blocks import get_block, known
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.triton import TritonBlock
+from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.steps import BackwardSteps, Launcher
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, attend, join, problem
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.layout import Layout, contiguous
+from ringlab.plan import Tile
 from tests.blocks.small_tiles import small_tiles
 from tests.laws.draw import Shape, tensors
 
@@ -160,6 +163,92 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(BackendError, match="tf32x3"):
         TritonBlock(precision="tf32")
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"(?s)forward_step, backward_dq, backward_dkv.*'forwardstep'"):
+        TritonBlock(configs={"forwardstep": Config(16, 16, 4, 1)})
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is launched wrongly may write beyond its tensors, so nothing may be."""
+
+    def launch(self: Launcher, kernel: str, *_: object, **__: object) -> None:
+        raise AssertionError(f"{kernel} was launched")
+
+    monkeypatch.setattr(Launcher, "launch", launch)
+
+
+def like(L: int = 8, H: int = 2, D: int = 8, B: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(B, H, L, D, dtype=dtype)
+
+
+WHOLE = (Tile(0, 8, 0, 8, True),)
+
+# k, v, tiles, the error and what it says, for rows of 8 tokens, 2 heads and a head dim of 8.
+UNFIT: dict[str, tuple[Tensor, Tensor, tuple[Tile, ...], type[RinglabError], str]] = {
+    "another batch": (like(B=2), like(B=2), WHOLE, ShapeError, r"k \(2, 2, 8, 8\)"),
+    "another head dim": (like(D=4), like(D=4), WHOLE, ShapeError, r"k \(1, 2, 8, 4\)"),
+    "v unlike k": (like(), like(L=9), WHOLE, ShapeError, r"v \(1, 2, 9, 8\)"),
+    "three axes": (like()[0], like()[0], WHOLE, ShapeError, r"k \(2, 8, 8\)"),
+    "heads that do not divide": (like(H=3), like(H=3), WHOLE, ShapeError, "2 and 3"),
+    "no key/value heads": (like(H=0), like(H=0), WHOLE, ShapeError, "2 and 0"),
+    "k of another dtype": (like(dtype=torch.float16), like(), WHOLE, DtypeError, r"k\.to\(q\.dtype\)"),
+    "v of another dtype": (like(), like(dtype=torch.float64), WHOLE, DtypeError, r"v torch\.float64"),
+    "v elsewhere": (like(), like().to("meta"), WHOLE, DeviceError, "v on meta"),
+    "rows beyond q": (like(), like(), (Tile(4, 9, 0, 8, False),), ShapeError, "within 8 rows and 8 keys"),
+    "keys beyond k": (like(L=7), like(L=7), WHOLE, ShapeError, "within 8 rows and 7 keys"),
+    "keys below 0": (like(), like(), (Tile(0, 8, -1, 7, True),), ShapeError, "within 8 rows and 8 keys"),
+    "causal, not square": (like(), like(), (Tile(0, 4, 0, 8, True),), ShapeError, "as many keys as rows"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_does_not_fit_is_refused_before_a_launch(name: str, no_launch: None) -> None:
+    k, v, tiles, kind, words = UNFIT[name]
+    state = torch.zeros(1, 2, 8)
+    for count in (1, 2):
+        for steps in (
+            TritonBlock().forward_steps(like(), count, scale=0.3),
+            TritonBlock().backward_steps(like(), like(), state, state, count, scale=0.3),
+        ):
+            with pytest.raises(kind, match=words):
+                steps.take(tiles, k, v)
+
+
+def test_more_keys_than_rows_are_no_causal_tile(no_launch: None) -> None:
+    q, k = like(L=4, H=1), like(L=40, H=1)
+    with pytest.raises(ShapeError, match=r"(?s)4 rows, 40 keys.*causal=False"):
+        TritonBlock().forward(q, k, k, causal=True, scale=0.3)
+    state = torch.zeros(1, 1, 4)
+    with pytest.raises(ShapeError, match=r"(?s)4 rows, 40 keys.*causal=False"):
+        TritonBlock().backward(q, q, k, k, q, state, state, causal=True, scale=0.3)
+
+
+def test_rows_that_backward_cannot_use_are_refused() -> None:
+    state = torch.zeros(1, 2, 8)
+    wrong = (
+        (like(L=7), state, state, ShapeError, r"dout \(1, 2, 7, 8\)"),
+        (like(), state[..., 1:], state, ShapeError, r"lse \(1, 2, 7\)"),
+        (like(), state, state[0], ShapeError, r"delta \(2, 8\)"),
+        (like(dtype=torch.bfloat16), state, state, DtypeError, "dout in the dtype of q"),
+        (like(), state, state.to("meta"), DeviceError, "delta on meta"),
+    )
+    for dout, lse, delta, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            BackwardSteps(Launcher(lambda kernel: Config(16, 16, 4, 1), 0.3), dout, like(), lse, delta, 1)
+
+
+def test_there_are_no_more_steps_than_were_said() -> None:
+    state = torch.zeros(1, 2, 8)
+    for steps in (
+        TritonBlock().forward_steps(like(), 1, scale=0.3),
+        TritonBlock().backward_steps(like(), like(), state, state, 1, scale=0.3),
+    ):
+        steps.take(WHOLE, like(), like())
+        with pytest.raises(BackendError, match="1 steps"):
+            steps.take(WHOLE, like(), like())
 
 
 CASE = Case("zigzag", 2, 50, 2, 16, "float32", True)

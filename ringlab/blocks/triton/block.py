@@ -8,10 +8,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ringlab.blocks.triton.configs import LARGEST_HEAD_DIM, Config, architecture, choose
+from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, architecture, choose
 from ringlab.blocks.triton.interpreter import interpreting
 from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial
 from ringlab.plan import Tile
 from ringlab.types import KeyValue, Query, RowState
@@ -23,7 +23,7 @@ class TritonBlock:
     """Ring steps by Triton: NVIDIA GPUs from compute capability 8.0, or the CPU with TRITON_INTERPRET=1.
 
     `precision` is how float32 is multiplied: "ieee", or "tf32x3" on tensor cores. `configs` launches kernels
-    otherwise than the tables say, by their name.
+    otherwise than the tables say, by their name. Raises: BackendError for an unknown precision or kernel.
     """
 
     name = "triton"
@@ -33,6 +33,9 @@ class TritonBlock:
     def __init__(self, precision: str = "ieee", configs: Mapping[str, Config] | None = None) -> None:
         if precision not in ("ieee", "tf32x3"):
             raise BackendError("precision='ieee' or 'tf32x3'", repr(precision))
+        if unknown := set(configs or ()) - set(KERNELS):
+            names = ", ".join(map(repr, sorted(unknown)))
+            raise BackendError(f"configs for kernels among {', '.join(KERNELS)}", names)
         self.precision, self.configs = precision, dict(configs or {})
 
     def supports(self, q: Query) -> str | None:
@@ -87,12 +90,18 @@ class TritonBlock:
 
 
 def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """A tile of a block backend: causal ones are aligned top-left and may have more rows than keys."""
+    """A tile of a block backend: causal ones are aligned top-left and may have more rows than keys.
+
+    Raises: ShapeError for a causal one with more keys than rows.
+    """
     rows, keys = q.shape[-2], k.shape[-2]
     if not (rows and keys):
         return ()
     if not causal:
         return (Tile(0, rows, 0, keys, False),)
+    if keys > rows:
+        remedy = f"cut k and v to the {rows} keys that some row sees, or pass causal=False"
+        raise ShapeError("a causal tile with no more keys than rows", f"{rows} rows, {keys} keys", remedy)
     square = Tile(0, keys, 0, keys, True)
     return (square, Tile(keys, rows, 0, keys, False)) if rows > keys else (square,)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.blocks.triton.configs import Config
-from ringlab.blocks.triton.visits import key_visits, row_visits
-from ringlab.errors import BackendError
+from ringlab.blocks.triton.visits import check_tiles, key_visits, row_visits
+from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.merge import Partial
 from ringlab.plan import Tile
 
@@ -56,7 +56,11 @@ class ForwardSteps:
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
     def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> None:
-        """Attend to a block where `tiles` says so, in one launch, or in none if there is nothing to do."""
+        """Attend to a block where `tiles` says so, in one launch, or in none if there is nothing to do.
+
+        Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
+        """
+        _check_step(self.step, self.count, tiles, self.q, k, v)
         first, last = self.step == 0, self.step == self.count - 1
         self.step += 1
         q = self.q
@@ -104,13 +108,18 @@ class BackwardSteps:
     def __init__(
         self, launcher: Launcher, dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, count: int
     ) -> None:
+        _check_rows(q, dout, lse, delta)
         self.launcher, self.count, self.step = launcher, count, 0
         self.dout, self.q = dense(dout), dense(q)
         self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (lse, delta))
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
     def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> list[Gradient]:
-        """Return what these rows add to the gradients of a block, in float32: one for all keys, or nothing."""
+        """Return what these rows add to the gradients of a block, in float32: one for all keys, or nothing.
+
+        Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
+        """
+        _check_step(self.step, self.count, tiles, self.q, k, v)
         first, last = self.step == 0, self.step == self.count - 1
         self.step += 1
         k, v = dense(k), dense(v)
@@ -165,6 +174,48 @@ class BackwardSteps:
 
     def _strides(self, k: Tensor, v: Tensor) -> tuple[int, ...]:
         return *strides(self.q), *strides(k), *strides(v), *strides(self.dout)
+
+
+def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise where the kernels would read or write beyond a tensor: they believe shapes, dtypes and tiles."""
+    if step >= count:
+        raise BackendError(f"{count} steps, as was said before the first", "one more")
+    _check_kinds(q, k=k, v=v)
+    if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise _misfit("q (B, H, L, D), and k and v both (B, K, L, D)", q=q, k=k, v=v)
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
+    check_tiles(tiles, q.shape[2], k.shape[2])
+
+
+def _check_rows(q: Tensor, dout: Tensor, lse: Tensor, delta: Tensor) -> None:
+    """Raise where what backward is given of its rows does not fit to them."""
+    _check_kinds(q, dout=dout)
+    if dout.shape != q.shape or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
+        raise _misfit(
+            "dout like q (B, H, L, D), and lse and delta (B, H, L)", q=q, dout=dout, lse=lse, delta=delta
+        )
+    if {lse.device, delta.device} != {q.device}:
+        devices = f"q on {q.device}, lse on {lse.device}, delta on {delta.device}"
+        raise DeviceError("lse and delta on q's device", devices, "move them with .to(q.device)")
+
+
+def _check_kinds(q: Tensor, **others: Tensor) -> None:
+    """Raise unless all are tensors (batch, heads, tokens, head dim) of the dtype and on the device of q."""
+    names = " and ".join(others)
+    for name, x in others.items():
+        if x.ndim != 4 or q.ndim != 4:
+            raise _misfit(f"q, {names} as tensors (batch, heads, tokens, head dim)", q=q, **others)
+        if x.dtype != q.dtype:
+            got = f"q {q.dtype}, {name} {x.dtype}"
+            raise DtypeError(f"{names} in the dtype of q", got, f"pass {name}.to(q.dtype)")
+        if x.device != q.device:
+            got = f"q on {q.device}, {name} on {x.device}"
+            raise DeviceError(f"{names} on the device of q", got, f"pass {name}.to(q.device)")
+
+
+def _misfit(needed: str, **tensors: Tensor) -> RinglabError:
+    return ShapeError(needed, ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items()))
 
 
 def dense(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringlab.errors import ShapeError
 from ringlab.plan import Tile
 
 ALL = 2**30
@@ -133,6 +134,18 @@ def key_visits(
 ) -> Visits:
     """Return the tables of `key_programs` on `device`."""
     return _tables(key_programs(tiles, n_rows, n_keys, block_m, block_n), device)
+
+
+@lru_cache(maxsize=4096)
+def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
+    """Raise ShapeError for a tile that is not within `n_rows` rows and `n_keys` keys, or causal and not square."""
+    for t in tiles:
+        if not (0 <= t.q_start <= t.q_stop <= n_rows and 0 <= t.k_start <= t.k_stop <= n_keys):
+            remedy = "plan the tiles for these shards: ringlab.plan.tiles"
+            raise ShapeError(f"tiles within {n_rows} rows and {n_keys} keys", str(t), remedy)
+        if t.causal and t.q_stop - t.q_start != t.k_stop - t.k_start:
+            remedy = "cut off the rows that see all keys as a tile that is not causal"
+            raise ShapeError("causal tiles with as many keys as rows", str(t), remedy)
 
 
 def _bands(tiles: tuple[Tile, ...], n_rows: int, every_row: bool) -> list[_Band]:
