@@ -151,6 +151,57 @@ def large_float16() -> None:
         assert torch.equal(getattr(before, name), getattr(after, name)), name
 
 
+def large_products_float16() -> None:
+    """dO·Vᵀ beyond 65504, float16's largest number, before weights of about 1/64 make dS small.
+
+    A factor of 256 in v and in dout is taken out of the results again; it changes no bit but where numbers
+    near 0 lose some.
+    """
+    small = Task(S=64, H=1, K=1, causal=False, dtype=torch.float16)
+    q, k, v, dout = small.tensors(size=0.25)
+    assert (dout.float() * 256 @ (v.float() * 256).mT).abs().max() > 65504
+    found = attend(small, (q, k, v * 256, dout * 256))
+    factors = {"out": 256, "lse": 1, "dq": 256**2, "dk": 256**2, "dv": 256}
+    shrunk = Results(*(getattr(found, name).float() / factors[name] for name in NAMES))
+    hold(small, shrunk, (q, k, v, dout))
+
+
+def carried_in_float32() -> None:
+    """Eight steps of 16 keys give bfloat16's bits of one step over all keys, but for rare ties.
+
+    What float32 carries is rounded to bfloat16 once, at the end. Two float32 numbers a few units apart round
+    to different bfloat16 ones where a boundary lies between them, one in 2¹⁶ units: for about one number in
+    2¹⁴. Numbers that were rounded on the way differ far more often.
+    """
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 2, n, 32, generator=draw).bfloat16() for n in (45, 128, 128, 45))
+    whole, parts = _in_steps(q, k, v, dout, 1), _in_steps(q, k, v, dout, 8)
+    for name in ("out", "dq", "dk", "dv"):
+        one, other = (getattr(results, name).bfloat16() for results in (whole, parts))
+        share = (one != other).float().mean().item()
+        assert share < 0.02, f"{name}: {share:.1%} of all numbers are others in eight steps"
+    assert (whole.lse - parts.lse).abs().max() <= 1e-6 * whole.lse.abs().max()
+
+
+def _in_steps(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, count: int) -> Results:
+    """Return what `count` steps give for rows that see all keys, of which each step has as many."""
+    keys, scale = k.shape[2] // count, q.shape[3] ** -0.5
+    tile = (Tile(0, q.shape[2], 0, keys, False),)
+    blocks = list(zip(k.split(keys, dim=2), v.split(keys, dim=2), strict=True))
+    with poisoned():
+        steps = SMALL.forward_steps(q, count, scale=scale)
+        for block in blocks:
+            steps.take(tile, *block)
+        partial = steps.result()
+        out, lse = partial.out, partial.lse
+        delta = (dout.float() * out.float()).sum(-1)
+        back = SMALL.backward_steps(dout, q, lse, delta, count, scale=scale)
+        added = [gradient for block in blocks for gradient in back.take(tile, *block)]
+    dk, dv = (torch.cat([getattr(each, name) for each in added], dim=2) for name in ("dk", "dv"))
+    assert dk.dtype == dv.dtype == torch.float32, "they are added to those of other rows"
+    return Results(out, lse, back.result(), dk, dv)
+
+
 def exact_scores() -> None:
     """Whole numbers in bfloat16 make exact scores, so lse has float32's error, not bfloat16's."""
     task = Task(S=70, H=1, K=1, D=32, dtype=torch.bfloat16, scale=0.3)
@@ -205,6 +256,8 @@ CHECKS: dict[str, Callable[[], None]] = {
         stored_otherwise,
         own_scale,
         large_float16,
+        large_products_float16,
+        carried_in_float32,
         exact_scores,
         rows_that_see_nothing,
     )

@@ -53,6 +53,11 @@ def loaded(source: str, folder: Path) -> ModuleType:
 
 _VISIBLE = "keys[None, :] <= rows[:, None] + shift"
 _VISIBLE_KEYS = "keys[:, None] <= rows[None, :] + shift"
+_CARRIED = "_tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)"
+_DP, _DP_KEYS = (
+    f"dp = tl.dot({pair}, input_precision=PRECISION)" for pair in ("dout, tl.trans(v)", "v, tl.trans(dout)")
+)
+_ROUND = ".to(Q.dtype.element_ty).to(tl.float32)"
 _QK = "tl.dot(q, tl.trans(k), input_precision=PRECISION)"
 
 FORWARD = (
@@ -73,6 +78,9 @@ FORWARD = (
     Mutant("a step forgets the carried state", "forward_step", "if FIRST:", "if True:", "full_ring"),
     Mutant("the carried maximum is stale", "forward_step", "tl.store(M + state + rows, m, mask=owned)", "if FIRST:\n            tl.store(M + state + rows, m, mask=owned)", "full_ring"),
     Mutant("the carried sum is stale", "forward_step", "tl.store(TOTAL + state + rows, total, mask=owned)", "if FIRST:\n            tl.store(TOTAL + state + rows, total, mask=owned)", "full_ring"),
+    Mutant("the carried sum of values is rounded", "forward_step", _CARRIED, f"{_CARRIED}{_ROUND}", "carried_in_float32"),
+    Mutant("the carried maximum is rounded", "forward_step", "m = tl.load(M + state + rows, mask=owned, other=-float(\"inf\"))", f"m = tl.load(M + state + rows, mask=owned, other=-float(\"inf\")){_ROUND}", "carried_in_float32"),
+    Mutant("the carried sum of weights is rounded", "forward_step", "tl.load(TOTAL + state + rows, mask=owned, other=0.0)", f"tl.load(TOTAL + state + rows, mask=owned, other=0.0){_ROUND}", "carried_in_float32"),
     Mutant("the ragged tail is skipped", "forward_step", "tl.range(split, end, BLOCK_N)", "tl.range(split, end - BLOCK_N + 1, BLOCK_N)", "full_ring"),
     Mutant("the unmasked tiles are skipped", "forward_step", "tl.range(begin, split, BLOCK_N)", "tl.range(split, split, BLOCK_N)", "full_ring"),
     Mutant("keys of another head", "forward_step", "K + batch * k_b + tl.cast(query_head // GROUP, tl.int64)", "K + batch * k_b + tl.cast(query_head % GROUP, tl.int64)", "batches"),
@@ -103,6 +111,8 @@ BACKWARD = (
     Mutant("scores round to the dtype of q", "_add_to_dq", _QK, f"{_QK}.to(q.dtype)", "large_float16"),
     Mutant("lse is taken for units of log 2", "_log2", "lse * 1.4426950408889634", "lse", "causal_ring"),
     Mutant("a step forgets the sum", "backward_dq", "if FIRST:", "if True:", "full_ring"),
+    Mutant("the carried sum is rounded", "backward_dq", _CARRIED, f"{_CARRIED}{_ROUND}", "carried_in_float32"),
+    Mutant("dP rounds to the dtype of q", "_add_to_dq", _DP, f"{_DP}.to(q.dtype)", "large_products_float16"),
     Mutant("the ragged tail is skipped", "backward_dq", "tl.range(split, end, BLOCK_N)", "tl.range(split, end - BLOCK_N + 1, BLOCK_N)", "full_ring"),
     Mutant("the unmasked tiles are skipped", "backward_dq", "tl.range(begin, split, BLOCK_N)", "tl.range(split, split, BLOCK_N)", "full_ring"),
     Mutant("keys and values of another head", "backward_dq", "query_head // GROUP", "query_head % GROUP", "batches"),
@@ -114,6 +124,7 @@ BACKWARD = (
     Mutant("a key is seen by the row before", "_add_to_dkv", _VISIBLE_KEYS, f"{_VISIBLE_KEYS} + 1", "causal_ring"),
     Mutant("nothing is masked", "_add_to_dkv", "tl.where(visible, p, 0.0)", "p", "causal_ring"),
     Mutant("scores round to the dtype of q", "_add_to_dkv", "tl.dot(k, tl.trans(q), input_precision=PRECISION)", "tl.dot(k, tl.trans(q), input_precision=PRECISION).to(q.dtype)", "large_float16"),
+    Mutant("dP rounds to the dtype of q", "_add_to_dkv", _DP_KEYS, f"{_DP_KEYS}.to(q.dtype)", "large_products_float16"),
     Mutant("delta is forgotten", "_add_to_dkv", "dp - delta[None, :]", "dp", "causal_ring"),
     Mutant("dV from dS", "_add_to_dkv", "dv = tl.dot(p.to", "dv = tl.dot((p * scores).to", "causal_ring"),
     Mutant("the masked head is skipped", "backward_dkv", "tl.range(begin, split, BLOCK_M)", "tl.range(split, split, BLOCK_M)", "causal_ring"),
