@@ -28,7 +28,6 @@ class RankThread:
         self.error: BaseException | None = None
         self.waiting: Waiting | None = None
         self.interrupt: BaseException | None = None
-        self.computing = False
         # A plain lock, held until the turn comes, hands over faster than a semaphore.
         self._turn = threading.Lock()
         self._turn.acquire()
@@ -37,8 +36,8 @@ class RankThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is this rank's own program, outside its computations."""
-        return threading.current_thread() is self._thread and not self.computing
+        """Whether the caller is this rank's own program."""
+        return threading.current_thread() is self._thread
 
     def resume(self) -> None:
         """Give the turn to this rank; returns at once."""

@@ -1,16 +1,16 @@
 """Who runs: one rank at a time, in an order that never depends on the clock.
 
-A rank passes the turn straight to the next one; nobody stands between them. While a rank computes
-what is marked `side_by_side`, the others may come up to their own computations, as many at once as
-torch has threads. A rank goes on in its turn, not when its computation happens to be done.
+A rank passes the turn straight to the next one; nobody stands between them. Computations marked
+`side_by_side` are done by workers while other ranks come up to their own. A rank goes on in its
+turn, not when its computation happens to be done.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ class Turns:
     def __init__(self, threads: Sequence[RankThread], stuck: Callable[[], None]) -> None:
         self.ready: deque[RankThread] = deque(threads)
         self.stuck = stuck
-        self.places = _Places(len(threads))
+        self._workers = _Workers(len(threads))
         self._caller = threading.Lock()
         self._caller.acquire()
         self._errand: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class Turns:
                 errand()
                 self.pass_on()
         finally:
-            self.places.use_all()
+            self._workers.stop()
         if self._crash is not None:
             raise self._crash
 
@@ -80,84 +80,86 @@ class Turns:
             self.ready.clear()
             let_through(self._caller)
 
-    def beside(self, thread: RankThread, function: Callable[[], T]) -> T:
-        """Return `function()`, computed here while other ranks have the turn."""
+    def compute(self, thread: RankThread, function: Callable[[], T], side_by_side: bool) -> T:
+        """Return `function()`, computed by a worker or by the caller of `run`; other ranks have the turn."""
+        job = _Job(function)
         self.ready.append(thread)
-        if self.places.take():
+        if side_by_side and self._workers.count > 1:
+            self._workers.submit(job)
             self.pass_on()
-        thread.computing = True
-        try:
-            with self.places.threads():
-                return function()
-        finally:
-            thread.computing = False
-            if self.places.leave():
-                self.pass_on()
-            thread.pause()
-
-    def by_caller(self, thread: RankThread, function: Callable[[], T]) -> T:
-        """Return `function()`, computed on the thread of `run`: all of torch's threads, one team for all ranks."""
-        answer: list[Any] = []
-
-        def errand() -> None:
-            try:
-                answer.extend((function(), None))
-            except Exception as error:
-                answer.extend((None, error))
-
-        self.ready.append(thread)
-        self._errand = errand
-        let_through(self._caller)
+        else:  # all of torch's threads, and one OpenMP team for all ranks
+            self._errand = job.run
+            let_through(self._caller)
         thread.pause()
-        result, error = answer
-        if error is not None:
-            raise error
-        return result
+        return job.result()
 
 
-class _Places:
-    """Places for computations side by side; torch's threads are divided among them.
+class _Job:
+    """A computation; `result` waits until somebody has done it."""
 
-    Every thread that calls torch gets a team of OpenMP threads of its own: two ranks on one thread
-    each lose no time at the barriers inside an operator.
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        try:
+            self._value = self._function()
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def result(self) -> Any:
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _Workers:
+    """Threads that take jobs from one queue; torch's threads are divided among them.
+
+    Every thread that calls torch gets a team of OpenMP threads of its own: two jobs on one thread
+    each lose no time at the barriers inside an operator. A worker goes from job to job without
+    waiting for anybody to wake up.
     """
 
     def __init__(self, ranks: int) -> None:
-        self.all_threads = torch.get_num_threads()
-        self.count = min(ranks, self.all_threads)
-        self._share = self.all_threads // self.count
-        self._lock = threading.Lock()
-        self._taken = 0
-        self._turn_waits = False
+        self._all_threads = torch.get_num_threads()
+        self.count = min(ranks, self._all_threads)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
-    def use_all(self) -> None:
-        """Let this thread, and threads to come, use all of torch's threads."""
-        if self._share != self.all_threads:
-            torch.get_num_threads()  # the first call on a thread forgets what was set on it before
-            torch.set_num_threads(self.all_threads)
+    def submit(self, job: _Job) -> None:
+        if not self._threads:
+            self._start()
+        self._jobs.put(job)
 
-    def take(self) -> bool:
-        """Take a place; return whether another is free, so that the turn may be passed on at once."""
-        with self._lock:
-            self._taken += 1
-            self._turn_waits = self._taken == self.count
-            return not self._turn_waits
+    def stop(self) -> None:
+        """End the threads as soon as the jobs under way are done; does not wait long for them."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=1.0)
 
-    def leave(self) -> bool:
-        """Give the place back; return whether the turn waited for that and must now be passed on."""
-        with self._lock:
-            self._taken -= 1
-            waited, self._turn_waits = self._turn_waits, False
-            return waited
+    def _start(self) -> None:
+        ready = threading.Barrier(self.count + 1)
+        for number in range(self.count):
+            name = f"compute {number}"
+            self._threads.append(threading.Thread(target=self._work, args=(ready,), name=name, daemon=True))
+            self._threads[-1].start()
+        ready.wait()
+        torch.set_num_threads(
+            self._all_threads
+        )  # the default for threads to come, which workers have changed
 
-    @contextmanager
-    def threads(self) -> Iterator[None]:
-        """Compute with this place's share of torch's threads."""
-        if self._share == self.all_threads:
-            yield
-            return
-        torch.set_num_threads(self._share)
-        try:
-            yield
-        finally:
-            self.use_all()
+    def _work(self, ready: threading.Barrier) -> None:
+        torch.get_num_threads()  # the first call on a thread forgets what was set on it before
+        torch.set_num_threads(self._all_threads // self.count)
+        ready.wait()
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            del job  # it holds tensors, and the next one may be long in coming

@@ -93,7 +93,6 @@ class _Scheduler:
 
         def body(rank: int) -> Any:
             multithreading = torch.autograd.set_multithreading_enabled(False)
-            self.turns.places.use_all()
             with torch.set_grad_enabled(grad), multithreading, self.watch(rank):
                 return program(Ring(self.wrapped(rank)), *args)
 
@@ -278,16 +277,13 @@ class _VirtualComm(Comm):
         if not thread.is_current and not self.scheduler.over:
             return function(*args, **kwargs)  # a computation inside a computation
         self._only_in_the_program("compute")
-        if getattr(function, "side_by_side", False):
-            result = turns.beside(thread, lambda: function(*args, **kwargs))
-        else:
-            grad = torch.is_grad_enabled()
+        grad = torch.is_grad_enabled()
 
-            def job() -> T:
-                with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank):
-                    return function(*args, **kwargs)
+        def job() -> T:
+            with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank):
+                return function(*args, **kwargs)
 
-            result = turns.by_caller(thread, job)
+        result = turns.compute(thread, job, getattr(function, "side_by_side", False))
         self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
         return result
 
