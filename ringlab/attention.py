@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import Any, Literal, overload
 
 import torch
@@ -76,7 +75,8 @@ def ring_attention(
     q is (B, H, L, D), k and v are (B, K, L, D): this rank's shards under `layout`, H % K == 0,
     and K/V travel as they are, never repeated. `causal` is in global positions. scale defaults to
     D^−½. `block`: "native", "blockwise", "naive", "triton" or "auto", whose choice is told in
-    the trace. `schedule`: "ring" or "allgather".
+    the trace, or a block object, such as TritonBlock(precision="tf32x3") of
+    `ringlab.blocks.triton`. `schedule`: "ring" or "allgather".
     With `return_lse` the result is (out, lse), lse (B, H, L) a natural logarithm, not
     differentiable. `validate` makes the ranks compare their calls first (512 bytes each).
 
@@ -87,7 +87,7 @@ def ring_attention(
     error: Exception | None = None
     try:
         _check(q, k, v, ring, layout)
-        _check_scale(scale)
+        _check_scale(scale, q.dtype)
         chosen, plan = get_block(block, q), get_schedule(schedule)
     except (ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, ValueError) as raised:
         error = raised
@@ -171,9 +171,14 @@ def _check(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
             )
 
 
-def _check_scale(scale: Any) -> None:
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
-        raise DtypeError("scale= a finite number, or None for D^−½", repr(scale))
+def _check_scale(scale: Any, dtype: torch.dtype) -> None:
+    """Raise unless `scale` is finite in the dtype that scores of tensors of `dtype` have."""
+    if scale is None:
+        return
+    of_scores = state_dtype(dtype)
+    largest = torch.finfo(of_scores).max
+    if not (isinstance(scale, (int, float)) and -largest <= scale <= largest):  # NaN is not between them
+        raise DtypeError(f"scale= a number that is finite in {of_scores}, or None for D^−½", repr(scale))
 
 
 def _check_kinds(named: dict[str, Tensor]) -> None:

@@ -106,6 +106,13 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "an unknown block": (put("block", lambda _: "fast"), BackendError, "'fast'"),
     "a scale that is no number": (lambda x: x.update(scale="small"), DtypeError, "'small'"),
     "a scale without end": (lambda x: x.update(scale=float("inf")), DtypeError, "inf"),
+    "a scale that is not a number": (lambda x: x.update(scale=float("nan")), DtypeError, "nan"),
+    "a scale that is infinite in float32": (
+        lambda x: x.update(scale=1e300),
+        DtypeError,
+        "finite in torch.float32",
+    ),
+    "a scale beyond float64": (lambda x: x.update(scale=10**400), DtypeError, "finite in torch.float32"),
     "no head dim": (everything(lambda t: t[..., :0]), ShapeError, "head dim"),
     "an unknown schedule": (lambda x: x.update(schedule="tree"), BackendError, "'tree'"),
 }
@@ -136,6 +143,13 @@ def assert_clear(error: Any, kind: type[RinglabError], words: str) -> None:
     assert type(error) is kind, error
     assert error.needed
     assert words in str(error)
+
+
+def test_a_scale_may_be_as_large_as_the_scores() -> None:
+    """Scores of float64 tensors are float64."""
+    large: Spoil = lambda x: x.update({name: 0 * x[name].double() for name in "qkv"}, scale=1e300)  # noqa: E731
+    outcome = VirtualCluster(P, memory=False).run(call, dict.fromkeys(range(P), large))
+    assert all(torch.is_tensor(out) and (out == 0).all() for out in outcome.results)
 
 
 @pytest.mark.parametrize("name", WRONG)

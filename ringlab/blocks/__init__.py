@@ -38,8 +38,7 @@ def get_block(name: str | Block, q: Tensor) -> Block:
         name = "native" if _BLOCKS["native"].supports(q) is None else "blockwise"
     block = _named(name, q.device.type) if isinstance(name, str) else name
     if reason := block.supports(q):
-        remedy = f"use block='{_instead(q)}'"
-        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", remedy)
+        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _instead(q))
     return block
 
 
@@ -52,8 +51,11 @@ def _named(name: str, device: str) -> Block:
 
 
 def _instead(q: Tensor) -> str:
-    """Return a block that supports `q`, where the one that was asked for does not."""
-    return next((each for each in ("native", "blockwise") if not _BLOCKS[each].supports(q)), "auto")
+    """Return what to do where the block that was asked for does not support `q`: name one that does, if any does."""
+    for name in ("native", "blockwise"):
+        if _named(name, q.device.type).supports(q) is None:
+            return f"use block='{name}'"
+    return f"no block computes {q.dtype}: convert q, k and v with .to(torch.bfloat16)"
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ringlab import oracle
-from ringlab.blocks import available, get_block
+from ringlab.blocks import available, get_block, known
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
@@ -45,6 +45,31 @@ def test_unknown_and_unfit_blocks() -> None:
         get_block("fast", torch.zeros(1, 1, 1, 8))
     with pytest.raises(BackendError, match="cpu and cuda, not on meta"):
         get_block("native", torch.zeros(1, 1, 1, 8, device="meta"))
+
+
+@pytest.mark.parametrize("name", [*known(), "auto"])
+def test_the_remedy_for_a_dtype_that_no_block_computes_is_no_block(name: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        get_block(name, torch.zeros(1, 1, 1, 8).to(torch.float8_e4m3fn))
+    assert caught.value.remedy == (
+        "no block computes torch.float8_e4m3fn: convert q, k and v with .to(torch.bfloat16)"
+    )
+
+
+@pytest.mark.parametrize(("D", "dtype"), [(8, torch.float32), (300, torch.bfloat16), (8, torch.float64)])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+def test_a_remedy_that_names_a_block_names_one_that_computes_it(
+    D: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 1, D, device=device, dtype=dtype)
+        for name in ("native", "triton"):
+            try:
+                get_block(name, q)
+            except BackendError as error:
+                assert error.remedy.startswith("use block='")
+                assert get_block(error.remedy.split("'")[1], q).supports(q) is None
 
 
 @each_block

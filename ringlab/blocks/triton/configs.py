@@ -84,17 +84,24 @@ def choose_row(
     """Return the row that `choose` takes its configuration from."""
     name = str(dtype).removeprefix("torch.")
     if name not in _KINDS:
-        raise DtypeError("bfloat16, float16 or float32", name, "use block='native'")
+        remedy = "use block='blockwise'" if name == "float64" else "convert the tensors to one of these"
+        raise DtypeError("bfloat16, float16 or float32", name, remedy)
     if kernel not in KERNELS:
         raise BackendError(f"a kernel among {', '.join(KERNELS)}", repr(kernel))
     for row in table(arch):
         wanted = row.config.precision == precision or name != "float32"
         if row.kernel == kernel and row.dtype == _KINDS[name] and wanted and row.head_dim >= head_dim:
             return row
+    if head_dim > LARGEST_HEAD_DIM:
+        raise BackendError(
+            f"a head dim from 1 to {LARGEST_HEAD_DIM}",
+            str(head_dim),
+            "use block='blockwise', which takes any",
+        )
     raise BackendError(
         f"a row of {arch} for {kernel}, {name} ({precision})",
         f"head dim {head_dim}",
-        f"head dims go up to {LARGEST_HEAD_DIM}; float32 has the precisions ieee and tf32x3",
+        "float32 has the precisions ieee and tf32x3",
     )
 
 

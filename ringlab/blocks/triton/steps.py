@@ -43,7 +43,7 @@ class Launcher:
             getattr(kernels, kernel)[(programs * heads,)](*arguments, **constants, **options)
         except OutOfResources as error:
             raise BackendError(
-                f"a GPU that can run {kernel} with tiles of {config}", str(error), "use block='native'"
+                f"a GPU that can run {kernel} with tiles of {config}", str(error), "use block='auto'"
             ) from error
 
 
