@@ -125,7 +125,7 @@ def describe(picture: StepPicture) -> str:
         f"{picture.count('masked')} masked, {picture.skipped} skipped."
     )
     if idle := picture.rows_without_program:
-        words += f" {idle} rows have no program."
+        words += f" {_counted(idle, 'row')} {'has' if idle == 1 else 'have'} no program."
     return words
 
 

@@ -43,7 +43,8 @@ LOG2E = math.log2(math.e)
 #
 # `one_tile` takes that, and one more tile: q (rows, D), k and v (keys, D), and `visible` (rows, keys), which is true where
 # a row sees a key. It returns the new (acc, m, total). A row that has seen nothing has acc = 0, m = −∞, total = 0, before and
-# after. Weights are multiplied with v in v's dtype; ask `tl.dot` for `input_precision="ieee"`.
+# after. Weights are multiplied with v in v's dtype; ask `tl.dot` for `input_precision="ieee"`. (This is not checked: the
+# interpreter computes in full either way. On a GPU float32 would be rounded to tf32 without it.)
 
 # %% grade="12.tile"
 @triton.jit
@@ -97,7 +98,8 @@ hint("12.tile")
 # **natural** logarithm. A row that saw no key has OUT = 0 and LSE = −∞. With one rank the only step is both.
 #
 # `at` are the indices of a program's rows in M, TOTAL and LSE, `wide` those of its elements in ACC and OUT; `own` says which
-# rows exist. Every masked load has an `other`. The step between the two ends does nothing yet.
+# rows exist. Every masked load has an `other`: without one, masked lanes hold anything, and here NaN. (That is
+# noticed only where such a lane reaches a result, as those of v do.) The step between the two ends does nothing yet.
 
 # %% grade="12.ends"
 @triton.jit
@@ -207,9 +209,10 @@ hint("12.step")
 #
 # Now the mask, for any layout, without a position in sight. Row p of PROGRAMS (int32, four columns) says: program p owns the
 # rows `row_start` … `row_stop − 1` of every head, at most `BLOCK_M` of them, and the segments `first_segment` …
-# `last_segment − 1`. Row s of SEGMENTS: keys `k_begin` … `k_full − 1` are seen by all rows of the program, and need no mask;
-# of keys `k_full` … `k_end − 1`, **row i of the shard sees key j if j ≤ i + shift**. Other keys must not be read: they may hold
-# anything, NaN too. A program may have no segment at all, and rows of the shard that have no program stay as they are.
+# `last_segment − 1`; long walks come first, so rows are not in order. Row s of SEGMENTS: keys `k_begin` … `k_full − 1` are seen by all rows
+# of the program, and need no mask; of keys `k_full` … `k_end − 1`, **row i of the shard sees key j if j ≤ i + shift**. Other
+# keys must not be read: they may hold anything, NaN too. A program may have no segment at all, and rows of the shard that
+# have no program stay as they are.
 
 # %% grade="12.table"
 @triton.jit

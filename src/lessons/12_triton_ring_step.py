@@ -5,7 +5,7 @@
 # what a step reads and writes, and read the kernels that ringlab ships.
 #
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
-# [lesson 05](05_emulated_ring.ipynb), the ring; the layouts of its section 7 come back here.
+# [lesson 05](05_emulated_ring.ipynb), the ring and, in its section 7, contiguous and zig-zag layouts.
 #
 # **Minutes** 75 to read and run; the exercise takes another 90.
 #
@@ -346,7 +346,12 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # %% [markdown]
 # **Four**: the diagonal of its own block, in step 0, and none after that. In later steps a zig-zag rank sees half of the
 # keys with all rows, or all keys with half of its rows. In general it is L/b tiles of b tokens for L tokens a rank, whatever
-# P is. Here are the four layouts at the same step; in a live notebook move the sliders over step and rank.
+# P is. Here are four layouts at the same step; in a live notebook move the sliders over step and rank. Two of them are new:
+#
+# - **contiguous**: rank r owns the r-th stretch of S/P tokens;
+# - **striped**: rank r owns tokens r, r + P, r + 2P, …, dealt like cards;
+# - **zig-zag**: of 2P stretches rank r owns the r-th and the r-th from the end;
+# - **token fold**: dealt like cards, but back and forth: 0, 1, …, P − 1, then P − 1, …, 1, 0, and again.
 
 # %% tags=["nbval-ignore-output"]
 ring_step.player()
@@ -356,13 +361,16 @@ four = ring_step.layouts_at(1024, 4, rank=1, step=1)
 show(ring_step.grid(four), ring_step.describe_grid(four))
 
 # %%
-later = ring_step.layouts_at(1024, 4, rank=1, step=3)
+later = ring_step.layouts_at(1024, 4, rank=1, step=2)
 show(ring_step.grid(later), ring_step.describe_grid(later))
 
 # %% [markdown]
-# Compare the steps: striped and token fold mask diagonals in *every* one, contiguous gives all or nothing. The picture is drawn from the tables that the kernels get. `PROGRAMS` says which rows a program owns and which segments of
-# keys it visits; `SEGMENTS` says from where to where, up to which key no mask is needed, and a *shift*: row i sees key j
-# where **j ≤ i + shift**. No position is loaded, and a layout is nothing but another table.
+# Compare the steps: striped and token fold mask diagonals in *every* one; contiguous, after the first step, gives all or
+# nothing. In step 2 the first half of a zig-zag rank's rows sees no key: no program there, no lines. The picture is drawn
+# from the tables that the kernels get. `PROGRAMS` says which rows a program owns and which segments of keys it visits, the
+# longest walk first, so that no long one begins when the others are done; `SEGMENTS` says from where to where, up to which
+# key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**. No position is loaded, and a layout is
+# nothing but another table.
 
 # %%
 visits = row_visits(tiles(layout, rank, rank), R, BLOCK, BLOCK, True, q.device)
@@ -509,12 +517,14 @@ def excerpt(kernel, first, last):
 excerpt(kernels.forward_step, "for segment", "offsets")
 
 # %% [markdown]
-# Two loops over one body: the `False` and the `True` say whether it is masked, and are constants, so the compiler makes the first
-# without a comparison. Find `begin`, `split`, `end` and `shift` in the tables you printed.
+# Two loops over one body: the `False` and the `True` say whether it is masked, and are constants, so the compiler makes the
+# first without a comparison. `NON_FINITE` says that v may hold inf or NaN, which a weight of 0 does not undo. Find
+# `begin`, `split`, `end` and `shift` in the tables you printed.
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
 # computed once before the ring starts. There is nothing to merge: P = e^(S − lse) is right at once, whatever other blocks
-# hold. So dQ is a plain sum over the steps, carried like acc. One tile of it:
+# hold. (The kernel takes powers of two: its `lse` comes multiplied by log₂e, and so does its `scale`.) So dQ is a plain sum over the
+# steps, carried like acc. One tile of it:
 
 # %% tags=["nbval-ignore-output"]
 excerpt(kernels._add_to_dq, "keys =", None)
@@ -541,11 +551,12 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
           f"{made.shared_bytes / 1024:.0f} KiB shared, {made.tensor_core_count} × {made.tensor_core}")
 
 # %% [markdown]
-# The first line is the shipped one. Each *thread* holds its part of acc, of the scores and of q in **registers**, and 255 is
-# the most that a thread can have. What does not fit is **spilled**: written to memory and read again, inside the innermost
-# loop. Half as many warps have twice as much to hold each, and spill. A larger key tile means more scores at once, and more
-# shared memory. K and V tiles wait in **shared
-# memory**, `stages` of them at once, so that loads run ahead of the products; a program may use 227 KiB of it. **wgmma** is the
+# The first line is the shipped one. Each *thread* holds its part of acc, of the scores and of the weights in **registers**,
+# and 255 is the most that a thread can have. What does not fit is **spilled**: written to memory and read again, where it is
+# needed. A key tile twice as large means twice as many scores at once: 255 registers, and 8 bytes spilled. Half as many warps
+# have twice as much to hold each, and spill far more. q, and the K and V tiles, lie in **shared memory**, from where this
+# chip's matrix instruction reads them; `stages` pairs of K and V tiles at once, so that loads run ahead of the products. The
+# 128 KiB of the first line are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. **wgmma** is the
 # matrix instruction of this chip; a kernel without it would leave most of the chip idle.
 #
 # No spill is necessary for a fast kernel, not sufficient. How fast it is, only a GPU can say: lesson 13.

@@ -72,6 +72,12 @@ def test_rows_that_see_nothing_have_no_program_between_the_ends() -> None:
     assert len(last.programs) == 2 and last.count("full") == last.count("masked") == 0
 
 
+def test_the_words_count_the_rows_without_a_program() -> None:
+    found = {p.layout: describe(p) for p in layouts_at(1024, 4, 1, 2)}
+    assert found["zig-zag"].endswith(" 128 rows have no program.")
+    assert found["striped"].endswith(" 1 row has no program.")
+
+
 def test_without_a_mask_all_is_full() -> None:
     picture = step_picture(LAYOUTS["striped"](64, 2), 1, 1, 8, 8, causal=False)
     assert (picture.count("full"), picture.count("masked"), picture.skipped) == (16, 0, 0)

@@ -27,13 +27,13 @@ OVERFLOWS = Misconception(
 )
 LOW_PRECISION_STATE = Misconception(
     "low_precision_state",
-    "The state lost digits: here all weights are 1, and sums of bfloat16 values are exact in float32, so only a state "
-    "rounded to bfloat16 can differ. acc, m and total stay float32 between tiles and steps; convert the weights, not acc.",
+    "The state lost digits: it holds bfloat16 numbers. Here all weights are 1, and sums of bfloat16 values are exact in "
+    "float32. acc, m and total stay float32 between tiles and steps; convert the weights, not acc.",
 )
 ROUNDED_BETWEEN_STEPS = Misconception(
     "state_rounded_between_steps",
-    "The state lost digits between two steps: here all weights are 1 and sums of bfloat16 values are exact in float32, so "
-    "only rounding acc or total to the dtype of the block can differ. What goes to memory is float32, or every step adds an "
+    "The state lost digits between two steps: what was written are bfloat16 numbers. Here all weights are 1, and sums of "
+    "bfloat16 values are exact in float32. What goes to memory is float32, or every step adds an "
     "error of its own.",
 )
 FIRST_READS = Misconception(
