@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -206,3 +207,22 @@ def test_tables_on_a_device_are_made_once() -> None:
         key_visits(plan, 9, 8, 4, 4, cpu).segments
     )
     assert visits.row_visits((), 3, 4, 4, True, cpu).programs.tolist() == [[0, 3, 0, 0]]
+
+
+def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: tables that say that they are on one."""
+    told: list[tuple[str, object]] = []
+
+    class Table(NamedTuple):
+        device: str
+        is_cuda: bool
+
+        def record_stream(self, stream: object) -> None:
+            told.append((self.device, stream))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    on_gpu = visits.Visits(Table("cuda:1", True), Table("cuda:1", True))  # type: ignore[arg-type]
+    assert on_gpu.on_this_stream() is on_gpu
+    assert told == [("cuda:1", "stream of cuda:1")] * 2
+    on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False))  # type: ignore[arg-type]
+    assert on_cpu.on_this_stream() is on_cpu and len(told) == 2

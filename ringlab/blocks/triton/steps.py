@@ -83,7 +83,9 @@ class ForwardSteps:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
         config = self.launcher.config("forward_step")
-        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, q.device)
+        visits = row_visits(
+            tiles, L, config.block_m, config.block_n, first or last, q.device
+        ).on_this_stream()
         # A kernel that never touches a tensor is given another one in its place.
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
@@ -140,7 +142,9 @@ class BackwardSteps:
     def _launch_dq(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool) -> None:
         B, H, L, _ = self.q.shape
         config = self.launcher.config("backward_dq")
-        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, self.q.device)
+        visits = row_visits(
+            tiles, L, config.block_m, config.block_n, first or last, self.q.device
+        ).on_this_stream()
         total = self.total if not (first and last) else self.lse
         ends = (total, self.dq if last else total)
         arguments = (*self._inputs(k, v), *ends, *visits, *self._strides(k, v))
@@ -158,7 +162,7 @@ class BackwardSteps:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         config = self.launcher.config("backward_dkv")
-        visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device)
+        visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
         arguments = (*self._inputs(k, v), dk, dv, *visits, *self._strides(k, v))
         self.launcher.launch(
             "backward_dkv",

@@ -41,6 +41,16 @@ class Visits(NamedTuple):
     programs: Tensor
     segments: Tensor
 
+    def on_this_stream(self) -> Visits:
+        """Return the tables after telling the allocator that the current stream reads them.
+
+        They are kept for calls on any stream; their memory must not be given away while one of those still runs.
+        """
+        for table in self:
+            if table.is_cuda:
+                table.record_stream(torch.cuda.current_stream(table.device))
+        return self
+
 
 class Program(NamedTuple):
     """Rows start … stop and the (begin, split, end, shift) of their segments."""
