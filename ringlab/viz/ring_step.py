@@ -70,7 +70,7 @@ class StepPicture:
     def skipped(self) -> int:
         """How many tiles more there would be, to the nearest, if all programs and idle rows met all keys."""
         left = [self.keys - sum(v.k_stop - v.k_start for v in p.visits) for p in self.programs]
-        left += [self.keys] * -(-self.rows_without_program // self.block_m)
+        left += [self.keys] * round(self.rows_without_program / self.block_m)
         return sum(round(keys / self.block_n) for keys in left)
 
     @property

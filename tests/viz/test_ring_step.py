@@ -57,6 +57,12 @@ def test_counts_of_the_four_layouts() -> None:
     }
 
 
+def test_a_single_row_without_a_program_is_no_row_of_tiles() -> None:
+    """In step 2 the first row of striped and of token fold sees no key; the picture still has 16 tiles."""
+    for picture in layouts_at(1024, 4, 1, 2):
+        assert picture.count("full") + picture.count("masked") + picture.skipped == 16, picture.layout
+
+
 def test_a_zigzag_masks_its_own_diagonal_and_nothing_else() -> None:
     for rank in range(4):
         masked = [step_picture(LAYOUTS["zig-zag"](1024, 4), rank, s).count("masked") for s in range(4)]
