@@ -43,6 +43,10 @@ class BackendError(RinglabError, ValueError):
     """A block backend, schedule or transport is unknown or cannot run here."""
 
 
+class CostError(RinglabError, ValueError):
+    """A model, hardware or request that cannot be costed; `remedy` names the nearest that can."""
+
+
 class CommError(RinglabError, RuntimeError):
     """Base of all errors of communication between ranks."""
 
@@ -77,6 +81,10 @@ class RankFailedError(CommError):
 
 class CourseError(RinglabError):
     """Something about lessons, exercises or progress files."""
+
+
+class OffLimitsError(CourseError):
+    """A submission leaves to ringlab or PyTorch what its exercise is about writing."""
 
 
 class SandboxError(RinglabError, RuntimeError):

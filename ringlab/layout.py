@@ -39,6 +39,11 @@ class Run:
         return self.start + self.step * np.arange(self.length, dtype=np.int64)
 
     @property
+    def last(self) -> int:
+        """Return the last position; the one before the first where there is none."""
+        return self.start + self.step * (self.length - 1)
+
+    @property
     def index(self) -> slice:
         """Return the slice that takes this run out of a sequence axis."""
         return slice(self.start, self.start + self.step * self.length, self.step)
@@ -56,14 +61,37 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.ranks) != self.P:
             raise LayoutError(f"runs for {self.P} ranks", f"{len(self.ranks)}")
-        owned = np.concatenate(
-            [np.zeros(0, np.int64), *(run.positions for runs in self.ranks for run in runs)]
-        )
-        if not np.array_equal(np.sort(owned), np.arange(self.S)):
+        if not self._each_once():
+            owned = np.concatenate(
+                [np.zeros(0, np.int64), *(run.positions for runs in self.ranks for run in runs)]
+            )
             raise LayoutError(
                 f"runs that own each of the {self.S} positions exactly once",
                 f"{len(owned)} positions, {len(np.unique(owned))} different",
             )
+
+    def _each_once(self) -> bool:
+        """Whether the runs own every position, and none twice: as many as there are, and all of them."""
+        runs = [run for runs in self.ranks for run in runs if run.length > 0]
+        if sum(run.length for run in runs) != self.S:
+            return False
+        if any(min(run.start, run.last) < 0 or max(run.start, run.last) >= self.S for run in runs):
+            return False
+        owned = np.zeros(self.S, dtype=bool)
+        for run in runs:
+            owned[run.index if run.step > 0 else run.positions] = True
+        return bool(owned.all())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: plans are looked up by layout, and there may be thousands of runs.
+
+        Of integers only, so that it holds in another process too, where strings hash differently.
+        """
+        return hash((self.S, self.P, self.ranks))
 
     def __repr__(self) -> str:
         return f"{self.name}(S={self.S}, P={self.P})"
@@ -86,7 +114,19 @@ class Layout:
 
     def length(self, rank: int) -> int:
         """Return how many tokens `rank` owns."""
-        return sum(run.length for run in self.runs(rank))
+        if not 0 <= rank < self.P:
+            raise WorldSizeError(f"a rank from 0 to {self.P - 1}", f"{rank}")
+        return self.lengths[rank]
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Return how many tokens each rank owns."""
+        return tuple(sum(run.length for run in runs) for runs in self.ranks)
+
+    @cached_property
+    def longest(self) -> int:
+        """Return the most tokens that a rank owns."""
+        return max(self.lengths)
 
     def positions(self, rank: int) -> np.ndarray:
         """Return the global positions of the tokens of `rank` in local order, int64."""

@@ -43,6 +43,14 @@ def missing_bwrap() -> str | None:
 
 
 @cache
+def missing_nbgrader() -> str | None:
+    """Return why nothing can be graded with nbgrader here, None if it can."""
+    from ringlab.course.nbgrader import no_nbgrader
+
+    return no_nbgrader()
+
+
+@cache
 def missing_cuda() -> str | None:
     """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
     from ringlab.bench.device import no_cuda  # late: shape checks have to be installed before it is imported
@@ -85,6 +93,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "needs_chromium": missing_chromium,
     "needs_cuda": missing_cuda,
     "needs_interpreter": missing_interpreter,
+    "needs_nbgrader": missing_nbgrader,
     "needs_triton": missing_triton,
     "needs_two_gpus": missing_two_gpus,
 }

@@ -1,10 +1,24 @@
-"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `tune`, `build`, `exercise`, `grade`."""
+"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `tune`, `build`, `exercise`, `grade`, …"""
 
 from __future__ import annotations
 
 import typer
 
-from ringlab.cli import bench, course, doctor, kernels, tune, verify
+from ringlab.cli import (
+    bench,
+    calibrate,
+    check,
+    course,
+    doctor,
+    grade,
+    gradebook,
+    kernels,
+    nbgrader,
+    plan,
+    simulate,
+    tune,
+    verify,
+)
 
 app = typer.Typer(
     name="ringlab",
@@ -15,12 +29,18 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
+app.command("check")(check.check)
 app.add_typer(bench.app, name="bench")
 app.command("kernels")(kernels.kernels)
 app.command("tune")(tune.tune)
+app.command("calibrate")(calibrate.calibrate)
+app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("build")(course.build)
 app.add_typer(course.exercise, name="exercise")
-app.command("grade")(course.grade)
+app.command("grade")(grade.grade)
+app.add_typer(gradebook.app, name="gradebook")
+app.add_typer(nbgrader.app, name="nbgrader")
 app.command("progress")(course.progress)
 
 

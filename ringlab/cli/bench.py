@@ -66,6 +66,26 @@ def processes(
 
 
 @app.command()
+def plan(
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Answers that are counted.")] = 11,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """How long `ringlab plan` takes to answer, from the start of its process to its end."""
+    with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.answers import bench_answers
+
+        task = bar.add_task("bench plan", total=runs + 1)
+        measured = bench_answers(runs, progress=lambda: bar.advance(task))
+    _write(measured, output)
+    if as_json:
+        print_json(measured)
+        return
+    people.print(" ".join(measured["command"]), markup=False, highlight=False)
+    people.print(f"median {measured['median_s']:.2f} s, slowest {measured['slowest_s']:.2f} s of {runs}")
+
+
+@app.command()
 def kernels(
     tokens: Tokens = 16384,
     heads: Heads = 16,
@@ -112,6 +132,41 @@ def ring(
         chosen = [block.strip() for block in blocks.split(",")]
         measured = bench_ring(problem, emulated, chosen, rounds, progress=lambda: bar.advance(task))
     _report_cases(measured, output, as_json)
+
+
+@app.command()
+def judge(
+    numpy: Annotated[int, typer.Option("--numpy", min=0, help="NumPy submissions.")] = 60,
+    rings: Annotated[int, typer.Option("--ring", min=0, help="Ring submissions, eight ranks each.")] = 10,
+    flat: Annotated[
+        int, typer.Option("--flat", min=0, help="NumPy submissions that memory is watched over.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Notebooks graded at a time.")] = 2,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Submissions a minute, where the time goes, and the judge's memory; in a checkout, on a quiet machine."""
+    with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.judge import bench_judge
+
+        counts = {"numpy": numpy, "ring": rings, "flat": flat}
+        task = bar.add_task("bench judge", total=sum(counts.values()))
+        measured = bench_judge(counts, jobs, tick=lambda: bar.advance(task))
+    _write(measured, output)
+    if as_json:
+        print_json(measured)
+        return
+    for kind in filter(measured.get, counts):
+        part = measured[kind]
+        where = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in part["seconds_each"].items())
+        people.print(
+            f"{kind}: {part['per_minute']:.1f} a minute ({part['submissions']} of exercise {part['exercise']}; {where})",
+            highlight=False,
+        )
+        for of, held in part["memory"].items():
+            slope = held["kib_per_submission"]
+            grows = "" if slope is None else f", {slope:+.1f} KiB with each submission"
+            people.print(f"  {of}: {held['last_mib']:.0f} MiB{grows}", highlight=False)
 
 
 @app.command()

@@ -1,15 +1,13 @@
-"""`ringlab build`, `exercise`, `grade` and `progress`: the course's own commands."""
+"""`ringlab build`, `exercise` and `progress`: the course's own commands."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar, stderr
-from ringlab.errors import CourseError
+from ringlab.cli.output import Json, errors_told, finish, people, print_json
 
 exercise = typer.Typer(help="Get an exercise anew.", no_args_is_help=True)
 
@@ -78,39 +76,6 @@ def list_exercises(as_json: Json = False) -> None:
     people.print(table)
 
 
-def grade(
-    paths: Annotated[list[Path], typer.Argument(help="Notebooks, or folders of them.", exists=True)],
-    only: Annotated[
-        str | None, typer.Option("--exercise", help="Take them for this exercise, as in 05.")
-    ] = None,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Run submissions without the sandbox; written into every result.")
-    ] = False,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of the probes; fresh ones by default.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Grade exercises in a sandbox, with inputs that nobody has seen. Status 1 where points are missing."""
-    from ringlab.course.judge import grade_many
-
-    with errors_told(as_json), progress_bar() as bar:
-        task = bar.add_task("grade", total=None)
-        reports = []
-        for report in grade_many(paths, only, unsafe=unsafe, seed=seed):
-            reports.append(report)
-            _record(report)
-            bar.advance(task)
-            if not as_json:
-                _print_report(report)
-    ok = bool(reports) and all(report.ok for report in reports)
-    if not reports:
-        stderr.print("no notebooks found there", style="red")
-    if as_json:
-        print_json({"ok": ok, "submissions": [report.as_dict() for report in reports]})
-    finish(ok)
-
-
 def progress(as_json: Json = False) -> None:
     """Show what you have predicted, checked and solved so far."""
     from ringlab.course import progress as show
@@ -121,36 +86,3 @@ def progress(as_json: Json = False) -> None:
         print_json({"ok": True, **{name: file.section(name) for name in SECTIONS}})
     else:
         show()
-
-
-def _record(report: Any) -> None:
-    """Keep the grade in the progress file if the notebook is this course's own exercise, not a submission."""
-    from ringlab.course.builder import find_root
-    from ringlab.course.progressfile import ProgressFile
-
-    try:
-        mine = Path(report.path).resolve().parent == find_root() / "exercises"
-    except CourseError:  # no course here: somebody else's submissions
-        return
-    if mine:
-        for stage in report.stages:
-            ProgressFile().update("grades", stage.stage, earned=stage.earned, points=stage.points)
-
-
-def _print_report(report: Any) -> None:
-    label = f" [{report.label}]" if report.label else ""
-    people.print(
-        f"{report.path}: {report.earned} of {report.points} points{label}", markup=False, soft_wrap=True
-    )
-    if report.reason:
-        people.print(f"  {report.reason}", markup=False, soft_wrap=True)
-    for stage in report.stages:
-        for check in stage.checks:
-            mark = "✓" if check.ok else "✗"
-            people.print(
-                f"  {mark} {stage.stage} {check.title} ({check.earned} of {check.points})",
-                markup=False,
-                highlight=False,
-            )
-            if not check.ok and check.message:
-                people.print(f"      {check.message}", markup=False, highlight=False)

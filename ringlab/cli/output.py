@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ringlab.errors import RinglabError
+from ringlab.errors import CostError, RinglabError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -42,6 +45,26 @@ def errors_told(as_json: bool) -> Iterator[None]:
             print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
         stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
+
+
+def check_writable(option: str, path: Path, *, make_folder: bool = False) -> None:
+    """Raise CostError unless a file can be written at `path`; nothing is changed there, and no permission trusted.
+
+    make_folder: folders that are missing will be made.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        folder = path.absolute().parent
+        while make_folder and not folder.exists():
+            folder = folder.parent
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        needed = f"a file that can be written at {path}"
+        raise CostError(needed, str(error.strerror), f"{option} with a file in a folder of yours") from None
 
 
 def progress_bar() -> Progress:

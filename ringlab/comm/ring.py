@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -49,14 +48,21 @@ class Ring:
 
         Raises: ShapeError when something else than a tensor is posted.
         """
-        _expect_tensors(tensors)
+        try:
+            whole = all(map(Tensor.is_contiguous, tensors))
+        except TypeError:
+            raise _refusal(
+                next(x for x in cast(tuple[Any, ...], tensors) if not isinstance(x, Tensor))
+            ) from None
         if into is None:
             into = [_buffer_like(t, length) for t in tensors]
-        sends = tuple(t.contiguous() for t in tensors)
-        post = self.comm.hand_over if give else self.comm.exchange
+        sends = tensors if whole else tuple(t.contiguous() for t in tensors)
+        receives, to, source = tuple(into), self.next, self.previous
+        comm = self.comm
         if hops is not None:
-            post = partial(self.comm.relay, hops=hops)
-        return post(send=sends, to=self.next, receive=tuple(into), source=self.previous, tag=tag)
+            return comm.relay(hops=hops, send=sends, to=to, receive=receives, source=source, tag=tag)
+        post = comm.hand_over if give else comm.exchange
+        return post(send=sends, to=to, receive=receives, source=source, tag=tag)
 
     def shift(self, *tensors: Tensor, length: int | None = None, tag: str = "shift") -> Any:
         """Return what the previous rank shifted: a tensor for one argument, a tuple for more."""
@@ -80,15 +86,14 @@ class Ring:
         self.comm.barrier()
 
 
-def _expect_tensors(values: Sequence[Any]) -> None:
-    for value in values:
-        if not isinstance(value, Tensor):
-            size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
-            raise ShapeError(
-                "tensors to send, each an argument of its own",
-                f"a {type(value).__name__}{size}",
-                "what shift and wait return for several tensors is a tuple: unpack it, k, v = ring.shift(k, v)",
-            )
+def _refusal(value: Any) -> ShapeError:
+    """Return the error for `value`, which was to be sent and is no tensor."""
+    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return ShapeError(
+        "tensors to send, each an argument of its own",
+        f"a {type(value).__name__}{size}",
+        "what shift and wait return for several tensors is a tuple: unpack it, k, v = ring.shift(k, v)",
+    )
 
 
 def _buffer_like(tensor: Tensor, length: int | None) -> Tensor:

@@ -30,8 +30,8 @@ from ringlab.comm.threads import RankThread
 from ringlab.comm.trace import Trace
 from ringlab.comm.traced import Traced
 from ringlab.comm.turns import Turns
-from ringlab.comm.waiting import Half, deadlock, mismatch, peer_died, unfinished, where
-from ringlab.errors import CommError, MismatchError, RankFailedError, RinglabError, WorldSizeError
+from ringlab.comm.waiting import Half, deadlock, mismatch, peer_died, raise_failure, unfinished, where
+from ringlab.errors import CommError, MismatchError, RinglabError, WorldSizeError
 
 T = TypeVar("T")
 
@@ -152,16 +152,7 @@ class _Scheduler:
             if leftovers or unwaited:
                 raise unfinished(leftovers, [work for works in unwaited for work in works])
             return
-        rank, error = self.first_failure.rank, self.first_failure.error
-        assert error is not None
-        if isinstance(error, RinglabError):
-            error.add_note(f"raised on rank {rank} of {self.cluster.P}")
-            raise error
-        raise RankFailedError(
-            f"the program to end on all {self.cluster.P} ranks",
-            f"rank {rank} raised {type(error).__name__}: {error}",
-            "the traceback above is that rank's",
-        ) from error
+        raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
 
     def post(self, halves: list[Half]) -> None:
         """Queue the ends of messages, and match those whose other end waits already."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm
-from ringlab.errors import DeadlockError, PeerDiedError, RinglabError, UnreceivedError, WorldSizeError
+from ringlab.errors import (
+    DeadlockError,
+    PeerDiedError,
+    RankFailedError,
+    RinglabError,
+    UnreceivedError,
+    WorldSizeError,
+)
 
 
 class Waiting(Protocol):
@@ -81,6 +88,19 @@ def peer_died(work: Waiting, dead: int, error: BaseException | None) -> PeerDied
         f"rank {dead} raised {type(error).__name__}: {error}",
         f"mend rank {dead}; rank {work.rank} only waited",
     )
+
+
+def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
+    """Raise what ended a run: the RinglabError of `rank` as it is, else RankFailedError from its error."""
+    assert error is not None
+    if isinstance(error, RinglabError):
+        error.add_note(f"raised on rank {rank} of {P}")
+        raise error
+    raise RankFailedError(
+        f"the program to end on all {P} ranks",
+        f"rank {rank} raised {type(error).__name__}: {error}",
+        "the traceback above is that rank's",
+    ) from error
 
 
 def deadlock(works: dict[int, Waiting]) -> DeadlockError:

@@ -127,6 +127,26 @@ def bounds(
     return {name: FACTOR * plain[name] + floors[name] for name in NAMES}
 
 
+def score_rounding(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    true: Results | None = None,
+) -> dict[str, float]:
+    """Return what part 3 of the floor, scores rounded in the state's dtype, can do to each result at the most.
+
+    The plainest implementation normalises the very scores that it computed. One that computes them again for
+    backward, from a stored lse, does not, and on scores of some hundreds the difference is larger than its error.
+    """
+    true = true or truth(q, k, v, dout, causal=causal, scale=scale)
+    moves = _score_moves(q, k, v, dout, causal, scale)
+    return {name: moves[name] / _scale_of(getattr(true, name)) for name in NAMES}
+
+
 def errors(results: Results, true: Results) -> dict[str, float]:
     """Return the `relative_error` of out, lse, dq, dk and dv."""
     return {name: relative_error(getattr(results, name), getattr(true, name)) for name in NAMES}

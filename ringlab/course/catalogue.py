@@ -170,6 +170,7 @@ LESSONS = (
         "derive the overlap condition; size a cluster",
         ("05",),
         ("ring",),
+        available=True,
     ),
     Lesson(
         "07",
@@ -180,6 +181,7 @@ LESSONS = (
         "mask by global position and show who waits",
         ("05",),
         ("striped",),
+        available=True,
     ),
     Lesson(
         "08",
@@ -190,6 +192,7 @@ LESSONS = (
         "build the layouts as one family and measure their balance",
         ("07",),
         ("striped", "zigzag"),
+        available=True,
     ),
     Lesson(
         "09",
@@ -200,6 +203,7 @@ LESSONS = (
         "write it, and say where each gradient is at each step",
         ("05",),
         ("ring",),
+        True,
     ),
     Lesson(
         "10",
@@ -208,7 +212,8 @@ LESSONS = (
         PARTS[1],
         60,
         "say what must be float32 and why; choose a tolerance",
-        ("09",),
+        ("03", "05"),
+        available=True,
     ),
     Lesson(
         "11",
@@ -218,6 +223,7 @@ LESSONS = (
         60,
         "run the same program under torchrun and avoid deadlock",
         ("05",),
+        available=True,
     ),
     Lesson(
         "12",

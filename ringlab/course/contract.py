@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 TIERS = ("visible", "stress", "held-out")
 KINDS = ("function", "ring", "kernel")
+ATTENTION = "torch attention"
+"""Names PyTorch's own attention among what an exercise may use."""
+CHECK_KINDS = ("correctness", "cost", "speed")
+"""What a check is about. Each kind counts only where every check of the kinds before it holds."""
 
 
 class Failure(AssertionError):
@@ -66,7 +70,9 @@ class Misconception:
 class Check:
     """One thing that is verified: `run(subject, rng)` returns None or raises `Failure`.
 
-    `kills` names the misconceptions and wrong submissions that this check alone must find.
+    `kills` names the misconceptions and wrong submissions that this check alone must find. `kind` is
+    "correctness" (what is answered), "cost" (bytes, messages, memory, work) or "speed" (time): a wrong
+    answer earns nothing for being cheap, and a costly one nothing for being quick.
     """
 
     id: str
@@ -75,8 +81,14 @@ class Check:
     title: str
     run: Callable[[Subject, np.random.Generator], None]
     kills: tuple[str, ...] = ()
+    kind: str = "correctness"
 
     def __post_init__(self) -> None:
+        _require(
+            self.kind in CHECK_KINDS,
+            f"a kind out of {', '.join(CHECK_KINDS)}",
+            f"{self.kind!r} in check {self.id!r}",
+        )
         _require(
             self.tier in TIERS, f"a tier out of {', '.join(TIERS)}", f"{self.tier!r} in check {self.id!r}"
         )
@@ -116,6 +128,11 @@ class Stage:
         _require(
             any(c.tier == "visible" for c in self.checks), "a visible check", f"none in stage {self.id!r}"
         )
+        _require(
+            any(c.kind == "correctness" for c in self.checks),
+            "a check of what is answered: without one anything earns the points for its cost",
+            f"none in stage {self.id!r}",
+        )
 
     @property
     def points(self) -> int:
@@ -133,12 +150,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Exercise:
-    """All stages of one exercise notebook."""
+    """All stages of one exercise notebook.
+
+    may_use: the modules of ringlab that a submission may call though others have to write such a thing,
+    and `ATTENTION` for PyTorch's own. All else that answers is off limits: see
+    `ringlab.course.judge.offlimits`. about: functions that submissions of all other exercises may call.
+    """
 
     id: str
     slug: str
     title: str
     stages: tuple[Stage, ...]
+    may_use: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _unique([s.id for s in self.stages], f"stages of exercise {self.id!r}")

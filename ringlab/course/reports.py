@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ringlab.course.contract import TIERS, Check, Failure, NotWritten, Stage
+from ringlab.course.contract import CHECK_KINDS, TIERS, Check, Failure, NotWritten, Stage
 from ringlab.course.subject import InProcessSubject, Subject
-from ringlab.errors import CourseError
+from ringlab.errors import CourseError, SandboxError
+
+NOT_COUNTED = {
+    "correctness": (
+        "This holds, but it is not counted yet: correct answers first. As long as a check of what you answer fails, "
+        "what it costs earns nothing."
+    ),
+    "cost": (
+        "This holds, but it is not counted yet: first what it costs, then how fast it is. As long as a check of the "
+        "cost fails, speed earns nothing."
+    ),
+}
+"""What is said of a check that holds while one of this kind, which comes before its own, fails."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What came of one check. `broken` means that the check, not the answer, is at fault."""
+    """What came of one check. `broken` means that the check, not the answer, is at fault.
+
+    `counted` is off where the check holds and still gives nothing, as one of a kind before its own
+    fails; `message` then says so.
+    """
 
     id: str
     title: str
@@ -29,11 +45,13 @@ class CheckReport:
     misconception: str | None = None
     broken: bool = False
     seconds: float = 0.0
+    kind: str = "correctness"
+    counted: bool = True
 
     @property
     def earned(self) -> int:
         """The points this check gives."""
-        return self.points if self.ok else 0
+        return self.points if self.ok and self.counted else 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,8 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
     """Return the report of `stage`'s checks of `tier` ("all" for every tier), in the contract's order.
 
     Each check draws its inputs from its own generator, made from `seed` and the check's id, so that
-    no check's probes depend on another. After "not written" the rest is not run.
+    no check's probes depend on another. After "not written" the rest is not run. What holds of cost
+    counts where all that was run of correctness holds, and speed where both hold.
     """
     if tier not in (*TIERS, "all"):
         raise CourseError(f"a tier out of {', '.join(TIERS)}, all", repr(tier))
@@ -76,7 +95,20 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
         except NotWritten as failure:
             return not_written(stage, failure, tier)
     wrong = any(not report.ok for report in reports)
-    return StageReport(stage.id, "wrong" if wrong else "ok", tuple(reports))
+    return StageReport(stage.id, "wrong" if wrong else "ok", gated(reports))
+
+
+def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
+    """Return the reports of one stage, with those not counted that hold while one of a kind before theirs fails."""
+    failing = {report.kind for report in reports if not report.ok}
+    counted = []
+    for report in reports:
+        before = CHECK_KINDS[: CHECK_KINDS.index(report.kind)]
+        closed = [kind for kind in before if kind in failing]
+        if report.ok and closed:
+            report = replace(report, counted=False, message=NOT_COUNTED[closed[0]])
+        counted.append(report)
+    return tuple(counted)
 
 
 def run_in_process(
@@ -96,7 +128,9 @@ def run_in_process(
 def not_written(stage: Stage, failure: Failure, tier: str = "all") -> StageReport:
     """Return the report of a stage that has no code: every check without points, with one message."""
     checks = tuple(
-        CheckReport(c.id, c.title, c.tier, c.points, False, failure.message, failure.counterexample)
+        CheckReport(
+            c.id, c.title, c.tier, c.points, False, failure.message, failure.counterexample, kind=c.kind
+        )
         for c in stage.checks
         if tier in (c.tier, "all")
     )
@@ -109,7 +143,7 @@ def _run_check(check: Check, subject: Subject, seed: int) -> CheckReport:
     ok, message, example, misconception, broken = True, "", "", None, False
     try:
         check.run(subject, rng)
-    except NotWritten:
+    except (NotWritten, SandboxError):  # a worker that does not start is no answer, and no learner's fault
         raise
     except Failure as failure:
         ok, message, example = False, failure.message, failure.counterexample
@@ -129,4 +163,5 @@ def _run_check(check: Check, subject: Subject, seed: int) -> CheckReport:
         misconception,
         broken,
         time.perf_counter() - begin,
+        check.kind,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import linecache
+import re
 import sys
 import sysconfig
 import traceback
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringlab.course.contract import Crashed, Failure, NotWritten, Stage
-from ringlab.errors import CommError, RankFailedError
+from ringlab.errors import CommError, DeadlockError, RankFailedError
 
 if TYPE_CHECKING:
     from ringlab.blocks.triton.accesses import Access
+    from ringlab.course.faults import Faults
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,14 @@ class Subject(Protocol):
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
         """Return the answer with what the call's Triton kernels read and wrote. Raises: NotWritten, Crashed."""
 
-    def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
+    def run_ring(
+        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
         """Return the Outcome (results, trace, memory) of the learner's program on every rank.
 
         Each of `per_rank` holds `world_size` entries, one for each rank; `kwargs` go to all ranks.
+        `faults` says what the network is like. Once a rank was killed nothing is raised for the ranks
+        that break off: the result of each that did is an `Ended`, and there is no trace and no memory.
         Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
         """
 
@@ -102,19 +108,22 @@ class InProcessSubject:
             answer = _guarded(self.function, self._function, *args, **kwargs)
         return Recorded(answer, tuple(accesses))
 
-    def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
-        from ringlab.comm.virtual import VirtualCluster
+    def run_ring(
+        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
+        from ringlab.course.in_process import run_virtual
 
         for argument in per_rank:
             if len(argument) != world_size:
                 raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+        if faults:
+            faults.require(world_size)
         shards, shared = copied(list(per_rank)), copied(kwargs)
 
         def program(ring: Any) -> Any:
-            mine = [argument[ring.rank] for argument in shards]
-            return self._function(ring, *mine, **copied(shared))
+            return self._function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
 
-        return _guarded(self.function, VirtualCluster(world_size).run, program)
+        return _guarded(self.function, run_virtual, world_size, program, faults)
 
 
 def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:
@@ -188,8 +197,23 @@ def as_failure(name: str, error: BaseException) -> Failure:
             f"`{name}` is not written yet: {cause}" if str(cause) else f"`{name}` is not written yet."
         )
     if isinstance(cause, CommError):
-        return Crashed(f"`{name}`: the ranks cannot finish ({type(cause).__name__}).", str(cause))
+        return stuck(name, cause)
     return crashed(name, type(cause).__name__, own_lines(cause))
+
+
+def stuck(function: str, error: CommError) -> Crashed:
+    """Return the Failure for an error of communication; a deadlock is told in words, rank by rank."""
+    told = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
+    drawn = (error.got.splitlines() or [""])[
+        -1
+    ]  # no other line: tags are the learner's, and may say anything
+    if isinstance(error, DeadlockError) and (found := _CYCLE.fullmatch(drawn.strip())):
+        ranks = found[1].split(" → ")
+        waits = [f"waits for rank {rank}" for rank in ranks[1:]]
+        told += f" They wait for each other in a circle: rank {ranks[0]} {', which '.join(waits)}."
+    elif isinstance(error, DeadlockError):
+        told += " Somebody waits for a rank that has ended already."
+    return Crashed(told, str(error))
 
 
 def crashed(function: str, error: str, text: str) -> Crashed:
@@ -203,6 +227,7 @@ def crashed(function: str, error: str, text: str) -> Crashed:
     return Crashed(f"`{function}` raised {error}.", text)
 
 
+_CYCLE = re.compile(r"cycle: (\d{1,4}(?: → \d{1,4})+)")
 _INSTALLED = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
 _NOT_OWN = tuple(f"{Path(place).resolve()}/" for place in (*_INSTALLED, str(Path(__file__).parents[1])))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from ringlab.blocks.protocol import BackwardSteps, Block, ForwardSteps, Gradient
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
-from ringlab.plan import Tile, tiles
+from ringlab.plan import Row, Tile, plan
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 
 T = TypeVar("T")
@@ -35,12 +35,17 @@ class Call:
 
     def compute(self, label: str, function: Callable[..., T], *args: Any) -> T:
         """Return `function(self, *args)`, beside other ranks' computations where the block allows it."""
-        work = partial(function, self)
-        return self.ring.compute(label, side_by_side(work) if self.block.thread_safe else work, *args)
+        if self.block.thread_safe:
+            return self.ring.comm.compute(label, side_by_side(partial(function, self)), *args)
+        return self.ring.comm.compute(label, function, self, *args)
 
     def tiles(self, origin: int) -> tuple[Tile, ...]:
         """Return the tiles in which this rank's rows meet the block of rank `origin`."""
-        return tiles(self.layout, self.ring.rank, origin, self.causal, self.block.largest_causal)
+        return self._tiles[origin]
+
+    @cached_property
+    def _tiles(self) -> Row:
+        return plan(self.layout, self.causal, self.block.largest_causal).row(self.ring.rank)
 
     def forward_steps(self, q: Tensor) -> ForwardSteps:
         """Return the forward of `q` over the blocks of all ranks: the block's own, or tile by tile."""

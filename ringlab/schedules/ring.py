@@ -26,14 +26,19 @@ class RingSchedule:
 
     def blocks(self, call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         ring, slots = call.ring, _Slots(call)
+        origin = ring.rank
+        here: tuple[Tensor, ...] = k, v
         for step in range(ring.world_size - 1):
-            into = slots.take(ring.origin(step + 1), k, v)
+            coming = ring.origin(step + 1)
+            into = slots.take(coming, k, v)
             work = ring.post(k, v, into=into, hops=step, tag=f"kv {step}")
-            yield ring.origin(step), k, v
-            sent, (k, v) = (k, v), work.wait()
+            yield origin, k, v
+            arrived = work.wait()
             if step > 0:  # before, it was this rank's own shard
-                slots.recycle(*sent)
-        yield ring.origin(ring.world_size - 1), k, v
+                slots.recycle(origin, here)
+            origin, here = coming, arrived
+            k, v = here
+        yield origin, k, v
 
     def homecoming(self, call: Call) -> _Couriers:
         return _Couriers(call)
@@ -51,7 +56,7 @@ class _Couriers:
     def add(self, origin: int, k: Tensor, v: Tensor, gradients: list[Gradient]) -> None:
         ring = self.call.ring
         arrived = self._arrived()
-        self.sums = ring.compute(f"add dkv {self.step}", _sum, k, v, gradients, arrived)
+        self.sums = ring.compute(f"add dkv {self.step}", sum_gradients, k, v, gradients, arrived)
         if ring.world_size > 1:
             into = self.slots.take(ring.origin(self.step + 1), *self.sums)
             self.work = ring.post(*self.sums, into=into, give=True, tag=f"dkv {self.step}")
@@ -67,15 +72,15 @@ class _Couriers:
         if self.work is None or self.sums is None:
             return None
         dk, dv = self.work.wait()
-        self.slots.recycle(*self.sums)
+        self.slots.recycle(self.call.ring.origin(self.step - 1), self.sums)
         return dk, dv
 
 
 @side_by_side
-def _sum(
+def sum_gradients(
     k: Tensor, v: Tensor, gradients: list[Gradient], totals: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Add `gradients` to what arrived, or to nothing on the first step."""
+    """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
     dk, dv = RowSum(k), RowSum(v)
     if totals is not None:
         dk.total, dv.total = totals
@@ -89,26 +94,36 @@ class _Slots:
     """Receive buffers, each large enough for the longest block, used again once they were sent on."""
 
     def __init__(self, call: Call) -> None:
-        self.call = call
-        self.longest = max(call.length(origin) for origin in range(call.ring.world_size))
-        self.free: list[list[torch.UntypedStorage]] = []
+        self.lengths, self.longest = call.layout.lengths, call.layout.longest
+        self.free: list[tuple[int, tuple[Tensor, ...]]] = []
 
-    def take(self, origin: int, *like: Tensor) -> list[Tensor]:
+    def take(self, origin: int, *like: Tensor) -> tuple[Tensor, ...]:
         """Return buffers for the block of `origin`, of the batch, heads and head dim of `like`."""
-        shapes = [(*t.shape[:2], self.call.length(origin), t.shape[-1]) for t in like]
-        sizes = [math.prod(shape) * t.element_size() for shape, t in zip(shapes, like, strict=True)]
-        for slot in self.free:
-            if all(storage.nbytes() >= size for storage, size in zip(slot, sizes, strict=True)):
-                self.free.remove(slot)
-                break
-        else:
-            whole = [(*t.shape[:2], self.longest, t.shape[-1]) for t in like]
-            slot = [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
-        return [
+        length = self.lengths[origin]
+        if self.free and self.free[-1][0] == length:
+            return self.free.pop()[1]  # as it was: most blocks are of one length
+        shapes = [(*t.shape[:2], length, t.shape[-1]) for t in like]
+        if not self.free and length == self.longest:
+            return tuple(t.new_empty(shape) for t, shape in zip(like, shapes, strict=True))
+        storages = self._large_enough(shapes, like)
+        return tuple(
             t.new_empty(0).set_(storage, 0, shape)  # type: ignore[call-overload]
-            for t, storage, shape in zip(like, slot, shapes, strict=True)
-        ]
+            for t, storage, shape in zip(like, storages, shapes, strict=True)
+        )
 
-    def recycle(self, *tensors: Tensor) -> None:
-        """Take back what was given to the next rank, for blocks to come."""
-        self.free.append([tensor.untyped_storage() for tensor in tensors])
+    def _large_enough(
+        self, shapes: list[tuple[int, ...]], like: tuple[Tensor, ...]
+    ) -> list[torch.UntypedStorage]:
+        """Storages for these shapes: those of a slot that is free, or new ones for the longest block."""
+        sizes = [math.prod(shape) * t.element_size() for shape, t in zip(shapes, like, strict=True)]
+        for number, (_, slot) in enumerate(self.free):
+            storages = [tensor.untyped_storage() for tensor in slot]
+            if all(storage.nbytes() >= size for storage, size in zip(storages, sizes, strict=True)):
+                del self.free[number]
+                return storages
+        whole = [(*t.shape[:2], self.longest, t.shape[-1]) for t in like]
+        return [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
+
+    def recycle(self, origin: int, tensors: tuple[Tensor, ...]) -> None:
+        """Take back the buffers of the block of `origin`, which is on its way, for blocks to come."""
+        self.free.append((self.lengths[origin], tensors))

@@ -19,7 +19,7 @@ import math
 import torch
 
 from ringlab import oracle
-from ringlab.course import check, progress
+from ringlab.course import check, hint, progress
 
 # %% [markdown]
 # ## 02.merge · Merge any number of partial results

@@ -212,12 +212,11 @@ def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Pa
     from ringlab.course.judge.judge import GradeReport
     from ringlab.course.reports import CheckReport, StageReport
 
-    def graded(paths, only, **options):
+    def graded(path, only, **options):
         right, wrong = (CheckReport(str(ok), "t", "visible", 2, ok) for ok in (True, False))
-        for path in paths:
-            yield GradeReport(str(path), "05", (StageReport("05.step", "wrong", (right, wrong)),), 4)
+        return GradeReport(str(path), "05", (StageReport("05.step", "wrong", (right, wrong)),), 4)
 
-    monkeypatch.setattr(judge, "grade_many", graded, raising=False)
+    monkeypatch.setattr(judge, "grade", graded, raising=False)
     monkeypatch.setattr(builder, "find_root", lambda: tmp_path)
     mine, theirs = tmp_path / "exercises" / "05.ipynb", tmp_path / "submitted" / "05.ipynb"
     for path in (mine, theirs):

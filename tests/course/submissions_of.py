@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from ringlab.course import builder, sources
 from ringlab.course.contracts import load_exercise
 from ringlab.course.reports import StageReport, run_in_process
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "submissions"
 _HEADER = re.compile(
     r"# expects: check=(?P<stage>\d\d\.\w+):(?P<check>[\w-]+) misconception=(?P<name>[\w-]+)\s*$"
@@ -80,3 +83,25 @@ def namespace(path: Path) -> dict[str, Any]:
 def report(path: Path, stage_id: str, tier: str = "all") -> StageReport:
     """Return the report of one submission on one stage."""
     return run_in_process(load_exercise(stage_id[:2]).stage(stage_id), namespace(path), tier=tier, seed=1)
+
+
+def solution_code(exercise_id: str) -> dict[str, Any]:
+    """Return what the solution of an exercise defines."""
+    return graded_code("solutions", exercise_id)
+
+
+def graded_code(kind: str, exercise_id: str) -> dict[str, Any]:
+    """Return what the import cell and the graded cells of a notebook define; `kind` is its folder."""
+    root = builder.find_root()
+    (target,) = sources.targets(root, (f"{kind}/{exercise_id}",))
+    space: dict[str, Any] = {"__name__": "notebook"}
+    for cell in sources.prepare(target, root).cells:
+        if cell.cell_type == "code" and (cell.metadata.get("grade") or _imports(cell.source)):
+            name = str(cell.id)  # Triton reads the source of a kernel
+            linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
+            exec(compile(cell.source, name, "exec"), space)
+    return space
+
+
+def _imports(source: str) -> bool:
+    return any(line.startswith(("import ", "from ")) for line in source.splitlines())

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import linecache
-
 import pytest
 
-from ringlab.course import builder, sources
 from ringlab.course.contracts import exercise_ids, load_exercise
 from ringlab.course.reports import run_in_process
-from tests.course.submissions_of import cases, exercises, expectation, namespace, report, submissions
+from tests.course import matrix
+from tests.course.matrix_notes import TOGETHER
+from tests.course.submissions_of import (
+    cases,
+    exercises,
+    expectation,
+    graded_code,
+    namespace,
+    report,
+    solution_code,
+    submissions,
+)
 
 FEWEST_WRONG = 6
 
@@ -60,6 +68,31 @@ def test_every_check_can_fail(exercise_id):
 
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+def test_every_check_is_worth_having(exercise_id):
+    """It stands alone for a wrong answer, or is the first to show or to name one, or somebody says why not."""
+    for stage in load_exercise(exercise_id).stages:
+        for check, names in matrix.alone(stage).items():
+            assert names or matrix.worth(stage, check), f"{stage.id}:{check} finds nothing that others do not"
+
+
+def test_no_reason_is_given_for_a_check_that_needs_none():
+    known = {
+        f"{stage.id}:{check.id}"
+        for e in exercise_ids()
+        for stage in load_exercise(e).stages
+        for check in stage.checks
+    }
+    assert set(TOGETHER) <= known
+
+
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+def test_the_page_of_checks_and_wrong_answers_is_up_to_date(exercise_id):
+    assert matrix.section(exercise_id) in matrix.PAGE.read_text(encoding="utf-8"), (
+        "run: python -m tests.course.matrix"
+    )
+
+
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_what_a_check_says_it_kills_exists(exercise_id):
     stems = {p.stem.removeprefix("wrong_") for p in submissions("wrong_*") if p.parent.name == exercise_id}
     for stage in load_exercise(exercise_id).stages:
@@ -70,10 +103,7 @@ def test_what_a_check_says_it_kills_exists(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_the_skeleton_fails_as_not_written_yet(exercise_id):
-    root = builder.find_root()
-    (target,) = sources.targets(root, (f"exercises/{exercise_id}",))
-    notebook = sources.prepare(target, root)
-    space = graded_code(notebook)
+    space = graded_code("exercises", exercise_id)
     for stage in load_exercise(exercise_id).stages:
         result = run_in_process(stage, space, tier="all")
         assert result.status == "not written" and result.earned == 0, (stage.id, result)
@@ -81,24 +111,7 @@ def test_the_skeleton_fails_as_not_written_yet(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_the_solution_passes_every_tier(exercise_id):
-    root = builder.find_root()
-    (target,) = sources.targets(root, (f"solutions/{exercise_id}",))
-    space = graded_code(sources.prepare(target, root))
+    space = solution_code(exercise_id)
     for stage in load_exercise(exercise_id).stages:
         result = run_in_process(stage, space, tier="all", seed=3)
         assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
-
-
-def graded_code(notebook):
-    """Run the import cell and the graded cells of a notebook; return what they define."""
-    space: dict = {"__name__": "notebook"}
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and (cell.metadata.get("grade") or _imports(cell.source)):
-            name = str(cell.id)  # Triton reads the source of a kernel
-            linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
-            exec(compile(cell.source, name, "exec"), space)
-    return space
-
-
-def _imports(source):
-    return any(line.startswith(("import ", "from ")) for line in source.splitlines())

@@ -294,7 +294,7 @@ EXERCISE = Exercise(
             checks=(
                 Check("sum", 2, "visible", "every rank has the sum of all", check_sum,
                       ("forwards_the_total", "own_twice", "own_never", "neighbour_only", "same_again")),
-                Check("shifts", 1, "visible", "P − 1 shifts", check_shifts, ("one_shift_too_many",)),
+                Check("shifts", 1, "visible", "P − 1 shifts", check_shifts, ("one_shift_too_many",), kind="cost"),
                 Check("any-world", 1, "stress", "one, two and eight ranks", check_any_world, ("counts_to_four",)),
             ),
             hints=(

@@ -208,6 +208,7 @@ GROUPED = Stage(
             "k and v are not copied for every query head",
             checks.check_grouped_memory,
             ("copies_for_every_head",),
+            kind="cost",
         ),
         Check(
             "any",

@@ -190,12 +190,21 @@ def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> No
     compare_with(
         answer,
         truth,
-        bound=max(bound, rounding(truth)),
+        bound=max(bound, rounding(truth, _size(truth[1]))),
         misconceptions=mistakes.SOFTMAX,
         inputs=(scores,),
         names=("weights", "lse"),
         case=f"{note}scores of shape {scores.shape}",
     )
+
+
+def _size(lse: np.ndarray) -> float:
+    """Return the size of the numbers whose rounding an answer may show.
+
+    e^(score − lse) is an honest weight, and as wrong as lse, which is rounded when the maximum is added
+    and, with np.logaddexp, at every key.
+    """
+    return 2 * max(8.0, largest(lse))
 
 
 def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -290,7 +299,7 @@ def _compare_attention(
     compare_with(
         answer,
         truth,
-        bound=max(bound, rounding(truth, largest(truth.lse))),
+        bound=max(bound, rounding(truth, _size(truth.lse))),
         misconceptions=known,
         inputs=(q, k, v),
         keywords={"mask": mask},

@@ -162,6 +162,7 @@ STREAM = Stage(
             "one block of scores at a time",
             checks.check_stream_memory,
             ("whole_row_at_once",),
+            kind="cost",
         ),
         Check(
             "bf16", 2, "visible", "bfloat16 in, float32 state", checks.check_stream_bf16, ("streams_in_bf16",)

@@ -71,6 +71,7 @@ FORWARD_STAGE = Stage(
             "peak memory grows like S",
             memory_exponent(FORWARD_MISTAKES, 3),
             ("materialises",),
+            kind="cost",
         ),
         Check(
             "large",
@@ -87,9 +88,16 @@ FORWARD_STAGE = Stage(
             "one tile of scores at a time",
             live_set(FORWARD_MISTAKES, 3),
             ("row_of_tiles",),
+            kind="cost",
         ),
         Check(
-            "skips", 1, "stress", "hidden tiles are not computed", forward_skips, ("computes_hidden_tiles",)
+            "skips",
+            1,
+            "stress",
+            "hidden tiles are not computed",
+            forward_skips,
+            ("computes_hidden_tiles",),
+            kind="cost",
         ),
         Check(
             "precision",
@@ -153,6 +161,7 @@ BACKWARD_STAGE = Stage(
             "peak memory grows like S",
             memory_exponent(BACKWARD_MISTAKES, 4),
             ("materialises",),
+            kind="cost",
         ),
         Check(
             "live-set",
@@ -161,9 +170,16 @@ BACKWARD_STAGE = Stage(
             "a few tiles at a time",
             live_set(BACKWARD_MISTAKES, 4),
             ("row_of_tiles",),
+            kind="cost",
         ),
         Check(
-            "skips", 1, "stress", "hidden tiles are not computed", backward_skips, ("computes_hidden_tiles",)
+            "skips",
+            1,
+            "stress",
+            "hidden tiles are not computed",
+            backward_skips,
+            ("computes_hidden_tiles",),
+            kind="cost",
         ),
         Check(
             "precision",
@@ -184,4 +200,5 @@ EXERCISE = Exercise(
     slug="03_tiled_attention",
     title="Tiled attention, forward and backward",
     stages=(FORWARD_STAGE, BACKWARD_STAGE),
+    may_use=("ringlab.merge", "ringlab.blocks.__init__", "ringlab.blocks.naive", "ringlab.blocks.protocol"),
 )

@@ -16,6 +16,7 @@ from ringlab import oracle
 from ringlab.course.answers import bound_from, compare_with, expect_array, expect_tuple, relative_error
 from ringlab.course.contract import Crashed, Failure, Misconception, NotWritten
 from ringlab.course.contracts.e03_texts import BACKWARD_MISTAKES, FORWARD_MISTAKES
+from ringlab.course.growth import measured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -208,25 +209,15 @@ def _one_precision(
 
 
 def memory_exponent(mistakes: tuple[Misconception, ...], count: int) -> Any:
-    """Return a check that peak memory beyond the arguments grows like S¹, fitted over S.
-
-    A linear term and a constant never exceed exponent 1; S² alone has 2. 1.3 tells them apart even
-    where the machine rounds its memory up.
-    """
+    """Return a check that peak memory beyond the arguments grows like S¹, fitted over S."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         _right_first(subject, rng, count)
-        sizes = (512, 1024, 2048)
-
-        def ladder() -> list[int]:
-            return [_peak(subject, rng, Case(S, 256, 8, True), count) for S in sizes]
-
-        peaks = ladder()
-        if _slope(sizes, peaks) > 1.3:  # a second look: chance (an import, the collector) only ever adds
-            peaks = [min(pair) for pair in zip(peaks, ladder(), strict=True)]
-        if (slope := _slope(sizes, peaks)) > 1.3:
-            grown = ", ".join(f"S={S}: {peak / 2**20:.1f} MiB" for S, peak in zip(sizes, peaks, strict=True))
-            raise _named(mistakes, "materialises").failure(f"{grown}: peak memory grows as S^{slope:.2f}")
+        growth = measured(
+            (512, 1024, 2048), lambda S: _peak(subject, rng, Case(S, 256, 8, True), count), order=1
+        )
+        if growth.faster_than(1):
+            raise _named(mistakes, "materialises").failure(str(growth))
 
     return run
 
@@ -243,7 +234,7 @@ def live_set(mistakes: tuple[Misconception, ...], count: int) -> Any:
         vectors = case.S * (case.D + 1 if count == 3 else 3 * case.D)
         _right_first(subject, rng, count)
         peak, allowed = _peak(subject, rng, case, count), 4 * (4 * vectors + 16 * case.tile**2)
-        if peak > allowed:  # a second look, as above
+        if peak > allowed:  # a second look: chance (an import, the collector) only ever adds
             peak = min(peak, _peak(subject, rng, case, count))
         if peak > allowed:
             example = f"{case.label}: peak {peak / 2**20:.1f} MiB, allowed {allowed / 2**20:.1f} MiB"
@@ -259,16 +250,12 @@ def _peak(subject: Subject, rng: np.random.Generator, case: Case, count: int) ->
     tensors = _tensors(case, rng, count, "float32")
     if count == 4:  # any state will do: memory does not depend on values
         tensors += [torch.zeros_like(tensors[0]), torch.full_like(tensors[0][..., 0], 9.0)]
-    measured = subject.measure(*tensors, **case.how)
+    called = subject.measure(*tensors, **case.how)
     names = FORWARD if count == 3 else BACKWARD
     shapes = {name: tensors[0].shape[: 3 if name == "lse" else 4] for name in names}
-    parts = zip(names, expect_tuple(measured.answer, names), strict=True)
+    parts = zip(names, expect_tuple(called.answer, names), strict=True)
     results = [expect_array(part, shapes[name], name=name).nbytes for name, part in parts]
-    return max(measured.peak_bytes, sum(results))
-
-
-def _slope(sizes: Iterable[int], peaks: Iterable[int]) -> float:
-    return float(np.polyfit(np.log(list(sizes)), np.log(list(peaks)), 1)[0])
+    return max(called.peak_bytes, sum(results))
 
 
 def _right_first(subject: Subject, rng: np.random.Generator, count: int) -> None:

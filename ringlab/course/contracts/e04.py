@@ -79,6 +79,7 @@ SOFTMAX_STAGE = Stage(
             "a kernel does it, with one load of each element",
             softmax.work,
             ("computed_by_torch", "reads_again"),
+            kind="cost",
         ),
         Check("any", 2, "held-out", "other sizes and dtypes", softmax.anything, ("nan_behind",)),
     ),
@@ -168,6 +169,7 @@ FLASH_STAGE = Stage(
             "a kernel does it, reads q once, and K once per block of queries",
             flash.reads(READS, flash.tiles_of(READS)),
             ("computed_by_torch", "q_loaded_again", "reads_too_often", "reads_unmasked"),
+            kind="cost",
         ),
         Check(
             "sharp",
@@ -261,6 +263,7 @@ CAUSAL_STAGE = Stage(
             "tiles of which a block sees nothing are left alone",
             flash.skipped(Case(48, 16, 16, shift=0)),
             ("visits_hidden_tiles",),
+            kind="cost",
         ),
         Check(
             "work",
@@ -269,6 +272,7 @@ CAUSAL_STAGE = Stage(
             "a kernel does it, and reads each visible tile once",
             flash.reads(CAUSAL_READS, flash.tiles_of(CAUSAL_READS)),
             ("computed_by_torch", "reads_too_often"),
+            kind="cost",
         ),
         Check(
             "any",

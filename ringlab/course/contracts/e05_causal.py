@@ -163,6 +163,7 @@ STAGE = Stage(
             "P − 1 exchanges, exactly the bytes of K and V",
             _check_traffic,
             ("pads_the_blocks",),
+            kind="cost",
         ),
     ),
 )

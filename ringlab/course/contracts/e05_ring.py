@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.course.answers import compare_with, expect_array, expect_tuple
+from ringlab.course.answers import compare_with, expect_array, expect_tuple, relative_error
 from ringlab.course.contract import Check, Crashed, Failure, Misconception, Stage
 from ringlab.course.contracts.e05_ring_mistakes import CAUSAL, FORWARD, truth
 from ringlab.course.contracts.e05_step import NAMES, random, rounding_bound
+from ringlab.course.faults import Ended, Faults
 
 MISTAKES = {mistake.name: mistake for mistake in FORWARD}
 CRASHES = {mistake.name: mistake for mistake in (*CAUSAL, *FORWARD)}
@@ -34,11 +35,11 @@ class Shards:
     def world_size(self) -> int:
         return len(self.qs)
 
-    def run(self, subject: Any) -> Any:
+    def run(self, subject: Any, faults: Faults | None = None) -> Any:
         """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
         keywords = {} if self.positions is None else {"positions": self.positions}
         try:
-            return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, **keywords)
+            return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, **keywords)
         except Crashed as crash:
             name = reason(
                 crash, ragged=len({q.shape[-2] for q in self.qs}) > 1, causal=self.positions is not None
@@ -71,6 +72,13 @@ def shards(
         "one token per rank" if set(lengths) == {1} else f"{', '.join(map(str, lengths))} tokens on the ranks"
     )
     return Shards(qs, ks, vs, f"P={len(lengths)}, {tokens}, D={D}{heads}{text}", positions)
+
+
+def narrow(case: Shards) -> Shards:
+    """The same shards in bfloat16."""
+    return Shards(
+        *([x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs)), f"{case.text}, bfloat16"
+    )
 
 
 def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
@@ -114,7 +122,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    for P in (1, 3):  # with two ranks P and 2(P − 1) are the same, and everybody is a neighbour
+    for P in (1, 3, 8):  # with two ranks P and 2(P − 1) are the same, and everybody is a neighbour
         case = shards(rng, [2] * P, 1, 1, 2)
         expect_neighbours(case.run(subject).trace, case.text)
 
@@ -140,6 +148,8 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
     for P, H, K in ((2, 1, 1), (3, 2, 1), (3, 4, 2)):
         case = shards(rng, [4] * P, H, K, 4)
         expect_bytes(case, case.run(subject).trace, H // K)
+    case = narrow(shards(rng, [4] * 3, 1, 1, 4))
+    expect_bytes(case, case.run(subject).trace)
 
 
 def expect_bytes(case: Shards, trace: Any, group: int = 1) -> None:
@@ -160,10 +170,7 @@ def expect_bytes(case: Shards, trace: Any, group: int = 1) -> None:
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
     for L, H, K in ((1, 1, 1), (3, 4, 2)):
         case = shards(rng, [L] * 8, H, K, 8)
-        outcome = case.run(subject)
-        compare_ranks(case, outcome.results, FORWARD)
-        expect_neighbours(outcome.trace, case.text)
-        expect_bytes(case, outcome.trace, H // K)
+        compare_ranks(case, case.run(subject).results, FORWARD)
 
 
 def _check_sloped(subject: Any, rng: np.random.Generator) -> None:
@@ -180,12 +187,9 @@ def _check_sloped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 travels, float32 is computed with."""
-    case = shards(rng, [4] * 8, 1, 1, 16, text=", bfloat16")
-    narrow = [[x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs)]
-    case = Shards(*narrow, case.text)
+    """bfloat16 comes in, float32 is computed with."""
+    case = narrow(shards(rng, [4] * 8, 1, 1, 16))
     outcome = case.run(subject)
-    expect_bytes(case, outcome.trace)
     try:
         for result, q in zip(outcome.results, case.qs, strict=True):
             out, lse = expect_tuple(result, NAMES)
@@ -199,18 +203,40 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 2 and among 8, but for one block: shards are equal, S is not.
+    """A rank's peak is the same among 3 and among 8, but for one block: shards are equal, S is not.
 
-    A block of 4 MiB stands out from what the judge, who reads whole pages from the system, sees besides; few
+    Among 2 no block that came is in use while another comes, so a rank needs one less. A block of 4 MiB stands out from what the judge, who reads whole pages from the system, sees besides; few
     tokens keep it quick for answers that loop over keys.
     """
-    few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (2, 8))
+    few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 8))
     peaks = [max(report.peak_bytes for report in case.run(subject).memory) for case in (few, many)]
     if peaks[1] > peaks[0] + many.block_bytes(0):
         raise MISTAKES["keeps_every_block"].failure(
             f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
-            f"peak {peaks[0]:,} bytes with P=2, {peaks[1]:,} with P=8"
+            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=8"
         )
+
+
+def _check_killed(subject: Any, rng: np.random.Generator) -> None:
+    """The shard of a dead rank is lost: whoever still needs it can only break off."""
+    for P, rank, exchange in ((2, 1, 0), (3, 0, 0), (3, 2, 1)):
+        case = shards(rng, [2] * P, 1, 1, 2)
+        results = case.run(subject, Faults(kill=(rank, exchange))).results
+        example = f"{case.text}: rank {rank} dies before its exchange {exchange}"
+        if results[rank] != Ended("Killed"):
+            raise Failure("A rank makes fewer exchanges than there are blocks to fetch.", example)
+        for other, answer in enumerate(results):
+            if not isinstance(answer, Ended):
+                _expect_whole(case, other, answer, f"{example}, and rank {other} returned as if it had not")
+
+
+def _expect_whole(case: Shards, rank: int, answer: Any, example: str) -> None:
+    right = truth(rank, case.qs, case.ks, case.vs)
+    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+    if relative_error(expect_tuple(answer, NAMES), right) > rounding_bound(
+        case.qs[rank], keys, values, right
+    ):
+        raise MISTAKES["goes_on_without_the_dead"].failure(example)
 
 
 HINTS = (
@@ -250,19 +276,21 @@ STAGE = Stage(
         ),
         Check(
             "rounds",
-            2,
+            1,
             "visible",
             "P − 1 exchanges, all with the next rank",
             _check_rounds,
             ("sends_p_times", "splits_the_exchange", "gathers_everything"),
+            kind="cost",
         ),
         Check(
             "bytes",
             2,
             "visible",
-            "exactly the bytes of K and V travel",
+            "exactly the bytes of K and V travel, in their dtype",
             _check_bytes,
             ("repeats_heads_on_the_wire", "sends_too_many_bytes"),
+            kind="cost",
         ),
         Check(
             "eight_ranks", 2, "stress", "eight ranks, several heads", _check_eight_ranks, ("counts_to_three",)
@@ -279,7 +307,7 @@ STAGE = Stage(
             "bfloat16",
             1,
             "stress",
-            "bfloat16 on the wire, float32 in the state",
+            "bfloat16 inputs, float32 in the state",
             _check_bfloat16,
             ("low_precision_ring",),
         ),
@@ -290,6 +318,15 @@ STAGE = Stage(
             "memory does not grow with the number of ranks",
             _check_memory,
             ("keeps_every_block",),
+            kind="cost",
+        ),
+        Check(
+            "killed",
+            1,
+            "held-out",
+            "a rank dies: no other returns numbers in which its keys are missing",
+            _check_killed,
+            ("goes_on_without_the_dead",),
         ),
     ),
 )

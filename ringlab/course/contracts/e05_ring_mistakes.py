@@ -173,6 +173,12 @@ FORWARD = (
         "The result is only as good as bfloat16 although the inputs are the only thing rounded to it: out or lse are "
         "rounded in every step. Convert to float32 for the computation; what travels stays bfloat16.",
     ),
+    Misconception(
+        "goes_on_without_the_dead",
+        "A rank died, and another one returned numbers all the same: the error of its wait was caught. Attention over a "
+        "part of the sequence looks like any other result, and nobody will notice. Let the error through: a run that "
+        "stops can be started again.",
+    ),
 )
 
 

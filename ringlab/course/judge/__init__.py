@@ -3,8 +3,10 @@
 protocol   frames between judge and worker
 sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it works here
 worker     the program inside the cell: answers calls, knows no verdict
-network    the judge as the network between the ranks of a ring program
+network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
+watch      what they hold together, bounded; `processes` reads it, and ends what is left
+offlimits  what a submission may not leave its work to: ringlab's own answers, PyTorch's attention
 records    what Triton kernels read and wrote: the worker's word, unlike values, bytes on the ring and memory
 judge      a notebook in, a report out
 """

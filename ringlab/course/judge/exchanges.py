@@ -1,4 +1,4 @@
-"""What a rank says about an exchange: checked before anything is done with it."""
+"""What a rank says about an exchange or a computation: checked before anything is done with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
+from ringlab.comm.protocol import CONTROL
 from ringlab.comm.trace import Exchange
 from ringlab.comm.waiting import Half
+from ringlab.course.judge.process import Endless
 from ringlab.course.judge.protocol import ITEMSIZE, Frame, ProtocolError
 from ringlab.errors import RinglabError
 
@@ -32,7 +35,10 @@ class Form:
 
 @dataclass(eq=False)
 class Posted:
-    """One exchange of one rank, as `ringlab.comm.waiting` describes exchanges."""
+    """One exchange of one rank, as `ringlab.comm.waiting` describes exchanges.
+
+    data_as_control: whether it sends bytes that are not zero under a tag that meters leave out. A barrier's are zero.
+    """
 
     rank: int
     index: int
@@ -48,6 +54,7 @@ class Posted:
     error: RinglabError | None = None
     open_ends: list[Half] = field(default_factory=list)
     arrived: dict[int, Any] = field(default_factory=dict)
+    data_as_control: bool = False
 
     @property
     def done(self) -> bool:
@@ -74,8 +81,11 @@ class Posted:
 def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: float) -> Posted:
     """Return the `index`-th exchange of `rank`, with both kinds of ends open.
 
-    Raises: ProtocolError unless the frame holds tensors and names ranks, shapes and dtypes as it should.
+    Raises: ProtocolError unless the frame holds tensors and names ranks, shapes and dtypes as it should;
+    Endless where there were too many before.
     """
+    if index >= EXCHANGES:
+        raise Endless("a program that ends", f"one rank made more than {EXCHANGES} exchanges")
     fields, tensors = _checked(frame, world_size, index)
     wanted = [Form(dtype, tuple(shape)) for dtype, shape in fields["receive"]]
     sent = [Form(str(t.dtype).removeprefix("torch."), tuple(t.shape), t) for t in tensors]
@@ -92,6 +102,9 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
         sum(f.nbytes for f in wanted),
         tuple(f.shape for f in sent),
     )
+    posted.data_as_control = posted.tag.startswith(CONTROL) and any(
+        bool(t.reshape(-1).view(torch.uint8).any()) for t in tensors if t.numel()
+    )
     # A half needs no more of a tensor than its shape and dtype.
     posted.open_ends = [Half(posted, rank, to, cast(Tensor, form), i, True) for i, form in enumerate(sent)]
     posted.open_ends += [
@@ -100,13 +113,26 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
     return posted
 
 
+def read_label(frame: Frame, count: int) -> str:
+    """Return the label of the computation that a rank begins after `count` events.
+
+    Raises: ProtocolError unless it is a short text; Endless where there were too many before.
+    """
+    label: Any = frame.fields.get("label")
+    if count > 2 * EXCHANGES:
+        raise Endless("a program that ends", f"one rank made more than {EXCHANGES} computations")
+    if not isinstance(label, str) or len(label) > 200:
+        raise ProtocolError("a computation with a short label", "something else")
+    return label
+
+
 def _checked(frame: Frame, world_size: int, index: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """Return the fields and tensors of an exchange. Raises: ProtocolError unless they are as they should be."""
     fields, tensors = frame.fields, frame.value
     wanted = fields.get("receive")
     ok = (
         is_integer(fields.get("index"))
-        and fields["index"] == index < EXCHANGES
+        and fields["index"] == index
         and isinstance(fields.get("tag"), str)
         and len(fields["tag"]) <= 200
         and isinstance(tensors, tuple)

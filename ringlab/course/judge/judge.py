@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ringlab.course.contract import Crashed, Exercise, Stage
+from ringlab.course.contract import TIERS, Crashed, Exercise, Failure, Stage
 from ringlab.course.contracts import load_exercise
+from ringlab.course.judge.offlimits import OffLimits
 from ringlab.course.judge.probe import require
 from ringlab.course.judge.sandbox import Bounds
 from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.course.judge.submission import Submission, UnreadableError, read_submission
 from ringlab.course.kernels import require_triton
-from ringlab.course.reports import CheckReport, StageReport, not_written, run_stage
+from ringlab.course.reports import StageReport, gated, not_written, run_stage
 from ringlab.errors import CourseError
 
+*SHOWN, HIDDEN = TIERS
 UNSAFE = "graded WITHOUT a sandbox (--unsafe): the code ran with all rights of this user"
 
 
@@ -64,11 +66,13 @@ def grade(
     timeout: float = 20.0,
     total_timeout: float = 300.0,
     bounds: Bounds | None = None,
+    patience: float = 1.0,
 ) -> GradeReport:
     """Return the report of the notebook at `path`, all tiers, in sandboxed workers.
 
     exercise: its id ("05") or contract; by default what the notebook's metadata say. seed: of the
-    probes, fresh ones by default. timeout: seconds per call; total_timeout: per submission.
+    probes, fresh ones by default. timeout: seconds per call; total_timeout: per submission. patience:
+    multiplies these, and the seconds that the checks of a tier may compute; more than 1 for slow machines.
     A notebook that cannot be read earns nothing, with a reason; it raises nothing.
 
     Raises: SandboxError where no sandbox can be set up, unless `unsafe`; CourseError if `exercise`
@@ -95,10 +99,11 @@ def grade(
         require_triton()
     with Session(
         submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, unsafe=unsafe,
-        bounds=bounds, seconds=timeout, total_seconds=total_timeout,
+        bounds=bounds, limits=OffLimits.of(contract),
+        seconds=timeout, total_seconds=total_timeout, patience=patience,
     ) as session:  # fmt: skip
         session.prestart(2 if ring else 1)
-        stages = tuple(_graded(stage, session, submission, seed) for stage in contract.stages)
+        stages = _graded(contract, session, submission, seed)
         return replace(
             empty, stages=stages, reason=session.condemned, notes=tuple(session.notes),
             seconds=time.monotonic() - begin,
@@ -131,17 +136,42 @@ def _contract_of(submission: Submission) -> Exercise:
         raise UnreadableError("an exercise notebook", "an exercise that does not exist here") from None
 
 
-def _graded(stage: Stage, session: Session, submission: Submission, seed: int) -> StageReport:
-    if any(cell.grade == stage.id and not cell.code for cell in submission.cells) and not any(
-        cell.grade == stage.id and cell.code for cell in submission.cells
-    ):
-        return not_written(
-            stage, Crashed(f"The cell of {stage.id} is no code cell any more: change it back to code.")
-        )
-    report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed)
-    return replace(report, checks=tuple(_without_probe(check) for check in report.checks))
+def _graded(
+    exercise: Exercise, session: Session, submission: Submission, seed: int
+) -> tuple[StageReport, ...]:
+    """Return the reports of all stages.
+
+    No text is told that was written after a worker had seen a hidden probe: so the hidden checks of all
+    stages come after all others, and of what they raise only the check's own words are kept.
+    """
+    parts = {
+        stage.id: [_run(stage, session, submission, tier, seed) for tier in SHOWN]
+        for stage in exercise.stages
+    }
+    session.conceal()
+    for stage in exercise.stages:
+        if all(part.status != "not written" for part in parts[stage.id]):
+            hidden = _run(stage, session, submission, HIDDEN, seed)
+            checks = tuple(replace(check, counterexample="") for check in hidden.checks)
+            parts[stage.id].append(replace(hidden, checks=checks))
+    return tuple(joined(stage, parts[stage.id]) for stage in exercise.stages)
 
 
-def _without_probe(check: CheckReport) -> CheckReport:
-    """A hidden check says what is wrong, never on which input."""
-    return replace(check, counterexample="") if check.tier == "held-out" else check
+def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed: int) -> StageReport:
+    of_stage = [cell for cell in submission.cells if cell.grade == stage.id]
+    if of_stage and not any(cell.code for cell in of_stage):
+        failure = Crashed(f"The cell of {stage.id} is no code cell any more: change it back to code.")
+        return not_written(stage, failure, tier)
+    session.turn_to(stage.function)
+    session.allowance.begin(tier)
+    return run_stage(stage, SandboxedSubject(session, stage.function), tier, seed)
+
+
+def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:
+    """Return one report of `parts`, in the contract's order; what is not written in one part is not written."""
+    for part in parts:
+        if part.status == "not written" and part.checks:
+            return not_written(stage, Failure(part.checks[0].message, part.checks[0].counterexample))
+    found = {report.id: report for part in parts for report in part.checks}
+    reports = [found[check.id] for check in stage.checks if check.id in found]
+    return StageReport(stage.id, "ok" if all(report.ok for report in reports) else "wrong", gated(reports))

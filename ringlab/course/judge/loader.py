@@ -32,8 +32,8 @@ def load(cells: Sequence[str], functions: Sequence[str]) -> tuple[dict[str, Any]
     """Return the namespace in which `functions` are defined, and notes on what could not be run.
 
     Of all cells only those statements run that define the functions or a name that they need:
-    imports, helpers, constants. Calls of check(), plots and experiments do not run. A cell with a
-    magic or shell line is left out.
+    imports, helpers, constants. Calls of check(), plots and experiments do not run. Magic and
+    shell lines are left out, and cells of another language.
     """
     statements, notes = _parsed(cells)
     namespace, flags = _fresh_namespace(), 0
@@ -67,16 +67,43 @@ def _parsed(cells: Sequence[str]) -> tuple[list[_Statement], list[str]]:
     notes: list[str] = []
     for number, source in enumerate(cells):
         try:
-            tree = ast.parse(source)
+            tree, left_out = _python(source)
             found = [_statement(number, node) for node in tree.body]
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             magic = any(line.lstrip().startswith(("%", "!")) for line in source.splitlines())
             what = "it holds a magic or shell line" if magic else f"{type(error).__name__}: {error}"
             notes.append(f"cell {number + 1} was not run: {what}"[:500])
             continue
+        notes += [
+            f"cell {number + 1} was run without line {line}, a magic or shell line" for line in left_out
+        ]
         linecache.cache[_filename(number)] = (len(source), None, source.splitlines(True), _filename(number))
         statements += found
     return statements, notes
+
+
+def _python(source: str) -> tuple[ast.Module, list[int]]:
+    """Return the code of a cell, and the numbers of the lines that only a notebook understands and that are left out.
+
+    Left out is the line at which Python stops reading, and no other: a line that begins with % may go on an expression.
+    """
+    lines, left_out = source.splitlines(), list[int]()
+    while True:
+        try:
+            return ast.parse("\n".join(lines) if left_out else source), left_out
+        except SyntaxError as error:
+            number = error.lineno or 0
+            if not (0 < number <= len(lines) and _is_command(lines[number - 1], first=number == 1)):
+                raise
+            lines[number - 1] = ""
+            left_out.append(number)
+
+
+def _is_command(line: str, first: bool) -> bool:
+    """Whether a line is a magic or shell line; a magic of a whole cell only if it leaves the cell Python."""
+    if line.startswith("%%"):
+        return first and line.split()[0] in ("%%time", "%%capture")
+    return line.startswith(("%", "!"))
 
 
 def _statement(cell: int, node: ast.stmt) -> _Statement:

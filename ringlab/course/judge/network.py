@@ -1,11 +1,22 @@
 """The judge as the network between ranks: routes every message, and so knows what was sent.
 
-Each rank is a worker of its own that holds only its shard. What stands in the trace was seen
-here, not reported: who exchanged with whom, how many bytes, how often, in which order.
+Each rank is a worker of its own that holds only its shard. What the trace says of exchanges was seen
+here, not reported: who exchanged with whom, how many bytes, how often, and in which order a rank
+posted and waited. What it says of computations is the worker's word: that it computed between two
+such frames, and under which label. That the work was done is proved by values, if at all.
+
+Times are those of a virtual clock per rank, the virtual cluster's: a computation takes a second, a
+message half of one from the moment at which both its ends are posted. So they depend on the order of a
+rank's frames and on nothing else, and a program gives the same times here as in a notebook.
+
+The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
+chance, a rank that dies. All of that is done here. Only that an exchange is posted late is left to the
+worker, who alone can read a tensor at the last moment.
 """
 
 from __future__ import annotations
 
+import random
 import select
 import time
 from collections import defaultdict, deque
@@ -16,15 +27,16 @@ from typing import Any, cast
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import CONTROL
-from ringlab.comm.trace import Trace
-from ringlab.comm.waiting import Half, deadlock, mismatch, unfinished
-from ringlab.course.judge.exchanges import Form, Posted, is_integer, read_exchange
-from ringlab.course.judge.process import Overdue, WorkerDied, WorkerProcess
+from ringlab.comm.trace import Compute, Trace
+from ringlab.comm.waiting import Half, deadlock, mismatch, peer_died, unfinished
+from ringlab.course.faults import Ended, Faults, Killed
+from ringlab.course.judge.exchanges import Form, Posted, is_integer, read_exchange, read_label
+from ringlab.course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
 from ringlab.course.judge.protocol import Frame, ProtocolError
 from ringlab.errors import MismatchError, RinglabError
 
-QUEUED_BYTES = 1 << 30  # of messages that nobody has taken yet
-CONTROL_BYTES = 4096  # that one rank may send under control tags in a run; what goes beyond counts
+QUEUED_BYTES = 1 << 30  # of messages that no receiver has waited for yet: the judge holds them
+ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
 
 
 class RankRaised(RinglabError):
@@ -37,7 +49,11 @@ class RankRaised(RinglabError):
 
 @dataclass(eq=False)
 class _Rank:
-    """Where one rank's program stands; `waiting` is the exchange it cannot go on without."""
+    """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
+
+    time: on its virtual clock. computing: the label of the computation under way. ended: why the rank has
+    no result, in a run in which one was killed. aborted: its worker has been told to end the call.
+    """
 
     rank: int
     worker: WorkerProcess
@@ -45,19 +61,35 @@ class _Rank:
     waiting: Posted | None = None
     works: list[Posted] = field(default_factory=list)
     unwaited: dict[int, Posted] = field(default_factory=dict)
+    time: float = 0.0
+    computing: str | None = None
+    events: list[Posted | Compute] = field(default_factory=list)
     base: int = 0
     peak: int = 0
     result: Any = None
+    exchanges: int = 0
+    ended: Ended | None = None
+    aborted: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is expected of its program."""
+        return self.state == "result" or self.ended is not None
 
 
 class Network:
     """One run of a ring program on `workers`, one per rank, all of which have loaded the program."""
 
-    def __init__(self, workers: Sequence[WorkerProcess], call: int, seconds: float) -> None:
+    def __init__(
+        self, workers: Sequence[WorkerProcess], call: int, seconds: float, faults: Faults | None = None
+    ) -> None:
         self.ranks = [_Rank(rank, worker) for rank, worker in enumerate(workers)]
-        self.call, self.seconds = call, seconds
-        self.start = time.monotonic()
-        self.deadline = self.start + seconds
+        self.faults = faults or Faults()
+        self.faults.require(len(self.ranks))
+        self.call, self.seconds, self.costs = call, seconds, self.faults.costs()
+        self.dice = random.Random(f"order {self.faults.seed}") if faults else None
+        self.dead: _Rank | None = None
+        self.deadline = time.monotonic() + seconds
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.queued = 0
@@ -69,14 +101,18 @@ class Network:
         from the moment its arguments were there to the return of the function, at its highest:
         tensors, the message in flight, scratch space of operators; not the arguments, not what
         child processes use. Single allocations are not seen: `largest_bytes` is the peak as well.
+        Once a rank was killed, ranks that broke off have an `Ended` for a result, and there is no more
+        than the results.
 
-        Raises: RankRaised; DeadlockError, MismatchError, UnreceivedError; Overdue, WorkerDied,
+        Raises: RankRaised; DeadlockError, MismatchError, UnreceivedError; Overdue, Endless, WorkerDied,
         ProtocolError. After the first two kinds the workers can take another call; of the others,
         those for which `idle` is false are to be killed.
         """
         self._begin(function, arguments, keywords)
-        while any(rank.state != "result" for rank in self.ranks):
+        while not all(rank.over for rank in self.ranks):
             self._step()
+        if self.dead:
+            return Outcome([rank.ended or rank.result for rank in self.ranks], Trace(len(self.ranks)), [])
         leftovers = [half for queue in (*self.sends.values(), *self.receives.values()) for half in queue]
         unwaited = [work for rank in self.ranks for work in rank.unwaited.values()]
         if leftovers or unwaited:
@@ -91,13 +127,11 @@ class Network:
     def abort(self, seconds: float = 2.0) -> None:
         """End the call on every rank that is still at it, as far as it lets itself be ended."""
         self.deadline = time.monotonic() + seconds
-        told: set[int] = set()
         while time.monotonic() < self.deadline and not all(self.idle(r.rank) for r in self.ranks):
             for rank in self.ranks:
-                if (rank.waiting or rank.state == "ready") and rank.rank not in told:
-                    told.add(rank.rank)
+                if (rank.waiting or rank.state == "ready") and not rank.aborted:
                     try:
-                        self._send(rank, "abort")
+                        self._abort(rank)
                     except RinglabError:
                         return
             try:
@@ -108,10 +142,12 @@ class Network:
     def _begin(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> None:
         for rank, own in zip(self.ranks, arguments, strict=True):
             place = {"function": function, "rank": rank.rank, "world_size": len(self.ranks)}
+            place["second"] = self.costs.compute(rank.rank, "", ())
+            if self.faults.late:
+                place["late"] = self.faults.late_of(rank.rank)
             self._send(rank, "ring", (tuple(own), keywords), **place)
         while any(rank.state == "called" for rank in self.ranks):
             self._read()
-        self.start = time.monotonic()
         for rank in self.ranks:
             rank.worker.reset_peak()
             rank.base = rank.worker.resident()
@@ -121,12 +157,33 @@ class Network:
 
     def _step(self) -> None:
         self._read()
-        for rank in self.ranks:
-            if rank.waiting and rank.waiting.done:
-                self._deliver(rank, rank.waiting)
         going = [rank for rank in self.ranks if rank.state == "running"]
+        ready = [rank for rank in going if rank.waiting and rank.waiting.done]
+        if self.dice and ready:  # held back until nobody else can go on, then one by one
+            ready = [self.dice.choice(ready)] if all(rank.waiting for rank in going) else []
+        for rank in ready:
+            if rank.waiting:
+                self._deliver(rank, rank.waiting)
         if going and all(rank.waiting for rank in going) and not any(r.state == "done" for r in self.ranks):
-            raise deadlock({rank.rank: rank.waiting for rank in going if rank.waiting})
+            self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
+
+    def _stuck(self, works: dict[int, Posted]) -> None:
+        """Nobody can go on: a deadlock, or the ranks that are left are told who died."""
+        if self.dead is None:
+            raise deadlock(dict(works))
+        for number, work in works.items():
+            error, rank = peer_died(work, self.dead.rank, Killed()), self.ranks[number]
+            rank.waiting = None
+            self._send(rank, "lost", needed=error.needed, got=error.got, remedy=error.remedy)
+
+    def _kill(self, rank: _Rank) -> None:
+        """Let the rank's program end where it stands; what it sends from now on is not listened to."""
+        self.dead, rank.ended, rank.state = rank, Ended(Killed.__name__), "killed"
+        self._abort(rank)
+
+    def _abort(self, rank: _Rank) -> None:
+        rank.aborted = True
+        self._send(rank, "abort")
 
     def _read(self, aborting: bool = False) -> None:
         """Wait for bytes from the ranks that owe some, and take all complete frames."""
@@ -134,7 +191,7 @@ class Network:
         left_over = any(r.worker.frames for r in owing)  # by an error, while one rank's frames were taken
         waiting = 0.0 if left_over else max(0.0, self.deadline - time.monotonic())
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
-        if not readable and time.monotonic() >= self.deadline:
+        if time.monotonic() >= self.deadline:  # heard or not: a rank may send without end
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
             raise Overdue("an end of the program in time", f"rank {', '.join(late)} still running")
         for rank in owing:
@@ -149,16 +206,21 @@ class Network:
     def _take(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
         if frame.fields.get("call") != self.call:
             raise ProtocolError("answers to the call under way", "a frame of another call")
-        expected = {"called": ("ready",), "running": ("exchange", "wait", "done"), "done": ("result",)}
+        if rank.ended and frame.kind != "error":
+            return
+        running = ("begin", "exchange", "wait", "done") if rank.computing is None else ("end",)
+        expected = {"called": ("ready",), "running": running, "done": ("result",)}
         if frame.kind == "error":
             rank.state, rank.waiting = "error", None
-            if not aborting:
-                raise RankRaised(rank.rank, frame.fields)
+            self._broke_off(rank, frame.fields, aborting)
         elif frame.kind not in expected.get(rank.state, ()) or rank.waiting:
             raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
         elif frame.kind == "ready":
             rank.state = "ready"
         elif frame.kind == "result":
+            # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
+            late = rank.worker.peak() - rank.base - frame.nbytes - ANSWER_ROOM
+            rank.peak = max(rank.peak, late)
             rank.result, rank.state = frame.value, "result"
         elif frame.kind == "done":
             rank.peak = max(0, rank.worker.peak() - rank.base)
@@ -166,15 +228,40 @@ class Network:
             self._send(rank, "deliver")
         elif frame.kind == "wait":
             self._wait(rank, frame)
-        elif not aborting:
-            self._post(rank, frame)
+        elif frame.kind == "begin":
+            rank.computing = read_label(frame, len(rank.events))
+        elif frame.kind == "end":
+            self._computed(rank)
+        else:
+            self._post(rank, frame, aborting)
 
-    def _post(self, rank: _Rank, frame: Frame) -> None:
-        now = time.monotonic() - self.start
-        work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), now)
+    def _computed(self, rank: _Rank) -> None:
+        label, rank.computing = rank.computing or "", None
+        begin, rank.time = rank.time, rank.time + self.costs.compute(rank.rank, label, ())
+        rank.events.append(Compute(rank.rank, label, begin, rank.time))
+
+    def _broke_off(self, rank: _Rank, report: dict[str, Any], aborting: bool) -> None:
+        unwritten = report.get("type") == NotImplementedError.__name__
+        if self.dead and not unwritten:
+            rank.ended = rank.ended or Ended(str(report.get("type"))[:100], str(report.get("text"))[:5000])
+        elif not aborting:
+            raise RankRaised(rank.rank, report)
+
+    def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
+        work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)
+        if aborting:  # nobody meets it: the rank will wait for it, and is told then
+            work.open_ends.clear()
+            rank.works.append(work)
+            rank.unwaited[work.index] = work
+            return
+        if not work.tag.startswith(CONTROL):
+            if self.faults.kill == (rank.rank, rank.exchanges):
+                return self._kill(rank)
+            rank.exchanges += 1
         self.queued += work.sent
         if self.queued > QUEUED_BYTES:
-            raise ProtocolError(f"at most {QUEUED_BYTES} bytes under way", "more")
+            held = f"its ranks had sent more than {QUEUED_BYTES / 2**30:g} GiB that nobody had waited for"
+            raise Endless("messages that are waited for", held)
         rank.works.append(work)
         rank.unwaited[work.index] = work
         for half in list(work.open_ends):
@@ -191,23 +278,28 @@ class Network:
         problem = mismatch(send, receive)
         if problem:
             raise MismatchError(*problem)
+        sent = cast(Form, send.tensor)
+        start = max(send.work.posted, receive.work.posted)
+        arrival = start + self.costs.message(send.rank, receive.rank, sent.nbytes)
         for end in (send, receive):
             end.work.open_ends.remove(end)
-            end.work.arrival = time.monotonic() - self.start
-        sent = cast(Form, send.tensor)
+            end.work.arrival = max(end.work.arrival, arrival)
         cast(Posted, receive.work).arrived[receive.place] = sent.data
-        self.queued -= sent.nbytes
 
     def _wait(self, rank: _Rank, frame: Frame) -> None:
         index: Any = frame.fields.get("index")
         work = rank.unwaited.pop(index, None) if is_integer(index) else None
         if work is None:
             raise ProtocolError("a wait for an exchange that was posted", "another")
-        work.waited, rank.waiting = time.monotonic() - self.start, work
+        work.waited, rank.waiting = rank.time, work
 
     def _deliver(self, rank: _Rank, work: Posted) -> None:
         rank.waiting = None
-        self._send(rank, "received", tuple(work.arrived[place] for place in sorted(work.arrived)))
+        rank.time = max(rank.time, work.arrival)
+        rank.events.append(work)
+        arrived = tuple(work.arrived[place] for place in sorted(work.arrived))
+        self._send(rank, "received", arrived, time=rank.time)
+        self.queued -= sum(tensor.nbytes for tensor in arrived)
         work.arrived.clear()
 
     def _send(self, receiver: _Rank, kind: str, value: Any = None, **fields: Any) -> None:
@@ -216,11 +308,8 @@ class Network:
     def _trace(self) -> Trace:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
-            control = 0
             for work in rank.works:
-                if work.tag.startswith(CONTROL):
-                    control += work.sent
-                    if control > CONTROL_BYTES:  # a meter leaves control out, so data must not pass as such
-                        work.tag = "data as " + work.tag
-                trace.events.append(work.event())
+                if work.data_as_control:  # a meter leaves control out
+                    work.tag = "data as " + work.tag
+            trace.events += [e if isinstance(e, Compute) else e.event() for e in rank.events]
         return trace

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import select
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from ringlab.course.judge.offlimits import OffLimits
+from ringlab.course.judge.processes import children, descendants, end_all, memory
 from ringlab.course.judge.protocol import Frame, FrameReader, ProtocolError, pack
-from ringlab.course.judge.sandbox import PACKAGE, Bounds, command, environment, launch
+from ringlab.course.judge.sandbox import HIDDEN, PACKAGE, Bounds, command, environment, launch
 from ringlab.course.judge.seccomp import filter_file
 from ringlab.errors import CourseError, SandboxError
 
+GRACE_S = 1.0  # for the rest of an answer that was on its way at its deadline
 START_SECONDS = 60.0  # torch takes 2 s of CPU to import, on a machine that may be busy
 
 
@@ -28,6 +31,10 @@ class WorkerDied(CourseError):
 
 class Overdue(CourseError):
     """The worker did not answer in time."""
+
+
+class Endless(Overdue):
+    """A rank made more of something than any program needs: a loop that does not end, and no forgery."""
 
 
 class WorkerProcess:
@@ -43,14 +50,19 @@ class WorkerProcess:
         torch: bool = False,
         kernels: bool = False,
         unsafe: bool = False,
+        limits: OffLimits | None = None,
     ) -> None:
+        self.limits = limits
         self.unsafe, self.kernels = unsafe, kernels
         self.arrays = "triton" if kernels else "torch" if torch else "numpy"
         self.bounds = bounds or Bounds()
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill): of what starts the worker; the worker itself closes it
+        self._mark = secrets.token_hex(16)  # by which a process that was started without a sandbox is known
+        # What starts the worker may complain. No file: without root a worker can open what bubblewrap has open.
+        self._complaints, self._complain = os.pipe()
+        os.set_blocking(self._complaints, False)
         self.socket, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
@@ -58,32 +70,44 @@ class WorkerProcess:
             self._process = self._spawn(theirs.fileno(), write_end)
         except BaseException:
             self.socket.close()
-            self._complaints.close()
+            os.close(self._complaints)
             os.close(read_end)
             self._info = None
             raise
         finally:
             theirs.close()
+            os.close(self._complain)
             os.close(write_end)
 
     def _spawn(self, socket_fd: int, info_fd: int) -> subprocess.Popen[bytes]:
         start = "import sys; sys.path.insert(0, sys.argv[1]); from ringlab.course.judge.worker import main; main()"
         worker = ["-c", start, str(PACKAGE.parent), str(socket_fd), self.arrays]
+        worker.append(self.limits.as_text() if self.limits else "")
         if self.unsafe:
-            return self._run(launch(worker, self.bounds), socket_fd, info_fd)
+            return self._run(launch(worker, self.bounds, unsafe=True), socket_fd)
         seccomp_fd = filter_file()
         try:
-            line = command(worker, self.bounds, info_fd=info_fd, seccomp_fd=seccomp_fd, kernels=self.kernels)
+            hidden = self.limits.hidden_paths() if self.limits else HIDDEN
+            line = command(
+                worker,
+                self.bounds,
+                info_fd=info_fd,
+                seccomp_fd=seccomp_fd,
+                hidden=hidden,
+                kernels=self.kernels,
+            )
             return self._run(line, socket_fd, info_fd, *(() if seccomp_fd is None else (seccomp_fd,)))
         finally:
             if seccomp_fd is not None:
                 os.close(seccomp_fd)
 
     def _run(self, line: list[str], *descriptors: int) -> subprocess.Popen[bytes]:
-        null = subprocess.DEVNULL
+        null, environ = subprocess.DEVNULL, environment(self.kernels)
+        if self.unsafe:
+            environ["RINGLAB_WORKER"] = self._mark
         return subprocess.Popen(
-            line, stdin=null, stdout=null, stderr=self._complaints, pass_fds=descriptors, cwd="/",
-            env=environment(self.kernels), start_new_session=True,
+            line, stdin=null, stdout=null, stderr=self._complain, pass_fds=descriptors, cwd="/",
+            env=environ, start_new_session=True,
         )  # fmt: skip
 
     def ready(self, seconds: float = START_SECONDS) -> None:
@@ -92,10 +116,11 @@ class WorkerProcess:
         try:
             frame = self.receive(deadline)
         except (WorkerDied, Overdue, ProtocolError) as error:
+            said: list[str] = []
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-            self._complaints.seek(0)
-            said = self._complaints.read(10_000).decode(errors="replace").strip().splitlines()
+            with contextlib.suppress(BlockingIOError):  # nothing was said, and something lives that could
+                said = os.read(self._complaints, 10_000).decode(errors="replace").strip().splitlines()
             self.kill()
             raise SandboxError(
                 "a worker that starts in the sandbox",
@@ -109,16 +134,17 @@ class WorkerProcess:
 
     def _find_pid(self) -> None:
         # No student code has run yet, so what is found here can be trusted.
-        self._init = self._process.pid
-        self.pid = self._process.pid
         if self.unsafe:
-            return
-        self._init = _first_pid(self._info) if self._info is not None else 0
-        children = _children(self._init)
-        if len(children) != 1:
+            self._init = self._process.pid
+        elif self._info is not None:
+            self._init = _first_pid(self._info)
+        found = children(self._init)
+        if self.unsafe and not found:  # no supervisor, as there is no /proc here
+            found = [self._process.pid]
+        if len(found) != 1:
             self.kill()
-            raise SandboxError("one worker in the sandbox", f"{len(children)} processes")
-        self.pid = children[0]
+            raise SandboxError("one worker in the sandbox", f"{len(found)} processes")
+        self.pid = found[0]
 
     def send(self, frame: Frame, deadline: float) -> None:
         """Send `frame`. Raises: Overdue when the worker does not take it; WorkerDied."""
@@ -126,6 +152,8 @@ class WorkerProcess:
             for part in pack(frame):
                 view = memoryview(part)
                 while view:
+                    if time.monotonic() > deadline:  # a worker that takes a byte now and then
+                        raise TimeoutError
                     self.socket.settimeout(_left(deadline))
                     view = view[self.socket.send(view) :]
         except TimeoutError:
@@ -137,7 +165,7 @@ class WorkerProcess:
         """Return the next frame. Raises: Overdue, WorkerDied, ProtocolError."""
         while not self.frames:
             readable, _, _ = select.select([self.socket], [], [], _left(deadline))
-            if not readable:
+            if not readable or time.monotonic() > deadline + GRACE_S:  # a byte now and then is no answer
                 raise Overdue("an answer", "the deadline")
             self.read_available()
         return self.frames.pop(0)
@@ -163,21 +191,32 @@ class WorkerProcess:
             return
         if not self.unsafe and not self._init:
             self._init = _first_pid(self._info)
-        if not self.unsafe and self._init in _children(self._process.pid):
-            # The first process of a pid namespace takes all others with it.
-            os.kill(self._init, signal.SIGKILL)
-        if self.unsafe:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
+        self.end_at_once()
+        if not self.unsafe:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)  # it ends by itself when its namespace has
         self._process.kill()
         self._process.wait()
         self.socket.close()
-        self._complaints.close()
+        os.close(self._complaints)
         os.close(self._info)
         self._info = None
+
+    def end_at_once(self) -> None:
+        """Send the end to the worker and every process it started, without taking notice of it: `kill` does."""
+        if not self.unsafe:
+            if self._init in children(self._process.pid):
+                # The first process of a pid namespace takes all others with it.
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(self._init, signal.SIGKILL)
+            return
+        end_all(self._process.pid, self._mark.encode())
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Return the worker's process and all that it, or what it started, has started."""
+        return descendants(self._init) if self._init else []
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -187,11 +226,11 @@ class WorkerProcess:
 
     def resident(self) -> int:
         """Return the bytes the worker's process has in memory now."""
-        return _status(self.pid, "VmRSS")
+        return memory(self.pid, "VmRSS")
 
     def peak(self) -> int:
         """Return the most bytes it had in memory since `reset_peak`, or since it started."""
-        return _status(self.pid, "VmHWM")
+        return memory(self.pid, "VmHWM")
 
     def reset_peak(self) -> None:
         """Begin a new peak, where the system lets us."""
@@ -208,18 +247,3 @@ def _first_pid(info: int) -> int:
     readable, _, _ = select.select([info], [], [], 0)
     match = re.search(rb'"child-pid": *(\d+)', os.read(info, 4096)) if readable else None
     return int(match[1]) if match else 0
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _status(pid: int, name: str) -> int:
-    try:
-        match = re.search(rf"^{name}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) * 1024 if match else 0

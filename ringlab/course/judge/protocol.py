@@ -15,7 +15,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,11 @@ class Frame:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     value: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the arrays in `value`, each counted once."""
+        return sum({id(array): array.nbytes for array in _arrays(self.value)}.values())
 
 
 LIMITS = Limits()
@@ -122,7 +127,10 @@ class FrameReader:
             del self.buffer[: LENGTH.size + length]
             self.header = _parse_header(text, self.limits)
             self.needed = _payload_bytes(self.header["arrays"])
-            self.buffer = bytearray(self.buffer)  # aligned again
+            if (
+                len(self.buffer) <= self.needed
+            ):  # what will be taken over whole; else each frame of many copies all
+                self.buffer = bytearray(self.buffer)  # aligned again
         if len(self.buffer) < self.needed:
             return None
         if len(self.buffer) == self.needed:  # nearly always: the arrays take this memory over
@@ -147,14 +155,14 @@ class _Encoder:
         _require(
             depth <= self.limits.depth, f"a value at most {self.limits.depth} levels deep", "a deeper one"
         )
-        if value is None or type(value) in (bool, int, float, str):
+        if value is None or type(value) in (bool, float, str):
             return value
         if isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value):
             return {"array": self._array(value)}
         exactly: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__}
         for plain, convert in exactly.items():
-            if isinstance(value, plain):
-                return convert(value)  # an enumeration or a version travels as the number or text it is
+            if isinstance(value, plain):  # an enumeration or a version travels as the number or text it is
+                return _in_64_bits(convert(value))
         if isinstance(value, Layout):
             runs = [[[run.start, run.step, run.length] for run in rank] for rank in value.ranks]
             return {"layout": {"S": value.S, "P": value.P, "name": value.name, "runs": runs}}
@@ -177,10 +185,14 @@ class _Encoder:
             f"an array of {', '.join(ITEMSIZE)}",
             dtype,
         )
-        data = _tensor_bytes(value) if _is_tensor(value) else _array_bytes(value)
+        reach = _reach(value.shape, dtype)
+        _require(reach <= self.limits.array, f"arrays of at most {self.limits.array} bytes", f"{reach}")
         _require(
-            data.nbytes <= self.limits.array, f"arrays of at most {self.limits.array} bytes", f"{data.nbytes}"
+            len(value.shape) <= self.limits.dimensions,
+            f"at most {self.limits.dimensions} dimensions",
+            f"an array of {len(value.shape)}",
         )
+        data = _tensor_bytes(value) if _is_tensor(value) else _array_bytes(value)
         self.specs.append({"dtype": dtype, "shape": list(value.shape), **_flags(value)})
         self.payload += [data, bytes(_padded(data.nbytes) - data.nbytes)]
         self.total += _padded(data.nbytes)
@@ -222,8 +234,16 @@ def _check_spec(spec: Any, limits: Limits) -> None:
         isinstance(shape, list) and len(shape) <= limits.dimensions, "a shape of few dimensions", "another"
     )
     _require(all(type(n) is int and 0 <= n <= limits.array for n in shape), "lengths from 0", "others")
-    # Each length alone, so that (0, 2**40) cannot pass and upset whoever computes with it.
-    _require(_nbytes(spec) <= limits.array, f"arrays of at most {limits.array} bytes", "a larger one")
+    _require(
+        _reach(shape, spec["dtype"]) <= limits.array,
+        f"arrays of at most {limits.array} bytes",
+        "a larger one",
+    )
+
+
+def _reach(shape: Sequence[int], dtype: str) -> int:
+    """Bytes as if no length were 0: NumPy and torch cannot make (0, 2**28, 2**28, 2**28), though it holds nothing."""
+    return math.prod(max(1, length) for length in shape) * ITEMSIZE[dtype]
 
 
 def _nbytes(spec: dict[str, Any]) -> int:
@@ -268,8 +288,7 @@ def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_ju
     if node is None or type(node) in (bool, float, str):
         return node
     if type(node) is int:
-        _require(abs(node) < 1 << 63, "integers of 64 bits", "a larger one")
-        return node
+        return _in_64_bits(node)
     _require(isinstance(node, dict) and len(node) == 1, "a node of one kind", "another")
     ((kind, content),) = node.items()
     if kind == "array":
@@ -289,6 +308,11 @@ def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_ju
     return {key: _value(item, arrays, depth + 1, limits, from_judge) for key, item in content}
 
 
+def _in_64_bits(value: Any) -> Any:
+    _require(type(value) is not int or abs(value) < 1 << 63, "integers of 64 bits", "a larger integer")
+    return value
+
+
 def _layout(content: dict[str, Any]) -> Layout:
     # Only the judge sends layouts, and only to workers: no bounds are needed on this side.
     ranks = tuple(tuple(Run(*run) for run in runs) for runs in content["runs"])
@@ -297,6 +321,14 @@ def _layout(content: dict[str, Any]) -> Layout:
 
 def _flags(value: Any) -> dict[str, bool]:
     return {"torch": _is_tensor(value), "grad": bool(getattr(value, "requires_grad", False))}
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(item)
+    elif hasattr(value, "nbytes"):
+        yield value
 
 
 def _is_tensor(value: Any) -> bool:
@@ -315,7 +347,7 @@ def _dtype(value: Any) -> str:
 
 
 def _tensor_bytes(tensor: Any) -> memoryview:
-    torch, tensor = _torch(), tensor.detach().to("cpu")
+    torch, tensor = _torch(), tensor.detach().to("cpu").resolve_neg()
     # NumPy has no bfloat16; its own view knows that strides of empty arrays do not matter.
     return _array_bytes((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
 

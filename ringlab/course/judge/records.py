@@ -65,7 +65,7 @@ def taken_in(value: Any) -> tuple[Any, tuple[Access, ...]]:
     _require(arrays["shapes"].ndim == 2 and len(arrays["shapes"]) == count, "one shape for every access")
     lengths, offsets = arrays["lengths"], arrays["offsets"]
     _require(
-        bool((lengths >= 0).all()) and offsets.shape == (int(lengths.sum()),),
+        bool(((lengths >= 0) & (lengths <= offsets.size)).all()) and offsets.shape == (int(lengths.sum()),),
         "as many offsets as there are lengths",
     )
     for key, end in (("kinds", len(KINDS)), ("arguments", len(names))):

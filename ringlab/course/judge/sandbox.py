@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import ringlab
+from ringlab.course.judge.processes import status_text
 from ringlab.errors import SandboxError
 
 PACKAGE = Path(ringlab.__file__).resolve().parent
@@ -26,18 +28,25 @@ HIDDEN = ("course/contracts", "conformance")
 """Parts of ringlab that hold checks or answers; a worker sees them empty."""
 
 _UIDS = range(61184, 65520)  # unassigned on every distribution; also mapped in most containers
-_turn = itertools.count(os.getpid())
+_SHARE = 64
+"""Uids that one judge's process takes turns with: more than it has workers at a time."""
+_turn = itertools.count()
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one worker may use: bytes of address space and scratch, CPU seconds, threads, open files."""
+    """What one worker may use: bytes of address space and scratch, CPU seconds, threads, open files.
+
+    total_memory_bytes, total_tasks: what all workers of a submission may hold together.
+    """
 
     memory_bytes: int = 4 << 30
     scratch_bytes: int = 64 << 20
     cpu_seconds: int = 120
     tasks: int = 32
     open_files: int = 64
+    total_memory_bytes: int = 6 << 30
+    total_tasks: int = 256
 
     def rlimits(self) -> dict[str, int]:
         """Return the limits by the names that the `resource` module has for them."""
@@ -79,7 +88,8 @@ def command(
         *_capabilities_to_give_up(uid),
         *("--info-fd", str(info_fd)),
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
-        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        *("--proc", "/proc", "--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
+        *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--perms", "1777", *scratch, "--tmpfs", "/tmp"),  # before the binds: a venv may lie below /tmp
         *_binds(hidden),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
@@ -90,10 +100,14 @@ def command(
     ]
 
 
-def launch(worker: list[str], bounds: Bounds, uid: int | None = None) -> list[str]:
-    """Return the command line of the launcher that becomes Python with the arguments `worker`."""
+def launch(worker: list[str], bounds: Bounds, uid: int | None = None, *, unsafe: bool = False) -> list[str]:
+    """Return the command line of the launcher that becomes Python with the arguments `worker`.
+
+    unsafe: there is no sandbox whose end is that of all inside it; the launcher stays as the parent of all.
+    """
     program = [sys.executable, "-I", "-B", *worker]
-    order = {"uid": uid, "limits": bounds.rlimits(), "program": program}
+    stay = unsafe and sys.platform == "linux"
+    order = {"uid": uid, "limits": bounds.rlimits(), "program": program, "stay": stay}
     return [sys.executable, "-I", "-S", "-B", str(PACKAGE / "course/judge/launcher.py"), json.dumps(order)]
 
 
@@ -201,17 +215,33 @@ def _parents(path: Path, made: set[Path]) -> list[str]:
 
 def _next_uid() -> int:
     """A uid that no other worker has now, so that limits and signals of one never reach another."""
-    return _UIDS[next(_turn) % len(_UIDS)]
+    mine = _uids()[0]
+    return mine[next(_turn) % len(mine)]
+
+
+@cache
+def _uids() -> tuple[range, socket.socket | None]:
+    """The uids that are this process's alone, and the name that it holds for as long as it lives to show it.
+
+    Names of the abstract kind: the kernel gives each to one holder, and takes it back at its end.
+    Where many judges hold all of them, the uids are everybody's.
+    """
+    for first in range(0, len(_UIDS) - _SHARE + 1, _SHARE):
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            held.bind(f"\0ringlab-judge-{_UIDS[first]}")
+        except OSError:
+            held.close()
+            continue
+        return _UIDS[first : first + _SHARE], held
+    return _UIDS, None
 
 
 def _own_tasks() -> int:
     """Tasks that this uid runs already: older kernels count them against the limit inside, too."""
     mine, total = os.getuid(), 0
     for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            text = status.read_text()
-        except OSError:
-            continue
+        text = status_text(status)
         if re.search(rf"^Uid:\t{mine}\t", text, re.MULTILINE):
             total += int(re.search(r"^Threads:\t(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
     return total

@@ -1,12 +1,16 @@
 """The system calls a worker may not make: new processes, and what reaches past namespaces.
 
 Threads are allowed, processes are not: so there are no fork bombs and no orphans, and a memory
-limit for one process is a limit for the worker. The filter is a classic BPF program.
-Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
+limit for one process is a limit for the worker. Sockets are those of Unix: some families (vsock) heed
+no namespace. Workers read the same files of the system, so whatever tells one who else uses a file
+(locks, leases, watches, its pages in the cache) would be a wire between ranks past the judge. Memory
+that is no process's own (memfd, System V) would be held where no peak shows it.
+The filter is a classic BPF program. Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
@@ -20,20 +24,40 @@ _X32 = 0x40000000  # numbers of the x32 ABI, which would go by other names
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_SINCE_5 = {
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
+    "mount_setattr": 442, "memfd_secret": 447, "cachestat": 451,
+}  # fmt: skip
+"""Newer calls have one number on every machine."""
 _DENIED = {
     "x86_64": {
-        "fork": 57, "vfork": 58, "ptrace": 101, "pivot_root": 155, "mount": 165, "umount2": 166, "kexec_load": 246,
-        "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
-        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321,
-        "userfaultfd": 323, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
+        "shmget": 29, "fork": 57, "vfork": 58, "semget": 64, "msgget": 68, "flock": 73, "ptrace": 101, "syslog": 103,
+        "pivot_root": 155, "mount": 165, "umount2": 166, "mq_open": 240, "kexec_load": 246, "add_key": 248,
+        "request_key": 249, "keyctl": 250, "inotify_init": 253, "inotify_add_watch": 254, "unshare": 272,
+        "inotify_init1": 294, "perf_event_open": 298, "fanotify_init": 300, "open_by_handle_at": 304, "setns": 308,
+        "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "memfd_create": 319, "bpf": 321,
+        "userfaultfd": 323, "preadv2": 327, "pwritev2": 328, **_SINCE_5,
     },
     "aarch64": {
-        "umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "kexec_load": 104, "ptrace": 117, "add_key": 217,
-        "request_key": 218, "keyctl": 219, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268,
-        "process_vm_readv": 270, "process_vm_writev": 271, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425,
-        "io_uring_enter": 426, "io_uring_register": 427,
+        "inotify_init1": 26, "inotify_add_watch": 27, "flock": 32, "umount2": 39, "mount": 40, "pivot_root": 41,
+        "unshare": 97, "kexec_load": 104, "syslog": 116, "ptrace": 117, "mq_open": 180, "msgget": 186, "semget": 190,
+        "shmget": 194, "add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241, "fanotify_init": 262,
+        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
+        "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "preadv2": 286, "pwritev2": 287, **_SINCE_5,
     },
 }  # fmt: skip
+_SOCKET = {"x86_64": 41, "aarch64": 198}
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_EXEC = {"x86_64": (59, 322), "aarch64": (221, 281)}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_AF_UNIX = 1
+_SHARED_BY_FILE = {
+    "F_GETLK": 5, "F_SETLK": 6, "F_SETLKW": 7, "F_OFD_GETLK": 36, "F_OFD_SETLK": 37, "F_OFD_SETLKW": 38,
+    "F_SETLEASE": 1024, "F_GETLEASE": 1025, "F_NOTIFY": 1026,
+}  # fmt: skip
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+_INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # typing on behalf of whoever sits there
 _CLONE3 = 435  # its flags lie behind a pointer, out of reach; the C library then takes clone
 
 
@@ -53,10 +77,36 @@ def filter_program(machine: str = "") -> bytes | None:
         steps += [_step(_AT_LEAST, _X32, 0, 1), refuse]
     for number in _DENIED[machine].values():
         steps += [_step(_EQUAL, number, 0, 1), refuse]
+    steps += _for_call(_SOCKET[machine], 0, [_step(_EQUAL, _AF_UNIX, 1, 0), refuse])
+    for call, commands in ((_FCNTL, _SHARED_BY_FILE), (_IOCTL, _INTO_TERMINALS)):
+        pairs = [(_step(_EQUAL, command, 0, 1), refuse) for command in commands.values()]
+        steps += _for_call(call[machine], 1, [step for pair in pairs for step in pair])
     steps += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
     steps += [_step(_EQUAL, _CLONE[machine], 0, 3), _step(_LOAD, _FIRST_ARGUMENT)]
     steps += [_step(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, _step(_RETURN, _ALLOW)]
     return b"".join(steps)
+
+
+def forbid_programs() -> None:
+    """Have the kernel refuse from now on, in all threads, to run another program in place of this process.
+
+    A new program's peak of memory begins anew. Does nothing on machines whose system calls are not listed here.
+    """
+    machine = platform.machine()
+    if machine not in _EXEC:
+        return
+    refuse = _step(_RETURN, _ERRNO | errno.EPERM)
+    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _ARCHITECTURES[machine], 1, 0), _step(_RETURN, _KILL)]
+    steps += [_step(_LOAD, _NUMBER)]
+    for number in _EXEC[machine]:
+        steps += [_step(_EQUAL, number, 0, 1), refuse]
+    program = b"".join([*steps, _step(_RETURN, _ALLOW)])
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))  # struct sock_fprog
+    set_mode_filter, all_threads = 1, 1
+    result = ctypes.CDLL(None, use_errno=True).syscall(_SECCOMP[machine], set_mode_filter, all_threads, head)
+    if result != 0:
+        raise OSError(ctypes.get_errno(), "no filter of system calls could be set")
 
 
 def filter_file() -> int | None:
@@ -68,6 +118,12 @@ def filter_file() -> int | None:
     os.write(descriptor, program)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
+    """Steps for one system call: they see its `argument`-th argument, and what they do not refuse is allowed."""
+    inside = [_step(_LOAD, _FIRST_ARGUMENT + 8 * argument), *steps, _step(_RETURN, _ALLOW)]
+    return [_step(_EQUAL, number, 0, len(inside)), *inside]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

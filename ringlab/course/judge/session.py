@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import builtins
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ringlab.errors
 from ringlab.course.contract import Crashed, Failure, NotWritten
-from ringlab.course.judge.process import Overdue, WorkerDied, WorkerProcess
+from ringlab.course.judge.allowance import Allowance
+from ringlab.course.judge.offlimits import LEFT_TO_OTHERS, OffLimits
+from ringlab.course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
 from ringlab.course.judge.protocol import Frame, ProtocolError
 from ringlab.course.judge.records import taken_in
 from ringlab.course.judge.sandbox import Bounds
+from ringlab.course.judge.watch import Watch
 from ringlab.course.subject import Measured, Recorded, as_failure, crashed
-from ringlab.errors import CommError
+from ringlab.errors import CommError, OffLimitsError
 
 if TYPE_CHECKING:
+    from ringlab.course.faults import Faults
     from ringlab.course.judge.network import Network
 
-LOSSES = 3  # workers that may be lost before a submission is given up
+ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
+LOSSES = (
+    3  # workers that may be lost before a function is given up; by loading the code, before a submission is
+)
 
 
 class Condemned(Failure):
@@ -29,7 +38,9 @@ class Condemned(Failure):
 class Session:
     """Workers that have loaded one submission's code.
 
+    limits: what the code may not use; without it all of ringlab but its checks is there.
     seconds: for each call. total_seconds: for the whole submission; what comes later fails unrun.
+    patience: multiplies these, and what the checks of a tier may compute (`allowance.begin`).
     """
 
     def __init__(
@@ -41,15 +52,25 @@ class Session:
         kernels: bool = False,
         unsafe: bool = False,
         bounds: Bounds | None = None,
+        limits: OffLimits | None = None,
         seconds: float = 20.0,
         total_seconds: float = 300.0,
+        patience: float = 1.0,
     ) -> None:
         self.cells, self.functions = list(cells), list(functions)
-        self.torch, self.kernels, self.unsafe, self.bounds = torch, kernels, unsafe, bounds
-        self.seconds, self.total_seconds = seconds, total_seconds
-        self.deadline = time.monotonic() + total_seconds
+        self.torch, self.kernels, self.unsafe = torch, kernels, unsafe
+        bounds = bounds or Bounds()
+        self.bounds = replace(bounds, cpu_seconds=math.ceil(bounds.cpu_seconds * max(1.0, patience)))
+        self.limits = limits
+        self.watch = Watch(self.bounds)
+        self.allowance = Allowance(patience)
+        self.seconds, self.total_seconds = seconds * patience, total_seconds * patience
+        self.deadline = time.monotonic() + self.total_seconds
         self.condemned, self.losses, self.calls = "", 0, 0
+        self._function, self._losses, self._unloaded = "", dict[str, int](), 0
+        self._exceeded: dict[str, str] = {}
         self.notes: list[str] = []
+        self.concealed = False
         self._starting: list[WorkerProcess] = []
         self._loaded: list[WorkerProcess] = []
 
@@ -57,15 +78,35 @@ class Session:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.watch.close()
         for worker in [*self._starting, *self._loaded]:
             worker.kill()
         self._starting, self._loaded = [], []
+
+    def conceal(self) -> None:
+        """From now on hidden probes reach the workers: nothing that they write goes into `notes` or `condemned`."""
+        self.concealed = True
+
+    def turn_to(self, function: str) -> None:
+        """From now on losses are those of `function`: a loop, or too much memory, costs no other function's points."""
+        self._losses[self._function] = self.losses
+        if self.watch.exceeded:  # it has ended all workers
+            self._exceeded[self._function], self.watch.exceeded = self.watch.exceeded, ""
+            for worker in list(self._loaded):
+                self.discard(worker)
+        self._function, self.losses = function, self._losses.get(function, 0)
 
     def prestart(self, count: int) -> None:
         """Have `count` workers start side by side; returns at once."""
         while len(self._starting) + len(self._loaded) < count:
             self._starting.append(
-                WorkerProcess(self.bounds, torch=self.torch, kernels=self.kernels, unsafe=self.unsafe)
+                WorkerProcess(
+                    self.bounds,
+                    torch=self.torch,
+                    kernels=self.kernels,
+                    unsafe=self.unsafe,
+                    limits=self.limits,
+                )
             )
 
     def workers(self, count: int) -> list[WorkerProcess]:
@@ -75,6 +116,7 @@ class Session:
         while len(self._loaded) < count:
             worker = self._starting.pop(0)
             worker.ready()
+            self.watch.add(worker)
             self._load(worker)
         return self._loaded[:count]
 
@@ -86,9 +128,12 @@ class Session:
             if frame.kind != "loaded" or not isinstance(frame.value, list):
                 raise ProtocolError("the code loaded", f"a frame {frame.kind[:20]!r}")
         except (Overdue, WorkerDied, ProtocolError) as error:
-            worker.kill()
+            self.discard(worker)
+            self._unloaded += 1
             raise self.lost("the notebook's code", error) from None
-        self.notes = [shown(note)[:500] for note in frame.value[:20]]
+        if not self.concealed:
+            self.notes = [shown(note)[:500] for note in frame.value[:20]]
+        self.allowance.add(worker)
         self._loaded.append(worker)
 
     def limit(self) -> float:
@@ -97,6 +142,8 @@ class Session:
 
     def discard(self, worker: WorkerProcess) -> None:
         """End a worker that cannot be used again."""
+        self.watch.remove(worker)
+        self.allowance.remove(worker)
         worker.kill()
         if worker in self._loaded:
             self._loaded.remove(worker)
@@ -105,22 +152,34 @@ class Session:
         """Return the failure for a worker that had to be ended because of `error`."""
         self.losses += 1
         if isinstance(error, ProtocolError):
-            self.condemned = f"it interfered with the judge: needed {error.needed}, got {error.got}"
+            told = "in a hidden check" if self.concealed else f"needed {error.needed}, got {error.got}"
+            self.condemned = f"it interfered with the judge: {told}"
             return Condemned("This submission interfered with the judge; nothing in it counts.")
+        if isinstance(error, Endless):
+            return Crashed(f"{what} was ended: {error.got}. Is there a loop that never ends?")
         if isinstance(error, Overdue):
             return Crashed(f"{what} did not end within {self.seconds:g} s.")
+        if self.watch.exceeded:
+            return Crashed(f"{what} was ended: the submission's workers together {self.watch.exceeded}.")
         return Crashed(
-            f"{what} ended its process, or used more than the {(self.bounds or Bounds()).memory_bytes >> 30} GiB "
+            f"{what} ended its process, or used more than the {self.bounds.memory_bytes / 2**30:g} GiB "
             "of memory it may use."
         )
 
     def _refuse_if_over(self) -> None:
         if self.condemned:
             raise Condemned("This submission interfered with the judge; nothing in it counts.")
+        if exceeded := self.watch.exceeded or self._exceeded.get(self._function):
+            raise Crashed(f"Not run: in this function's checks the workers together {exceeded}.")
+        if self._unloaded >= LOSSES:
+            raise Crashed(
+                f"Not run: {LOSSES} processes had to be ended while they loaded the notebook's code."
+            )
         if self.losses >= LOSSES:
-            raise Crashed(f"Not run: {LOSSES} of this submission's processes had to be ended already.")
+            raise Crashed(f"Not run: {LOSSES} processes had to be ended in this function's checks already.")
         if time.monotonic() > self.deadline:
             raise Crashed(f"Not run: this submission has used up its {self.total_seconds:g} s.")
+        self.allowance.require()
 
 
 class SandboxedSubject:
@@ -153,17 +212,22 @@ class SandboxedSubject:
             self.session.discard(worker)
             raise self.session.lost(f"`{self.function}`", error) from None
 
-    def run_ring(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> Any:
+    def run_ring(
+        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
         from ringlab.course.judge.network import Network, RankRaised  # loads torch
 
         for argument in per_rank:
             if len(argument) != world_size:
                 raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
         workers = self._ready(world_size)
-        network = Network(workers, self._next_call(), self.session.limit() - time.monotonic())
+        network = Network(workers, self._next_call(), self.session.limit() - time.monotonic(), faults)
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
         try:
-            return network.run(self.function, arguments, kwargs)
+            outcome = network.run(self.function, arguments, kwargs)
+            if network.dead:
+                self._recover(network, workers)
+            return outcome
         except RankRaised as error:
             failure = _raised(self.function, error.report)
             failure.counterexample = f"rank {error.rank}: {failure.counterexample}".strip()
@@ -200,13 +264,13 @@ class SandboxedSubject:
         def say(kind: str, value: Any = None, **fields: Any) -> None:
             worker.send(Frame(kind, {"call": call, **fields}, value), deadline)
 
-        def hear(kind: str) -> Any:
+        def hear(kind: str) -> Frame:
             frame = worker.receive(deadline)
             if frame.fields.get("call") != call or frame.kind not in (kind, "error") or worker.frames:
                 raise ProtocolError("one answer to the call under way", f"a frame {frame.kind[:20]!r}")
             if frame.kind == "error":
                 raise _raised(self.function, frame.fields)
-            return frame.value
+            return frame
 
         say("call", (args, kwargs), function=self.function, **({"record": True} if record else {}))
         hear("ready")
@@ -216,7 +280,9 @@ class SandboxedSubject:
         hear("done")
         peak = max(0, worker.peak() - base)
         say("deliver")
-        return hear("result"), peak
+        result = hear("result")
+        # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
+        return result.value, max(peak, worker.peak() - base - result.nbytes - ANSWER_ROOM)
 
 
 def _raised(function: str, report: dict[str, Any]) -> Failure:
@@ -233,6 +299,8 @@ def _raised(function: str, report: dict[str, Any]) -> Failure:
         return Crashed(f"`{function}` raised an exception of its own.", text)
     if issubclass(kind, NotImplementedError):
         return NotWritten(f"`{function}` is not written yet.")
+    if issubclass(kind, OffLimitsError):
+        return Crashed(LEFT_TO_OTHERS.format(function), text)
     if issubclass(kind, CommError):
         return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
     return crashed(function, name, text)

@@ -15,6 +15,10 @@ from ringlab.errors import CourseError
 
 FILE_BYTES = 32 << 20
 CELLS = 5000
+CONTAINERS = 500_000
+VALUES = 4_000_000
+"""Lists and objects, and values in all, of a notebook. A file of brackets would grow fiftyfold when it is read; with
+these, and the bound on its bytes, no file takes more than 1 GB or some seconds."""
 
 
 class UnreadableError(CourseError):
@@ -58,9 +62,9 @@ def read_submission(path: str | os.PathLike[str]) -> Submission:
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
         raise _unreadable("JSON that is no notebook")
     if document.get("nbformat") != 4:
-        raise _unreadable(
-            f"notebook format {str(document.get('nbformat'))[:20]}", "open and save it in JupyterLab"
-        )
+        form = document.get("nbformat")
+        known = ascii(form)[:20] if isinstance(form, (int, float, str)) else "of another kind"
+        raise _unreadable(f"notebook format {known}", "open and save it in JupyterLab")
     if len(document["cells"]) > CELLS:
         raise _unreadable(f"more than {CELLS} cells")
     cells = tuple(_cell(cell) for cell in document["cells"])
@@ -88,11 +92,14 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> Any:
+    # Brackets and commas inside of text count as well: a notebook has far fewer of either kind.
+    if data.count(b"[") + data.count(b"{") > CONTAINERS or data.count(b",") > VALUES:
+        raise _unreadable("a file of too many small parts", "clear the outputs before handing in")
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise _unreadable("text that is not UTF-8", "save the notebook in JupyterLab") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # a ValueError also for integers of thousands of digits
         raise _unreadable("broken JSON", "save the notebook in JupyterLab") from None
 
 
@@ -118,8 +125,10 @@ def _exercise(document: dict[str, Any], cells: tuple[Cell, ...]) -> str | None:
 
 
 def _bound_code(submission: Submission) -> None:
+    size = sum(map(len, submission.code))
     try:
-        size = len(json.dumps(submission.code, ensure_ascii=False).encode("utf-8"))
+        if size <= LIMITS.header // 2:
+            size = len(json.dumps(submission.code, ensure_ascii=False).encode("utf-8"))
     except UnicodeEncodeError:
         raise _unreadable("text that is not Unicode (lone surrogates)") from None
     if size > LIMITS.header // 2:

@@ -1,13 +1,15 @@
 """The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
 
 Everything here may be rewritten by the code that it runs; nothing the judge believes depends on it.
-Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `abort`. Frames to it: `hello`,
-`loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`.
+Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `abort`. Frames to it: `hello`,
+`loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import socket
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 
 from ringlab.course.judge.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab.course.judge.records import written_down
+from ringlab.course.judge.seccomp import forbid_programs
+from ringlab.errors import OffLimitsError
 
 TEXT = 4000  # the most characters of an exception that travel
 
@@ -59,8 +63,17 @@ def main() -> None:
     """Answer the judge's frames until it hangs up."""
     descriptor, arrays = int(sys.argv[2]), sys.argv[3]
     channel = Channel(descriptor)
+    if sys.argv[4]:
+        from ringlab.course.judge.offlimits import OffLimits, install
+
+        install(OffLimits.from_text(sys.argv[4]))
+    gc.disable()  # what the imports make is there to stay: looking through it again and again takes a tenth of a start
     _warm_up(arrays)
+    gc.freeze()
+    gc.enable()
     warnings.simplefilter("ignore")
+    if "RINGLAB_WORKER" not in os.environ:  # set where there is no sandbox
+        forbid_programs()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, what goes wrong is told to the judge
     channel.send("hello")
     namespace: dict[str, Any] = {}
@@ -129,25 +142,34 @@ def _bounded(text: str) -> str:
 
 
 def _ring(channel: Channel, frame: Frame) -> Any:
+    from ringlab.comm.faulty import Fault, Faulty
+    from ringlab.comm.protocol import Comm
     from ringlab.comm.ring import Ring
+    from ringlab.comm.strict import Strict
     from ringlab.course.judge.judge_comm import JudgeComm
 
-    return Ring(JudgeComm(channel, frame.fields["rank"], frame.fields["world_size"]))
+    fields = frame.fields
+    comm: Comm = JudgeComm(channel, fields["rank"], fields["world_size"], fields["second"])
+    if "late" in fields:
+        late = [Fault("delay", fields["rank"], number, seconds=0.0) for number in fields["late"]]
+        comm = Faulty(comm, late)
+    return Ring(Strict(comm))
 
 
 def _warm_up(arrays: str) -> None:
     """Import and touch what a first call would, so that it counts as nobody's time or memory."""
     import numpy as np
 
-    from ringlab.course.judge import loader  # noqa: F401
-
+    importlib.import_module("ringlab.course.judge.loader")
     square = np.ones((64, 64), np.float32)
     np.exp(square @ square * 1e-3).sum()
     if arrays == "numpy":
         return
     import torch
 
-    import ringlab.course.judge.judge_comm  # noqa: F401
+    # A first ring call counts neither the time nor the memory of these imports as its own.
+    for name in ("comm.faulty", "comm.strict", "course.judge.judge_comm"):
+        importlib.import_module(f"ringlab.{name}")
 
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
@@ -157,7 +179,8 @@ def _warm_up(arrays: str) -> None:
         scores = scores.masked_fill(torch.ones(64, 64).triu(1).bool(), -torch.inf)
         (scores.softmax(-1).to(dtype) @ x).sum().backward()
         torch.logaddexp(scores, torch.logsumexp(scores, -1, keepdim=True))
-        torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+        with contextlib.suppress(OffLimitsError):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
     if arrays == "triton":
         from ringlab.blocks.triton import interpreter
 

@@ -1,68 +1,198 @@
 from __future__ import annotations
 
+import itertools
 import os
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from ringlab.course.judge import sandbox
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.sandbox import Bounds
-from tests.course.judge.hostile import HOSTILE
-from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
+from ringlab.course.judge.judge import GradeReport, grade
+from ringlab.course.judge.process import WorkerProcess
+from ringlab.course.judge.sandbox import PACKAGE, Bounds
+from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF
+from tests.course.judge.hostile.honest import HONEST
+from tests.course.judge.hostile.small import EXERCISE, SECRET, together
+from tests.course.judge.left_behind import marked, mine, processes, turn
+from tests.course.judge.small_contract import EXERCISE as SMALL
+from tests.course.judge.small_contract import RIGHT, notebook
 
 pytestmark = pytest.mark.needs_bwrap
 BOUNDS = Bounds(memory_bytes=1 << 29)
-SECONDS = 2.0
+SECONDS = 1.0
+SEED = 271828182845904523
+TOGETHER = (
+    "evil array subclasses", "odd values", "reading tests, gradebook or other submissions", "writing anywhere", "network",
+    "system calls", "tensors",
+)  # fmt: skip
+"""Kinds whose submissions leave each other alone: those of a kind are handed in as one notebook."""
+ALONE = [name for name in HOSTILE if KIND_OF[name] not in TOGETHER]
+EARNED = {"is right for what a notebook shows": 2}
+"""What may be earned all the same, by answers that are right."""
+NOT_CONDEMNED = {
+    "drips its answer byte by byte", "sends half a frame and leaves", "closes the channel and goes on", "closes every descriptor",
+}  # fmt: skip
+WITHOUT_SANDBOX = (
+    "reads the gradebook", "reads another's submission", "lists the class", "reads the tests", "reads the contracts",
+    "reads the solutions", "reads everybody's environment", "finds the seed in somebody's arguments",
+    "reads the accounts of this machine", "writes into the class", "plants a file beside its own",
+    "connects to a server here", "sends a datagram", "asks for a name", "connects to a socket in the class", "listens",
+    "asks the kernel by sockets", "locks the system's files",
+)  # fmt: skip
+"""Attacks that hurt nobody here where there is no sandbox: there they are seen to succeed."""
+_marks = itertools.count()
 
 
-def processes() -> set[int]:
-    """The processes of all workers, by the uids that only workers have; without root, our descendants."""
-    found = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-        except OSError:
-            continue
-        worker = int(fields["Uid"].split()[0]) in sandbox._UIDS
-        if worker or (fields["Name"] == "bwrap" and int(fields["PPid"]) == os.getpid()):
-            found.add(int(fields["Pid"]))
-    return found
+class Class:
+    """A folder with what an instructor has, servers beside it, and a process that has the seed in its arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "ada").mkdir()
+        (folder / "ada" / "notebook.ipynb").write_text("hers")
+        (folder / "gradebook.db").write_text("grades")
+        for path in (folder, folder / "ada", folder / "ada" / "notebook.ipynb", folder / "gradebook.db"):
+            path.chmod(0o777)
+        self.abstract = f"ringlab-{os.getpid()}"
+        self.servers = [
+            socket.create_server(("127.0.0.1", 0)),
+            *(socket.socket(socket.AF_UNIX) for _ in "ab"),
+        ]
+        self.servers[1].bind(f"{folder}/socket")
+        self.servers[2].bind(f"\0{self.abstract}")
+        (folder / "socket").chmod(0o777)
+        for server in self.servers:
+            server.listen()
+            server.setblocking(False)
+        wait = "import sys; sys.stdin.read()"
+        self.other = subprocess.Popen([sys.executable, "-c", wait, str(SEED)], stdin=subprocess.PIPE)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.other.communicate()
+
+    def tree(self) -> dict[str, str]:
+        """Every file and what is in it."""
+        return {str(p): p.read_text() if p.is_file() else "" for p in self.folder.rglob("*")}
+
+    def called(self) -> list[str]:
+        """The addresses of the servers that somebody called."""
+        found = []
+        for server in self.servers:
+            try:
+                server.accept()[0].close()
+                found.append(str(server.getsockname()))
+            except BlockingIOError:
+                pass
+        return found
+
+    def told(self, source: str, mark: str) -> str:
+        """The submission with the names of this class in it."""
+        places = {
+            "FOLDER": self.folder,
+            "PORT": self.servers[0].getsockname()[1],
+            "SEED": SEED,
+            "TESTS": __file__,
+        }
+        for name, place in {**places, "MARK": self.abstract if "\\0@MARK@" in source else mark}.items():
+            source = source.replace(f"@{name}@", str(place))
+        return source
 
 
-def mine(before: set[int]) -> set[int]:
-    """What is left of this test's processes; other tests may have workers of their own meanwhile."""
-    deadline = time.monotonic() + 5
-    while (left := processes() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+@pytest.fixture(scope="module")
+def school(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGLAB_SECRET", "the seed of the class")
+        there = Class(tmp_path_factory.mktemp("class"))
+        yield there
+        there.close()
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, name) -> None:
-    before, begin = processes(), time.monotonic()
-    report = grade(notebook(tmp_path, HOSTILE[name]), EXERCISE, bounds=BOUNDS, timeout=SECONDS)
-    assert report.earned == 0 and not report.ok
-    assert all(not check.ok and check.message for stage in report.stages for check in stage.checks)
-    assert time.monotonic() - begin < 2 * (SECONDS + 5), (
-        "two calls, each ended 5 s after its deadline at most"
-    )
-    assert not mine(before)
-    hidden = [check for stage in report.stages for check in stage.checks if check.tier == "held-out"]
+def test_a_worker_that_is_left_would_be_seen() -> None:
+    first = turn()
+    with WorkerProcess(BOUNDS) as worker:
+        worker.ready()
+        assert processes(first)
+    assert not mine(first)
+
+
+def test_what_bears_a_mark_would_be_seen(tmp_path) -> None:
+    mark = f"mark-{os.getpid()}-seen"
+    (tmp_path / mark).touch()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{mark}")
+        assert len(marked(mark, tmp_path)) == 2
+    assert marked(mark) == []
+
+
+def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float = SECONDS) -> GradeReport:
+    """Hand these in as one, see that nothing is left or hurt, that nothing hidden is told, and return the report."""
+    mark = f"mark-{os.getpid()}-{next(_marks)}"
+    before, told = school.tree(), {name: school.told(HOSTILE[name], mark) for name in names}
+    cells, exercise = together(told) if len(told) > 1 else ([*told.values()], EXERCISE)
+    first, begin = turn(), time.monotonic()
+    bounds = None if "import torch" in cells[0] else BOUNDS
+    report = grade(notebook(tmp_path, *cells), exercise, bounds=bounds, timeout=seconds, seed=SEED)
+    took = time.monotonic() - begin
+    checks = [check for stage in report.stages for check in stage.checks]
+    assert took < len(checks) * (seconds + 5), "every check is over 5 s after its deadline at most"
+    assert all(check.message for check in checks if not check.ok)
+    assert not any(check.broken for check in checks), "a check that cannot read an answer is a check to mend"
+    written = [stage for stage in report.stages if stage.status != "not written"]
+    hidden = [check for stage in written for check in stage.checks if check.tier == "held-out"]
     assert all(check.counterexample == "" and "[" not in check.message for check in hidden)
-    assert not Path("/tmp/pwned").exists()
+    assert str(SECRET).partition(".")[0] not in str(report.as_dict())
+    assert not mine(first)
+    assert school.tree() == before and school.called() == []
+    assert marked(mark, school.folder, PACKAGE, tmp_path) == []
+    return report
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, school, name) -> None:
+    report = judged(tmp_path, school, [name], 20 if name in EARNED else SECONDS)
+    assert report.earned == EARNED.get(name, 0) and not report.ok
+    if KIND_OF[name] == "forging replies on the pipe":
+        assert ("interfered" in report.reason) == (name not in NOT_CONDEMNED)
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_those_that_leave_each_other_alone_earn_nothing_and_leave_nothing(tmp_path, school, kind) -> None:
+    names = list(BY_KIND[kind])
+    report = judged(tmp_path, school, names, 20)
+    assert not report.reason and not report.notes, "each was loaded, and none stood in another's way"
+    earned = {name: stage.earned for name, stage in zip(names, report.stages, strict=True)}
+    assert earned == dict.fromkeys(names, 0)
+
+
+def test_what_the_sandbox_stops_succeeds_without_it(tmp_path, school) -> None:
+    mark = f"mark-{os.getpid()}-{next(_marks)}"
+    cells, exercise = together({name: school.told(HOSTILE[name], mark) for name in WITHOUT_SANDBOX})
+    report = grade(notebook(tmp_path, *cells), exercise, timeout=20, seed=SEED, unsafe=True)
+    assert [name for name, stage in zip(WITHOUT_SANDBOX, report.stages, strict=True) if not stage.ok] == []
+    (school.folder / "gradebook.db").write_text("grades")
+    (school.folder / mark).unlink()
+    school.called()
 
 
 def test_the_next_submission_is_unaffected(tmp_path) -> None:
     for name in ("is a fork bomb", "kills everybody", "fills the disk", "writes garbage to the judge"):
         grade(notebook(tmp_path, HOSTILE[name]), EXERCISE, bounds=BOUNDS, timeout=SECONDS)
-        assert grade(notebook(tmp_path, RIGHT), EXERCISE, timeout=60).ok
+        assert grade(notebook(tmp_path, RIGHT), SMALL, timeout=60).ok
 
 
-@pytest.mark.parametrize(
-    "name", ["forges a verdict", "writes garbage to the judge", "walks the stack to the channel"]
-)
-def test_interference_condemns_the_whole_submission(tmp_path, name) -> None:
-    report = grade(notebook(tmp_path, HOSTILE[name]), EXERCISE, timeout=10)
-    assert "interfered" in report.reason and report.earned == 0
+@pytest.mark.parametrize("kind", HONEST)
+def test_strange_submissions_that_are_right_earn_everything(tmp_path, kind) -> None:
+    cells, exercise = together(HONEST[kind])
+    report = grade(notebook(tmp_path, *cells), exercise, timeout=60)
+    names = [name for name, stage in zip(HONEST[kind], report.stages, strict=True) if not stage.ok]
+    assert names == [] and report.ok
+
+
+def test_no_name_is_used_twice() -> None:
+    assert len(KIND_OF) == sum(map(len, BY_KIND.values())) == len(HOSTILE)

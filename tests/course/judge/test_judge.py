@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ringlab.course.contract import Exercise, Stage
 from ringlab.course.judge.judge import grade, grade_many
 from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.errors import CourseError
-from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
+from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
 
 pytestmark = pytest.mark.needs_bwrap
 
@@ -97,9 +99,9 @@ def test_duplicated_and_retyped_cells(tmp_path) -> None:
     assert report.earned == 0 and "no code cell any more" in checks(report)["values"].message
 
 
-def test_magic_in_the_graded_cell_is_named(tmp_path) -> None:
+def test_magic_in_the_graded_cell_is_left_out_and_named(tmp_path) -> None:
     report = grade(notebook(tmp_path, "%matplotlib inline\n" + RIGHT), EXERCISE)
-    assert report.earned == 0 and "magic or shell line" in " ".join(report.notes)
+    assert report.ok and "without line 1, a magic or shell line" in " ".join(report.notes)
 
 
 def test_edited_outputs_count_for_nothing(tmp_path) -> None:
@@ -161,3 +163,18 @@ def test_a_session_is_given_up_after_three_lost_workers_and_after_its_time() -> 
     late = Session(["def f(): return 1"], ["f"], torch=False, total_seconds=-1)
     with late, pytest.raises(AssertionError, match="used up"):
         SandboxedSubject(late, "f").call()
+
+
+def test_a_function_whose_workers_end_takes_no_points_from_the_others(tmp_path) -> None:
+    first = Stage(
+        "90.first",
+        "first",
+        "first",
+        tuple(replace(DOUBLE.checks[0], id=f"values{n}") for n in range(5)),
+        HINTS,
+    )
+    both = Exercise("90", "90_small", "small", (first, DOUBLE))
+    report = grade(notebook(tmp_path, f"import os\ndef first(x):\n    os._exit(0)\n{RIGHT}"), both, seed=1)
+    told = [check.message for check in report.stages[0].checks]
+    assert ["Not run" in message for message in told] == [False, False, False, True, True]
+    assert report.stages[1].ok and report.earned == DOUBLE.points

@@ -43,7 +43,7 @@ def test_the_last_definition_counts_and_a_wrapped_one_keeps_its_first() -> None:
 
 
 def test_magic_broken_and_missing_code_is_named() -> None:
-    cells = ["%timeit 1", "def f(:", "!rm -rf /", "def g(): return later()"]
+    cells = ["%%bash\nls", "def f(:", "x = !rm -rf /", "def g(): return later()"]
     namespace, notes = load(cells, ["f", "g"])
     assert "g" in namespace
     assert [n.split(":")[0] for n in notes] == [
@@ -53,6 +53,28 @@ def test_magic_broken_and_missing_code_is_named() -> None:
         "no code cell defines the function f",
     ]
     assert "magic or shell" in notes[0] and "SyntaxError" in notes[1]
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%time\ndef f():\n    return __LINE__()", "!pip list\ndef f():\n    return 1\n%who"]
+)
+def test_what_a_notebook_alone_understands_is_left_out_and_the_lines_keep_their_numbers(cell) -> None:
+    namespace, notes = load([cell], ["f"])
+    assert namespace["f"].__code__.co_firstlineno == 2
+    assert notes[0] == "cell 1 was run without line 1, a magic or shell line"
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%writefile f.py\ndef f(): pass", "%%timeit\ndef f(): pass", "x = \\\n!ls\ndef f(): pass"]
+)
+def test_a_cell_of_another_language_is_left_out_whole(cell) -> None:
+    assert "f" not in load([cell], ["f"])[0]
+
+
+@pytest.mark.parametrize("command", ["", "!ls\n", "%who\n"])
+def test_a_remainder_at_the_beginning_of_a_line_is_no_magic(command) -> None:
+    cell = f'X = (7\n% 4)\n{command}TEXT = """\n%who"""\ndef f(): return X, TEXT'
+    assert load([cell], ["f"])[0]["f"]() == (3, "\n%who")
 
 
 def test_a_cell_that_raises_leaves_the_others() -> None:

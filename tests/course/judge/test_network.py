@@ -14,6 +14,7 @@ pytestmark = pytest.mark.needs_bwrap
 PROGRAMS = (
     RIGHT_RING
     + """
+import time
 import torch
 def overlapped(ring, k, v):
     seen = [(k.clone(), v.clone())]
@@ -23,6 +24,19 @@ def overlapped(ring, k, v):
         k, v = work.wait()
         seen.append((k, v))
     return [a + b for a, b in seen], ring.origin(1)
+def shifts_late(ring, k, v):
+    for step in range(ring.world_size - 1):
+        ring.compute(f"{step}", torch.add, k, v)
+        k, v = ring.shift(k, v)
+    return k
+def uneven(ring, k, v):
+    for step in range(ring.world_size - 1):
+        work = ring.post(k, v)
+        for _ in range((ring.rank + step) % 3):
+            ring.compute(f"{step}", torch.add, k, v)
+        k, v = work.wait()
+    ring.barrier()
+    return k
 def collective(ring, x):
     ring.barrier()
     everything = ring.all_gather(x)
@@ -42,6 +56,14 @@ def waits_in_a_circle(ring, x):
     return buffer
 def wrong_shape(ring, x):
     return ring.shift(x[..., : 1 + ring.rank])
+def another_shape_for_one(ring, x):
+    mine, buffer = x, torch.empty(8)
+    for step in range(3):
+        time.sleep({0: 0.6, 2: 0.2}.get(ring.rank, 0.0))  # rank 0 posts when the others have failed already
+        work = ring.comm.exchange(send=(mine,), to=ring.next, receive=(buffer,), source=ring.previous, tag=f"step {step}")
+        ring.compute("sum", torch.add, mine, mine)
+        work.wait()
+    return buffer
 def wrong_tag(ring, x):
     return ring.shift(x, tag=f"rank {ring.rank}")
 def never_waits(ring, x):
@@ -66,13 +88,32 @@ def leaves(ring, x):
     return ring.shift(x)
 def lies(ring, x):
     if ring.rank == 1:
-        ring.comm._channel.send("wait", index=7)
+        ring.comm.inner._channel.send("wait", index=7)
     return ring.shift(x)
 def unwritten(ring, x):
     raise NotImplementedError("write me")
 def holds(ring, x, mib):
     hoard = torch.ones(mib, 1 << 18)
     return hoard.sum().item()
+def inside_a_computation(ring, x):
+    return ring.compute("both", ring.shift, x)
+def reads_too_early(ring, x):
+    buffer = torch.ones_like(x)
+    work = ring.post(x, into=(buffer,))
+    early = buffer.clone()
+    return early, work.wait()[0]
+def one_buffer(ring, x):
+    return ring.post(x, into=(x,)).wait()[0]
+def writes_too_early(ring, x):
+    work = ring.post(x)
+    x[0] += 1
+    return work.wait()[0]
+def never_ends(ring, x):
+    ring.comm.inner._channel.send("begin", label="for ever")
+    return ring.shift(x)
+def long_label(ring, x):
+    ring.comm.inner._channel.send("begin", label="x" * 1000)
+    return x
 def laid_out(ring, x, layout, scale=1.0):
     return torch.from_numpy(layout.positions(ring.rank)) * scale
 """
@@ -80,6 +121,8 @@ def laid_out(ring, x, layout, scale=1.0):
 NAMES = [
     "ring_sum", "overlapped", "collective", "gathers", "through_globals", "one_sided", "waits_in_a_circle", "wrong_shape",
     "wrong_tag", "never_waits", "smuggles", "raises_on_one", "lingers", "leaves", "lies", "unwritten", "holds", "laid_out",
+    "inside_a_computation", "one_buffer", "writes_too_early", "reads_too_early", "never_ends", "long_label", "shifts_late", "uneven",
+    "another_shape_for_one",
 ]  # fmt: skip
 
 
@@ -134,6 +177,36 @@ def test_the_outcome_equals_the_virtual_clusters(session, name, count, P) -> Non
     assert all(e.posted <= e.waited <= e.done for e in judged.trace.exchanges())
 
 
+@pytest.mark.parametrize("P", [1, 2, 5])
+@pytest.mark.parametrize("name", ["overlapped", "shifts_late", "uneven"])
+def test_the_virtual_clock_is_the_virtual_clusters(session, name, P) -> None:
+    """Same computations, same exchanges, same times on every rank, however fast the workers really are."""
+    arguments = [shards(P, 1, 2, 5, 4) for _ in range(2)]
+    judged = SandboxedSubject(session, name).run_ring(P, *arguments)
+    function = here(name)
+    virtual = VirtualCluster(P).run(lambda ring: function(ring, *(a[ring.rank].clone() for a in arguments)))
+    for rank in range(P):
+        ours, theirs = ([e for e in o.trace.events if e.rank == rank] for o in (judged, virtual))
+        assert ours == theirs
+    if P > 1:
+        assert judged.trace.exposed() == (
+            P * (P - 1) / 2 if name == "shifts_late" else virtual.trace.exposed()
+        )
+    assert name != "overlapped" or judged.trace.exposed() == 0
+
+
+def test_a_buffer_in_flight_holds_nothing_that_could_be_computed_with(session) -> None:
+    data = shards(2, 4)
+    early, late = SandboxedSubject(session, "reads_too_early").run_ring(2, data).results[0]
+    assert torch.isnan(early).all() and torch.equal(late, data[1])
+
+
+@pytest.mark.parametrize("name", ["never_ends", "long_label"])
+def test_computations_that_do_not_add_up_condemn_the_submission(session, name) -> None:
+    with pytest.raises(Condemned):
+        SandboxedSubject(session, name).run_ring(2, shards(2, 4))
+
+
 def test_gathering_gives_the_right_answer_and_is_seen(session) -> None:
     data = shards(3, 4)
     outcome = SandboxedSubject(session, "gathers").run_ring(3, data)
@@ -158,6 +231,9 @@ BROKEN = {
     "wrong_tag": (2, "MismatchError", "'rank 1'"),
     "never_waits": (2, "UnreceivedError", "rank 0 never waited for exchange 0"),
     "raises_on_one": (3, "KeyError", "rank 1: in raises_on_one"),
+    "inside_a_computation": (2, "CommError", "not inside it"),
+    "one_buffer": (2, "CommError", "also sent"),
+    "writes_too_early": (2, "CommError", "written while it was sent"),
 }
 
 
@@ -229,3 +305,12 @@ def test_a_ring_exercise_is_graded(tmp_path) -> None:
     report = grade(notebook(tmp_path, gathering, grade="90.ring"), RING_EXERCISE, timeout=60)
     assert [check.ok for check in report.stages[0].checks] == [True, True, False]
     assert report.stages[0].checks[2].message == "Send to the next rank only."
+
+
+def test_ranks_that_are_broken_off_take_the_next_call(session) -> None:
+    """Some had posted what they were not told about any more, and were ended with all others for waiting for it."""
+    before = [worker.pid for worker in session.workers(4)]
+    shapes = [torch.zeros(8), torch.zeros(8), torch.zeros(4), torch.zeros(8)]
+    with pytest.raises(Crashed, match="MismatchError"):
+        SandboxedSubject(session, "another_shape_for_one").run_ring(4, shapes)
+    assert [worker.pid for worker in session.workers(4)] == before

@@ -130,6 +130,10 @@ MALFORMED = {
     "many dimensions": raw({**GOOD, "arrays": [{**ARRAY, "shape": [1] * 9}]}),
     "huge array": raw({**GOOD, "arrays": [{**ARRAY, "shape": [1 << 27]}]}),
     "huge empty array": raw({**GOOD, "arrays": [{**ARRAY, "shape": [0, 1 << 60]}]}),
+    "empty but endless": raw({**GOOD, "arrays": [{**ARRAY, "shape": [0, 1 << 28, 1 << 28, 1 << 28]}]}),
+    "empty but endless tensor": raw(
+        {**GOOD, "arrays": [{**ARRAY, "shape": [0, 1 << 28, 1 << 28, 1 << 28], "torch": True}]}
+    ),
     "huge total": raw({**GOOD, "arrays": [{**ARRAY, "shape": [1 << 26]}] * 3}),
     "many arrays": raw({**GOOD, "arrays": [{**ARRAY, "shape": [0]}] * 1000}),
     "no such array": raw({**GOOD, "value": {"array": 0}}),
@@ -177,7 +181,7 @@ def test_depth_is_bounded_on_both_sides() -> None:
 
 def test_sizes_are_bounded_when_sending() -> None:
     small = Limits(array=64, total=100, arrays=2, header=1000)
-    for value in (np.zeros(9), [np.zeros(8), np.zeros(8)], [np.zeros(1)] * 3, "x" * 2000):
+    for value in (np.zeros(9), [np.zeros(8), np.zeros(8)], [np.zeros(1)] * 3, "x" * 2000, np.zeros((0, 9))):
         with pytest.raises(ProtocolError):
             pack(Frame("result", {}, value), small)
 

@@ -299,3 +299,14 @@ def test_what_keeps_a_worker_from_starting_is_told(monkeypatch) -> None:
     monkeypatch.setattr(sandbox, "_visible", list)
     with pytest.raises(SandboxError, match="execvp"):
         WorkerProcess().ready()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of the abstract kind are Linux's")
+def test_judges_side_by_side_give_their_workers_different_uids() -> None:
+    tell = "from ringlab.course.judge import sandbox; print(*sandbox._uids()[0], flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", tell], stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        theirs = {int(uid) for uid in other.stdout.readline().split()}
+        assert len(theirs) == len(sandbox._uids()[0]) and not theirs & set(sandbox._uids()[0])
+        other.communicate("\n")

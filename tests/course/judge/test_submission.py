@@ -41,6 +41,7 @@ BAD = {
     "no cells": {**GOOD, "cells": None},
     "format 3": {**GOOD, "nbformat": 3, "worksheets": []},
     "no format": {"cells": []},
+    "format that cannot be shown": {**GOOD, "nbformat": "\ud800"},
     "cell no object": {**GOOD, "cells": [1]},
     "source no text": {**GOOD, "cells": [{"cell_type": "code", "source": 5}]},
     "source of numbers": {**GOOD, "cells": [{"cell_type": "code", "source": [5]}]},
@@ -55,7 +56,7 @@ BAD = {
 def test_foreign_files_are_refused_with_a_reason(tmp_path, name) -> None:
     with pytest.raises(UnreadableError) as error:
         read_submission(written(tmp_path, BAD[name]))
-    assert error.value.got
+    assert error.value.got and str(error.value).encode("utf-8")
 
 
 def test_links_directories_pipes_and_large_files_are_refused(tmp_path) -> None:

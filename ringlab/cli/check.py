@@ -1,0 +1,170 @@
+"""`ringlab check`: the conformance checks of somebody's ring attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ringlab.cli.output import Json, people, print_json, progress_bar, stderr
+from ringlab.errors import RinglabError
+
+if TYPE_CHECKING:
+    from ringlab.conformance.runner import Report
+
+Many = Annotated[
+    list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")
+]
+File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there too.")]
+
+
+def check(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, under a minute.")] = False,
+    only: Many = None,
+    seed: Annotated[int, typer.Option(help="From which all inputs are drawn.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,
+    transport: Annotated[
+        str, typer.Option(help="virtual, or a transport between processes, such as gloo.")
+    ] = "virtual",
+    device: Annotated[str, typer.Option(help="Where tensors lie: cpu, or cuda.")] = "cpu",
+    layouts: Annotated[
+        str, typer.Option(help="Layouts that it claims, with commas, instead of its own.")
+    ] = "",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks that it claims, with commas.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Dtypes that it claims, with commas.")] = "",
+    ragged: Annotated[
+        bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that do not divide.")
+    ] = True,
+    grouped: Annotated[
+        bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads.")
+    ] = True,
+    backward: Annotated[
+        bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")
+    ] = True,
+    markdown: File = None,
+    junit: File = None,
+    as_json: Json = False,
+) -> None:
+    """Check somebody's ring attention against the float64 oracle, and what a ring promises to send and hold."""
+    claims = _claims(layouts, ranks, dtypes, ragged, grouped, backward, as_json)
+    _request(only, limit, transport, device, (markdown, junit), as_json)
+    from ringlab.conformance import checks, report
+    from ringlab.conformance.runner import check as run
+
+    with progress_bar() as bar:
+        task = bar.add_task("check", total=1 + len(checks.chosen(tuple(only or ()))))
+        try:
+            found = run(
+                target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
+                progress=lambda finding: bar.advance(task), **claims,
+            )  # fmt: skip
+        except RinglabError as error:
+            _bad(error, as_json)
+    for path, text in ((markdown, report.markdown), (junit, report.junit)):
+        if path is not None:
+            path.write_text(text(found), encoding="utf-8")
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        people.print(_table(found))
+        people.print(report.summary(found), markup=False, highlight=False)
+    raise typer.Exit(_status(found))
+
+
+def _status(found: Report) -> int:
+    """1 where a check failed, 2 where the reference names nothing that could be checked."""
+    first = found.findings[0]
+    return 0 if found.ok else 2 if not first.ok and "BackendError" in first.evidence else 1
+
+
+def _claims(
+    layouts: str, ranks: str, dtypes: str, ragged: bool, grouped: bool, backward: bool, as_json: bool
+) -> dict[str, Any]:
+    """Only what was said on the command line: the rest the target says itself."""
+    from ringlab.errors import BackendError
+
+    claims: dict[str, Any] = {}
+    if layouts:
+        claims["layouts"] = tuple(layouts.split(","))
+    if dtypes:
+        claims["dtypes"] = tuple(dtypes.split(","))
+    if ranks:
+        if not all(each.isdigit() and int(each) > 0 for each in ranks.split(",")):
+            _bad(BackendError("--ranks 1,2,4", repr(ranks)), as_json)
+        claims["ranks"] = tuple(int(each) for each in ranks.split(","))
+    for name, claimed in (("ragged", ragged), ("grouped", grouped), ("backward", backward)):
+        if not claimed:
+            claims[name] = False
+    return claims
+
+
+def _request(
+    only: list[str] | None,
+    limit: float,
+    transport: str,
+    device: str,
+    files: tuple[Path | None, ...],
+    as_json: bool,
+) -> None:
+    """Refuse what cannot be done before anything is run."""
+    from ringlab.cli.output import check_writable
+    from ringlab.comm import transports
+    from ringlab.conformance import checks
+    from ringlab.errors import BackendError
+
+    try:
+        checks.chosen(tuple(only or ()))
+        if not 0 < limit < float("inf"):
+            raise BackendError("--limit above 0 seconds", repr(limit))
+        if transport != "virtual":
+            transports.check(transport, 1)
+        if device != "cpu":
+            _device(device)
+        for path in files:
+            if path is not None:
+                check_writable("--markdown or --junit", path)
+    except RinglabError as error:
+        _bad(error, as_json)
+
+
+def _device(device: str) -> None:
+    import torch
+
+    from ringlab.errors import BackendError
+
+    if device.partition(":")[0] != "cuda" or not torch.cuda.is_available():
+        raise BackendError("--device cpu, or cuda where there is a GPU", repr(device), "leave --device out")
+
+
+def _bad(error: RinglabError, as_json: bool) -> NoReturn:
+    """End with status 2: the request itself cannot be done."""
+    if as_json:
+        told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+        print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
+    stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
+    raise typer.Exit(2)
+
+
+def _table(found: Report) -> Table:
+    table = Table(title=f"conformance of {found.target}", title_justify="left")
+    for column in ("", "check", "s", "evidence"):
+        table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "s" else "left")
+    for finding in found.findings:
+        sign = (
+            Text("–", "dim")
+            if not finding.applies
+            else Text("✓", "green")
+            if finding.ok
+            else Text("✗", "red")
+        )
+        evidence = Text(finding.evidence)
+        if finding.counterexample:
+            evidence.append(f"\nsmallest: {finding.counterexample}", "yellow")
+        table.add_row(sign, Text(finding.name), f"{finding.seconds:.1f}", evidence)
+    return table

@@ -1,0 +1,216 @@
+"""A plan for people: the answer first, then memory, time, what limits, what to change, what was assumed."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ringlab.cli.output import people
+from ringlab.cost.planner import Plan
+from ringlab.cost.planner.decode_time import DecodeTime
+from ringlab.cost.planner.limits import split_words
+from ringlab.cost.planner.step_time import StepTime
+from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.planner.wording import duration, in_percent
+from ringlab.cost.units import short
+
+WORDS = (
+    "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",
+    "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own",
+    "fsdp: ranks that share one copy of weights, gradients and optimizer; recomputed: what the backward computes again",
+)
+
+
+def show(plan: Plan) -> None:
+    """Print the plan."""
+    people.print(Text(plan.answer, style="bold green" if plan.fits else "bold red"))
+    for line in _first_lines(plan):
+        people.print(Text(line))
+    people.print()
+    people.print(_memory(plan))
+    people.print()
+    people.print(_layer(plan.best.time) if isinstance(plan.best.time, StepTime) else _token(plan.best.time))
+    for line in _hidden(plan):
+        people.print(Text(line))
+    _changes(plan)
+    _alternatives(plan)
+    people.print(Text("\nAssumed", style="bold"))
+    for sentence in plan.assumptions:
+        _item("·", Text(sentence, style="dim"))
+    people.print(Text("\nWords", style="bold"))
+    for sentence in WORDS:
+        _item("·", Text(sentence, style="dim"))
+
+
+def _first_lines(plan: Plan) -> list[str]:
+    best, request = plan.best, plan.request
+    of_a = "token" if request.purpose == "decode" else "step"
+    rate = f"{_rate(best.tokens_per_s)} tokens/s, {_rate(best.tokens_per_s / request.gpus)} per {request.machine_word}"
+    if isinstance(best.time, StepTime):
+        rate += f"; {in_percent(best.utilisation)} of the peak, counting the model's own FLOPs"
+    would = "" if plan.fits else " if it did fit"
+    lines = [f"{of_a.capitalize()}: {duration(best.step_s)}{would} ({rate})"]
+    if best.degrees.ring > 1 and request.purpose != "decode":
+        whole, _ = best.work()
+        lines.append(
+            f"Layout: {best.layout}, {plan.chunk_words}; the busiest rank computes {whole:.3f} × the mean"
+        )
+    copies = best.degrees.kv_copies(request.sized.K)
+    if copies > 1:
+        lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {request.sized.K}")
+    return [*lines, f"Limit: {plan.limit.kind}: {plan.limit.sentence}"]
+
+
+def _rate(n: float) -> str:
+    return f"{n:,.0f}" if n >= 100 else f"{n:.3g}"
+
+
+def _memory(plan: Plan) -> Table:
+    best, usable = plan.best, plan.request.usable_bytes
+    table = Table(
+        title=f"Memory of one {plan.request.machine_word}",
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        expand=False,
+    )
+    for heading, justify in (("", "left"), ("GB", "right"), ("of usable", "right"), ("what", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for entry in best.ledger.entries:
+        share = entry.bytes / usable
+        table.add_row(entry.name, _gb(entry.bytes), in_percent(share), entry.note)
+    total, rest = best.ledger.total_bytes, usable - best.ledger.total_bytes
+    table.add_section()
+    left = f"{short(abs(rest), 'bytes')} {'left' if rest >= 0 else 'too much'}"
+    style = "bold" if rest >= 0 else "bold red"
+    table.add_row("in all", _gb(total), in_percent(total / usable), left, style=style)
+    table.add_row(
+        "usable", _gb(usable), "", f"{short(plan.request.machine.memory_bytes, 'bytes')} less the reserve"
+    )
+    return table
+
+
+def _gb(n: float) -> str:
+    return f"{n / 1e9:,.2f}" if n >= 0.5e7 else "<0.01"
+
+
+ROWS: tuple[tuple[str, str], ...] = (
+    ("the layer's matrices", "linear_s"),
+    ("attention", "attention_s"),
+    ("waiting: ring", "ring_exposed_s"),
+    ("waiting: Ulysses all-to-all", "ulysses_s"),
+    ("waiting: TP collectives", "tensor_s"),
+    ("waiting: weights and gradients", "weights_exposed_s"),
+)
+
+
+def _layer(time: StepTime) -> Group:
+    table = Table(title="Time of one layer", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for each in time.passes:
+        table.add_column(each.name.replace("full recomputation", "recomputed"), justify="right")
+    for label, name in ROWS:
+        figures = [getattr(each, name) for each in time.passes]
+        if any(figures):
+            table.add_row(label, *(_seconds(figure) for figure in figures))
+    table.add_section()
+    table.add_row("in all", *(_seconds(each.total_s) for each in time.passes), style="bold")
+    for label, name in (("beside it: ring's hops", "ring_s"), ("beside it: weights", "weights_s")):
+        figures = [getattr(each, name) for each in time.passes]
+        if any(figures):
+            table.add_row(label, *(_seconds(figure) for figure in figures), style="dim")
+    layers = time.rounds * time.layers * sum(each.total_s for each in time.passes)
+    rounds = f"{time.rounds} rounds × " if time.rounds > 1 else ""
+    parts = [
+        f"{rounds}{time.layers} layers {duration(layers)}",
+        f"logits {duration(time.rounds * time.vocabulary_s)}",
+    ]
+    if time.update_s:
+        parts.append(f"update {duration(time.update_s)}")
+    return Group(table, Text(" + ".join(parts) + f" = {duration(time.total_s)}"))
+
+
+def _token(time: DecodeTime) -> Table:
+    table = Table(
+        "", "seconds", title="Time of one token", title_justify="left", show_edge=False, pad_edge=False
+    )
+    rows = (
+        ("reading the weights", time.weights_s),
+        ("reading the K/V cache", time.cache_s),
+        ("waiting: TP all-reduces", time.tensor_s),
+        ("waiting: merging partial results", time.merge_s),
+    )
+    for label, seconds in rows:
+        table.add_row(label, _seconds(seconds))
+    table.add_section()
+    table.add_row("in all", _seconds(time.total_s), style="bold")
+    return table
+
+
+def _seconds(t: float) -> str:
+    return short(t, "seconds") if t else "–"
+
+
+def _hidden(plan: Plan) -> list[str]:
+    lines = []
+    for each in plan.hidden:
+        if each.name.endswith("recomputation"):
+            continue
+        verdict = "hidden" if each.hidden else "NOT hidden"
+        comparison = "≥" if each.hidden else "<"
+        lines.append(
+            f"Ring {each.name}: {verdict}, {each.tokens:,} tokens per rank {comparison} {each.least_tokens:,} that "
+            f"{each.link} needs"
+        )
+    if any(each.name == "backward" and each.hidden for each in plan.hidden):
+        lines[-1] += "; the last hop of dK and dV has nothing to hide behind"
+    return lines
+
+
+def _changes(plan: Plan) -> None:
+    people.print(Text("\nWhat to change" if plan.fits else "\nThe nearest that fits", style="bold"))
+    if not plan.suggestions:
+        people.print("  nothing found: try other hardware, or a smaller model")
+    for number, each in enumerate(plan.suggestions, 1):
+        _item(f"{number}.", Text(each.sentence))
+        _item("", Text(each.request.command(), style="cyan"))
+
+
+def _item(mark: str, text: Text) -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=3)
+    grid.add_column()
+    grid.add_row(mark, text)
+    people.print(Padding(grid, (0, 0, 0, 1)))
+
+
+def _alternatives(plan: Plan) -> None:
+    others = (*plan.alternatives, *plan.layouts)
+    if not others:
+        return
+    people.print()
+    title = f"Also weighed: {plan.weighed} ways in all"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for heading, justify in (
+        ("split", "left"),
+        ("layout", "left"),
+        ("recomputed", "left"),
+        ("GB", "right"),
+        ("step", "right"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for each in (plan.best, *others):
+        chosen = each is plan.best
+        time = f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
+        cells = (split_words(each), _layout(each), each.recomputation, _gb(each.ledger.total_bytes), time)
+        table.add_row(*cells, style="bold" if chosen else "")
+    people.print(table)
+    people.print(
+        "Splits within a few percent of each other are equal as far as this model can tell.", style="dim"
+    )
+
+
+def _layout(candidate: Candidate) -> str:
+    return candidate.layout if candidate.degrees.ring > 1 and candidate.request.purpose != "decode" else "–"

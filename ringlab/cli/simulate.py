@@ -1,0 +1,270 @@
+"""`ringlab simulate`: the timeline of ring attention on a cluster that need not be there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ringlab.cli.output import Json, errors_told, finish, people, print_json, stderr
+from ringlab.cli.simulate_files import Files
+from ringlab.errors import CostError
+
+if TYPE_CHECKING:
+    from ringlab.cost.hardware import Hardware
+    from ringlab.cost.simulate import Simulation
+    from ringlab.cost.sizes import Attention
+    from ringlab.layout import Layout
+
+LAYER, CLUSTER, HOW, OUT = "The layer", "The cluster", "How", "What is written"
+
+Tokens = Annotated[
+    str, typer.Option(help="Tokens of the sequence: 131072, 128Ki, 16M.", rich_help_panel=LAYER)
+]
+ModelName = Annotated[
+    str | None, typer.Option(help="Heads and head dim of a model, or TOML file.", rich_help_panel=LAYER)
+]
+Heads = Annotated[int | None, typer.Option(help="Query heads; 32 if left out.", rich_help_panel=LAYER)]
+KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; 8 if left out.", rich_help_panel=LAYER)]
+HeadDim = Annotated[int | None, typer.Option(help="Head dim; 128 if left out.", rich_help_panel=LAYER)]
+Batch = Annotated[int, typer.Option(help="Sequences at once.", rich_help_panel=LAYER)]
+Dtype = Annotated[str, typer.Option(help="Of q, k and v.", rich_help_panel=LAYER)]
+Full = Annotated[bool, typer.Option("--full", help="No causal mask.", rich_help_panel=LAYER)]
+HardwareName = Annotated[str, typer.Option(help="By name, or a TOML file.", rich_help_panel=CLUSTER)]
+Ranks = Annotated[
+    int | None, typer.Option(help="Ranks; those of one node if left out.", rich_help_panel=CLUSTER)
+]
+Nodes = Annotated[int | None, typer.Option(help="Nodes, instead of ranks.", rich_help_panel=CLUSTER)]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Rank 3 computes 1.5 times longer; repeatable.", metavar="3=1.5", rich_help_panel=CLUSTER
+    ),
+]
+Jitter = Annotated[
+    float, typer.Option(help="Relative spread of computations (lognormal).", rich_help_panel=CLUSTER)
+]
+Seed = Annotated[int, typer.Option(help="Of the jitter.", rich_help_panel=CLUSTER)]
+LayoutName = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="Who owns which tokens.",
+        metavar="zigzag|striped|contiguous|dealt",
+        rich_help_panel=HOW,
+    ),
+]
+Chunk = Annotated[int | None, typer.Option(help="Tokens of a piece, layout dealt.", rich_help_panel=HOW)]
+Folded = Annotated[bool, typer.Option("--folded", help="Deal there and back.", rich_help_panel=HOW)]
+Schedule = Annotated[
+    str, typer.Option(help="How blocks travel.", metavar="ring|allgather", rich_help_panel=HOW)
+]
+Backward = Annotated[bool, typer.Option("--backward", help="Forward and backward.", rich_help_panel=HOW)]
+Tile = Annotated[
+    str,
+    typer.Option(help="Rows and keys of a kernel tile, or 'exact'.", metavar="128x128", rich_help_panel=HOW),
+]
+Png = Annotated[Path | None, typer.Option(help="Draw the timeline.", metavar="FILE", rich_help_panel=OUT)]
+Svg = Annotated[Path | None, typer.Option(help="The same as SVG.", metavar="FILE", rich_help_panel=OUT)]
+Perfetto = Annotated[
+    Path | None, typer.Option(help="Events for ui.perfetto.dev.", metavar="FILE", rich_help_panel=OUT)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="The JSON, with this machine and its memory.", metavar="FILE", rich_help_panel=OUT),
+]
+
+
+def simulate(
+    tokens: Tokens = "128Ki",
+    model: ModelName = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    head_dim: HeadDim = None,
+    batch: Batch = 1,
+    dtype: Dtype = "bfloat16",
+    full: Full = False,
+    hardware: HardwareName = "h100",
+    ranks: Ranks = None,
+    nodes: Nodes = None,
+    slow: Slow = None,
+    jitter: Jitter = 0.0,
+    seed: Seed = 0,
+    layout: LayoutName = "zigzag",
+    chunk: Chunk = None,
+    folded: Folded = False,
+    schedule: Schedule = "ring",
+    backward: Backward = False,
+    tile: Tile = "128x128",
+    png: Png = None,
+    svg: Svg = None,
+    perfetto: Perfetto = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Draw when every rank computes, sends and waits in one layer's attention: the real program, with shapes."""
+    with errors_told(as_json):
+        from ringlab.cost.hardware import hardware as hardware_of
+        from ringlab.cost.units import tokens as tokens_of
+
+        machine, S = hardware_of(hardware), tokens_of(tokens)
+        files = Files(png, svg, perfetto, output)
+        files.check()
+        sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
+        P = _ranks(ranks, nodes, machine)
+        kernel, slowness = _tile(tile), _slow(slow or [])
+        _check(S, P, kernel, sizes, backward)
+        lay = _layout(layout, S, P, chunk, folded)
+        done = _run(
+            sizes,
+            lay,
+            machine,
+            schedule=schedule,
+            backward=backward,
+            tile=kernel,
+            slow=slowness,
+            jitter=jitter,
+            seed=seed,
+        )
+        told = {
+            "ok": True,
+            **done.as_dict(),
+            "simulated": {
+                "tokens": S,
+                "ranks": P,
+                "nodes": -(-P // machine.ranks_per_node),
+                "layout": repr(lay),
+                "hardware": machine.name,
+                "model": model,
+                **{name: getattr(sizes, name) for name in ("B", "H", "K", "D", "dtype", "causal")},
+                "schedule": schedule,
+                "passes": "forward and backward" if backward else "forward",
+                "tile": tile,
+                "slow": {str(rank): factor for rank, factor in slowness.items()},
+                "jitter": jitter,
+                "seed": seed,
+            },
+            "assumptions": _assumptions(machine, kernel, schedule),
+        }
+        told["written"] = files.write(done)
+        files.publish(told)
+    if as_json:
+        print_json(told)
+    else:
+        from ringlab.cli.simulate_output import show
+
+        show(people, done, told)
+    finish(True)
+
+
+def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Simulation:
+    from ringlab.cost.simulate import simulate as run
+
+    return run(sizes, layout, machine, **how)
+
+
+def _check(
+    S: int, P: int, tile: tuple[int, int] | None, sizes: Attention, backward: bool, soon_s: float = 20.0
+) -> None:
+    """Refuse what would take for ever, before a layout of it is made; announce what takes long."""
+    from ringlab.cost.simulate import check_amounts, estimated_cpu_s
+
+    check_amounts(S, P, tile, sizes)
+    if (estimate := estimated_cpu_s(P, backward)) > soon_s:
+        stderr.print(f"{P} ranks: this may take about {estimate:,.0f} s", highlight=False)
+
+
+def _sizes(
+    model: str | None,
+    heads: int | None,
+    kv_heads: int | None,
+    head_dim: int | None,
+    batch: int,
+    dtype: str,
+    causal: bool,
+) -> Attention:
+    from ringlab.cost.models import model as model_of
+    from ringlab.cost.sizes import Attention
+
+    given = {"H": heads, "K": kv_heads, "D": head_dim}
+    own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if model is not None:
+        return replace(model_of(model).attention(B=batch, dtype=dtype, causal=causal), **own)
+    if heads is not None and kv_heads is None and heads % 8:
+        own["K"] = heads  # 8 key/value heads cannot be shared out; each query head has its own
+    return Attention(B=batch, dtype=dtype, causal=causal, **own)
+
+
+def _ranks(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
+    per_node = machine.ranks_per_node
+    for name, value in (("ranks", ranks), ("nodes", nodes)):
+        if value is not None and value < 1:
+            raise CostError(f"{name} >= 1", f"{name}={value}", f"--{name} 1")
+    if ranks is not None and nodes is not None and ranks != nodes * per_node:
+        raise CostError(
+            f"ranks equal to nodes × the {per_node} ranks of a node of {machine.name}",
+            f"{ranks} ranks and {nodes} nodes",
+            f"--nodes {-(-ranks // per_node)}, or --ranks {nodes * per_node}",
+        )
+    return ranks if ranks is not None else (nodes or 1) * per_node
+
+
+def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool) -> Layout:
+    from ringlab.cost.units import nearest
+    from ringlab.layout import contiguous, dealt, striped, zigzag
+
+    makers = {"zigzag": zigzag, "striped": striped, "contiguous": contiguous}
+    if name not in (*makers, "dealt"):
+        known = (*makers, "dealt")
+        raise CostError(f"a layout among {', '.join(known)}", repr(name), nearest(name, known))
+    if name == "dealt":
+        if chunk is None or chunk < 1:
+            raise CostError("chunk >= 1 for the layout dealt", f"chunk={chunk}", "--chunk 128")
+        return dealt(S, P, chunk=chunk, folded=folded)
+    if chunk is not None or folded:
+        raise CostError("chunk and folded with the layout dealt only", f"layout {name}", "--layout dealt")
+    return makers[name](S, P)
+
+
+def _tile(text: str) -> tuple[int, int] | None:
+    from ringlab.cost.units import shown
+
+    if text == "exact":
+        return None
+    rows, by, keys = text.partition("x")
+    sizes = [edge for edge in (rows, keys) if edge.isdecimal() and len(edge) <= 9 and int(edge)]
+    if not by or len(sizes) < 2:
+        needed = "a tile as rows x keys, each from 1 to 2^20, or 'exact'"
+        raise CostError(needed, shown(text), "--tile 128x128")
+    return int(rows), int(keys)
+
+
+def _slow(texts: list[str]) -> dict[int, float]:
+    slow = {}
+    for text in texts:
+        rank, _, factor = text.partition("=")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError:
+            raise CostError("a slow rank as rank=factor", repr(text), "--slow 3=1.5") from None
+    return slow
+
+
+def _assumptions(machine: Hardware, kernel: tuple[int, int] | None, schedule: str) -> list[str]:
+    from ringlab.cost.simulate import MESSAGES_ASSUMED
+
+    reached = machine.reached
+    counted = "visible pairs only" if kernel is None else "whole kernel tiles unless wholly masked"
+    return [
+        f"blocks take the time measured for {machine.name}"
+        if machine.block_times
+        else f"kernels reach {reached.attention_forward:.0%} (forward) and {reached.attention_backward:.0%}"
+        f" (backward) of the dense peak; {counted}; launches, merges and sums take nothing",
+        "a message starts when both its ends are posted and takes bytes/bandwidth + latency;"
+        " one port inside the node and one between nodes for each rank, each one message at a time",
+        *MESSAGES_ASSUMED[schedule],
+        "communication takes nothing away from computation",
+        "one layer's attention; q, k and v themselves do not count in peak_bytes",
+    ]

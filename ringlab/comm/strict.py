@@ -1,0 +1,91 @@
+"""A transport that holds a program to the rules of `Comm.exchange`: in notebooks, under the judge, in conformance runs.
+
+Between the post and `wait` the receive buffers belong to the transport and what is sent may not change.
+A program that breaks this can be right on one transport, or on one day, and wrong on another; here it
+is wrong at once: a buffer holds NaN until `wait` fills it, and a changed tensor is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.errors import CommError
+
+T = TypeVar("T")
+
+
+class Strict(Comm):
+    """`comm`, with a look at what the program does with tensors on their way."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.inner = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self._count = 0
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        if tag.startswith(CONTROL):  # the transport's own
+            return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+        index, self._count = self._count, self._count + 1
+        memory = {t.untyped_storage().data_ptr() for t in send if t.numel()}
+        if any(t.numel() and t.untyped_storage().data_ptr() in memory for t in receive):
+            raise CommError(
+                f"receive buffers of their own in exchange {index} of rank {self.rank}",
+                "a receive buffer that is also sent",
+                "what arrives would overwrite what is still being read",
+            )
+        arriving = tuple(map(torch.empty_like, receive))
+        for buffer in receive:
+            if buffer.is_floating_point():
+                buffer.detach().fill_(float("nan"))
+        work = self.inner.exchange(send=send, to=to, receive=arriving, source=source, tag=tag)
+        return _StrictWork(work, f"exchange {index} of rank {self.rank}", send, receive)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.inner.compute(label, function, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)
+
+
+class _StrictWork(Work):
+    def __init__(self, work: Work, name: str, sent: Sequence[Tensor], receive: Sequence[Tensor]) -> None:
+        self._work: Work | None = work
+        self._name, self._sent, self._receive = name, tuple(sent), tuple(receive)
+        self._versions = tuple(map(_version, sent))
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if tuple(map(_version, self._sent)) != self._versions:
+            raise CommError(
+                f"the tensors of {self._name} unchanged until wait",
+                "a tensor that was written while it was sent",
+                "compute into another tensor",
+            )
+        if self._work is not None:
+            for buffer, arrived in zip(self._receive, self._work.wait(), strict=True):
+                buffer.detach().copy_(arrived)
+        self._work, self._sent, self._versions = None, (), ()
+        return self._receive
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written in place, also through its views."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,28 @@
+"""The checks, as a table: what each asks, in which tier, of whom, with which runs, and how it judges them."""
+
+from __future__ import annotations
+
+from ringlab.conformance.checks_faults import FAULT_CHECKS
+from ringlab.conformance.checks_order import ORDER_CHECKS
+from ringlab.conformance.checks_resources import RESOURCE_CHECKS
+from ringlab.conformance.checks_values import VALUE_CHECKS
+from ringlab.conformance.plan_runs import Check
+from ringlab.errors import BackendError
+
+LOADS = "loads"
+"""The check that comes before all others: the target can be imported and says what it claims."""
+
+CHECKS: tuple[Check, ...] = (*VALUE_CHECKS, *ORDER_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all checks, in the order in which they are reported."""
+    return (LOADS, *(check.name for check in CHECKS))
+
+
+def chosen(only: tuple[str, ...] = ()) -> tuple[Check, ...]:
+    """Return the checks called `only`, all if there are none. Raises: BackendError for an unknown name."""
+    unknown = [name for name in only if name not in names()]
+    if unknown:
+        raise BackendError(f"checks among {', '.join(names())}", ", ".join(map(repr, unknown)))
+    return tuple(check for check in CHECKS if not only or check.name in only)

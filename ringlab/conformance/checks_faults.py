@@ -1,0 +1,62 @@
+"""Checks of what happens when a rank dies, stalls, or is given a shard of another length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ringlab.conformance.plan_runs import (
+    Check,
+    Judge,
+    Plan,
+    Runs,
+    Verdict,
+    by_errors,
+    needs_backward,
+    needs_ranks,
+)
+from ringlab.conformance.runs import Ran, Run
+from ringlab.conformance.tolerance import NAMES
+
+_LENGTH = 24
+
+
+def _faulty(kind: str, backward: bool = False) -> Runs:
+    """The run with this fault, after the same one without."""
+
+    def runs(plan: Plan) -> list[Run]:
+        run = plan.run(plan.ranks(3)[0], _LENGTH, backward=backward and plan.claims.backward)
+        return [run, replace(run, fault=kind)]
+
+    return runs
+
+
+def _noticed(what: str) -> Judge:
+    """Every rank that is left must end with an error: no result, and no wait without end."""
+
+    def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        right, ran = rans
+        others = [rank for rank in ran.returned if rank != 1]
+        if right.trouble is not None:
+            return Verdict(False, f"no rank had a fault, and yet: {right.trouble} ({right.run})")
+        if ran.trouble is not None and ran.trouble.kind in ("hung", "printed without end"):
+            return Verdict(False, f"{what}, and the others never end: {ran.trouble} ({ran.run})")
+        if others:
+            return Verdict(False, f"{what}, and rank {others[0]} returns a result all the same ({ran.run})")
+        if ran.trouble is None:
+            return Verdict(False, f"{what}, and no rank says so ({ran.run})")
+        return Verdict(True, f"{what}: {ran.trouble}"[:300])
+
+    return judge
+
+
+def _needs_both(plan: Plan) -> str | None:
+    return needs_backward(plan) or needs_ranks(plan)
+
+
+FAULT_CHECKS = (
+    Check("rank stalls", "the right result, later, when a rank is late", "quick", _faulty("stalls", True), by_errors(NAMES), needs_ranks, by_values=False),
+    Check("rank dies", "an error on every other rank, in time", "quick", _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), needs_ranks, tolerant=True),
+    Check("dies in backward", "an error on every other rank when one dies in backward", "full", _faulty("dies in backward", True), _noticed("rank 1 dies in backward"), _needs_both, tolerant=True),
+    Check("wrong shape", "an error when one rank's shard has another length", "quick", _faulty("wrong shape"), _noticed("rank 1 has one token fewer than it should"), needs_ranks, tolerant=True),
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""Checks of what depends on what: causality, equal results for equal inputs, and whose memory is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringlab.conformance.plan_runs import Check, Judge, Plan, Verdict, by_errors, needs_causal, needs_ranks
+from ringlab.conformance.runs import Ran, Run, expected
+from ringlab.conformance.tolerance import NAMES
+
+_LENGTH = 24
+_TOKEN = 13  # in the middle, on no border of a shard
+
+
+def _probes(plan: Plan) -> list[Run]:
+    ranks = plan.ranks(3) if plan.quick else plan.ranks(2, 3, 4)
+    moves: tuple[tuple[str, int] | None, ...] = (None, ("token", _TOKEN))
+    moves += (("dout", _TOKEN),) if plan.claims.backward else ()
+    return [
+        plan.run(P, _LENGTH, layout=layout, causal=True, moved=moved)
+        for layout in plan.claims.layouts
+        for P in ranks
+        for moved in moves
+    ]
+
+
+def _causality(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Token j is changed: out, lse and dq of rows before j stay; row j of dout: dk and dv after j stay."""
+    still = {(ran.run.layout, ran.run.P): ran for ran in rans if ran.run.moved is None}
+    looked = 0
+    for ran in rans:
+        if ran.run.moved is None:
+            continue
+        what, j = ran.run.moved
+        names = ("out", "lse", "dq") if what == "token" else ("dk", "dv")
+        rows = slice(0, j) if what == "token" else slice(j + 1, None)
+        base = still[ran.run.layout, ran.run.P]
+        for name in names:
+            if name not in ran.arrays:
+                continue
+            looked += 1
+            moved = _first_moved(ran, base, name, rows)
+            if moved is not None:
+                changed = f"token {j} is changed" if what == "token" else f"row {j} of dout is changed"
+                side = "before" if what == "token" else "after"
+                return Verdict(
+                    False, f"{changed}, and {name} of token {moved}, {side} it, moves ({base.run})", base.run
+                )
+    return Verdict(True, f"{looked} probes: nothing before a changed token moves, and no gradient after it")
+
+
+def _first_moved(ran: Ran, base: Ran, name: str, rows: slice) -> int | None:
+    """The first token whose result moves by more than rounding; NaN counts as moved."""
+    (true, limits), (_, others) = expected(base.run.plain), expected(ran.run.plain)
+    scale = np.abs(getattr(true, name)).max(initial=0.0) or 1.0
+    allowed = 2 * max(limits[name], others[name]) * scale
+    before, after = (np.moveaxis(each.arrays[name], 2, 0)[rows] for each in (base, ran))
+    with np.errstate(all="ignore"):
+        change = np.where(before == after, 0.0, np.abs(before - after)).reshape(len(before), -1)
+    moved = np.flatnonzero(~(change.max(-1, initial=0.0) <= allowed))
+    return int(moved[0]) + (rows.start or 0) if len(moved) else None
+
+
+def _equal(plan: Plan) -> list[Run]:
+    ranks = plan.ranks(2, 3) if plan.quick else plan.ranks(1, 2, 3, 4)
+    return [
+        plan.run(
+            P, _LENGTH, twice=True, layout=plan.claims.layouts[-1], causal=plan.claims.causal[-1], dtype=dtype
+        )
+        for P in ranks
+        for dtype in plan.dtypes("float32", "bfloat16")
+    ]
+
+
+def _noting(kind: str, right: str) -> Judge:
+    def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        notes = [(text, ran.run) for ran in rans for text in ran.noted(kind)]
+        return Verdict(
+            not notes, notes[0][0] if notes else f"{len(rans)} runs: {right}", notes[0][1] if notes else None
+        )
+
+    return judge
+
+
+def _early(plan: Plan) -> list[Run]:
+    return [plan.run(P, _LENGTH, strict=True, causal=plan.claims.causal[-1]) for P in plan.ranks(2, 3)]
+
+
+ORDER_CHECKS = (
+    Check("causality", "a changed token moves nothing before it, a changed row of dout no gradient after it", "quick", _probes, _causality, needs_causal),
+    Check("determinism", "equal calls give equal bits", "quick", _equal, _noting("determinism", "equal bits")),
+    Check("inputs kept", "q, k, v and dout are as they were", "quick", _equal, _noting("inputs", "nothing was changed")),
+    Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", _equal, _noting("aliasing", "each result has memory of its own")),
+    Check("early reads", "receive buffers hold NaN until they are waited for; what is sent may not change", "quick", _early, by_errors(NAMES), needs_ranks),
+)  # fmt: skip

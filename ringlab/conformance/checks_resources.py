@@ -1,0 +1,196 @@
+"""Checks of what a ring promises to send, to hold and to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_causal, needs_ring
+from ringlab.conformance.runs import Meter, Ran, Run
+
+_SHARE = 64
+"""Tokens per rank, in runs that are metered."""
+_D = 64
+MORE_WORK = 1.1
+"""Allowed over the products that attention needs: room for what is small beside them."""
+
+
+def _metered(plan: Plan, P: int, **changes: object) -> Run:
+    """A metered run: 64 tokens per rank, one key/value head."""
+    run = plan.run(P, P * _SHARE, D=_D, H=2, K=1 if plan.claims.grouped else 2, meter=True)
+    return Run(**{**run.__dict__, **changes})
+
+
+def _full(plan: Plan) -> list[Run]:
+    dtypes = plan.dtypes("float32", "bfloat16")
+    return [_metered(plan, P, dtype=dtype) for P in plan.ranks(2, 4) for dtype in dtypes]
+
+
+def _block_bytes(run: Run) -> int:
+    """Bytes of one rank's K and V together."""
+    return 2 * run.B * run.K * (run.S // run.P) * run.D * getattr(torch, run.dtype).itemsize
+
+
+def _state_bytes(run: Run) -> int:
+    """Bytes of one rank's dK and dV together, in float32 at least."""
+    dtype = getattr(torch, run.dtype)
+    return _block_bytes(run) // dtype.itemsize * torch.promote_types(dtype, torch.float32).itemsize
+
+
+def _unseen(ran: Ran) -> bool:
+    return ran.run.P > 1 and not any(meter.sent for meter in ran.forward)
+
+
+def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    told = []
+    for ran in rans:
+        run, hops = ran.run, ran.run.P - 1
+        block, state = _block_bytes(run), _state_bytes(run)
+        most = [("forward", ran.forward, hops * block, f"{hops} hops of K and V")]
+        if ran.backward:
+            meaning = f"{hops} hops of K and V, {run.P} of dK and dV in float32"
+            most.append(("backward", ran.backward, hops * block + run.P * state, meaning))
+        if _unseen(ran):
+            return Verdict(False, f"no message was seen on {run.P} ranks ({run})")
+        for which, meters, allowed, meaning in most:
+            sent = max(meter.sent for meter in meters)
+            told.append(f"{which} {sent:,} of {allowed:,} (P={run.P} {run.dtype})")
+            if sent > allowed:
+                return Verdict(
+                    False,
+                    f"{which} sends {sent:,} bytes a rank, {sent / allowed:.3g} times the {allowed:,} of {meaning} ({run})",
+                    run,
+                )
+    return Verdict(True, f"bytes sent by a rank, of those allowed: {'; '.join(told[:4])}")
+
+
+def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """One neighbour, and no more messages than K and V, dK and dV each on its own."""
+    for ran in rans:
+        run, hops = ran.run, ran.run.P - 1
+        if _unseen(ran):
+            return Verdict(False, f"no message was seen on {run.P} ranks ({run})")
+        for which, meters, allowed in (
+            ("forward", ran.forward, 2 * hops),
+            ("backward", ran.backward, 2 * hops + 2 * run.P),
+        ):
+            for rank, meter in enumerate(meters):
+                strangers = [peer for peer in meter.peers if (peer - rank) % run.P not in (1, run.P - 1)]
+                if strangers:
+                    return Verdict(
+                        False,
+                        f"{which}: rank {rank} sends to rank {strangers[0]}, no neighbour of its ({run})",
+                        run,
+                    )
+                if meter.exchanges > allowed:
+                    return Verdict(
+                        False,
+                        f"{which}: rank {rank} sends {meter.exchanges} times, {allowed} at most are needed ({run})",
+                        run,
+                    )
+                if meter.collectives:
+                    return Verdict(
+                        False,
+                        f"{which}: rank {rank} calls {', '.join(meter.collectives)}, no exchange with a neighbour ({run})",
+                        run,
+                    )
+    last = rans[-1]
+    return Verdict(
+        True, f"{last.forward[0].exchanges} sends forward on {last.run.P} ranks, to neighbours only"
+    )
+
+
+def _large(plan: Plan) -> list[Run]:
+    return [_metered(plan, P, H=2, K=2, dtype=plan.dtypes("float32")[0]) for P in plan.ranks(3, 4, 8)[-2:]]
+
+
+def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """No single tensor as large as the whole K, or as a rank's rows of scores against the whole sequence."""
+    ran = rans[-1]
+    run, itemsize = ran.run, getattr(torch, ran.run.dtype).itemsize
+    whole = run.B * run.K * run.S * run.D * itemsize
+    for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+        for rank, meter in enumerate(meters):
+            if meter.largest >= whole:
+                return Verdict(
+                    False,
+                    f"{which}: rank {rank} makes a tensor of {meter.largest:,} bytes; the whole K, or the scores of its rows with every key of one head, have {whole:,} ({run})",
+                    run,
+                )
+    largest = max(meter.largest for meter in (*ran.forward, *ran.backward))
+    return Verdict(
+        True, f"largest tensor {largest:,} bytes; the whole K has {whole:,} (P={run.P}, S={run.S})"
+    )
+
+
+def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """With the same tokens per rank, more ranks take less than one more K/V block."""
+    few, many = rans[0], rans[-1]
+    if few.run.P < 3 or few is many:  # two ranks have no block on its way while one is in use
+        return Verdict(True, "does not apply: two numbers of ranks above 2 are needed")
+    block, told = _block_bytes(many.run), []
+    for which in ("forward", "backward"):
+        peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
+        told.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
+        if peaks[1] - peaks[0] >= block:
+            return Verdict(
+                False,
+                f"{which}: the peak grows from {peaks[0] / block:.2f} to {peaks[1] / block:.2f} K/V blocks, from {few.run.P} to {many.run.P} ranks of {_SHARE} tokens each",
+                many.run,
+            )
+    return Verdict(
+        True,
+        f"peak in K/V blocks, {few.run.P} → {many.run.P} ranks of {_SHARE} tokens each: {', '.join(told)}",
+    )
+
+
+def _work_runs(plan: Plan) -> list[Run]:
+    P = plan.ranks(4, 8)[0]
+    runs = [_metered(plan, P, causal=False, backward=False)] if False in plan.claims.causal else []
+    runs += [
+        _metered(plan, P, causal=True, layout=layout, backward=False)
+        for layout in ("contiguous", "zigzag")
+        if layout in plan.claims.layouts and True in plan.claims.causal
+    ]
+    return runs
+
+
+def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """All tiles once; under a causal mask, in whole chunks, a rank's own block and half of the others."""
+    told = []
+    for ran in rans:
+        run = ran.run
+        whole = 4 * run.B * run.H * run.S**2 * run.D
+        done = sum(meter.flops for meter in ran.forward)
+        if not done:
+            return Verdict(True, "does not apply: no product of matrices was seen, so work cannot be counted")
+        share = (
+            (run.P + 1) / (2 * run.P) if run.causal else 1.0
+        )  # a rank's own block whole, half of the others
+        told.append(f"{run.layout} {'causal' if run.causal else 'full'} {done / whole:.3f} of {share:.3f}")
+        if done > MORE_WORK * share * whole:
+            tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
+            return Verdict(
+                False, f"forward computes {done / whole:.3g} of the S² pairs, where {tiles} ({run})", run
+            )
+    return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(told)}")
+
+
+def _work_needs(plan: Plan) -> str | None:
+    return needs_ring(plan) or (None if _work_runs(plan) else "no layout in whole chunks is claimed")
+
+
+def sums(meters: Sequence[Meter], name: str) -> int:
+    """Return one figure over all ranks."""
+    return sum(getattr(meter, name) for meter in meters)
+
+
+RESOURCE_CHECKS = (
+    Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", _full, _rounds, needs_ring),
+    Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", _full, _bytes, needs_ring),
+    Check("gather", "no tensor as large as the whole sequence", "quick", _large, _gather, needs_ring),
+    Check("peak memory", "more ranks of equal shards take no more memory", "quick", _large, _memory, needs_ring),
+    Check("work", "tiles computed once, and none that no row sees", "quick", _work_runs, _work, _work_needs),
+)  # fmt: skip
+__all__ = ["MORE_WORK", "RESOURCE_CHECKS", "needs_causal", "sums"]

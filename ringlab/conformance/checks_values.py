@@ -1,0 +1,203 @@
+"""Checks of values: every result against the float64 oracle, within bounds derived from the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ringlab.conformance.plan_runs import (
+    LENGTH,
+    Check,
+    Plan,
+    Runs,
+    Verdict,
+    by_errors,
+    needs_backward,
+    needs_causal,
+    needs_ranks,
+)
+from ringlab.conformance.runs import Ran, Run, expected, measure
+from ringlab.conformance.tolerance import NAMES
+
+GROWTH = 1.7
+"""How much larger the rounding error in a half dtype may be on many ranks than on one. A float32 state leaves
+one rounding at the end, and gradients that blocks hand over rounded leave √2 times as much at most; a state
+in the half dtype adds one rounding for each block: at least twice as much on eight ranks."""
+
+
+def _plain(plan: Plan) -> list[Run]:
+    dtypes = plan.dtypes("float32", "float64")
+    return [plan.run(P, B=2, dtype=dtype) for P in plan.ranks(1, 2, 3, 4, 8) for dtype in dtypes]
+
+
+def _typed(plan: Plan) -> list[Run]:
+    return [
+        *_plain(plan),
+        *(plan.run(P, 24, dtype=dtype) for P in plan.ranks(2)[:1] for dtype in plan.claims.dtypes),
+    ]
+
+
+def _some_lse(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    if not any("lse" in ran.arrays for ran in rans):
+        return Verdict(True, "does not apply: the target returns no lse")
+    return by_errors(("lse",))(plan, rans)
+
+
+def _types(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    notes = [text for ran in rans for text in ran.noted("types")]
+    return Verdict(
+        not notes,
+        notes[0] if notes else f"{len(rans)} runs: shapes, dtypes and devices as those of q, k and v",
+    )
+
+
+def _masks(plan: Plan) -> list[Run]:
+    ranks = plan.ranks(2, 3) if plan.quick else plan.ranks(2, 3, 4, 8)
+    return [plan.run(P, layout=layout, causal=True) for layout in plan.claims.layouts for P in ranks]
+
+
+def _groups(plan: Plan) -> list[Run]:
+    heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
+    return [plan.run(P, 24, H=H, K=K) for P in plan.ranks(2, 3)[: 1 if plan.quick else 2] for H, K in heads]
+
+
+def _ragged(plan: Plan) -> list[Run]:
+    cases = ((3, 17), (4, 3)) if plan.quick else ((2, 17), (3, 17), (4, 3), (4, 29), (8, 5), (8, 67))
+    return [
+        plan.run(P, S, layout=layout, causal=True in plan.claims.causal)
+        for P, S in cases
+        if P in plan.claims.ranks
+        for layout in plan.claims.layouts
+    ]
+
+
+def _values(*kinds: str, causal: bool | None = None) -> Runs:
+    def runs(plan: Plan) -> list[Run]:
+        ranks = plan.ranks(3) if plan.quick else plan.ranks(1, 3, 4)
+        mask = plan.mask if causal is None else causal
+        return [plan.run(P, values=kind, causal=mask, seed=plan.seed) for P in ranks for kind in kinds]
+
+    return runs
+
+
+def _blind(plan: Plan) -> list[Run]:
+    """Causal, scores about −16,000: rows that see no key of a block, where a mask of −1e4 or so would count."""
+    ranks = plan.ranks(3) if plan.quick else plan.ranks(2, 3, 4)
+    layouts = plan.claims.layouts
+    return [
+        plan.run(P, values=kind, causal=True, layout=layout)
+        for P in ranks
+        for layout in layouts
+        for kind in ("negative", "falling")
+    ]
+
+
+def _growth(plan: Plan) -> list[Run]:
+    ranks = plan.ranks(1, 2, 4, 8)
+    ranks = [ranks[0], ranks[-1]] if plan.quick else ranks
+    return [plan.run(P, 128, D=32, H=4, K=4, B=2, dtype=dtype) for dtype in plan.claims.dtypes for P in ranks]
+
+
+def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Every error within its bound; in half dtypes its root mean square no more than GROWTH times that of one rank."""
+    within = by_errors(NAMES)(plan, rans)
+    curves, worst = [], (0.0, "")
+    for dtype in ("bfloat16", "float16"):
+        some = [ran for ran in rans if ran.run.dtype == dtype]
+        one = next((ran for ran in some if ran.run.P == min(r.run.P for r in some)), None)
+        for name in ("out", "dq", "dk", "dv"):
+            errors = [(ran.run.P, rms(ran, name)) for ran in some if name in ran.arrays]
+            if one is None or not errors:
+                continue
+            curve = " → ".join(f"{error:.2g}" for _, error in errors)
+            growth = max(error for _, error in errors) / (rms(one, name) or 1.0)
+            curves.append(f"{name} {dtype} {curve}")
+            worst = max(
+                worst,
+                (
+                    growth,
+                    f"the rounding error of {name} in {dtype} grows {growth:.2g}-fold from {errors[0][0]} to {errors[-1][0]} ranks ({curve})",
+                ),
+            )
+    if not within.ok:
+        return within
+    if worst[0] > GROWTH:
+        return Verdict(
+            False,
+            f"{worst[1]}; up to {GROWTH:g}-fold is allowed: a state in {worst[1].split(' in ')[1].split()[0]} rounds at each block",
+        )
+    told = "; ".join(curves) if curves else within.evidence
+    return Verdict(
+        True,
+        f"root mean square errors over {', '.join(map(str, sorted({ran.run.P for ran in rans})))} ranks: {told}"
+        if curves
+        else told,
+    )
+
+
+def rms(ran: Ran, name: str) -> float:
+    """Return the root mean square error of a result, relative to that of the true one."""
+    right = getattr(expected(ran.run.plain)[0], name)
+    return float(np.sqrt(((ran.arrays[name] - right) ** 2).mean()) / (np.sqrt((right**2).mean()) or 1.0))
+
+
+def _scaled(plan: Plan) -> list[Run]:
+    return [plan.run(P, 24, scale=scale) for P in plan.ranks(2)[:1] for scale in (0.5, 0.01)]
+
+
+def _strided(plan: Plan) -> list[Run]:
+    return [
+        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=True) for P in plan.ranks(2, 3)
+    ]
+
+
+def _seeds(plan: Plan) -> list[Run]:
+    """More inputs, on every claimed layout and number of ranks."""
+    return [
+        replace(plan.run(P, layout=layout, causal=causal), seed=plan.seed + number)
+        for number, P in enumerate(plan.ranks(2, 3, 4, 8), start=1)
+        for layout in plan.claims.layouts
+        for causal in plan.claims.causal
+    ]
+
+
+def _grouped(plan: Plan) -> str | None:
+    return None if plan.claims.grouped else "the target claims no grouped heads"
+
+
+def _uneven(plan: Plan) -> str | None:
+    if not plan.claims.ragged:
+        return "the target claims lengths that divide by its ranks only"
+    return None if _ragged(plan) else needs_ranks(plan) or "the target claims none of these numbers of ranks"
+
+
+def _has_scale(plan: Plan) -> str | None:
+    return None if plan.claims.scale else "the target has no parameter scale"
+
+
+def _not_quick(plan: Plan) -> str | None:
+    return None
+
+
+VALUE_CHECKS = (
+    Check("types", "shapes, dtypes and devices of all results", "quick", _typed, _types, by_values=False),
+    Check("forward", "out, all keys visible, P = 1, 2, 3, 4, 8", "quick", _plain, by_errors(("out",)), names=("out",)),
+    Check("lse", "the natural logarithm of the sum of exponentials", "quick", _plain, _some_lse, names=("lse",)),
+    Check("dq", "the gradient of q", "quick", _plain, by_errors(("dq",)), needs_backward, names=("dq",)),
+    Check("dk", "the gradient of k", "quick", _plain, by_errors(("dk",)), needs_backward, names=("dk",)),
+    Check("dv", "the gradient of v", "quick", _plain, by_errors(("dv",)), needs_backward, names=("dv",)),
+    Check("masks", "causal masks by global position, in every layout that it claims", "quick", _masks, by_errors(NAMES), needs_causal),
+    Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", _blind, by_errors(NAMES), needs_causal),
+    Check("grouped heads", "fewer key/value heads than query heads", "quick", _groups, by_errors(NAMES), _grouped),
+    Check("ragged", "lengths that do not divide, and ranks without tokens", "quick", _ragged, by_errors(NAMES), _uneven),
+    Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", _values("large"), by_errors(NAMES)),
+    Check("sloped logits", "scores that grow or shrink from block to block", "quick", _values("rising", "falling"), by_errors(NAMES)),
+    Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", _growth, _grows),
+    Check("scale", "a scale of its own", "quick", _scaled, by_errors(NAMES), _has_scale),
+    Check("strided", "inputs that do not lie densely in memory", "quick", _strided, by_errors(NAMES)),
+    Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", _seeds, by_errors(NAMES)),
+)  # fmt: skip
+
+__all__ = ["GROWTH", "LENGTH", "VALUE_CHECKS", "measure", "rms"]

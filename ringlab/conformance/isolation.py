@@ -1,0 +1,231 @@
+"""Runs made in a child process with a deadline each, its output captured and bounded.
+
+A child that hangs, dies, or prints without end costs the run that it was at; the next child goes on after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ringlab.comm.launch import _environment as environment
+from ringlab.conformance.perform import Subject, leave, ran_path, ranks_left
+from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.target import Claims
+
+START_SECONDS = 120.0
+"""For a child to start Python and torch and to connect its ranks, on a busy machine."""
+MOST_OUTPUT = 4 << 20
+"""Bytes that a run may print."""
+_TAIL = 2000
+_POLL = 0.02
+_GRACE = 3.0
+
+
+class Isolated:
+    """A target in child processes; `limit` is the time for its import and for each run, in seconds."""
+
+    def __init__(self, subject: Subject, limit: float) -> None:
+        self.subject, self.limit = subject, limit
+        self._skipped: set[Run] = set()
+        self._child: _Child | None = None
+
+    def __enter__(self) -> Isolated:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._child is not None:
+            self._child.close()
+
+    def claims(self) -> Claims | Trouble:
+        """Return what the target claims, or why it cannot be imported."""
+        return self._living().claims()
+
+    def skip(self, run: Run) -> None:
+        """Let a run go that nobody waits for any more."""
+        self._skipped.add(run)
+        if self._child is not None:
+            self._child.skip(run)
+
+    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield what came of each run that was not skipped, in order."""
+        left = [run for run in runs if run not in self._skipped]
+        while left:
+            child = self._living()
+            yield from child.results(left)
+            left = left[child.over :] if not child.alive else []
+            left = [run for run in left if run not in self._skipped]
+
+    def _living(self) -> _Child:
+        if self._child is not None and not self._child.alive:
+            self._child.close()
+            self._child = None
+        self._child = self._child or _Child(self.subject, self.limit)
+        return self._child
+
+
+class _Child:
+    """One child process and what it has left in its folder; `over` counts the runs of its last batch that are done."""
+
+    def __init__(self, subject: Subject, limit: float) -> None:
+        self.limit, self.alive = limit, True
+        self.runs: list[Run] = []
+        self.batches = self.over = 0
+        self._temporary = tempfile.TemporaryDirectory(prefix="ringlab-check-")
+        self.folder = Path(self._temporary.name)
+        (self.folder / "job.pickle").write_bytes(cloudpickle.dumps({"subject": subject}))
+        (self.folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "ringlab.conformance.worker",
+            str(self.folder),
+            str(os.getpid()),
+        ]
+        self.process = subprocess.Popen(
+            command, env=environment(1), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self._output = _Output(self.process)
+
+    def close(self) -> None:
+        """End the child and remove what it left."""
+        self.kill()
+        self._output.close()
+        self._temporary.cleanup()
+
+    def skip(self, run: Run) -> None:
+        if run in self.runs:
+            (self.folder / f"{self.runs.index(run)}.skip").touch()
+
+    def claims(self) -> Claims | Trouble:
+        """Return what the child says of its target; the import has the time limit too."""
+        deadline = time.monotonic() + START_SECONDS / 2 + self.limit
+        while True:
+            self._output.pump(_POLL)
+            if (self.folder / "claims").exists():
+                found: Claims | Trouble = pickle.loads((self.folder / "claims").read_bytes())
+                return found
+            trouble = self._ended(deadline, START_SECONDS / 2 + self.limit, "its import")
+            if trouble is not None:
+                return trouble
+
+    def results(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield what came of these runs in order, of those not let go meanwhile; after one that ended the child, no more."""
+        start = len(self.runs)
+        self.runs += runs
+        numbered = list(enumerate(self.runs))[start:]
+        leave(self.folder / f"{self.batches}.batch", numbered)
+        self.batches, self.over = self.batches + 1, 0
+        for index, run in numbered:
+            ran = self._wait_for(index, run)
+            self.over += 1
+            if ran is not None:
+                yield ran
+            if not self.alive:
+                return
+
+    def _wait_for(self, index: int, run: Run) -> Ran | None:
+        """What came of the run; None where it was let go."""
+        now, since, limit = self._now(), time.monotonic(), START_SECONDS
+        while True:
+            if ran_path(self.folder, index).exists():
+                ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
+                return ran
+            self._output.pump(_POLL)
+            if self._now() != now:
+                now, since = self._now(), time.monotonic()
+                self._output.begin()
+            limit = self.limit if now is not None and now >= 0 else START_SECONDS
+            trouble = self._ended(since + limit, limit, "one run")
+            if trouble is not None and not ran_path(self.folder, index).exists():
+                parts = ranks_left(self.folder, index, run)
+                returned = tuple(r for r, part in enumerate(parts) if part is not None and not part.trouble)
+                return Ran(run, trouble=trouble, seconds=time.monotonic() - since, returned=returned)
+
+    def _now(self) -> int | None:
+        path = self.folder / "now"
+        return int(pickle.loads(path.read_bytes())) if path.exists() else None
+
+    def _ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
+        """Why the child gives nothing more, if so; it is then gone."""
+        code = self.process.poll()
+        trouble = None
+        if self._output.count > MOST_OUTPUT:
+            trouble = Trouble("printed without end", f"more than {MOST_OUTPUT >> 20} MiB in {what}")
+        elif code is not None:
+            self._output.pump(0.0)
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            trouble = Trouble("crashed", f"the process ended with {how}{self._output.told()}")
+        elif time.monotonic() > deadline:
+            trouble = Trouble("hung", f"the limit of {limit:g} s for {what} was hit{self._output.told()}")
+        if trouble is not None:
+            self.kill()
+        return trouble
+
+    def kill(self) -> None:
+        """End the child and what it started, first with a word, then without."""
+        self.alive = False
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self._wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.process.poll() is None:
+            self._output.pump(_POLL)  # a child that prints could not end with nobody reading
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("child", seconds)
+
+
+class _Output:
+    """What the child prints: counted, its end kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.pipe = process.stdout
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.pipe, selectors.EVENT_READ)
+        self.count, self.tail = 0, b""
+
+    def begin(self) -> None:
+        """Count anew, for another run begins; what it prints may have been read before that was known."""
+        self.count = 0
+
+    def pump(self, timeout: float) -> None:
+        """Read what is there; wait up to `timeout` seconds for it."""
+        if not self.selector.get_map():
+            time.sleep(timeout)
+            return
+        if self.selector.select(timeout):
+            content = os.read(self.pipe.fileno(), 1 << 16)
+            self.count += len(content)
+            self.tail = (self.tail + content)[-_TAIL:]
+            if not content:
+                self.selector.unregister(self.pipe)
+
+    def told(self) -> str:
+        """Return the end of the output, for a report."""
+        text = self.tail.decode(errors="replace").strip()
+        return f"; its last words: …{text[-300:]}" if text else ""
+
+    def close(self) -> None:
+        self.selector.close()
+        self.pipe.close()

@@ -1,0 +1,221 @@
+"""What one rank sends, holds and computes during one pass of a target, over ringlab's Comm or torch.distributed.
+
+Messages over Comm are seen by a wrapper; those over torch.distributed, and all products of matrices, by the
+operators that torch dispatches. The same operators are the place at which a rank can be made to die or to
+stall, and at which receive buffers are filled with NaN until their message comes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ringlab.comm.memory import MemoryMeter
+from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.conformance.runs import Meter
+
+T = TypeVar("T")
+
+STALL = 0.3
+"""Seconds for which a stalling rank keeps its message back."""
+_SENDS = ("send", "isend")
+_RECEIVES = ("recv_", "recv_any_source_")
+_QUIET = ("barrier", "monitored_barrier_")
+
+
+class PassMeter:
+    """Counts one pass of one rank; `watch()` on every thread that works for it."""
+
+    def __init__(self, rank: int, world_size: int, on_send: Callable[[], None], strict: bool) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.on_send, self.strict = on_send, strict
+        self.memory = MemoryMeter(rank)
+        self.sent = self.exchanges = self.flops = 0
+        self.peers: set[int] = set()
+        self.collectives: set[str] = set()
+        self._here = threading.local()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what this thread does; once, however often it is entered."""
+        if getattr(self._here, "active", False):
+            yield
+            return
+        self._here.active = True
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self.memory.watch())
+                stack.enter_context(_Operators(self))
+                yield
+        finally:
+            self._here.active = False
+
+    def message(self, tensors: Sequence[Tensor], to: int | None) -> None:
+        """Count a message to rank `to`."""
+        if not tensors:
+            return
+        self.sent += sum(tensor.nbytes for tensor in tensors)
+        self.exchanges += 1
+        if to is not None:
+            self.peers.add(to)
+
+    def report(self) -> Meter:
+        """Return the figures so far."""
+        return Meter(
+            self.sent, self.exchanges, tuple(sorted(self.peers)), self.memory.peak_bytes,
+            self.memory.largest_bytes, self.flops, tuple(sorted(self.collectives)),
+        )  # fmt: skip
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, meter: PassMeter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see ringlab.comm.memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "c10d":
+            self._distributed(func.overloadpacket.__name__, args)
+        result = func(*args, **kwargs)
+        self.meter.flops += _flops(func, args, kwargs, result)
+        return result
+
+    def _distributed(self, name: str, args: Any) -> None:
+        meter = self.meter
+        if name in _QUIET:
+            return
+        if name in _RECEIVES:
+            if meter.strict:
+                for tensor in _tensors(args[0]):
+                    if tensor.is_floating_point():
+                        tensor.fill_(float("nan"))
+            return
+        meter.on_send()
+        if name in _SENDS:
+            meter.message(_tensors(args[0]), int(args[2]))
+            return
+        # A collective sends what this rank brings once to each other rank, or its share of it.
+        brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
+        share = meter.world_size if name.startswith(("alltoall", "reduce_scatter", "_reduce_scatter")) else 1
+        meter.collectives.add(name)
+        meter.exchanges += 1
+        meter.sent += sum(t.nbytes for t in brought) * (meter.world_size - 1) // share
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """FLOPs of a product of matrices or an attention operator, whole squares under a causal mask; else 0."""
+    packet = func.overloadpacket
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
+    name = packet.__name__
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        q, k = args[0], args[1]
+        return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * q.shape[3]
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        q, k = args[1], args[2]
+        return 10 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * q.shape[3]
+    return 0
+
+
+class Metered(Comm):
+    """`comm`, with its messages counted by the meter that is set, and its computations watched by it."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.inner = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.meter: PassMeter | None = None
+
+    def _count(self, send: Sequence[Tensor], to: int | None, tag: str) -> None:
+        if self.meter is not None and not tag.startswith(CONTROL):
+            self.meter.message(send, to)
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        self._count(send, to, tag)
+        return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def hand_over(
+        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
+    ) -> Work:
+        self._count(send, to, tag)
+        return self.inner.hand_over(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def relay(
+        self,
+        *,
+        hops: int,
+        send: Sequence[Tensor],
+        to: int,
+        receive: Sequence[Tensor],
+        source: int,
+        tag: str = "",
+    ) -> Work:
+        self._count(send, to, tag)
+        return self.inner.relay(hops=hops, send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        meter = self.meter
+        if meter is None:
+            return self.inner.compute(label, function, *args, **kwargs)
+
+        @wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> T:
+            with meter.watch():
+                return function(*args, **kwargs)
+
+        watched.side_by_side = getattr(function, "side_by_side", False)  # type: ignore[attr-defined]
+        return self.inner.compute(label, watched, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)
+
+
+class SendFault:
+    """Called before each send over torch.distributed: at one of them the rank dies, or at each it stalls.
+
+    Send number 2 P is one of backward, whether K and V go in one message or in two.
+    """
+
+    def __init__(self, kind: str, world_size: int, die: Callable[[], None]) -> None:
+        self.kind, self.die, self.count = kind, die, 0
+        self.last = {"dies": min(2, world_size - 1), "dies in backward": 2 * world_size}.get(kind, 0)
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.last:
+            self.die()
+        if self.kind == "stalls":
+            time.sleep(STALL)

@@ -1,0 +1,72 @@
+"""The same ring straight over torch.distributed: an example of a target that knows nothing of ringlab's Comm.
+
+`ringlab check ringlab.conformance.plain_distributed:attend` runs it in gloo processes; under torchrun it is
+called as it is. Tokens are dealt in stretches or in zig-zag; `positions` says which.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringlab.conformance import plain_ring
+from ringlab.conformance.target import Target
+
+
+class Neighbours:
+    """As much of a ring as `plain_ring` needs, from batches of isend and irecv on the default group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def origin(self, step: int) -> int:
+        """Return the rank whose block is here after `step` hops."""
+        return (self.rank - step) % self.world_size
+
+    def post(self, *tensors: Tensor, length: int, tag: str) -> Transfer:
+        """Send to the next rank and receive from the previous one; returns at once."""
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        sends = [x.contiguous() for x in tensors]
+        buffers = tuple(x.new_empty((*x.shape[:2], length, x.shape[3])) for x in tensors)
+        operations = [dist.P2POp(dist.isend, x, after) for x in sends if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, before) for x in buffers if x.numel()]
+        return Transfer(dist.batch_isend_irecv(operations) if operations else [], sends, buffers)
+
+
+class Transfer:
+    """Messages under way; what is sent stays alive until they are over."""
+
+    def __init__(self, works: list[dist.Work], sends: list[Tensor], buffers: tuple[Tensor, ...]) -> None:
+        self.works, self.sends, self.buffers = works, sends, buffers
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Return the receive buffers, filled."""
+        for work in self.works:
+            work.wait()
+        return self.buffers
+
+
+def ring(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor], scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return this rank's (out, lse) on the default process group. Raises: ValueError for a shard of another length."""
+    needed = len(positions[dist.get_rank()])
+    if q.shape[2] != needed:  # gloo would fill a part of a longer buffer, and nobody would know
+        raise ValueError(f"rank {dist.get_rank()} owns {needed} tokens, got {q.shape[2]}")
+    return plain_ring.attend(Neighbours(), q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
+
+
+def head_tail(S: int, P: int) -> list[Tensor]:
+    """Return positions in which rank r holds stretches r and 2P − 1 − r of 2P: zig-zag, as its own function."""
+    pieces = torch.arange(S).tensor_split(2 * P)
+    return [torch.cat([pieces[rank], pieces[2 * P - 1 - rank]]) for rank in range(P)]
+
+
+attend = Target(
+    ring,
+    name="plain ring over torch.distributed",
+    over="torch.distributed",
+    layouts={"contiguous": "contiguous", "head-tail": head_tail},
+    ranks=(1, 2, 3, 4),
+)

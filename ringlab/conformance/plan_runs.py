@@ -1,0 +1,134 @@
+"""What a check is made of, and which runs a plan holds for a target with these claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringlab.conformance.runs import Measured, Ran, Run, measure
+from ringlab.conformance.target import Claims
+from ringlab.conformance.tolerance import NAMES
+
+LENGTH = 48
+"""Tokens of most runs: 2 P divides it for P = 1, 2, 3, 4 and 8."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is planned for: the claims, the tier, and the seed from which all inputs are drawn."""
+
+    claims: Claims
+    quick: bool
+    seed: int
+
+    def ranks(self, *wanted: int) -> list[int]:
+        """Return those numbers of ranks that the target claims; where none is, the next one that it claims."""
+        have = [P for P in wanted if P in self.claims.ranks]
+        above = [P for P in sorted(self.claims.ranks) if P > 1]
+        return have or above[:1] or list(self.claims.ranks)[:1]
+
+    def dtypes(self, *wanted: str) -> list[str]:
+        """Return those dtypes that the target claims, its first one if none is."""
+        return [d for d in wanted if d in self.claims.dtypes] or list(self.claims.dtypes)[:1]
+
+    @property
+    def mask(self) -> bool:
+        """Whether plain runs are causal: only where the target computes nothing else."""
+        return False not in self.claims.causal
+
+    def run(self, P: int, S: int = LENGTH, **changes: Any) -> Run:
+        """Return a run of this plan: two query heads on one key/value head if grouped, first layout and dtype."""
+        plain = Run(
+            P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
+            dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
+        )  # fmt: skip
+        return replace(plain, **changes)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a check passed, with the evidence in words; counter: the run to find a smaller one from."""
+
+    ok: bool
+    evidence: str
+    counter: Run | None = None
+
+
+Runs = Callable[[Plan], list[Run]]
+Judge = Callable[[Plan, Sequence[Ran]], Verdict]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. `needs` returns why the check does not apply, if it does not.
+
+    tolerant: it judges runs that failed, too; any other check fails with the first of its runs that does.
+    names: the results that it measures, where it looks at values: a smaller counterexample is looked for then.
+    """
+
+    name: str
+    asks: str
+    tier: str
+    runs: Runs
+    judge: Judge
+    needs: Callable[[Plan], str | None] = lambda plan: None
+    tolerant: bool = False
+    names: tuple[str, ...] = NAMES
+    by_values: bool = True
+
+
+def by_errors(names: tuple[str, ...]) -> Judge:
+    """Return the judge that holds the named results of every run to their bounds."""
+
+    def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        found = [each for ran in rans for each in measure(ran, names)]
+        if not found:
+            return Verdict(False, f"no run gave {', '.join(names)}")
+        worst = max(found, key=lambda each: each.ratio)
+        beyond = [each for each in found if not each.ok]
+        if not beyond:
+            return Verdict(True, f"{len(rans)} runs; closest to its bound: {worst}")
+        first = min(beyond, key=lambda each: size(each.run))
+        also = "" if first is worst else f"; worst: {worst}"
+        named = _names_beyond(beyond)
+        return Verdict(
+            False, f"{named} wrong in {_runs(beyond)} of {len(rans)} runs; first: {first}{also}", first.run
+        )
+
+    return judge
+
+
+def _names_beyond(beyond: list[Measured]) -> str:
+    return ", ".join(name for name in NAMES if any(each.name == name for each in beyond))
+
+
+def _runs(found: list[Measured]) -> int:
+    return len({each.run for each in found})
+
+
+def size(run: Run) -> tuple[int, ...]:
+    """Return how large a run is, for saying which of two is the smaller counterexample."""
+    return run.P, run.S, run.H, run.D, run.B
+
+
+def needs_backward(plan: Plan) -> str | None:
+    """Why gradients are not looked at."""
+    return None if plan.claims.backward else "the target claims no gradients"
+
+
+def needs_causal(plan: Plan) -> str | None:
+    """Why masks are not looked at."""
+    return None if True in plan.claims.causal else "the target claims no causal mask"
+
+
+def needs_ranks(plan: Plan) -> str | None:
+    """Why nothing that takes two ranks is looked at."""
+    return None if max(plan.claims.ranks) > 1 else "the target claims one rank only"
+
+
+def needs_ring(plan: Plan) -> str | None:
+    """Why what is sent and held is not looked at."""
+    if plan.claims.schedule != "ring":
+        return f"the target claims schedule {plan.claims.schedule!r}, which promises nothing about this"
+    return needs_ranks(plan)

@@ -1,0 +1,84 @@
+"""The pytest plugin: `pytest --ringlab-target package.module:function` makes a test of each check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_REPORT: pytest.StashKey[Any] = pytest.StashKey()
+
+
+class Failed(Exception):
+    """A check that failed; its text is the evidence."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `ringlab check`, as far as tests need them."""
+    group = parser.getgroup("ringlab", "conformance of a ring attention")
+    group.addoption(
+        "--ringlab-target", metavar="MODULE:NAME", help="make a test of each conformance check of this target"
+    )
+    group.addoption("--ringlab-full", action="store_true", help="the full tier; the quick one without")
+    group.addoption("--ringlab-seed", type=int, default=0, help="from which all inputs are drawn")
+    group.addoption(
+        "--ringlab-limit", type=float, default=30.0, help="seconds for the import, and for each run"
+    )
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add the checks behind the tests that were found."""
+    target = config.getoption("--ringlab-target")
+    if not target:
+        return
+    from ringlab.conformance import checks
+
+    full = config.getoption("--ringlab-full")
+    names = [checks.LOADS, *(each.name for each in checks.CHECKS if full or each.tier == "quick")]
+    items.extend(CheckItem.from_parent(session, name=f"ringlab[{name}]", check=name) for name in names)
+
+
+class CheckItem(pytest.Item):
+    """One check of the target. The first one that is run runs them all."""
+
+    def __init__(self, *, check: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.check = check
+
+    def runtest(self) -> None:
+        """Pass, skip what does not apply, or fail with the evidence."""
+        finding = next(each for each in _report(self.session).findings if each.name == self.check)
+        self.add_report_section("call", "evidence", finding.evidence)
+        if not finding.applies:
+            pytest.skip(finding.evidence)
+        if not finding.ok:
+            smallest = f"\nsmallest: {finding.counterexample}" if finding.counterexample else ""
+            raise Failed(f"{finding.asks}\n{finding.evidence}{smallest}")
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """Return the evidence; a traceback of the plugin says nothing."""
+        if isinstance(excinfo.value, Failed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Return what stands before the verdict."""
+        return self.path, None, f"{self.config.getoption('--ringlab-target')}: {self.check}"
+
+
+def _report(session: pytest.Session) -> Any:
+    """The report on all checks that this session runs; made once."""
+    if _REPORT not in session.stash:
+        from ringlab.conformance.runner import check
+
+        config = session.config
+        session.stash[_REPORT] = check(
+            config.getoption("--ringlab-target"),
+            quick=not config.getoption("--ringlab-full"),
+            seed=config.getoption("--ringlab-seed"),
+            limit=config.getoption("--ringlab-limit"),
+            only=[item.check for item in session.items if isinstance(item, CheckItem)],
+        )
+    return session.stash[_REPORT]

@@ -1,0 +1,204 @@
+"""One rank's part of a run: shards in, the target's results out, with all that was noticed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab.comm.ring import Ring
+from ringlab.comm.strict import Strict
+from ringlab.conformance.meters import Metered, PassMeter
+from ringlab.conformance.runs import Meter, RankResult, Run, Trouble, inputs
+from ringlab.conformance.target import Target, as_axes, call, tensors_of
+
+Tensors = dict[str, Tensor]
+
+
+class WrongResult(Exception):
+    """The target returned something else than attention does."""
+
+
+class RankPart:
+    """What one rank does in one run. `ring` is None for a target over torch.distributed."""
+
+    def __init__(
+        self,
+        target: Target,
+        run: Run,
+        rank: int,
+        ring: Ring | None,
+        device: str = "cpu",
+        on_send: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
+        self.positions = target.positions(run.layout, run.S, run.P)
+        self.metered: Metered | None = None
+        if ring is not None:
+            self.metered = Metered(Strict(ring.comm) if run.strict else ring.comm)
+            ring = Ring(self.metered)
+        self.ring = ring
+        self.notes: list[tuple[str, str]] = []
+        self.meters: list[Meter] = []
+
+    def result(self) -> RankResult:
+        """Return the rank's results, as the first call gave them."""
+        given = self._shards(self.run)
+        first = self._call(given)
+        arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
+        if self.run.twice:
+            self._call(self._shards(replace(self.run, seed=self.run.seed + 1)))
+            for name, x in first.items():
+                if not np.array_equal(self._whole_precision(name, x), arrays[name], equal_nan=True):
+                    self._note("aliasing", f"{name} of the first call was changed by the second call")
+            for name, x in self._call(self._shards(self.run)).items():
+                again = self._whole_precision(name, x)
+                if not np.array_equal(again, arrays[name], equal_nan=True):
+                    furthest = float(np.nanmax(np.abs(again - arrays[name]), initial=0.0))
+                    self._note("determinism", f"{name} differs by {furthest:.2g} between two equal calls")
+        meters = (*self.meters, None, None)
+        own = self.positions[self.rank]
+        return RankResult(own, arrays, list(dict.fromkeys(self.notes)), meters[0], meters[1])
+
+    def _shards(self, run: Run) -> tuple[Tensor, ...]:
+        own = torch.from_numpy(self.positions[self.rank])
+        if run.fault == "wrong shape" and self.rank == 1:
+            own = own[:-1]
+        shards = [x.index_select(-2, own).to(self.device) for x in inputs(run)]
+        shards = [as_axes(x, self.target.axes) for x in shards]
+        if run.strided:
+            shards = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in shards]
+        return tuple(shards)
+
+    def _call(self, shards: tuple[Tensor, ...]) -> Tensors:
+        """Forward, and backward if asked for: the results by name."""
+        *qkv, dout = shards
+        kept = [x.clone() for x in shards]
+        leaves = tuple(x.requires_grad_(self.run.backward) for x in qkv)
+        with self._pass():
+            out, lse = self._unpacked(call(self.target.function, leaves, self._known()))
+        self._looks_like("out", out, qkv[0])
+        found = {"out": out.detach(), **({} if lse is None else {"lse": lse})}
+        if self.run.backward:
+            with self._pass():
+                gradients = self._gradients(leaves, dout, out, lse)
+            for name, gradient, like in zip(("dq", "dk", "dv"), gradients, qkv, strict=True):
+                self._looks_like(name, gradient, like)
+                found[name] = gradient
+        for name, x, before in zip(("q", "k", "v", "dout"), shards, kept, strict=True):
+            if not torch.equal(x.detach(), before):
+                self._note("inputs", f"{name} was changed")
+        self._aliases(found, dict(zip(("q", "k", "v", "dout"), shards, strict=True)))
+        return found
+
+    def _gradients(self, leaves: tuple[Tensor, ...], dout: Tensor, out: Tensor, lse: Tensor | None) -> Any:
+        if self.target.gradients is not None:
+            known = {**self._known(), "dout": dout, "out": out.detach(), "lse": lse}
+            gradients = call(self.target.gradients, tuple(x.detach() for x in leaves), known)
+            if not isinstance(gradients, (tuple, list)) or len(gradients) != 3:
+                raise WrongResult(f"gradients are (dq, dk, dv), got {_kind(gradients)}")
+            return gradients
+        if not out.requires_grad:
+            raise WrongResult("out has no gradient: autograd cannot go back from it to q, k and v")
+        gradients = torch.autograd.grad(out, leaves, dout, allow_unused=True)
+        missing = [name for name, x in zip("qkv", gradients, strict=True) if x is None]
+        if missing:
+            raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
+        return gradients
+
+    def _known(self) -> dict[str, Any]:
+        run, group = self.run, None
+        if self.ring is None:
+            group = torch.distributed.group.WORLD
+        layout = self.target.known_layout(run.layout, run.S, run.P)
+        return {
+            "ring": self.ring, "comm": self.ring.comm if self.ring else None, "group": group,
+            "rank": self.rank, "world_size": run.P, "causal": run.causal, "is_causal": run.causal,
+            "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
+            "scale": run.scale, "softmax_scale": run.scale, "return_lse": True, **self.target.options,
+        }  # fmt: skip
+
+    def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
+        """(out, lse) of what the target returned; lse as (B, H, L), None if there is none."""
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        if not parts or not isinstance(parts[0], Tensor):
+            raise WrongResult(f"a tensor, or a tuple that begins with one, is needed; got {_kind(result)}")
+        out: Tensor = parts[0]
+        lse = parts[1] if len(parts) > 1 and isinstance(parts[1], Tensor) else None
+        run, length = self.run, out.shape[1 if self.target.axes == "BLHD" else 2] if out.ndim == 4 else -1
+        if lse is not None:
+            lse = lse.detach()
+            if lse.shape == (run.B, length, run.H) and length != run.H and self.target.axes == "BLHD":
+                lse = lse.transpose(1, 2)
+            if lse.shape != (run.B, run.H, length):
+                raise WrongResult(f"lse of shape {(run.B, run.H, length)} is needed, got {tuple(lse.shape)}")
+        return out, lse
+
+    def _looks_like(self, name: str, x: Any, like: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise WrongResult(f"{name} is {_kind(x)}, no tensor")
+        if x.shape != like.shape:
+            raise WrongResult(f"{name} has shape {tuple(x.shape)}, needed {tuple(like.shape)}")
+        if x.dtype != like.dtype:
+            self._note("types", f"{name} is {x.dtype} for inputs of {like.dtype}")
+        if x.device != like.device:
+            self._note("types", f"{name} is on {x.device} for inputs on {like.device}")
+
+    def _aliases(self, found: Tensors, given: Tensors) -> None:
+        owners = {x.untyped_storage().data_ptr(): name for name, x in given.items() if x.numel()}
+        for name, x in found.items():
+            owner = owners.get(x.untyped_storage().data_ptr()) if x.numel() else None
+            if owner is not None:
+                self._note("aliasing", f"{name} lies in the memory of {owner}")
+            elif x.numel():
+                owners[x.untyped_storage().data_ptr()] = name
+
+    @contextmanager
+    def _pass(self) -> Iterator[None]:
+        """One pass, forward or backward: metered where the run, or a fault, needs it."""
+        run = self.run
+        if not (run.meter or (self.ring is None and (run.strict or run.fault))):
+            with torch.autograd.set_multithreading_enabled(False), nullcontext():
+                yield
+            return
+        meter = PassMeter(self.rank, run.P, self.on_send, run.strict)
+        if self.metered is not None:
+            self.metered.meter = meter
+        try:
+            with torch.autograd.set_multithreading_enabled(False), meter.watch():
+                yield
+        finally:
+            if self.metered is not None:
+                self.metered.meter = None
+        self.meters.append(meter.report())
+
+    def _whole_precision(self, name: str, x: Tensor) -> np.ndarray:
+        return oracle.float64(x if name == "lse" else as_axes(x.detach(), self.target.axes)).copy()
+
+    def _note(self, kind: str, text: str) -> None:
+        self.notes.append((kind, f"{text} (rank {self.rank}; {self.run})"))
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """Return what an exception of a run says, in the words of a report."""
+    if isinstance(error, WrongResult):
+        return Trouble("wrong result", str(error))
+    if isinstance(error, ModuleNotFoundError):
+        return Trouble("a package is missing", str(error))
+    cause = error.__cause__ if type(error).__name__.endswith("FailedError") else None
+    if cause is not None:
+        return trouble_of(cause)
+    text = " ".join(str(error).split())
+    return Trouble("raised", f"{type(error).__name__}: {text[:400]}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

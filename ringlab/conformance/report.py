@@ -1,0 +1,78 @@
+"""A report on paper: Markdown for people, JUnit for machines that show tests. JSON is `Report.as_dict()`."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from ringlab.conformance.runner import Finding, Report
+
+
+def mark(finding: Finding) -> str:
+    """Return "passed", "failed" or "does not apply"."""
+    if not finding.applies:
+        return "does not apply"
+    return "passed" if finding.ok else "failed"
+
+
+def summary(report: Report) -> str:
+    """Return what was found in one sentence."""
+    applied = [finding for finding in report.findings if finding.applies]
+    tier = "quick" if report.quick else "full"
+    failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
+    return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {failed}"
+
+
+def markdown(report: Report) -> str:
+    """Return the report as a Markdown table, the verdict above it."""
+    lines = [
+        f"# Conformance of `{report.target}`",
+        "",
+        f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}.",
+        "",
+        "| check | asks | verdict | evidence |",
+        "|---|---|---|---|",
+    ]
+    for finding in report.findings:
+        evidence = finding.evidence
+        if finding.counterexample:
+            evidence += f". Smallest counterexample: {finding.counterexample}"
+        cells = (finding.name, finding.asks, mark(finding), evidence)
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def junit(report: Report) -> str:
+    """Return the report as JUnit's XML: a test case for each check, those that do not apply as skipped."""
+    failed = len(report.failed)
+    skipped = sum(not finding.applies for finding in report.findings)
+    suite = ElementTree.Element(
+        "testsuite", name=f"ringlab check {_xml(report.target)}", tests=str(len(report.findings)),
+        failures=str(failed), errors="0", skipped=str(skipped), time=f"{report.seconds:.3f}",
+    )  # fmt: skip
+    for finding in report.findings:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=_xml(report.target), name=finding.name, time=f"{finding.seconds:.3f}"
+        )
+        if not finding.applies:
+            ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
+        elif not finding.ok:
+            told = _xml(finding.evidence)
+            ElementTree.SubElement(case, "failure", message=told).text = _xml(finding.counterexample) or told
+        else:
+            ElementTree.SubElement(case, "system-out").text = _xml(finding.evidence)
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())
+
+
+def _xml(text: str) -> str:
+    """The text without what XML cannot hold: a target may print anything."""
+    return "".join(
+        c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "�"
+        for c in text
+    )

@@ -1,0 +1,246 @@
+"""All checks of a target: runs planned, made once each, judged as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringlab.conformance import checks
+from ringlab.conformance.isolation import Isolated
+from ringlab.conformance.perform import VIRTUAL, Subject, on_virtual_ranks
+from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
+from ringlab.conformance.runs import Ran, Run, Trouble, measure
+from ringlab.conformance.target import Claims
+from ringlab.errors import BackendError
+
+LIMIT = 30.0
+"""Seconds for the import of a target, and for each run."""
+_SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
+_EXPLAINED = 3  # checks at most, whose counterexample is made smaller
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. `applies` is False where the target does not claim what is checked."""
+
+    name: str
+    asks: str
+    ok: bool
+    evidence: str
+    seconds: float
+    applies: bool = True
+    counterexample: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON-able data."""
+        return dict(self.__dict__)
+
+
+@dataclass
+class Report:
+    """What was found about a target, check by check, and how it was run."""
+
+    target: str
+    over: str
+    transport: str
+    quick: bool
+    seed: int
+    limit: float
+    findings: list[Finding] = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return bool(self.findings) and all(finding.ok for finding in self.findings)
+
+    @property
+    def failed(self) -> list[str]:
+        """Return the names of the checks that failed."""
+        return [finding.name for finding in self.findings if not finding.ok]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-able data: `ok`, `checks` with name, ok, evidence and seconds, and the rest."""
+        plain = {key: value for key, value in self.__dict__.items() if key != "findings"}
+        return {"ok": self.ok, **plain, "checks": [finding.as_dict() for finding in self.findings]}
+
+
+def check(
+    target: Any,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    only: Sequence[str] = (),
+    limit: float = LIMIT,
+    transport: str = VIRTUAL,
+    device: str = "cpu",
+    isolate: bool = True,
+    progress: Callable[[Finding], None] = lambda finding: None,
+    **claims: Any,
+) -> Report:
+    """Return what the checks find about `target`: a function, a `Target`, or "package.module:name".
+
+    claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
+    limit: seconds for each run; what takes longer has hung. transport: "virtual", or one of
+    `ringlab.launch`, for targets over ringlab's Comm; targets over torch.distributed run on processes.
+    isolate: in child processes; without, in this one, on virtual ranks, with nothing to stop a target.
+    progress is told each finding as it comes.
+
+    Raises: BackendError for a bad request: an unknown check, a limit that is none.
+    """
+    selected = checks.chosen(tuple(only))
+    if not limit > 0:
+        raise BackendError("a limit above 0 seconds", repr(limit))
+    subject = Subject(target, transport, device, claims)
+    with Isolated(subject, limit) if isolate else _Here(subject) as source:
+        return _Suite(source, subject, selected, quick, seed, limit, progress).report()
+
+
+class _Here:
+    """Runs made in this process, on virtual ranks."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.target, self.device = subject.target(), subject.device
+        self.skipped: set[Run] = set()
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def claims(self) -> Claims | Trouble:
+        return self.target.claims()
+
+    def skip(self, run: Run) -> None:
+        self.skipped.add(run)
+
+    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        for run in runs:
+            if run not in self.skipped:
+                yield on_virtual_ranks(self.target, run, self.device)
+
+
+class _Suite:
+    """One check of one target from the first run to the last finding."""
+
+    def __init__(
+        self,
+        source: Isolated | _Here,
+        subject: Subject,
+        selected: tuple[Check, ...],
+        quick: bool,
+        seed: int,
+        limit: float,
+        progress: Callable[[Finding], None],
+    ) -> None:
+        self.source, self.subject, self.progress = source, subject, progress
+        self.selected = [each for each in selected if each.tier == "quick" or not quick]
+        self.done: dict[Run, Ran] = {}
+        self.findings: dict[str, Finding] = {}
+        self.counters: dict[str, Run] = {}
+        name = subject.what if isinstance(subject.what, str) else ""
+        self.result = Report(name, "", subject.transport, quick, seed, limit)
+
+    def report(self) -> Report:
+        start = time.monotonic()
+        claims = self.source.claims()
+        took = time.monotonic() - start
+        if isinstance(claims, Trouble):
+            self._found(Finding(checks.LOADS, "the target can be imported", False, str(claims), took))
+            for each in self.selected:
+                self._found(
+                    Finding(each.name, each.asks, False, "not run: the target could not be imported", 0.0)
+                )
+        else:
+            self.result.target, self.result.over = self.result.target or claims.name, claims.over
+            told = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}"
+            self._found(Finding(checks.LOADS, "the target can be imported", True, told, took))
+            self._run(Plan(claims, self.result.quick, self.result.seed))
+        order = [checks.LOADS, *(each.name for each in self.selected)]
+        self.result.findings = [self.findings[name] for name in order]
+        self.result.runs, self.result.seconds = len(self.done), time.monotonic() - start
+        return self.result
+
+    def _run(self, plan: Plan) -> None:
+        planned: dict[str, list[Run]] = {}
+        for each in self.selected:
+            reason = each.needs(plan)
+            planned[each.name] = [] if reason else list(dict.fromkeys(each.runs(plan)))
+            if reason:
+                self._found(
+                    Finding(each.name, each.asks, True, f"does not apply: {reason}", 0.0, applies=False)
+                )
+        runs = dict.fromkeys(run for each in planned.values() for run in each)
+        for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
+            self.done[ran.run] = ran
+            for each in self.selected:
+                if each.name not in self.findings and ran.run in planned[each.name]:
+                    self._judge(plan, each, planned)
+        for each in self.selected:
+            if each.name not in self.findings:
+                self._found(Finding(each.name, each.asks, False, "not run", 0.0))
+        self._look_for_smaller()
+
+    def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]]) -> None:
+        """Judge a check whose runs are all made, or one of whose runs failed."""
+        rans = [self.done[run] for run in planned[each.name] if run in self.done]
+        failed = next((ran for ran in rans if ran.trouble is not None), None)
+        if failed is not None and not each.tolerant:
+            verdict = Verdict(False, f"{failed.trouble} ({failed.run})")
+            self._let_go(each.name, planned)
+        elif len(rans) == len(planned[each.name]):
+            verdict = each.judge(plan, rans)
+        else:
+            return
+        applies = not verdict.evidence.startswith("does not apply")
+        seconds = sum(ran.seconds for ran in rans)
+        if verdict.counter is not None and each.by_values:
+            self.counters[each.name] = verdict.counter
+        self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
+
+    def _let_go(self, name: str, planned: dict[str, list[Run]]) -> None:
+        """Skip the runs that only checks with a finding wait for."""
+        awaited = {
+            run
+            for other, runs in planned.items()
+            if other != name and other not in self.findings
+            for run in runs
+        }
+        for run in planned[name]:
+            if run not in awaited and run not in self.done:
+                self.source.skip(run)
+
+    def _look_for_smaller(self) -> None:
+        """Give wrong values the smallest counterexample that is found in a few runs more."""
+        names = {each.name: each.names for each in self.selected}
+        order = [each.name for each in self.selected if each.name in self.counters]
+        counters = {name: self.counters[name] for name in order[:_EXPLAINED]}
+        wanted = [run for counter in counters.values() for run in smaller_runs(counter)]
+        made = {ran.run: ran for ran in self.source.made(list(dict.fromkeys(wanted)))} if wanted else {}
+        for name, counter in counters.items():
+            for run in smaller_runs(counter):
+                ran = made.get(run)
+                wrong = [m for m in measure(ran, names[name]) if not m.ok] if ran and not ran.trouble else []
+                if wrong:
+                    worst = max(wrong, key=lambda each: each.ratio)
+                    self.findings[name] = replace(self.findings[name], counterexample=str(worst))
+                    break
+
+    def _found(self, finding: Finding) -> None:
+        self.findings[finding.name] = finding
+        self.progress(finding)
+
+
+def smaller_runs(counter: Run) -> list[Run]:
+    """Return runs smaller than `counter`, the smallest first, in which the same may go wrong."""
+    lean = replace(counter, B=1, H=counter.H // counter.K, K=1, D=4, meter=False, moved=None, twice=False)
+    sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
+    candidates = [replace(lean, P=P, S=S) for P, S in sizes]
+    return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
+
+
+__all__ = ["LIMIT", "Finding", "Report", "check", "measure", "smaller_runs"]

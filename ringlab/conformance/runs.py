@@ -1,0 +1,246 @@
+"""One run of a target, as data: what it is given, and what came of it.
+
+Runs are planned before any is made, and several checks may look at the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
+
+LAYOUT_OF_ANY_RANK = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a target is to compute, on how many ranks, and what is done to it meanwhile.
+
+    values: how the inputs are drawn (see `inputs`). strided: inputs that do not lie densely in memory.
+    strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), what is
+    different from the run without it. twice: computed again, for equality and for what the second call does
+    to the first one's results. meter: count messages, memory and work. fault: "dies", "dies in
+    backward", "stalls" or "wrong shape".
+    """
+
+    P: int
+    S: int
+    layout: str
+    causal: bool
+    H: int = 2
+    K: int = 2
+    D: int = 16
+    B: int = 1
+    dtype: str = "float32"
+    values: str = "normal"
+    seed: int = 0
+    backward: bool = True
+    scale: float | None = None
+    strided: bool = False
+    strict: bool = False
+    moved: tuple[str, int] | None = None
+    twice: bool = False
+    meter: bool = False
+    fault: str = ""
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        heads = f"H={self.H}" if self.H == self.K else f"H={self.H}/{self.K}"
+        text = f"P={self.P} S={self.S} {heads} D={self.D} {self.dtype} {mask} {self.layout} seed {self.seed}"
+        extra = [self.values] if self.values != "normal" else []
+        extra += [f"{self.moved[0]} {self.moved[1]} changed"] if self.moved else []
+        extra += [self.fault] if self.fault else []
+        return ", ".join([text, *extra])
+
+    @property
+    def ends(self) -> bool:
+        """Whether the fault of this run ends its processes."""
+        return self.fault not in ("", "stalls")
+
+    @property
+    def plain(self) -> Run:
+        """Return the run that has the same true result and the same bounds."""
+        return replace(
+            self, P=1, layout=LAYOUT_OF_ANY_RANK, backward=True, strided=False, strict=False,
+            twice=False, meter=False, fault="",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a run gave no result: hung, crashed, raised, printed without end, or gave something else."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" if self.text else self.kind
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What one rank sent, held and computed in one pass.
+
+    sent: bytes; exchanges: sends; peers: to whom; peak, largest: bytes of tensors made; flops: of matrix
+    products and attention operators, 0 where none were seen. collectives: of torch.distributed, by name.
+    """
+
+    sent: int = 0
+    exchanges: int = 0
+    peers: tuple[int, ...] = ()
+    peak: int = 0
+    largest: int = 0
+    flops: int = 0
+    collectives: tuple[str, ...] = ()
+
+
+@dataclass
+class RankResult:
+    """What one rank's call gave: float64 arrays (B, H, L, D) by name, its tokens' positions, what was noticed."""
+
+    positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    forward: Meter | None = None
+    backward: Meter | None = None
+    trouble: Trouble | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Ran:
+    """A run and what came of it: whole arrays by name, notes (kind, text) of all ranks, meters per rank."""
+
+    run: Run
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    forward: list[Meter] = field(default_factory=list)
+    backward: list[Meter] = field(default_factory=list)
+    trouble: Trouble | None = None
+    returned: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def noted(self, kind: str) -> list[str]:
+        """Return the notes of one kind."""
+        return [text for its, text in self.notes if its == kind]
+
+
+def join(run: Run, parts: list[RankResult]) -> Ran:
+    """Return the run with the whole results, from those of all ranks in rank order."""
+    ran = Ran(run, returned=tuple(rank for rank, part in enumerate(parts) if part.trouble is None))
+    ran.seconds = max(part.seconds for part in parts)
+    ran.trouble = next((part.trouble for part in parts if part.trouble is not None), None)
+    ran.notes = [note for part in parts for note in part.notes]
+    ran.forward = [part.forward for part in parts if part.forward is not None]
+    ran.backward = [part.backward for part in parts if part.backward is not None]
+    if ran.trouble is not None or run.fault == "wrong shape":
+        return ran
+    for name, first in parts[0].arrays.items():
+        whole = np.full((*first.shape[:2], run.S, *first.shape[3:]), np.nan)
+        for part in parts:
+            whole[:, :, part.positions] = part.arrays[name]
+        ran.arrays[name] = whole
+    return ran
+
+
+def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and dout of the whole sequence, in the run's dtype, the same for equal runs.
+
+    "normal": standard normal. "large": scores of some hundreds. "rising" and "falling": scores that grow
+    or shrink with the key's position, so that a later block's maximum is larger, or smaller, each time.
+    "negative": all scores about −16,000, as if by a bias: below the numbers that some use for −∞.
+    """
+    sizes = [run.S, run.H, run.K, run.D, run.B, run.seed]
+    draw = np.random.default_rng(sizes).standard_normal
+    rows, keys = (run.B, run.H, run.S, run.D), (run.B, run.K, run.S, run.D)
+    q, k, v, dout = (draw(shape) for shape in (rows, keys, keys, rows))
+    if run.values == "large":
+        q = q * 60.0
+    elif run.values in ("rising", "falling", "negative"):
+        slope = np.linspace(-1.0, 1.0, run.S) if run.values != "falling" else np.linspace(1.0, -1.0, run.S)
+        bias = slope * 24.0 if run.values != "negative" else np.full(run.S, -128.0)
+        q[..., 0] = run.D**0.5 * (4.0 if run.values != "negative" else 128.0)
+        k[..., 0] = bias
+    q, k, v, dout = _moved(run, q, k, v, dout)
+    dtype = getattr(torch, run.dtype)
+    tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
+    return tensors[0], tensors[1], tensors[2], tensors[3]
+
+
+def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Token j of q, k and v, or row j of dout, is another one."""
+    if run.moved is None:
+        return list(arrays)
+    what, j = run.moved
+    chosen = (0, 1, 2) if what == "token" else (3,)
+    for index in chosen:
+        arrays[index][..., j, :] = 3.0 - 2.0 * arrays[index][..., j, :]
+    return list(arrays)
+
+
+@lru_cache(maxsize=64)
+def expected(plain: Run) -> tuple[Results, dict[str, float]]:
+    """Return the true results of `run.plain` and the bounds of their errors."""
+    tensors = inputs(plain)
+    true = truth(*tensors, causal=plain.causal, scale=plain.scale)
+    limits = bounds(*tensors, causal=plain.causal, scale=plain.scale, true=true)
+    if plain.values != "normal":
+        more = score_rounding(*tensors, causal=plain.causal, scale=plain.scale, true=true)
+        limits = {name: limits[name] + more[name] for name in NAMES}
+    return true, limits
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One result's error against its bound, both relative to the largest true value, and where it is."""
+
+    name: str
+    error: float
+    bound: float
+    where: str
+    run: Run
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error is within its bound; NaN is not."""
+        return self.error <= self.bound
+
+    @property
+    def ratio(self) -> float:
+        """Return error / bound, 0 where there is no error."""
+        return self.error / self.bound if self.error and self.bound else (0.0 if not self.error else np.inf)
+
+    def __str__(self) -> str:
+        relation = "within" if self.ok else "beyond"
+        place = "" if self.ok else f", {self.where}"
+        return f"{self.name} error {self.error:.2g} {relation} {self.bound:.2g}{place} ({self.run})"
+
+
+def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
+    """Return the errors of the named results that the run has, each beside its bound."""
+    true, limits = expected(ran.run.plain)
+    found = []
+    for name in names:
+        if name in ran.arrays:
+            array, right = ran.arrays[name], getattr(true, name)
+            found.append(
+                Measured(name, relative_error(array, right), limits[name], _place(array, right), ran.run)
+            )
+    return found
+
+
+def _place(array: np.ndarray, right: np.ndarray) -> str:
+    """Where the error is largest, in words: head, token, and both values."""
+    if array.shape != right.shape:
+        return f"shape {array.shape} for {right.shape}"
+    with np.errstate(all="ignore"):
+        wrong = np.abs(np.where(array == right, 0.0, array - right))
+    wrong = np.where(np.isnan(wrong), np.inf, wrong)
+    index = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    place = f"batch {index[0]}, head {index[1]}, token {index[2]}"
+    return f"{place}: {float(array[index]):.6g} for {float(right[index]):.6g}"

@@ -1,0 +1,221 @@
+"""Somebody's ring attention, and what it claims: how it is called, how its ranks share the sequence.
+
+A bare function is enough where its arguments have the usual names. Each argument is given by name, as
+far as the function has it:
+
+    q k v            this rank's shards, (B, H, L, D) and (B, K, L, D), or as `axes` says
+    ring, comm       ringlab's Ring or Comm of this rank, for functions over those
+    group            the default group of torch.distributed, for functions over that
+    rank world_size  of this rank
+    causal           or is_causal; the mask is in global positions
+    layout           the ringlab Layout, for layouts that ringlab knows, else the layout's name
+    positions        a list with the global positions of each rank's tokens, int64 tensors
+    scale            or softmax_scale; None stands for D^−½
+    return_lse       True
+    dout out lse     for `gradients` only: of the loss, and what the forward gave
+
+The three first required parameters of other names are taken for q, k and v. The function returns out,
+or (out, lse, …); gradients come from autograd, or from `gradients`, a function that returns (dq, dk, dv).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.errors import BackendError, LayoutError
+from ringlab.layout import Layout
+
+Positions = Callable[[int, int], Sequence[Any]]
+"""(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them."""
+
+RING, TORCH = "ring", "torch.distributed"
+_FIRST = ("ring", "comm")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function to be checked, with its claims; what it does not claim is not asked of it.
+
+    over: "ring" (ringlab's Comm, on the virtual cluster or on processes) or "torch.distributed".
+    layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
+    causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that do
+    not divide by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
+    axes: "BHLD" or "BLHD". schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
+    promises nothing about what is sent and held.
+    options: more arguments, given by name at each call.
+    """
+
+    function: Callable[..., Any]
+    name: str = ""
+    over: str = ""
+    layouts: Mapping[str, Positions | str] | Sequence[str] = ()
+    causal: Sequence[bool] = ()
+    dtypes: Sequence[str] = ("float32", "bfloat16", "float64")
+    ranks: Sequence[int] = (1, 2, 3, 4, 8)
+    grouped: bool = True
+    ragged: bool = True
+    backward: bool = True
+    axes: str = "BHLD"
+    schedule: str = "ring"
+    gradients: Callable[..., Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def positions(self, layout: str, S: int, P: int) -> list[np.ndarray]:
+        """Return each rank's global positions. Raises: LayoutError unless every token has one owner."""
+        known = self.known_layout(layout, S, P)
+        if known is not None:
+            return [known.positions(rank) for rank in range(P)]
+        make = dict(self.layouts)[layout] if isinstance(self.layouts, Mapping) else None
+        if not callable(make):
+            raise LayoutError(f"a layout among {', '.join(LAYOUTS)}, or a function of its own", repr(layout))
+        owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in make(S, P)]
+        if len(owned) != P or sorted(np.concatenate([*owned, []]).tolist()) != list(range(S)):
+            got = f"{[len(each) for each in owned]} positions"
+            raise LayoutError(f"positions that give each of {S} tokens to one of {P} ranks", got)
+        return owned
+
+    def known_layout(self, layout: str, S: int, P: int) -> Layout | None:
+        """Return ringlab's own layout where the target claims one of these, else None."""
+        meant = self.layouts.get(layout, layout) if isinstance(self.layouts, Mapping) else layout
+        return LAYOUTS[meant](S, P) if isinstance(meant, str) and meant in LAYOUTS else None
+
+    def completed(self) -> Target:
+        """Return the target with what it left open taken from the function's own parameters."""
+        names = _parameters(self.function)
+        over = self.over or (RING if any(name in names for name in _FIRST) else TORCH)
+        any_layout = "layout" in names or "positions" in names
+        layouts = self.layouts or (("contiguous", "striped", "zigzag") if any_layout else ("contiguous",))
+        masked = "causal" in names or "is_causal" in names or not names
+        causal = tuple(self.causal) or ((False, True) if masked else (False,))
+        name = self.name or getattr(self.function, "__qualname__", type(self.function).__name__)
+        return replace(self, over=over, layouts=layouts, causal=causal, name=name)
+
+    def claims(self) -> Claims:
+        """Return what is claimed, as plain data. Raises: BackendError for a claim that is none."""
+        for what, value, among in (
+            ("over", self.over, (RING, TORCH)),
+            ("axes", self.axes, ("BHLD", "BLHD")),
+            ("schedule", self.schedule, ("ring", "any")),
+        ):
+            if value not in among:
+                raise BackendError(f"{what}= one of {', '.join(among)}", repr(value))
+        return Claims(
+            name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
+            dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
+            backward=self.backward, schedule=self.schedule, scale=self.takes_scale,
+        )  # fmt: skip
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether the function can be given a scale of its own."""
+        names = _parameters(self.function)
+        return "scale" in names or "softmax_scale" in names
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a target claims, as data that travels between processes."""
+
+    name: str
+    over: str
+    layouts: tuple[str, ...]
+    causal: tuple[bool, ...]
+    dtypes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    grouped: bool
+    ragged: bool
+    backward: bool
+    schedule: str
+    scale: bool
+
+
+def as_target(value: Any, **claims: Any) -> Target:
+    """Return the target that `value` is, or the function with these claims. Raises: BackendError."""
+    if isinstance(value, Target):
+        return replace(value, **claims).completed()
+    if not callable(value):
+        raise BackendError("a function, or a ringlab.conformance.Target", type(value).__name__)
+    return Target(value, **claims).completed()
+
+
+def load(reference: str, **claims: Any) -> Target:
+    """Return the target that "package.module:name" names; the current directory is searched too.
+
+    Raises: BackendError for a reference that is none; whatever the import raises.
+    """
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name):
+        raise BackendError("a target as package.module:function", repr(reference))
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise BackendError(f"something called {name!r} in {module}", "nothing of that name")
+        value = getattr(value, part)
+    target = as_target(value, **claims)
+    return (
+        target
+        if target.name != getattr(target.function, "__qualname__", "")
+        else replace(target, name=reference)
+    )
+
+
+def call(function: Callable[..., Any], tensors: tuple[Tensor, ...], known: Mapping[str, Any]) -> Any:
+    """Return `function` called with q, k and v, and those of `known` that it has parameters for."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return function(*tensors)
+    values = {**dict(zip("qkv", tensors, strict=True)), **known}
+    in_order = iter([x for letter, x in zip("qkv", tensors, strict=True) if letter not in _names(parameters)])
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name in values:
+            value = values[parameter.name]
+        elif parameter.default is parameter.empty:
+            value = next(in_order, parameter.empty)
+            if value is parameter.empty:
+                continue  # the function says itself what it misses
+        else:
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(value)
+        else:
+            named[parameter.name] = value
+    return function(*positional, **named)
+
+
+def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:
+    return {parameter.name for parameter in parameters}
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def as_axes(x: Tensor, axes: str) -> Tensor:
+    """Return a (B, H, L, D) tensor as `axes` has it, dense, and the other way round."""
+    return x if axes == "BHLD" else x.transpose(1, 2).contiguous()
+
+
+def tensors_of(positions: Sequence[np.ndarray], device: str | torch.device) -> list[Tensor]:
+    """Return positions as int64 tensors on `device`."""
+    return [torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in positions]

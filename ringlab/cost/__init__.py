@@ -1,0 +1,1 @@
+"""What ring attention costs: hardware and models as data, FLOPs, bytes, memory, and a simulator."""

@@ -1,0 +1,109 @@
+"""How long a rank computes on one block: from the peak of its hardware, or from measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ringlab.cost.hardware import Hardware, MeasuredBlock
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+from ringlab.plan import Tile, cut
+
+
+class BlockTime(Protocol):
+    """Seconds of attention between one rank's queries and one block of keys."""
+
+    def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
+        """Return the seconds for these tiles of a rank that has `rows` query rows."""
+        ...
+
+
+def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
+    """Return the score elements that a kernel with tiles of (rows, keys) `kernel` computes of `tile`.
+
+    Every kernel tile that is not wholly masked counts as a whole; those at the edges are smaller.
+    With None the visible pairs count and nothing else.
+    """
+    if kernel is None or not tile.causal:
+        return tile.scores
+    tile_m, tile_n = kernel
+    side = tile.q_stop - tile.q_start  # causal tiles are square
+    total = 0
+    for first in range(0, side, tile_m):
+        last = min(first + tile_m, side)  # row last - 1 sees keys 0 … last - 1 of the tile
+        total += (last - first) * min(-(-last // tile_n) * tile_n, side)
+    return total
+
+
+@dataclass(frozen=True)
+class PeakTime:
+    """FLOPs of the kernel tiles over the FLOP/s that kernels reach.
+
+    4·D FLOPs per score element and head forward, 10·D backward (five products, with the scores
+    computed again). Launches, merging, and adding up gradients take no time.
+    """
+
+    forward_flops_per_s: float
+    backward_flops_per_s: float
+    tile: tuple[int, int] | None = (128, 128)
+
+    def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
+        """Return the seconds for these tiles."""
+        scores = sum(tile_scores(tile, self.tile) for tile in tiles)
+        flops = (10 if backward else 4) * sizes.D * scores * sizes.B * sizes.H
+        return flops / (self.backward_flops_per_s if backward else self.forward_flops_per_s)
+
+
+@dataclass(frozen=True)
+class MeasuredTime:
+    """What calibration has measured: per launch (one for each tile of the plan), score element and row."""
+
+    forward: MeasuredBlock
+    backward: MeasuredBlock | None
+
+    def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
+        """Return the seconds for these tiles. Raises: CostError where that pass was not measured."""
+        block = self.backward if backward else self.forward
+        if block is None:
+            raise CostError("a measured backward", "measurements of the forward only", "ringlab calibrate")
+        heads = sizes.B * sizes.H
+        return sum(
+            block.per_launch_s + heads * rows * (block.per_row_s + block.per_score_s * keys)
+            for tile in tiles
+            for rows, keys in _launches(tile, block.largest_causal)
+        )
+
+
+def _launches(tile: Tile, largest_causal: int | None) -> Iterator[tuple[int, float]]:
+    """(rows, keys that each row pays for) of the launches that a tile is cut into."""
+    for part in cut(tile, largest_causal):
+        rows, keys = part.q_stop - part.q_start, part.k_stop - part.k_start
+        yield rows, tile_scores(part, None) / rows if largest_causal is None else keys
+
+
+def block_time(
+    hardware: Hardware, dtype: str, tile: tuple[int, int] | None = (128, 128), D: int | None = None
+) -> BlockTime:
+    """Return the block time of `hardware`: measured where its file has measurements, else from the peak.
+
+    Measurements hold for their own head dim; with another `D` the peak counts.
+    Raises: CostError for a dtype that the hardware does not compute, or tiles below one.
+    """
+    check_tile(tile)
+    measured = {
+        block.pass_: block for block in hardware.block_times if block.dtype == dtype and D in (None, block.D)
+    }
+    if "forward" in measured:
+        return MeasuredTime(measured["forward"], measured.get("backward"))
+    peak, reached = hardware.peak(dtype), hardware.reached
+    return PeakTime(peak * reached.attention_forward, peak * reached.attention_backward, tile)
+
+
+def check_tile(tile: tuple[int, int] | None) -> None:
+    """Raise CostError unless `tile` is None or two positive integers."""
+    if tile is None:
+        return
+    if len(tile) != 2 or not all(isinstance(edge, int) and edge >= 1 for edge in tile):
+        raise CostError("a kernel tile of two sizes >= 1, or None for exact counts", f"{tile!r}", "128x128")

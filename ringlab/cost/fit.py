@@ -1,0 +1,61 @@
+"""Few numbers from many timings: what a tile and a message take, as the simulator charges for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+import numpy as np
+
+from ringlab.errors import CostError
+
+
+def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[float, float, float]:
+    """Return (per_launch_s, per_score_s, per_row_s) from the seconds of tiles of (rows, keys), all seen.
+
+    A tile takes per_launch_s + heads·rows·(keys·per_score_s + per_row_s); no part is negative.
+    `heads`: query heads times sequences. The sum of squared relative errors is least.
+    Raises: CostError for fewer than three tiles, or times that are not positive.
+    """
+    _expect(seconds.values(), 3, "tiles")
+    features = [(1.0, heads * rows * keys, heads * rows) for rows, keys in seconds]
+    launch, score, row = _least_squares(np.array(features, float), np.array(list(seconds.values())))
+    return launch, score, row
+
+
+def fit_link(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Return (latency_s, bytes_per_s) from the seconds of messages by their bytes: latency + bytes/bandwidth.
+
+    Raises: CostError for fewer than two messages, times that are not positive, or a link whose
+    messages take no longer the larger they are.
+    """
+    _expect(seconds.values(), 2, "messages")
+    features = np.array([(1.0, nbytes) for nbytes in seconds])
+    latency, per_byte = _least_squares(features, np.array(list(seconds.values())))
+    if per_byte == 0:
+        raise CostError("larger messages to take longer", "times that do not grow", "measure again")
+    return latency, 1 / per_byte
+
+
+def _expect(seconds: Iterable[float], least: int, of: str) -> None:
+    times = list(seconds)
+    if len(times) < least or not all(0 < s < float("inf") for s in times):
+        raise CostError(f"at least {least} {of} with positive times", f"{times}")
+
+
+def _least_squares(features: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
+    """Coefficients >= 0 of least relative error: the best over all choices of those that are not 0."""
+    weighted = features / seconds[:, None]
+    scale = weighted.max(axis=0)
+    best, least = np.zeros(features.shape[1]), float("inf")
+    columns = range(features.shape[1])
+    for size in range(1, features.shape[1] + 1):
+        for chosen in map(list, combinations(columns, size)):
+            found, *_ = np.linalg.lstsq(
+                weighted[:, chosen] / scale[chosen], np.ones(len(seconds)), rcond=None
+            )
+            error = float(np.square(weighted[:, chosen] / scale[chosen] @ found - 1).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(features.shape[1]), error
+                best[chosen] = found / scale[chosen]
+    return tuple(best.tolist())

@@ -1,0 +1,157 @@
+"""FLOPs: of attention by layout at tile granularity, of linear layers and the vocabulary, forward and backward.
+
+A multiply-add is two FLOPs. Score elements are (query, key) pairs of one head of one sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringlab.cost.models import Model
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+from ringlab.layout import Layout
+
+FORWARD_PRODUCTS = 2
+"""Matrix products of a block's forward: scores Q·Kᵀ, and probabilities · V."""
+BACKWARD_PRODUCTS = 5
+"""Of its backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
+RECOMPUTATIONS = ("none", "selective", "full")
+"""What a layer computes again before its backward: nothing; its attention; all of it."""
+MOST_ENTRIES = 4_000_000  # run pairs looked at in one go: 32 MB an array
+
+
+def attention_flops(sizes: Attention, score_elements: int, backward: bool = False) -> int:
+    """Return the FLOPs of `score_elements` (query, key) pairs, for all B sequences and H query heads.
+
+    Forward 4·D FLOPs per pair and head, backward 10·D: each matrix product takes D multiply-adds.
+    K/V heads do not matter: GQA saves bytes, not FLOPs.
+    """
+    products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
+    return products * 2 * sizes.D * sizes.B * sizes.H * int(score_elements)
+
+
+def linear_flops(model: Model, tokens: int) -> int:
+    """Return the forward FLOPs of all layers' matrices: Q, K, V, output and feed-forward, 2 per weight and token."""
+    return 2 * model.layers * model.layer_matrix_parameters * tokens
+
+
+def vocabulary_flops(model: Model, tokens: int) -> int:
+    """Return the forward FLOPs of the logits, 2·d·V per token; looking embeddings up takes none."""
+    return 2 * model.d_model * model.vocabulary * tokens
+
+
+def linear_backward_flops(forward_flops: int) -> int:
+    """Return the FLOPs of a linear layer's backward: two products, for the inputs and for the weights."""
+    return 2 * forward_flops
+
+
+def recomputed_flops(linear_forward: int, attention_forward: int, recomputation: str) -> int:
+    """Return the FLOPs that are computed a second time before the backward.
+
+    "none": nothing is; "selective": attention only; "full": the whole layer. (The vocabulary's
+    matrix belongs to no layer.) Raises: CostError for another word.
+    """
+    check_recomputation(recomputation)
+    attention = attention_forward if recomputation != "none" else 0
+    return attention + (linear_forward if recomputation == "full" else 0)
+
+
+def check_recomputation(recomputation: str) -> None:
+    """Raises: CostError for a word that is not in RECOMPUTATIONS."""
+    if recomputation not in RECOMPUTATIONS:
+        raise CostError(f"recomputation among {', '.join(RECOMPUTATIONS)}", repr(recomputation))
+
+
+def layout_work(
+    layout: Layout, causal: bool = True, tile: tuple[int, int] | None = None, *, ascending: bool = False
+) -> np.ndarray:
+    """Return how many score elements each rank computes in each step: int64 (P, P), [rank, step].
+
+    At step t rank r meets the keys of rank (r − t) mod P. `tile` None counts visible pairs only;
+    (rows, keys) lays a grid over the rank's rows and the block's keys in their local order, and
+    counts every tile that is not wholly masked as a whole (those at the edges are smaller).
+    Ranks hold their tokens run after run; `ascending` lays the grid over them in ascending order
+    instead, which makes a difference where runs interleave: the token-level fold has one diagonal
+    of half-masked tiles then, not one for each pair of runs.
+    Raises: CostError for a tile below one.
+    """
+    if tile is not None and not all(isinstance(side, int) and side >= 1 for side in tile):
+        raise CostError("a tile of (rows, keys), each an integer >= 1", f"{tile!r}")
+    lengths = np.array([layout.length(rank) for rank in range(layout.P)], dtype=np.int64)
+    if not causal:
+        by_origin = np.outer(lengths, lengths)
+    elif tile is None:
+        by_origin = _visible(layout)
+    else:
+        by_origin = _tiled(layout, *tile, ascending)
+    ranks = np.arange(layout.P)
+    return by_origin[ranks[:, None], (ranks[:, None] - ranks[None, :]) % layout.P]
+
+
+def slowest_per_step(work: np.ndarray) -> np.ndarray:
+    """Return the most that any rank computes in each step, (P,): what a ring in lockstep waits for."""
+    return work.max(axis=0)
+
+
+def imbalance(work: np.ndarray, layout: Layout) -> float:
+    """Return the sum over steps of the slowest rank's work, over a perfect split of the visible causal pairs."""
+    ideal = layout.S * (layout.S + 1) / 2 / layout.P
+    return float(slowest_per_step(work).sum() / ideal)
+
+
+def _visible(layout: Layout) -> np.ndarray:
+    """Visible pairs by (rank, origin), from run against run: row i of a run sees keys j <= i + d of another."""
+    runs = [(rank, run) for rank in range(layout.P) for run in layout.runs(rank) if run.length]
+    pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
+    if not runs:
+        return pairs
+    owner = np.array([rank for rank, _ in runs])
+    start = np.array([run.start for _, run in runs], dtype=np.int64)
+    length = np.array([run.length for _, run in runs], dtype=np.int64)
+    owners, first = np.unique(owner, return_index=True)
+    at_once = max(1, MOST_ENTRIES // len(runs))
+    for begin in range(0, len(runs), at_once):
+        rows = slice(begin, begin + at_once)
+        shift = (start[rows, None] - start[None, :]) // layout.step
+        seen = _staircase(shift, length[rows, None], length[None, :])
+        by_rank = np.add.reduceat(seen, first, axis=1)
+        np.add.at(pairs, (owner[rows, None], owners[None, :]), by_rank)
+    return pairs
+
+
+def _staircase(shift: np.ndarray, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The sum over rows i of clip(i + shift + 1, 0, keys)."""
+    first = np.clip(-shift, 0, rows)  # the first row that sees anything
+    whole = np.clip(keys - shift - 1, first, rows)  # the first that sees all keys
+    rising = whole - first
+    lowest = first + shift + 1
+    return rising * lowest + rising * (rising - 1) // 2 + (rows - whole) * keys
+
+
+def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
+    """Pairs in tiles that hold a visible pair: where the last of its rows is not before the first of its keys."""
+    pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
+    owner, last, height = [], [], []
+    blocks = []
+    for rank in range(layout.P):
+        positions = np.sort(layout.positions(rank)) if ascending else layout.positions(rank)
+        if not len(positions):
+            continue
+        at = np.arange(0, len(positions), rows)
+        owner.append(np.full(len(at), rank))
+        last.append(np.maximum.reduceat(positions, at))
+        height.append(np.diff(np.append(at, len(positions))))
+        blocks.append((rank, *_first_keys(positions, keys)))
+    for origin, first, widths in blocks:
+        seen = widths[np.searchsorted(first, np.concatenate(last), side="right")]
+        np.add.at(pairs[:, origin], np.concatenate(owner), np.concatenate(height) * seen)
+    return pairs
+
+
+def _first_keys(positions: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first position in each tile of keys, ascending, and how many keys the first n tiles hold together."""
+    at = np.arange(0, len(positions), keys)
+    first, width = np.minimum.reduceat(positions, at), np.diff(np.append(at, len(positions)))
+    order = np.argsort(first, kind="stable")
+    return first[order], np.concatenate([[0], np.cumsum(width[order])]).astype(np.int64)

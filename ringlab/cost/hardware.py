@@ -1,0 +1,355 @@
+"""Hardware as data: peak FLOP/s, memory and links, each with its published source.
+
+The tables are TOML (`tables/hardware.toml`), and users add their own in the same form:
+
+    [mine]
+    title = "Eight cards under my desk"
+    ranks_per_node = 8
+    memory = "24 GB"
+    memory_bandwidth = "1008 GB/s"
+    source = "the data sheet, page 2"
+    flops = { bfloat16 = "165 TFLOP/s", float32 = "82 TFLOP/s" }
+    inside = { name = "PCIe 4", bandwidth = "25 GB/s", latency = "10 us", source = "assumed" }
+    between = { name = "Ethernet", bandwidth = "10 Gb/s", latency = "50 us", source = "assumed" }
+
+Every quantity has its unit; a bare number is refused. A rank is one accelerator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ringlab.cost import toml_file, units
+from ringlab.cost.sizes import ELEMENT_BYTES
+from ringlab.cost.toml_file import Table
+from ringlab.errors import CostError
+
+TABLES = Path(__file__).parent / "tables"
+_Entry = TypeVar("_Entry")
+
+
+def _check_positive(name: str, value: Any, *, zero: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1e30 or (value == 0 and not zero):
+        raise CostError(f"{name} {'>= 0' if zero else '> 0'}, a number up to 10^30", f"{value!r}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two ranks: bytes per second in ONE direction per rank, latency in seconds."""
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+    def __post_init__(self) -> None:
+        _check_positive("bytes_per_s", self.bytes_per_s)
+        _check_positive("latency_s", self.latency_s, zero=True)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Fractions of the dense peak that kernels reach; 1.0 where nothing is published: the bound."""
+
+    attention_forward: float = 1.0
+    attention_backward: float = 1.0
+    linear: float = 1.0
+    source: str = "theoretical: the whole peak"
+
+    def __post_init__(self) -> None:
+        for name in ("attention_forward", "attention_backward", "linear"):
+            _check_positive(name, getattr(self, name))
+            if getattr(self, name) > 1:
+                raise CostError(f"{name}: a fraction of the peak, at most 1", f"{getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class MeasuredBlock:
+    """Coefficients of the time of a block, fitted by calibration for one dtype, pass and head dim.
+
+    seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
+
+    largest_causal: the block cuts causal tiles to so many rows at most and computes the whole square
+    of each; None where it computes the visible scores only.
+    """
+
+    dtype: str
+    pass_: str
+    per_launch_s: float
+    per_score_s: float
+    per_row_s: float
+    D: int
+    source: str
+    largest_causal: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pass_ not in ("forward", "backward"):
+            raise CostError('pass "forward" or "backward"', repr(self.pass_))
+        if self.dtype not in ELEMENT_BYTES:
+            raise CostError(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(self.dtype))
+        for name in ("per_launch_s", "per_score_s", "per_row_s"):
+            _check_positive(name, getattr(self, name), zero=True)
+        for name, value in (("D", self.D), ("largest_causal", self.largest_causal)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise CostError(f"{name} >= 1, an integer", f"{value!r}")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Accelerators in nodes: per rank dense peak FLOP/s by dtype, memory in bytes, links inside and between.
+
+    Raises: CostError for values that are not above zero.
+    """
+
+    name: str
+    title: str
+    ranks_per_node: int
+    memory_bytes: float
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    inside: Link
+    between: Link
+    source: str
+    reached: Reached = Reached()
+    block_times: tuple[MeasuredBlock, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
+            raise CostError("ranks_per_node >= 1, an integer", f"{self.ranks_per_node!r}")
+        for name in ("memory_bytes", "memory_bytes_per_s"):
+            _check_positive(name, getattr(self, name))
+        for dtype, rate in self.flops_per_s.items():
+            _check_positive(f"flops_per_s[{dtype!r}]", rate)
+
+    def peak(self, dtype: str) -> float:
+        """Return the dense peak in FLOP/s. Raises: CostError naming the dtypes that it has."""
+        if dtype not in self.flops_per_s:
+            raise CostError(
+                f"a dtype that {self.name} computes in: {', '.join(self.flops_per_s)}", repr(dtype)
+            )
+        return self.flops_per_s[dtype]
+
+    def link(self, source_rank: int, to_rank: int) -> Link:
+        """Return the link between two ranks: `inside` where both are of one node, else `between`."""
+        same = source_rank // self.ranks_per_node == to_rank // self.ranks_per_node
+        return self.inside if same else self.between
+
+
+def hardware(name_or_file: str | Path) -> Hardware:
+    """Return a built-in hardware by name, or one out of a file: "mine.toml", or "mine.toml:name" of several.
+
+    Raises: CostError for an unknown name, with the nearest; for a file that is refused, with the line.
+    """
+    return pick(name_or_file, "hardware", _built_in(), read_hardware)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Return the names of the built-in hardware."""
+    return tuple(_built_in())
+
+
+def read_hardware(path: str | Path) -> dict[str, Hardware]:
+    """Return every hardware that a TOML file describes, by name. Raises: CostError with file, line and key."""
+    return read_entries(path, _hardware)
+
+
+def write_hardware(path: str | Path, hardware: Hardware) -> None:
+    """Write `hardware` as TOML that `read_hardware` reads back equal; the file is replaced as a whole.
+
+    Raises: CostError where the file cannot be written, or a name or text would not be read back; what
+        stood there before then stands there still.
+    """
+    check_name(hardware.name)
+    place = Path(path).resolve()  # of a link, the file that it points at is replaced
+    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(_toml(hardware), encoding="utf-8")
+        if read_hardware(beside) != {hardware.name: hardware}:
+            raise CostError("hardware that its own file describes", f"{hardware}")
+        os.replace(beside, place)
+    except OSError as error:
+        raise CostError(f"a file that can be written at {path}", str(error.strerror)) from None
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+
+
+def check_name(name: str) -> None:
+    """Raise CostError for a name that a file of hardware cannot have."""
+    if not _nameable(name):
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip("-")
+        raise CostError(
+            f"hardware with {_NAMEABLE}", units.shown(name), f"nearest: {plain or 'this-machine'}"
+        )
+
+
+_NAMEABLE = "a name of at most 64 letters, digits, '-', '_' or '.'"
+
+
+def _nameable(name: str) -> bool:
+    return 1 <= len(name) <= 64 and name.isprintable() and not any(mark in name for mark in ":/\\ ")
+
+
+def read_entries(path: str | Path, entry: Callable[[str, Table], _Entry]) -> dict[str, _Entry]:
+    """Return entry(name, table) of every table in the file. Raises: CostError for a file without tables."""
+    whole = toml_file.read(path)
+    if not whole.values:
+        whole.refuse(None, "at least one table, begun with [name]", "an empty file")
+    for name in whole.values:
+        if not _nameable(name):
+            whole.refuse(name, _NAMEABLE)
+    return {name: entry(name, whole.table(name)) for name in whole.values}
+
+
+def pick(
+    name_or_file: str | Path,
+    what: str,
+    built_in: Mapping[str, _Entry],
+    read: Callable[[str | Path], dict[str, _Entry]],
+) -> _Entry:
+    """Return the built-in entry of that name, or one out of a file. Raises: CostError with the nearest names."""
+    text = str(name_or_file)
+    if isinstance(name_or_file, str) and ".toml" not in text:
+        return _named(text, what, built_in)
+    path, _, name = (
+        text.rpartition(":") if not text.endswith(".toml") and ".toml:" in text else (text, "", "")
+    )
+    entries = read(path or text)
+    if name:
+        return _named(name, f"{what} in {path}", entries)
+    if len(entries) > 1:
+        raise CostError(f"which {what} of {text}", ", ".join(entries), f"write {text}:{next(iter(entries))}")
+    return next(iter(entries.values()))
+
+
+def _named(name: str, what: str, entries: Mapping[str, _Entry]) -> _Entry:
+    if name in entries:
+        return entries[name]
+    near = toml_file.close(name, list(entries))
+    remedy = f"nearest: {', '.join(near)}" if near else f"there are: {', '.join(entries)}"
+    raise CostError(f"a known {what}", units.shown(name), f"{remedy}; or a TOML file of your own")
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, Hardware]:
+    return read_hardware(TABLES / "hardware.toml")
+
+
+def _hardware(name: str, table: Table) -> Hardware:
+    table.check_keys(
+        ("title", "ranks_per_node", "memory", "memory_bandwidth", "flops", "inside", "between", "source"),
+        ("reached", "block_times"),
+    )
+    flops = table.table("flops")
+    flops.check_keys((), tuple(ELEMENT_BYTES))
+    if not flops.values:
+        table.refuse("flops", "FLOP/s of at least one dtype", "an empty table")
+    return Hardware(
+        name=name,
+        title=table.text("title"),
+        ranks_per_node=table.count("ranks_per_node"),
+        memory_bytes=table.quantity("memory", "bytes"),
+        memory_bytes_per_s=table.quantity("memory_bandwidth", "bytes/s"),
+        flops_per_s={dtype: flops.quantity(dtype, "FLOP/s") for dtype in flops.values},
+        inside=_link(table.table("inside")),
+        between=_link(table.table("between")),
+        source=table.text("source"),
+        reached=_reached(table.table("reached")) if "reached" in table.values else Reached(),
+        block_times=tuple(map(_block, table.tables("block_times"))) if "block_times" in table.values else (),
+    )
+
+
+def _link(table: Table) -> Link:
+    table.check_keys(("name", "bandwidth", "latency", "source"))
+    return Link(
+        table.text("name"),
+        table.quantity("bandwidth", "bytes/s"),
+        table.quantity("latency", "seconds", zero=True),
+        table.text("source"),
+    )
+
+
+def _reached(table: Table) -> Reached:
+    names = ("attention_forward", "attention_backward", "linear")
+    table.check_keys(("source",), names)
+    fractions = {name: table.quantity(name, "percent") for name in names if name in table.values}
+    for name, fraction in fractions.items():
+        if fraction > 1:
+            table.refuse(name, "at most 100 % of the peak", units.shown(table.values[name]))
+    return Reached(**fractions, source=table.text("source"))
+
+
+def _block(table: Table) -> MeasuredBlock:
+    table.check_keys(
+        ("dtype", "pass", "per_launch", "per_score", "per_row", "D", "source"), ("largest_causal",)
+    )
+    if table.text("dtype") not in ELEMENT_BYTES:
+        table.refuse("dtype", f"a dtype among {', '.join(ELEMENT_BYTES)}", units.shown(table.values["dtype"]))
+    if table.text("pass") not in ("forward", "backward"):
+        table.refuse("pass", '"forward" or "backward"', units.shown(table.values["pass"]))
+    return MeasuredBlock(
+        dtype=table.text("dtype"),
+        pass_=table.text("pass"),
+        per_launch_s=table.quantity("per_launch", "seconds", zero=True),
+        per_score_s=table.quantity("per_score", "seconds", zero=True),
+        per_row_s=table.quantity("per_row", "seconds", zero=True),
+        D=table.count("D"),
+        source=table.text("source"),
+        largest_causal=table.count("largest_causal") if "largest_causal" in table.values else None,
+    )
+
+
+def _toml(it: Hardware) -> str:
+    parts = [
+        f"[{_key(it.name)}]",
+        _row("title", it.title),
+        f"ranks_per_node = {it.ranks_per_node}",
+        _row("memory", units.written(it.memory_bytes, "bytes")),
+        _row("memory_bandwidth", units.written(it.memory_bytes_per_s, "bytes/s")),
+        _row("source", it.source),
+        f"\n[{_key(it.name)}.flops]",
+        *(_row(dtype, units.written(rate, "FLOP/s")) for dtype, rate in it.flops_per_s.items()),
+    ]
+    for place, link in (("inside", it.inside), ("between", it.between)):
+        parts += [
+            f"\n[{_key(it.name)}.{place}]",
+            _row("name", link.name),
+            _row("bandwidth", units.written(link.bytes_per_s, "bytes/s")),
+            _row("latency", units.written(link.latency_s, "seconds")),
+            _row("source", link.source),
+        ]
+    parts += [f"\n[{_key(it.name)}.reached]", _row("source", it.reached.source)]
+    for name in ("attention_forward", "attention_backward", "linear"):
+        parts.append(_row(name, units.written(getattr(it.reached, name), "percent")))
+    for block in it.block_times:
+        parts += [f"\n[[{_key(it.name)}.block_times]]", *_block_rows(block)]
+    return "\n".join(parts) + "\n"
+
+
+def _block_rows(block: MeasuredBlock) -> list[str]:
+    times = {"per_launch": block.per_launch_s, "per_score": block.per_score_s, "per_row": block.per_row_s}
+    return [
+        _row("dtype", block.dtype),
+        _row("pass", block.pass_),
+        *(_row(key, units.written(value, "seconds")) for key, value in times.items()),
+        f"D = {block.D}",
+        *([f"largest_causal = {block.largest_causal}"] if block.largest_causal else []),
+        _row("source", block.source),
+    ]
+
+
+def _row(key: str, text: str) -> str:
+    return f"{key} = {json.dumps(text, ensure_ascii=False)}"
+
+
+def _key(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)

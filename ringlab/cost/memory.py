@@ -1,0 +1,216 @@
+"""Bytes a rank holds: attention's blocks, activations kept for the backward, KV cache, and the model's state.
+
+Tokens are those of one rank (S/P under ring attention). e is the bytes of an element. All is
+counted, nothing measured: allocators round up, and kernels take workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.flops import check_recomputation
+from ringlab.cost.models import Model
+from ringlab.cost.sizes import Attention, element_bytes
+from ringlab.errors import CostError
+
+ATTENTION_KINDS = ("ring", "allgather", "blockwise", "materialised")
+
+
+def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring") -> int:
+    """Return the bytes of one layer's attention forward on a rank of `tokens` tokens, S = P · tokens.
+
+    Derivation, with c = tokens, h = H·D and g = K·D:
+    q and out are c·h each, K and V c·g each. The ring adds the K and V that arrive meanwhile:
+    (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
+    prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
+    Six is that paper's count. The ring of this package, measured in bfloat16 with K = H, D = 128 and
+    P >= 3, takes 7.05 blocks beside its own q, k and v, ten in all: see `attention_work`.
+    "allgather" holds K and V of all P·c tokens; "blockwise" works on one device, with nothing
+    in flight; "materialised" adds the c × S scores of every head.
+    Raises: CostError for another kind.
+    """
+    query, key = sizes.B * sizes.H * sizes.D, sizes.B * sizes.K * sizes.D
+    own = 2 * query * tokens + 2 * key * tokens
+    extra = {
+        "ring": 2 * key * tokens if P > 1 else 0,
+        "allgather": 2 * key * tokens * (P - 1),
+        "blockwise": 0,
+        "materialised": sizes.B * sizes.H * tokens * tokens * P + 2 * key * tokens * (P - 1),
+    }
+    if kind not in extra:
+        raise CostError(f"a kind among {', '.join(ATTENTION_KINDS)}", repr(kind))
+    return (own + extra[kind]) * element_bytes(sizes.dtype)
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """Bytes that attention takes for a while, beside q, k, v, out and lse; all at once at most.
+
+    slots: K/V of others. gradients: dK and dV in float32. accumulators: what is summed up in float32.
+    """
+
+    slots: int
+    gradients: int
+    accumulators: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.slots + self.gradients + self.accumulators
+
+
+def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False) -> AttentionWork:
+    """Return the bytes at work in one layer's attention on a rank of `tokens` tokens, as this package's ring takes them.
+
+    Derivation, a block being K and V of one rank:
+    Two slots for blocks that arrive, one in use and one being filled; with P = 2 one is enough.
+    Forward: out's float32 accumulator and two numbers a row, until out is written beside it.
+    Backward: dK and dV in float32 three times: their sum so far, the sum that arrives, and what the
+    block that is here adds. Besides the largest of: dq in float32; at the last step dq in both dtypes,
+    when nothing is to be added yet; at the beginning, with no gradients yet, dout, out and their
+    product in float32, whose rows add up to delta.
+    `simulate` measures the same on the program itself; a test holds them together.
+    """
+    query, key = (sizes.B * heads * sizes.D * tokens for heads in (sizes.H, sizes.K))
+    size, rows = element_bytes(sizes.dtype), 2 * 4 * sizes.B * sizes.H * tokens
+    slots = min(2, P - 1) * 2 * key * size
+    if not backward:
+        return AttentionWork(slots, 0, 4 * query + rows if P > 1 else 0)
+    gradients = 2 * key * 4 * (3 if P > 1 else 1)
+    delta = (12 if size < 4 else 4) * query  # in float32 only the product is new
+    if P > 1:
+        largest = max(4 * query, (4 + size) * query - 2 * key * 4, delta - gradients)
+    else:  # dq at once in its own dtype, and dK and dV once more in theirs
+        largest = max(size * (query + (2 * key if size < 4 else 0)), delta - gradients)
+    return AttentionWork(slots, gradients, largest + rows)
+
+
+def saved_bytes(
+    model: Model, tokens: int, dtype: str = "bfloat16", recomputation: str = "none", tp: int = 1
+) -> int:
+    """Return the bytes that ONE layer keeps from its forward for its backward.
+
+    Derivation, elements per token: input of the attention norm and of the feed-forward norm, d each;
+    their outputs, d each, which the matrices' gradients need; q and the attention's output, H·D
+    each; k and v, K·D each; in the feed-forward d_ff for each of its matrices (gate, up and their
+    product; or before and after the activation). Besides, lse: H float32. Softmax probabilities
+    are not kept: the backward computes them from lse.
+    "selective" computes attention again and keeps no output and lse; "full" keeps the layer's input.
+    Tensor parallelism of degree `tp` divides heads and d_ff; the four of width d stay whole.
+    Raises: CostError for another word, or a degree that does not divide the heads.
+    """
+    check_recomputation(recomputation)
+    check_tp(model, tp)
+    size = element_bytes(dtype)
+    if recomputation == "full":
+        return tokens * model.d_model * size
+    heads = model.H * model.D + 2 * max(model.K // tp, 1) * tp * model.D
+    split = heads + model.ffn_matrices * model.d_ff
+    statistics = 0
+    if recomputation == "none":
+        split += model.H * model.D
+        statistics = 4 * model.H // tp
+    return tokens * (4 * model.d_model * size + -(-split * size // tp) + statistics)
+
+
+def activation_bytes(
+    model: Model, tokens: int, dtype: str = "bfloat16", recomputation: str = "none", tp: int = 1, P: int = 1
+) -> int:
+    """Return the most bytes of activations at once: what all layers keep, and one layer at work.
+
+    At work are, forward or recomputed, everything that layer would keep, the gradients of it
+    (`layer_gradient_bytes`) and what its attention takes for a while (`attention_work`). Logits are
+    apart: see `logits_bytes`.
+    """
+    kept = model.layers * saved_bytes(model, tokens, dtype, recomputation, tp)
+    whole = saved_bytes(model, tokens, dtype, "none", tp)
+    working = whole - saved_bytes(model, tokens, dtype, recomputation, tp)
+    sizes = Attention(1, model.H // tp, max(model.K // tp, 1), model.D, dtype)
+    attention = attention_work(sizes, tokens, P, backward=True).total_bytes
+    return kept + max(working, 0) + layer_gradient_bytes(model, tokens, dtype, tp) + attention
+
+
+def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
+    """Return the most bytes of gradients of activations at once, in the backward of ONE layer.
+
+    Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
+    d_ff for each of its matrices (gate, up and their product; or before and after the activation),
+    or attention's, of out and q H·D each and of k and v K·D each: not both, as one comes after the
+    other. Tensor parallelism of degree `tp` divides all but the first.
+    Raises: CostError for a degree that does not divide the heads.
+    """
+    check_tp(model, tp)
+    key_heads = max(model.K // tp, 1) * tp
+    split = max(model.ffn_matrices * model.d_ff, 2 * (model.H + key_heads) * model.D)
+    return tokens * (model.d_model - (-split // tp)) * element_bytes(dtype)
+
+
+def logits_bytes(model: Model, tokens: int, dtype: str = "float32", tp: int = 1) -> int:
+    """Return the bytes of the logits of `tokens` tokens; their gradient can be written over them."""
+    return tokens * -(-model.vocabulary // tp) * element_bytes(dtype)
+
+
+def kv_cache_bytes(model: Model, tokens: int, dtype: str = "bfloat16", B: int = 1) -> int:
+    """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB."""
+    return 2 * B * model.layers * model.K * model.D * element_bytes(dtype) * tokens
+
+
+def parameter_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+    """Return the bytes of the weights on one rank, shared out over `fsdp` · `tp` ranks, rounded up."""
+    return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
+
+
+def gradient_bytes(model: Model, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
+    """Return the bytes of the weights' gradients on one rank, kept in `dtype`."""
+    return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
+
+
+def optimizer_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+    """Return the bytes of Adam's state on one rank: two float32 moments per weight.
+
+    Weights in fewer bytes than float32 have a float32 master copy besides: 12 bytes per weight, not 8.
+    """
+    master = 4 if element_bytes(dtype) < 4 else 0
+    return _shared(model.parameters * (4 + 4 + master), fsdp, tp)
+
+
+def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+    """Return the bytes that FSDP gathers to compute one layer: its whole weights, and their whole gradient.
+
+    Without FSDP (degree 1) nothing is gathered: 0.
+    """
+    _check_degrees(fsdp, tp)
+    return 0 if fsdp == 1 else -(-2 * model.layer_matrix_parameters * element_bytes(dtype) // tp)
+
+
+def state_bytes(
+    model: Model, dtype: str = "bfloat16", gradient_dtype: str = "float32", fsdp: int = 1, tp: int = 1
+) -> int:
+    """Return the bytes of weights, gradients and optimizer on one rank, and of the layer gathered at work."""
+    return (
+        parameter_bytes(model, dtype, fsdp, tp)
+        + gradient_bytes(model, gradient_dtype, fsdp, tp)
+        + optimizer_bytes(model, dtype, fsdp, tp)
+        + gathered_bytes(model, dtype, fsdp, tp)
+    )
+
+
+def check_tp(model: Model, tp: int) -> None:
+    """Raises: CostError for a tensor-parallel degree that does not divide the query heads."""
+    _check_degrees(1, tp)
+    if model.H % tp or (model.K % tp and tp % model.K):
+        raise CostError(
+            f"a tensor-parallel degree that divides the {model.H} query heads of {model.name}, and "
+            f"divides its {model.K} key/value heads or is a multiple of them",
+            f"{tp}",
+        )
+
+
+def _shared(whole: int, fsdp: int, tp: int) -> int:
+    _check_degrees(fsdp, tp)
+    return -(-whole // (fsdp * tp))
+
+
+def _check_degrees(fsdp: int, tp: int) -> None:
+    for name, degree in (("FSDP", fsdp), ("tensor-parallel", tp)):
+        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            raise CostError(f"{name} degree >= 1, an integer", f"{degree!r}")

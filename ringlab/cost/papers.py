@@ -1,0 +1,150 @@
+"""Published figures, computed: the Striped Attention paper's speed-ups, the Ring Attention paper's lengths.
+
+Sources: arXiv 2311.09431 (striped), arXiv 2310.01889 (ring). What the papers leave open and is
+assumed here stands in each docstring; nothing is fitted to a row.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ringlab.cost import memory
+from ringlab.cost.flops import (
+    attention_flops,
+    layout_work,
+    linear_backward_flops,
+    linear_flops,
+    slowest_per_step,
+    vocabulary_flops,
+)
+from ringlab.cost.models import Model
+from ringlab.errors import CostError
+from ringlab.layout import Layout, contiguous, striped
+
+STRIPED_TILE_GPU = (2048, 4096)
+"""Tile of the paper's A100 runs, queries × keys. Source: arXiv 2311.09431, section 3.1."""
+STRIPED_TILE_TPU = (2048, 2048)
+"""Tile of its TPU runs."""
+STRIPED_WEIGHT_GPU = 2.0
+"""Attention there runs in TF32, at half the rate of bfloat16: its FLOPs count twice. On TPUs once."""
+SEQUENCE_BLOCKS = 6
+"""Blocks of the Ring Attention paper's shortest sequence per host: q, k, v, the k and v that arrive, out."""
+ARCHITECTURES = ("vanilla", "memory-efficient", "blockwise", "ring")
+"""Its four: scores materialised; not; and the feed-forward blockwise too; and attention in a ring."""
+
+
+def striped_speedup(
+    model: Model, ranks: int, tokens: int, attention_weight: float = 1.0, tile: tuple[int, int] | None = None
+) -> float:
+    """Return how many times faster striped ring attention is than contiguous, at most.
+
+    (linear + w·attention_contiguous) / (linear + w·attention_striped): forward FLOPs of a rank with
+    `tokens`/`ranks` tokens, where each step of attention takes as long as its slowest rank, and
+    communication is hidden. `attention_weight` w is how much an attention FLOP costs against a
+    linear one: 2 on A100 (TF32), 1 on TPUs. `tile` None counts visible pairs: the paper's
+    "theoretical maximum speed-up"; a tile counts what skipping wholly masked tiles leaves.
+    Raises: CostError for fewer tokens than ranks, or a weight that is not above zero.
+    Source: arXiv 2311.09431, section 4; its tables count two feed-forward matrices.
+    """
+    _check_striped(ranks, tokens, attention_weight)
+    own = -(-tokens // ranks)
+    linear = linear_flops(model, own) + vocabulary_flops(model, own)
+    ring, balanced = (
+        linear + attention_weight * _attention_flops(model, layout, tile, backward=False)
+        for layout in (contiguous(tokens, ranks), striped(tokens, ranks))
+    )
+    return ring / balanced
+
+
+def striped_bracket(
+    model: Model, ranks: int, tokens: int, attention_weight: float, tile: tuple[int, int]
+) -> tuple[float, float]:
+    """Return (lower, upper): between what speed-ups a run that skips wholly masked tiles should measure.
+
+    Upper: a skipped tile is free in every pass: `striped_speedup` with the tile.
+    Lower: it is free in the forward and in its recomputation, but costs a whole tile in the
+    backward. That is the worst that the published code allows: its backward visits skipped tiles
+    too, writes zeros for their dK and dV and adds those up over all query tiles. A training step
+    with full recomputation, as the paper's setting has: linear layers forward, again, and
+    backward; attention two products, two again, and five. No parameter is taken from a measurement.
+    91 of the 137 measured rows are held to it, and lie inside: those of A100 and TPU v4 with 16,384
+    tokens per rank or more. With fewer (30 rows), what no count of FLOPs holds outweighs attention,
+    so that some ran slower striped; on TPU v3 (16 rows) the columns of two models are the same in
+    print, and partly above the upper end, so they prove nothing.
+    """
+    _check_striped(ranks, tokens, attention_weight)
+    own = -(-tokens // ranks)
+    layers, vocabulary = linear_flops(model, own), vocabulary_flops(model, own)
+    linear = 2 * layers + linear_backward_flops(layers) + vocabulary + linear_backward_flops(vocabulary)
+    times = []
+    for layout in (contiguous(tokens, ranks), striped(tokens, ranks)):
+        forward = _attention_flops(model, layout, tile, backward=False)
+        backward = _attention_flops(model, layout, tile, backward=True, skip=False)
+        times.append(linear + attention_weight * (2 * forward + backward))
+    return times[0] / times[1], striped_speedup(model, ranks, tokens, attention_weight, tile)
+
+
+def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
+    """Return the fewest tokens in a block that hide its hop, c = F/B, and in a host's sequence, 6·c.
+
+    bytes_per_s one way. Half precision, unmasked, as many K/V heads as query heads.
+    Raises: CostError for rates that are not above zero. Source: arXiv 2310.01889, table 2.
+    """
+    for name, value in (("flops_per_s", flops_per_s), ("bytes_per_s", bytes_per_s)):
+        if not math.isfinite(value) or value <= 0:
+            raise CostError(f"{name} > 0, a finite number", f"{value!r}")
+    block = flops_per_s / bytes_per_s
+    return block, SEQUENCE_BLOCKS * block
+
+
+def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: str) -> int:
+    """Return the bytes that a device of `devices` needs to train with `tokens` tokens of its own.
+
+    The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
+    gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
+    ring attention one sequence over all devices, `tokens` of it on each.
+    Assumed: a layer keeps for its backward what table 1 gives as its activation, in float32 here:
+    its input (2·b·s·h bytes there, in bfloat16), without a blockwise feed-forward 8·b·s·h instead,
+    and materialised scores 2·b·n·s² besides; the ring's six blocks of 2·b·c·h are at work
+    in one layer at a time. One layer's weights and gradient are gathered. Logits stand in float32
+    once: their gradient is written over them.
+    Raises: CostError for another architecture.
+    """
+    if architecture not in ARCHITECTURES:
+        raise CostError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture))
+    sizes = model.attention(dtype="float32", causal=False)
+    stream = 4 * tokens * model.d_model  # one tensor of the residual's width in float32
+    kept = stream if architecture in ("blockwise", "ring") else 4 * stream
+    if architecture == "vanilla":
+        kept += 4 * model.H * tokens**2
+    working = memory.attention_bytes(sizes, tokens, devices) if architecture == "ring" else 0
+    state = memory.state_bytes(model, "float32", "float32", fsdp=devices)
+    return state + model.layers * kept + working + memory.logits_bytes(model, tokens)
+
+
+def ring_max_context(model: Model, devices: int, memory_bytes: float, architecture: str) -> int:
+    """Return the longest context in tokens, a power of two per device as the paper tried them; 0 if none fits.
+
+    Under ring attention the devices' tokens together are one context.
+    Source: arXiv 2310.01889, table 3; the assumptions are those of `ring_context_bytes`.
+    """
+    tokens = 1
+    while tokens < 2**40 and ring_context_bytes(model, tokens, devices, architecture) <= memory_bytes:
+        tokens *= 2
+    tokens //= 2
+    return tokens * devices if architecture == "ring" else tokens
+
+
+def _attention_flops(
+    model: Model, layout: Layout, tile: tuple[int, int] | None, *, backward: bool, skip: bool = True
+) -> int:
+    """FLOPs of all layers' attention where every step waits for its slowest rank."""
+    work = slowest_per_step(layout_work(layout, causal=skip, tile=tile)).sum()
+    return model.layers * attention_flops(model.attention(), int(work), backward)
+
+
+def _check_striped(ranks: int, tokens: int, attention_weight: float) -> None:
+    if ranks < 1 or tokens < ranks:
+        raise CostError("at least one rank, and a token for each", f"{tokens} tokens on {ranks} ranks")
+    if not math.isfinite(attention_weight) or attention_weight <= 0:
+        raise CostError("attention_weight > 0, a finite number", f"{attention_weight!r}")

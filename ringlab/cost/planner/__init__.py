@@ -1,0 +1,10 @@
+"""Plans: does a context fit on a cluster, how is it shared out, how long does a step take, what limits it.
+
+from ringlab.cost.planner import Request, plan
+print(plan(Request("llama3-70b", 1_000_000, "h100", nodes=8)).answer)
+"""
+
+from ringlab.cost.planner.plan import Plan, plan
+from ringlab.cost.planner.request import Request
+
+__all__ = ["Plan", "Request", "plan"]

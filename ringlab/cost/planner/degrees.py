@@ -1,0 +1,238 @@
+"""How the GPUs are shared out: dp × tp × ring × ulysses, and where each group lies in the nodes.
+
+Neighbours in the numbering of GPUs belong to one tensor-parallel group; then come the ranks of one
+Ulysses group, then those of one ring, then the replicas: what talks most lies closest together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from ringlab.cost.planner.request import Request
+from ringlab.errors import CostError
+
+MOST_IN_A_RING = 1024  # ranks: work by (rank, step) is a table of as many rows and columns
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """One way to share out the GPUs; `fsdp` of the dp × cp ranks share one copy of the weights."""
+
+    dp: int
+    tp: int
+    ring: int
+    ulysses: int
+    fsdp: int
+
+    @property
+    def cp(self) -> int:
+        return self.ring * self.ulysses
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies of the weights there are, each shared by `fsdp` ranks."""
+        return self.dp * self.cp // self.fsdp
+
+    @property
+    def spans(self) -> dict[str, int]:
+        """Return how many neighbouring GPUs each group stretches over."""
+        return {
+            "tp": self.tp,
+            "ulysses": self.tp * self.ulysses,
+            "ring": self.tp * self.cp,
+            "fsdp": self.tp * self.fsdp,
+            "replicas": self.gpus,
+        }
+
+    def crosses(self, group: str, ranks_per_node: int) -> bool:
+        """Return whether some group of this kind has members on two nodes."""
+        span = self.spans[group]
+        return getattr(self, group) > 1 and (ranks_per_node % span != 0)
+
+    def kv_heads(self, kv_heads: int) -> int:
+        """Return how many of the K/V heads one rank works on: at least one, replicated where ranks outnumber them."""
+        return max(1, kv_heads // (self.tp * self.ulysses))
+
+    def kv_copies(self, kv_heads: int) -> int:
+        """Return how many ranks hold the same K/V head because there are more ranks than K/V heads."""
+        return max(1, self.tp * self.ulysses // kv_heads)
+
+
+def divisors(n: int) -> list[int]:
+    """Return the divisors of n in ascending order."""
+    small = [each for each in range(1, int(n**0.5) + 1) if n % each == 0]
+    return sorted({*small, *(n // each for each in small)})
+
+
+def nearest_divisors(n: int, wanted: int) -> str:
+    """Return the divisors of n next to `wanted`, in words."""
+    below = [each for each in divisors(n) if each <= wanted][-1:]
+    above = [each for each in divisors(n) if each > wanted][:1]
+    return " or ".join(str(each) for each in below + above)
+
+
+def candidates(request: Request) -> list[Degrees]:
+    """Return every way to share out the GPUs that keeps to the request.
+
+    Left open, TP and Ulysses stay inside a node and split the K/V heads evenly; asked for, they may
+    cross nodes and replicate K/V heads.
+    Raises: CostError that names the constraint where none does.
+    """
+    _check_heads(request)
+    _check_products(request)
+    found = list(_enumerate(request))
+    if not found:
+        raise CostError(
+            f"degrees with dp × tp × cp = {request.gpus} GPUs, cp = ring × ulysses",
+            _asked(request),
+            "leave some of them open: " + request.but(cp=None, ring=None, ulysses=None, fsdp=None).command(),
+        )
+    fitting = [each for each in found if each.cp <= request.tokens]
+    if not fitting:
+        least = min(each.cp for each in found)
+        raise CostError(
+            f"at least one token per rank: cp <= {request.tokens} tokens",
+            f"cp={least} ranks that share one sequence",
+            f"fewer nodes, a larger batch with --dp, or at least {least} tokens",
+        )
+    followed = [each for each in fitting if each.ring <= MOST_IN_A_RING]
+    if not followed:
+        raise CostError(
+            f"rings of at most {MOST_IN_A_RING} ranks",
+            f"ring={min(each.ring for each in fitting)}",
+            "fewer nodes, or a larger batch: replicas have rings of their own",
+        )
+    return followed
+
+
+def _enumerate(request: Request) -> Iterator[Degrees]:
+    for tp in _tensor_degrees(request):
+        for dp in [request.dp] if request.dp else divisors(gcd(request.batch, request.gpus)):
+            if request.gpus % (tp * dp):
+                continue
+            cp = request.gpus // (tp * dp)
+            if request.cp not in (None, cp):
+                continue
+            for ulysses in _ulysses_degrees(request, tp, cp):
+                ring = cp // ulysses
+                if request.ring in (None, ring):
+                    for fsdp in _sharding_degrees(request, tp, dp * cp):
+                        yield Degrees(dp, tp, ring, ulysses, fsdp)
+
+
+def _tensor_degrees(request: Request) -> list[int]:
+    if request.tp:
+        return [request.tp]
+    sizes = request.sized
+    return [
+        tp
+        for tp in divisors(request.machine.ranks_per_node)
+        if sizes.K % tp == 0 and sizes.d_ff % tp == 0 and request.gpus % tp == 0
+    ]
+
+
+def _ulysses_degrees(request: Request, tp: int, cp: int) -> list[int]:
+    if request.ulysses:
+        return [request.ulysses] if cp % request.ulysses == 0 else []
+    if request.purpose == "decode":
+        return [1]
+    if request.ring:
+        ulysses = cp // request.ring
+        fits = cp % request.ring == 0 and request.sized.H % (tp * ulysses) == 0
+        return [ulysses] if fits and _shared(request.sized.K, tp * ulysses) else []
+    inside = request.machine.ranks_per_node
+    return [
+        each
+        for each in divisors(cp)
+        if each == 1 or (inside % (tp * each) == 0 and request.sized.K % (tp * each) == 0)
+    ]
+
+
+def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
+    if request.fsdp:
+        return [request.fsdp] if ranks % request.fsdp == 0 else []
+    if request.purpose == "decode":
+        return [1]
+    inside = gcd(ranks, max(1, request.machine.ranks_per_node // tp))
+    return sorted({1, inside, ranks})
+
+
+def _shared(kv_heads: int, ranks: int) -> bool:
+    return kv_heads % ranks == 0 or ranks % kv_heads == 0
+
+
+def _check_heads(request: Request) -> None:
+    sizes, tp, ulysses = request.sized, request.tp or 1, request.ulysses or 1
+    if request.purpose == "decode" and ulysses > 1:
+        raise CostError(
+            "decode without ulysses: one new token has no sequence to exchange for heads",
+            f"ulysses={ulysses}",
+            "split the cache by tokens (--cp) and by heads (--tp)",
+        )
+    for name, ranks in (("tp", tp), ("tp × ulysses", tp * ulysses)):
+        if sizes.H % ranks:
+            raise CostError(
+                f"{name} that divides the H={sizes.H} query heads",
+                f"{name} = {ranks}",
+                f"the nearest: {nearest_divisors(sizes.H, ranks)}",
+            )
+        if not _shared(sizes.K, ranks):
+            raise CostError(
+                f"{name} that divides the K={sizes.K} K/V heads, or is a multiple of them (then they are replicated)",
+                f"{name} = {ranks}",
+                f"the nearest that divides: {nearest_divisors(sizes.K, ranks)}",
+            )
+    if sizes.d_ff % tp:
+        raise CostError(
+            f"tp that divides the feed-forward width {sizes.d_ff}",
+            f"tp = {tp}",
+            f"the nearest: {nearest_divisors(sizes.d_ff, tp)}",
+        )
+
+
+def _check_products(request: Request) -> None:
+    if request.dp and request.batch % request.dp:
+        more = -(-request.batch // request.dp) * request.dp
+        raise CostError(
+            "batch divisible by dp: every replica takes whole sequences",
+            f"batch={request.batch}, dp={request.dp}",
+            f"--batch {more}, or --dp {nearest_divisors(request.batch, request.dp)}",
+        )
+    if request.cp and request.ring and request.ulysses and request.ring * request.ulysses != request.cp:
+        raise CostError(
+            "ring × ulysses = cp",
+            f"{request.ring} × {request.ulysses} = {request.ring * request.ulysses}, cp={request.cp}",
+            f"--cp {request.ring * request.ulysses}, or leave one of the three out",
+        )
+    cp = request.cp or (request.ring and request.ulysses and request.ring * request.ulysses)
+    product = (request.dp or 1) * (request.tp or 1) * (cp or (request.ring or 1) * (request.ulysses or 1))
+    whole = request.dp is not None and request.tp is not None and bool(cp)
+    if (whole and product != request.gpus) or request.gpus % product:
+        others = (request.dp or 1) * (request.tp or 1)
+        given = others > 1 and request.gpus % others == 0
+        raise CostError(
+            f"dp × tp × cp = {request.gpus} GPUs ({request.nodes} × {request.machine.ranks_per_node})",
+            f"{_asked(request)}, product {product}",
+            f"cp={request.gpus // others} with this dp and tp"
+            if given
+            else f"degrees that divide {request.gpus}: {', '.join(map(str, divisors(request.gpus)))}",
+        )
+    sharing = request.gpus // (request.tp or 1)  # left open, tp can be 1
+    if request.fsdp and sharing % request.fsdp:
+        raise CostError(
+            f"fsdp that divides dp × cp, here {'' if request.tp else 'at most '}{sharing} ranks",
+            f"fsdp={request.fsdp}",
+            f"the nearest: --fsdp {nearest_divisors(sharing, request.fsdp)}",
+        )
+
+
+def _asked(request: Request) -> str:
+    names = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
+    given = [f"{name}={getattr(request, name)}" for name in names if getattr(request, name)]
+    return ", ".join(given) or "none asked for"

@@ -1,0 +1,68 @@
+"""What collectives of a group of GPUs take, by where the group lies in the nodes.
+
+A group of which m members lie on one node uses their m links out of the node side by side, as the
+collective libraries do; a single message between two ranks has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.hardware import Hardware, Link
+from ringlab.cost.planner.degrees import Degrees
+
+
+@dataclass(frozen=True)
+class Group:
+    """`size` GPUs that talk, `on_a_node` of them on each node; `across` where there are more nodes than one."""
+
+    size: int
+    on_a_node: int
+    across: bool
+    machine: Hardware
+
+    @property
+    def link(self) -> Link:
+        """Return the slowest link between two neighbours of the group."""
+        return self.machine.between if self.across else self.machine.inside
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return what one rank sends per second in a collective, all members sending."""
+        inside, between = self.machine.inside.bytes_per_s, self.machine.between.bytes_per_s
+        return min(inside, self.on_a_node * between) if self.across else inside
+
+    @property
+    def latency_s(self) -> float:
+        """Return the latencies of one collective by doubling: first inside the nodes, then over them."""
+        inside = (self.on_a_node - 1).bit_length() * self.machine.inside.latency_s
+        nodes = -(-self.size // self.on_a_node)
+        return inside + (nodes - 1).bit_length() * self.machine.between.latency_s
+
+    def gather_s(self, whole_bytes: float) -> float:
+        """Return seconds of an all-gather, or a reduce-scatter, of `whole_bytes` over the group."""
+        if self.size == 1:
+            return 0.0
+        return self.latency_s + whole_bytes * (self.size - 1) / self.size / self.bytes_per_s
+
+    def reduce_s(self, whole_bytes: float) -> float:
+        """Return seconds of an all-reduce: a reduce-scatter and an all-gather."""
+        return 2 * self.gather_s(whole_bytes)
+
+    def exchange_s(self, rank_bytes: float) -> float:
+        """Return seconds of an all-to-all in which every rank starts with `rank_bytes` and keeps its own part."""
+        if self.size == 1:
+            return 0.0
+        part = rank_bytes / self.size
+        near = (self.on_a_node - 1) * part / self.machine.inside.bytes_per_s
+        far = (self.size - self.on_a_node) * part / self.machine.between.bytes_per_s if self.across else 0.0
+        return self.link.latency_s + max(near, far)
+
+
+def group(name: str, degrees: Degrees, machine: Hardware) -> Group:
+    """Return where the group "tp", "ulysses", "ring", "fsdp" or "replicas" of these degrees lies."""
+    size: int = getattr(degrees, name)
+    stride = max(1, degrees.spans[name] // size)
+    across = degrees.crosses(name, machine.ranks_per_node)
+    on_a_node = min(size, max(1, machine.ranks_per_node // stride)) if across else size
+    return Group(size, on_a_node, across, machine)

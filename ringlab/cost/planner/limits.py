@@ -1,0 +1,169 @@
+"""What a plan loses its time to, and what keeps it from losing less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.overlap import least_tokens_hidden
+from ringlab.cost.planner.groups import group
+from ringlab.cost.planner.measured import attention_flops_per_s
+from ringlab.cost.planner.step_time import StepTime, ring_sizes
+from ringlab.cost.planner.weigh import Candidate, fastest
+from ringlab.cost.planner.wording import again, duration, in_percent
+from ringlab.cost.sizes import Attention
+from ringlab.cost.units import short
+
+KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
+WORTH_NAMING = 0.03  # of the step: what costs less limits nothing
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`kind` is one of KINDS; `seconds` of a step would be saved without it (0 where nothing would run at all)."""
+
+    kind: str
+    sentence: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """One pass of the ring: does a hop take no longer than the block beside it?
+
+    tokens: of one rank of the ring. least_tokens: from which a hop of the slowest link hides. travel_s: all hops
+    on that link. exposed_s: what of it is waited for, the gradients' last hop among it.
+    """
+
+    name: str
+    link: str
+    tokens: int
+    least_tokens: int
+    travel_s: float
+    exposed_s: float
+
+    @property
+    def hidden(self) -> bool:
+        return self.tokens >= self.least_tokens
+
+
+def limit(best: Candidate) -> Limit:
+    """Return what limits the plan: memory where nothing fits, else the largest of its losses."""
+    request = best.request
+    if not best.fits:
+        over = best.ledger.total_bytes - request.usable_bytes
+        largest = max(best.ledger.entries, key=lambda entry: entry.bytes)
+        sentence = (
+            f"{short(over, 'bytes')} too much on each {best.request.machine_word}; the largest entry: {largest.name}, "
+            f"{short(largest.bytes, 'bytes')}"
+        )
+        return Limit("memory", sentence, 0.0)
+    losses = [_memory(best), _communication(best), _imbalance(best)]
+    worst = max(losses, key=lambda it: it.seconds)
+    if worst.seconds >= WORTH_NAMING * best.step_s:
+        return worst
+    return _work(best)
+
+
+def hidden(best: Candidate) -> list[Hidden]:
+    """Return for each pass of the ring whether its hops hide behind the blocks; empty without a ring."""
+    request, degrees = best.at_once, best.degrees
+    if degrees.ring == 1 or not isinstance(best.time, StepTime):
+        return []
+    sizes, link = ring_sizes(request, degrees), group("ring", degrees, request.machine).link
+    tokens = -(-request.tokens // degrees.ring)
+    found = []
+    for each in best.time.passes:
+        backward = each.name == "backward"
+        rate = attention_flops_per_s(request, sizes.D, backward)
+        balanced = sizes if best.layout != "contiguous" else _unmasked(sizes)
+        least = least_tokens_hidden(
+            rate, link.bytes_per_s, balanced, latency_s=link.latency_s, backward=backward
+        )
+        found.append(
+            Hidden(each.name, link.name, tokens, -int(-least // 1), each.ring_s, each.ring_exposed_s)
+        )
+    return found
+
+
+def _unmasked(sizes: Attention) -> Attention:
+    return Attention(sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, causal=False)
+
+
+def _memory(best: Candidate) -> Limit:
+    free = fastest(best.request)
+    saved = best.step_s - free.step_s
+    what = again(free.recomputation)
+    need = short(free.ledger.total_bytes, "bytes")
+    return Limit(
+        "memory",
+        f"with {need} on a {best.request.machine_word} instead of {short(best.request.usable_bytes, 'bytes')} a step would take "
+        f"{duration(free.step_s)} ({what}, {split_words(free)}): {in_percent(saved / best.step_s)} less",
+        saved,
+    )
+
+
+def _communication(best: Candidate) -> Limit:
+    seconds = best.time.exposed_s
+    share = in_percent(seconds / best.step_s)
+    if not isinstance(best.time, StepTime):
+        return Limit(
+            "exposed communication", f"merging and TP's all-reduces take {share} of a token", seconds
+        )
+    parts = {
+        "the ring's hops": sum(it.ring_exposed_s for it in best.time.passes),
+        "Ulysses' all-to-alls": sum(it.ulysses_s for it in best.time.passes),
+        "TP's collectives": sum(it.tensor_s for it in best.time.passes),
+        "gathering weights and reducing gradients": sum(it.weights_exposed_s for it in best.time.passes),
+    }
+    worst = max(parts, key=lambda name: parts[name])
+    sentence = f"ranks wait {share} of the step for messages, most of it for {worst}"
+    if worst == "the ring's hops" and (heads := _heads_short(best)):
+        return Limit("K/V heads", f"{sentence}; {heads}", seconds)
+    return Limit("exposed communication", sentence, seconds)
+
+
+def _heads_short(best: Candidate) -> str:
+    """Why a larger Ulysses degree, which would make rings shorter, is not to be had; empty if it is no matter of heads."""
+    degrees, sizes, inside = best.degrees, best.request.sized, best.request.machine.ranks_per_node
+    used = degrees.tp * degrees.ulysses
+    room = degrees.ring % 2 == 0 and inside % (2 * used) == 0
+    if used < sizes.K or not room:
+        return ""
+    return (
+        f"tp × ulysses = {used} ranks already share the {sizes.K} K/V heads, and twice as many would hold "
+        "copies: a hop would carry as much for half the computation"
+    )
+
+
+def _imbalance(best: Candidate) -> Limit:
+    seconds = best.time.imbalance_s
+    whole, _ = best.work()
+    return Limit(
+        "imbalance",
+        f"the slowest rank computes {whole:.3g} times the mean under {best.layout}: "
+        f"{in_percent(seconds / best.step_s)} of the step",
+        seconds,
+    )
+
+
+def _work(best: Candidate) -> Limit:
+    time = best.time
+    if not isinstance(time, StepTime):
+        reading = "the weights" if time.weights_s > time.cache_s else "the K/V cache"
+        sentence = f"the speed of memory: a token reads {reading} once; nothing else costs more than {in_percent(WORTH_NAMING)} of the time"
+        return Limit("compute", sentence, 0.0)
+    attention = time.rounds * time.layers * sum(it.attention_s for it in time.passes)
+    linear = time.rounds * time.layers * sum(it.linear_s for it in time.passes)
+    return Limit(
+        "compute",
+        f"arithmetic: attention takes {in_percent(attention / time.total_s)} of the step and the layers' matrices "
+        f"{in_percent(linear / time.total_s)}; waiting and imbalance take less than {in_percent(WORTH_NAMING)} each",
+        0.0,
+    )
+
+
+def split_words(candidate: Candidate) -> str:
+    """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2"; degrees of 1 are left out."""
+    it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
+    named = (("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
+    return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"

@@ -1,0 +1,253 @@
+"""What a step takes: per layer and pass, what is computed, what travels, and what of that nobody sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ringlab.cost.flops import (
+    attention_flops,
+    linear_backward_flops,
+    linear_flops,
+    vocabulary_flops,
+)
+from ringlab.cost.planner.degrees import Degrees
+from ringlab.cost.planner.groups import group
+from ringlab.cost.planner.measured import attention_flops_per_s, measured_seconds, measured_time
+from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.ring_time import ring_backward_s, ring_forward_s, ring_links
+from ringlab.cost.planner.ring_work import ring_work
+from ringlab.cost.sizes import Attention, element_bytes
+from ringlab.cost.traffic import gradient_bytes_per_token
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One layer, forward or backward or computed again: seconds on the rank that takes longest.
+
+    linear_s: the matrices. attention_s: until the slowest rank is done on links that cost nothing, and
+    balanced_s were all ranks' work equal. ring_s: what K/V (and dK/dV) need on the slowest link, and
+    ring_exposed_s what of it is waited for. ulysses_s, tensor_s: collectives that nothing hides.
+    weights_s: gathering parameters and reducing gradients, and weights_exposed_s what computing
+    does not cover.
+    """
+
+    name: str
+    linear_s: float
+    attention_s: float
+    balanced_s: float
+    ring_s: float
+    ring_exposed_s: float
+    ulysses_s: float
+    tensor_s: float
+    weights_s: float
+    weights_exposed_s: float
+
+    @property
+    def compute_s(self) -> float:
+        return self.linear_s + self.attention_s
+
+    @property
+    def exposed_s(self) -> float:
+        return self.ring_exposed_s + self.ulysses_s + self.tensor_s + self.weights_exposed_s
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+    def as_dict(self) -> dict[str, float | str]:
+        """Return all figures by name, seconds per layer."""
+        figures = {field.name: getattr(self, field.name) for field in fields(self)}
+        return figures | {"exposed_s": self.exposed_s, "total_s": self.total_s}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step: `rounds` times all layers' passes and the logits, then the update of the weights."""
+
+    layers: int
+    passes: tuple[Pass, ...]
+    vocabulary_s: float
+    update_s: float
+    rounds: int = 1
+
+    @property
+    def total_s(self) -> float:
+        layers = self.layers * sum(each.total_s for each in self.passes)
+        return self.rounds * (layers + self.vocabulary_s) + self.update_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Return the seconds in which ranks wait for communication."""
+        return self.rounds * self.layers * sum(each.exposed_s for each in self.passes)
+
+    @property
+    def imbalance_s(self) -> float:
+        """Return the seconds in which ranks wait because others have more to compute."""
+        return self.rounds * self.layers * sum(each.attention_s - each.balanced_s for each in self.passes)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return all figures: seconds per step, of the passes per layer, of the vocabulary per round."""
+        return {
+            "step_s": self.total_s,
+            "exposed_s": self.exposed_s,
+            "imbalance_s": self.imbalance_s,
+            "vocabulary_s": self.vocabulary_s,
+            "update_s": self.update_s,
+            "rounds": self.rounds,
+            "layers": self.layers,
+            "per_layer": [each.as_dict() for each in self.passes],
+        }
+
+
+def step_time(
+    request: Request,
+    degrees: Degrees,
+    layout: str,
+    recomputation: str,
+    weights: WeightTraffic,
+    rounds: int = 1,
+) -> StepTime:
+    """Return the seconds of one training step, or of prefilling the context; `request` has one round's batch."""
+    sizes = request.sized
+    names = ["forward"]
+    if request.training:
+        names += [] if recomputation == "none" else [f"{recomputation} recomputation"]
+        names.append("backward")
+    passes = tuple(_pass(request, degrees, layout, name, weights) for name in names)
+    tokens = rank_tokens(request, degrees)
+    logits = vocabulary_flops(sizes, tokens) if request.training else vocabulary_flops(sizes, 1)
+    logits += linear_backward_flops(logits) if request.training else 0
+    rate = request.machine.peak(request.dtype) * request.machine.reached.linear
+    update = weights.update_bytes / request.machine.memory_bytes_per_s if request.training else 0.0
+    return StepTime(sizes.layers, passes, logits / degrees.tp / rate, update, rounds)
+
+
+@dataclass(frozen=True)
+class WeightTraffic:
+    """Bytes of one layer's weights and gradients on one tensor-parallel rank, and of one update of everything."""
+
+    layer_bytes: float
+    layer_gradient_bytes: float
+    update_bytes: float
+
+
+def rank_tokens(request: Request, degrees: Degrees) -> int:
+    """Return the tokens of the rank that owns most, of all its sequences."""
+    return -(-request.tokens // degrees.cp) * (request.batch // degrees.dp)
+
+
+@lru_cache(maxsize=1024)
+def ring_sizes(request: Request, degrees: Degrees) -> Attention:
+    """Return the sizes of the attention that one ring computes: the heads of one of its ranks."""
+    sizes = request.sized
+    return Attention(
+        request.batch // degrees.dp,
+        sizes.H // (degrees.tp * degrees.ulysses),
+        degrees.kv_heads(sizes.K),
+        sizes.D,
+        request.dtype,
+        request.causal,
+    )
+
+
+def block_seconds(
+    request: Request, sizes: Attention, layout: str, P: int, backward: bool
+) -> tuple[np.ndarray, int]:
+    """Return seconds by (rank, step), measured where the hardware file has measurements, and a shard's tokens."""
+    work, tokens = ring_work(layout, request.tokens, P, request.causal, request.tile)
+    measured = measured_time(request, sizes.D)
+    if measured is not None:
+        return measured_seconds(measured, request, sizes, layout, P, backward), tokens
+    rate = attention_flops_per_s(request, sizes.D, backward)
+    return work * (attention_flops(sizes, 1, backward) / rate), tokens
+
+
+def _pass(request: Request, degrees: Degrees, layout: str, name: str, weights: WeightTraffic) -> Pass:
+    backward, again = name == "backward", name.endswith("recomputation")
+    linear_s = 0.0 if name.startswith("selective") else _linear_s(request, degrees, backward)
+    attention_s, balanced_s, ring_s, exposed_s = _ring_s(request, degrees, layout, backward)
+    ulysses_s = _ulysses_s(request, degrees)
+    tensor_s = 0.0 if name.startswith("selective") else _tensor_s(request, degrees)
+    weights_s = 0.0 if again else _weights_s(request, degrees, weights, backward)
+    # The ring's messages and the weights' share the links: only what the ring leaves free hides weights.
+    free_s = max(0.0, linear_s + attention_s - (ring_s - exposed_s))
+    return Pass(
+        name,
+        linear_s,
+        attention_s,
+        balanced_s,
+        ring_s,
+        exposed_s,
+        ulysses_s,
+        tensor_s,
+        weights_s,
+        max(0.0, weights_s - free_s),
+    )
+
+
+def _linear_s(request: Request, degrees: Degrees, backward: bool) -> float:
+    machine = request.machine
+    flops = linear_flops(request.sized, rank_tokens(request, degrees)) / request.sized.layers
+    flops = linear_backward_flops(1) * flops if backward else flops
+    return flops / degrees.tp / (machine.peak(request.dtype) * machine.reached.linear)
+
+
+def _ring_s(
+    request: Request, degrees: Degrees, layout: str, backward: bool
+) -> tuple[float, float, float, float]:
+    """Seconds of one layer's attention: on free links, perfectly balanced, on the slowest link, exposed."""
+    return _ring_of(request, replace(degrees, fsdp=1), layout, backward)  # sharding weights changes no ring
+
+
+@lru_cache(maxsize=1024)
+def _ring_of(
+    request: Request, degrees: Degrees, layout: str, backward: bool
+) -> tuple[float, float, float, float]:
+    sizes, P = ring_sizes(request, degrees), degrees.ring
+    compute, tokens = block_seconds(request, sizes, layout, P, backward)
+    rate, latency = ring_links(np.arange(P) * degrees.tp * degrees.ulysses, request.machine)
+    block = sizes.block_bytes_per_token * tokens
+    home = gradient_bytes_per_token(sizes) * tokens
+    nothing = np.zeros(P)
+    if backward:
+        makespan = ring_backward_s(compute, block / rate, home / rate, latency)
+        free = ring_backward_s(compute, nothing, nothing, nothing)
+        travel = ((P - 1) * block + P * home) / rate + (2 * P - 1) * latency if P > 1 else nothing
+    else:
+        makespan = ring_forward_s(compute, block / rate, latency)
+        free = ring_forward_s(compute, nothing, nothing)
+        travel = (P - 1) * (block / rate + latency)
+    return free, float(compute.sum(axis=1).mean()), float(np.max(travel)), max(0.0, makespan - free)
+
+
+def _ulysses_s(request: Request, degrees: Degrees) -> float:
+    """Seconds of the all-to-alls of q, k, v before and out after; backward: dout before, dq, dk, dv after."""
+    if degrees.ulysses == 1:
+        return 0.0
+    sizes = request.sized
+    rows = rank_tokens(request, degrees) * sizes.D * element_bytes(request.dtype)
+    heads, kv = sizes.H // degrees.tp, degrees.ulysses * degrees.kv_heads(sizes.K)
+    who = group("ulysses", degrees, request.machine)
+    return 2 * who.exchange_s(rows * heads) + 2 * who.exchange_s(rows * kv)
+
+
+def _tensor_s(request: Request, degrees: Degrees) -> float:
+    """Seconds of two all-gathers and two reduce-scatters of the activations, forward as backward."""
+    if degrees.tp == 1:
+        return 0.0
+    whole = rank_tokens(request, degrees) * request.sized.d_model * element_bytes(request.dtype)
+    return 4 * group("tp", degrees, request.machine).gather_s(whole)
+
+
+def _weights_s(request: Request, degrees: Degrees, weights: WeightTraffic, backward: bool) -> float:
+    """Seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies."""
+    shards = group("fsdp", degrees, request.machine)
+    seconds = shards.gather_s(weights.layer_bytes)
+    if backward:
+        seconds += shards.gather_s(weights.layer_gradient_bytes)
+        copies = group("replicas", degrees, request.machine)
+        seconds += copies.reduce_s(weights.layer_gradient_bytes / degrees.fsdp)
+    return seconds

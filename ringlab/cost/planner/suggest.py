@@ -1,0 +1,269 @@
+"""What to change: each suggestion is a request of its own, planned before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ringlab.cost.hardware import hardware_names
+from ringlab.cost.planner.limits import hidden, split_words
+from ringlab.cost.planner.request import MOST_TOKENS, Request
+from ringlab.cost.planner.step_time import StepTime
+from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
+from ringlab.cost.planner.wording import again, duration, in_percent, short_count
+from ringlab.cost.units import short
+from ringlab.errors import CostError
+
+MOST_NODES = 2**16
+OTHERS = 4  # other kinds of hardware that are named
+PIECE = 4096  # tokens whose logits stand in memory at once, where a plan tries that
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """`request`, and what comes of it: `kind` names what changes, `why` says what it is good for."""
+
+    kind: str
+    why: str
+    request: Request
+
+    @cached_property
+    def best(self) -> Candidate:
+        return weigh(self.request)[0]
+
+    @property
+    def fits(self) -> bool:
+        return self.best.fits
+
+    @property
+    def sentence(self) -> str:
+        """Return what it is good for and what comes of it, in one line."""
+        it = self.best
+        need = f"{short(it.ledger.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
+        how = split_words(it) + (f", {again(it.recomputation)}" if it.request.training else "")
+        return f"{self.why}: {_step_words(it)}, {need} ({how})"
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it with its outcome and the command line to type."""
+        return {
+            "kind": self.kind,
+            "why": self.why,
+            "command": self.request.command(),
+            "fits": self.fits,
+            "step_s": self.best.step_s,
+            "tokens": self.request.tokens,
+            "nodes": self.request.nodes,
+            "memory_bytes": self.best.ledger.total_bytes,
+        }
+
+
+def _step_words(it: Candidate) -> str:
+    return f"{duration(it.step_s)} a {'token' if it.request.purpose == 'decode' else 'step'}"
+
+
+def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
+    """Return what to change: where nothing fits, the nearest that does; else what would gain. All of them fit."""
+    asked = best.request
+    found = _nearest(best) if not best.fits else _gains(best)
+    unique: dict[str, Suggestion] = {}
+    for each in found:
+        if each.request.command() != asked.command() and each.fits:
+            unique.setdefault(each.request.command(), each)
+    return tuple(unique.values())
+
+
+def _nearest(best: Candidate) -> Iterator[Suggestion]:
+    """Only what fits: pieces of logits, nothing pinned, more nodes, fewer tokens, fewer sequences."""
+    request = best.request
+    open_ = _unpinned(request)
+    chunked = _chunked(open_)
+    for kind, why, changed in (
+        ("logits", f"loss in pieces of {short_count(PIECE)} tokens", _chunked(request)),
+        ("recomputation", "recomputation left open", request.but(recomputation=None)),
+        (
+            "sharding",
+            "weights shared out over as many ranks as it takes (fsdp left open)",
+            request.but(fsdp=None),
+        ),
+        ("degrees", "degrees and recomputation left open", open_),
+        ("logits", f"all left open, loss in pieces of {short_count(PIECE)} tokens", chunked),
+    ):
+        if changed is not None and changed != request and fits(changed):
+            yield Suggestion(kind, why, changed)
+    yield from _more_nodes(best)
+    for base, why in ((open_, ""), (chunked, f", loss in pieces of {short_count(PIECE)}")):
+        if base is not None and (tokens := most_tokens(base)) and tokens < request.tokens:
+            text = f"the largest context that fits on these GPUs{why}, {short_count(tokens)}"
+            yield Suggestion("tokens", text, base.but(tokens=tokens))
+    if request.batch > 1 and fits(fewer := open_.but(batch=1, dp=None)):
+        yield Suggestion("batch", "one sequence", fewer)
+    yield from _other_hardware(request)
+
+
+def _more_nodes(best: Candidate) -> Iterator[Suggestion]:
+    request = best.request
+    nodes = fewest_nodes(request)
+    if nodes and nodes > request.nodes:
+        yield Suggestion("nodes", f"the fewest nodes that fit, {nodes}", _on_nodes(request, nodes))
+    chunked = _chunked(request)
+    if chunked is not None:
+        fewer = fewest_nodes(chunked)
+        if fewer and request.nodes < fewer < (nodes or MOST_NODES + 1):
+            why = f"{fewer} nodes and loss in pieces of {short_count(PIECE)} tokens"
+            yield Suggestion("nodes", why, _on_nodes(chunked, fewer))
+
+
+def _gains(best: Candidate) -> Iterator[Suggestion]:
+    request = best.request
+    if request.layout is not None:
+        free = weigh(request.but(layout=None))[0]
+        if free.step_s < 0.99 * best.step_s:
+            yield Suggestion("layout", f"the layout left open, {free.layout}", free.request)
+    free = weigh(_unpinned(request))[0]
+    if free.step_s < 0.99 * best.step_s:
+        yield Suggestion("degrees", "degrees and recomputation left open", free.request)
+    yield from _hide(best)
+    yield from _less_memory(best)
+    nodes = fewest_nodes(request)
+    if nodes and nodes < request.nodes:
+        yield Suggestion("nodes", f"the fewest nodes that fit, {nodes}", _on_nodes(request, nodes))
+    yield from _twice_the_nodes(best)
+    tokens = most_tokens(request)
+    if tokens and tokens > request.tokens:
+        yield Suggestion(
+            "tokens",
+            f"the largest context that fits on these GPUs, {short_count(tokens)}",
+            request.but(tokens=tokens),
+        )
+    if request.dtype != "float8" and "float8" in request.machine.flops_per_s:
+        yield Suggestion("dtype", "everything in 8 bits, precision left aside", request.but(dtype="float8"))
+    yield from _other_hardware(request)
+
+
+def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
+    doubled = _on_nodes(best.request, 2 * best.request.nodes)
+    if fits(doubled):
+        faster = weigh(doubled)[0].step_s < 0.95 * best.step_s
+        yield Suggestion("nodes", "twice the nodes" + ("" if faster else " would help little"), doubled)
+
+
+def _hide(best: Candidate) -> Iterator[Suggestion]:
+    """As many tokens as it takes to hide the ring's hops with this split."""
+    exposed = [it for it in hidden(best) if not it.hidden]
+    if not exposed:
+        return
+    least, degrees = max(it.least_tokens for it in exposed), best.degrees
+    unit = 2 * degrees.cp * best.request.tile[0]
+    tokens = -(-least * degrees.ring // unit) * unit
+    if tokens <= MOST_TOKENS:
+        pinned = best.request.but(
+            tokens=tokens, dp=degrees.dp, tp=degrees.tp, cp=None, ring=degrees.ring, ulysses=degrees.ulysses
+        )
+        time = weigh(pinned)[0].time
+        share = (
+            f"; then {in_percent(_ring_share(time))} of the step waits for hops"
+            if isinstance(time, StepTime)
+            else ""
+        )
+        why = f"{least:,} tokens per rank of the ring hide its hops ({short_count(tokens)} in all{share})"
+        yield Suggestion("hide communication", why, pinned)
+
+
+def _ring_share(time: StepTime) -> float:
+    return time.rounds * time.layers * sum(it.ring_exposed_s for it in time.passes) / time.total_s
+
+
+def _less_memory(best: Candidate) -> Iterator[Suggestion]:
+    """What gives back memory that is worth naming: everything computed again, logits in pieces."""
+    request, enough = best.request, 0.9 * best.ledger.total_bytes
+    if request.training and best.recomputation != "full":
+        full = request.but(recomputation="full")
+        if weigh(full)[0].ledger.total_bytes < enough:
+            yield Suggestion("recomputation", again("full"), full)
+    chunked = _chunked(request)
+    if chunked is not None and weigh(chunked)[0].ledger.total_bytes < enough:
+        yield Suggestion("logits", f"loss in pieces of {short_count(PIECE)} tokens", chunked)
+
+
+def _other_hardware(request: Request) -> Iterator[Suggestion]:
+    """As many accelerators of another kind, the fastest first: those whose nodes add up, and that fit."""
+    found = []
+    for name in hardware_names():
+        try:
+            changed = request.but(hardware=name, gpus_per_node=None)
+            if name == request.machine.name or request.gpus % changed.machine.ranks_per_node:
+                continue
+            nodes = request.gpus // changed.machine.ranks_per_node
+            why = f"{request.gpus} × {name.upper()}{_bolder(request, changed)}"
+            suggestion = Suggestion("hardware", why, _on_nodes(changed, nodes))
+            if suggestion.fits:
+                found.append(suggestion)
+        except CostError:  # another dtype, or no way to share out so many
+            continue
+    yield from sorted(found, key=lambda it: it.best.step_s)[:OTHERS]
+
+
+def _bolder(request: Request, other: Request) -> str:
+    """A warning where the other hardware's times are those of its peak and this one's are not."""
+    here, there = request.machine.reached, other.machine.reached
+    return " (at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
+
+
+def fewest_nodes(request: Request) -> int | None:
+    """Return the fewest nodes on which the request fits, degrees left open where their product changes; None if none do."""
+    return _least(1, MOST_NODES, lambda nodes: fits(_on_nodes(request, nodes)))
+
+
+def most_tokens(request: Request) -> int | None:
+    """Return the largest context that fits, in thousands (or 1024s, as asked) of tokens; None if none does."""
+    unit = 1000 if request.tokens % 1000 == 0 else 1024
+    too_many = _least(
+        1, MOST_TOKENS // unit, lambda n: not fits(request.but(tokens=n * unit), shrinking=True)
+    )
+    if too_many is None:
+        return MOST_TOKENS // unit * unit
+    return (too_many - 1) * unit or None
+
+
+def fits(request: Request, shrinking: bool = False) -> bool:
+    """Return whether some way to run the request fits; one that is impossible does not.
+
+    shrinking: more ranks than tokens count as fitting, since fewer tokens would not help.
+    """
+    try:
+        return least_memory(request).fits
+    except CostError:
+        return shrinking and request.tokens < request.gpus
+
+
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """The least n for which `holds`, if it holds for all above; first by doubling, then by halving."""
+    n = low
+    while not holds(n):
+        if n >= high:
+            return None
+        low, n = n + 1, min(2 * n, high)
+    while low < n:
+        middle = (low + n) // 2
+        if holds(middle):
+            n = middle
+        else:
+            low = middle + 1
+    return n
+
+
+def _on_nodes(request: Request, nodes: int) -> Request:
+    """The request on other nodes: what multiplies up to the number of GPUs is left open, tp and ulysses stay."""
+    return request.but(nodes=nodes, cp=None, ring=None, fsdp=None)
+
+
+def _unpinned(request: Request) -> Request:
+    return request.but(dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None)
+
+
+def _chunked(request: Request) -> Request | None:
+    """The request with its loss in pieces, None where that is no change."""
+    if not request.training or request.logits_chunk is not None:
+        return None
+    return request.but(logits_chunk=PIECE)

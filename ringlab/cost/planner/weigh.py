@@ -1,0 +1,168 @@
+"""Every way to run a request, weighed: does it fit, and what does a step take?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
+from ringlab.cost.planner.decode_time import DecodeTime, decode_time
+from ringlab.cost.planner.degrees import Degrees, candidates
+from ringlab.cost.planner.ledger import Ledger, ledger, weight_traffic
+from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, Request
+from ringlab.cost.planner.ring_work import ring_work
+from ringlab.cost.planner.step_time import StepTime, step_time
+
+LEAST_GAIN = 1e-3  # of the time of a step: for less, no unusual layout is taken
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the request: degrees, layout, recomputation, and in how many rounds a replica's sequences go."""
+
+    request: Request
+    degrees: Degrees
+    layout: str
+    recomputation: str
+    rounds: int = 1
+
+    @property
+    def at_once(self) -> Request:
+        """Return the request for the sequences of one round."""
+        return _at_once(self.request, self.rounds)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Return the memory of the GPU that needs most."""
+        return ledger(self.at_once, self.degrees, self.recomputation)
+
+    @cached_property
+    def time(self) -> StepTime | DecodeTime:
+        """Return the seconds of one step, all rounds of it."""
+        if self.request.purpose == "decode":
+            return decode_time(self.request, self.degrees, self.ledger)
+        weights = weight_traffic(self.request, self.degrees)
+        how = (self.degrees, self.layout, self.recomputation, weights, self.rounds)
+        return step_time(self.at_once, *how)
+
+    @property
+    def fits(self) -> bool:
+        return self.ledger.total_bytes <= self.request.usable_bytes
+
+    @property
+    def step_s(self) -> float:
+        return self.time.total_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return tokens per second of all GPUs together: of the context, or newly written ones when decoding."""
+        per_sequence = 1 if self.request.purpose == "decode" else self.request.tokens
+        return self.request.batch * per_sequence / self.step_s
+
+    @property
+    def utilisation(self) -> float:
+        """Return the model's own FLOPs, nothing computed twice or masked, over what the GPUs' peak would do meanwhile."""
+        request, tokens = self.request, self.request.tokens
+        pairs = tokens * (tokens + 1) // 2 if request.causal else tokens**2
+        forward = linear_flops(request.sized, tokens) + request.sized.layers * attention_flops(
+            request.attention, pairs
+        )
+        flops = forward * request.batch
+        if request.training:  # a backward takes two products for each of the forward
+            flops = 3 * (flops + vocabulary_flops(request.sized, tokens) * request.batch)
+        return flops / (request.gpus * request.machine.peak(request.dtype) * self.step_s)
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Return what tells one way to share out the work from another: dp, tp, ring, ulysses."""
+        it = self.degrees
+        return it.dp, it.tp, it.ring, it.ulysses
+
+    def work(self) -> tuple[float, float]:
+        """Return max over mean of the ranks' attention work at tile granularity, in all and step by step."""
+        if self.request.purpose == "decode":
+            return 1.0, 1.0  # one new token has no mask
+        work, _ = ring_work(
+            self.layout, self.request.tokens, self.degrees.ring, self.request.causal, self.request.tile
+        )
+        mean = work.sum() / len(work)
+        return float(work.sum(axis=1).max() / mean), float(work.max(axis=0).sum() / mean)
+
+
+@lru_cache(maxsize=256)
+def weigh(request: Request) -> tuple[Candidate, ...]:
+    """Return the candidates, the best first: those that fit by their time, then the others by their memory.
+
+    Of the same degrees only the first that fits is weighed: no recomputation before some, all sequences
+    at once before rounds, since what comes later takes longer.
+    Raises: CostError where no way to share out the GPUs keeps to the request.
+    """
+    fitting: list[Candidate] = []
+    others: list[Candidate] = []
+    for degrees in candidates(request):
+        for variants in _variants(request, degrees):
+            fits = next((it for it in variants if it.fits), None)
+            (others if fits is None else fitting).append(fits or variants[-1])
+            if fits is variants[0]:
+                break
+    fitting.sort(key=lambda it: (it.step_s, it.ledger.total_bytes))
+    others.sort(key=lambda it: it.ledger.total_bytes)
+    if fitting and request.layout is None:
+        first, *rest = layouts(fitting[0])
+        fitting[0] = min(
+            (first, *(it for it in rest if it.step_s < first.step_s * (1 - LEAST_GAIN))), key=_step
+        )
+    return (*fitting, *others)
+
+
+def least_memory(request: Request) -> Candidate:
+    """Return the candidate that needs the least memory; no times are computed."""
+    last = (_variants(request, degrees)[-1][-1] for degrees in candidates(request))
+    return min(last, key=lambda it: it.ledger.total_bytes)
+
+
+def fastest(request: Request) -> Candidate:
+    """Return the candidate that would be fastest if memory did not matter."""
+    return min((_variants(request, degrees)[0][0] for degrees in candidates(request)), key=_step)
+
+
+def _step(candidate: Candidate) -> float:
+    return candidate.step_s
+
+
+def layouts(candidate: Candidate) -> list[Candidate]:
+    """Return the candidate under each layout, its own first; only its own where one rank has all tokens."""
+    it = candidate
+    if it.degrees.ring == 1 or it.request.purpose == "decode" or not it.request.causal:
+        return [it]
+    others = [name for name in LAYOUTS if name != it.layout]
+    return [it, *(replace(it, layout=name) for name in others)]
+
+
+def _variants(request: Request, degrees: Degrees) -> list[list[Candidate]]:
+    """Return for each number of rounds the candidates of ascending recomputation: less memory, more time."""
+    again = RECOMPUTATIONS if request.training else ("none",)
+    if request.recomputation is not None:
+        again = (request.recomputation,)
+    layout = request.layout or first_layout(request, degrees)
+    return [
+        [Candidate(request, degrees, layout, recomputation, rounds) for recomputation in again]
+        for rounds in _rounds(request, degrees)
+    ]
+
+
+def _rounds(request: Request, degrees: Degrees) -> tuple[int, ...]:
+    """All sequences of a replica at once, or one after the other; decoding always takes them all at once."""
+    sequences = request.batch // degrees.dp
+    return (1,) if sequences == 1 or request.purpose == "decode" else (1, sequences)
+
+
+@lru_cache(maxsize=256)
+def _at_once(request: Request, rounds: int) -> Request:
+    return request if rounds == 1 else request.but(batch=request.batch // rounds)
+
+
+def first_layout(request: Request, degrees: Degrees) -> str:
+    """Return the layout to begin with: zig-zag where a ring has a causal mask, else plain stretches."""
+    balanced = request.causal and degrees.ring > 1 and request.purpose != "decode"
+    return "zigzag" if balanced else "contiguous"

@@ -1,0 +1,135 @@
+"""A block that computes nothing: it takes the tensors that a kernel would take, and charges its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ringlab.blocks.protocol import Gradient
+from ringlab.cost.block_time import BlockTime
+from ringlab.cost.sizes import Attention
+from ringlab.merge import Partial
+from ringlab.plan import Tile
+
+Tiles = tuple[Tile, ...]
+
+
+class Prices:
+    """Seconds of tiles, looked up by identity: plans hand out the same tuples again and again."""
+
+    def __init__(self, block_time: BlockTime, sizes: Attention) -> None:
+        self.block_time, self.sizes = block_time, sizes
+        self._books: dict[tuple[int, bool], Book] = {}
+
+    def book(self, rows: int, backward: bool) -> Book:
+        """Return the prices for ranks of so many rows."""
+        return self._books.setdefault((rows, backward), Book(self, rows, backward))
+
+
+class Book:
+    """What tiles cost a rank of `rows` rows, in seconds."""
+
+    def __init__(self, prices: Prices, rows: int, backward: bool) -> None:
+        self.prices, self.rows, self.backward = prices, rows, backward
+        self.known: dict[int, float] = {}
+        self._kept: list[Tiles] = []
+
+    def seconds(self, tiles: Tiles) -> float:
+        """Return the seconds that `tiles` take."""
+        found = self.known.get(id(tiles))
+        if found is None:
+            prices = self.prices
+            found = prices.block_time.seconds(tiles, prices.sizes, self.rows, self.backward)
+            self.known[id(tiles)] = found
+            self._kept.append(tiles)  # so that its id stays its own
+        return found
+
+
+class ShapeBlock:
+    """A `StepBlock` of shapes: what a fused kernel holds between steps, as the Triton block does.
+
+    spend: called with the seconds of every step's tiles.
+    """
+
+    name = "shapes"
+    largest_causal: int | None = None
+    thread_safe = False
+
+    def __init__(self, prices: Prices, spend: Callable[[float], None]) -> None:
+        self.prices, self.spend = prices, spend
+
+    def supports(self, q: Tensor) -> str | None:
+        """Return None on the device "meta", else why not."""
+        return None if q.device.type == "meta" else "computes shapes only, of tensors on the device 'meta'"
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+        """Raise: tiles are not computed one by one here."""
+        raise NotImplementedError("a block of shapes takes whole steps")
+
+    def backward(self, *tensors: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Raise: tiles are not computed one by one here."""
+        raise NotImplementedError("a block of shapes takes whole steps")
+
+    def forward_steps(self, q: Tensor, count: int, *, scale: float) -> ShapeForward:
+        """Return the forward of `q` over `count` blocks."""
+        return ShapeForward(self, q, count)
+
+    def backward_steps(
+        self, dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, count: int, *, scale: float
+    ) -> ShapeBackward:
+        """Return the backward over `count` blocks."""
+        return ShapeBackward(self, q, count)
+
+
+class ShapeForward:
+    """Between steps a float32 accumulator and two row states; at the end out and lse."""
+
+    def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
+        self.q, self.left = q, count
+        self.seconds, self.spend = block.prices.book(q.shape[2], False).seconds, block.spend
+        self.state: tuple[Tensor, ...] = ()
+        self.out = self.lse = q
+
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> None:
+        """Charge the seconds of `tiles`."""
+        self.left -= 1
+        if not self.left:
+            self.out = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+            self.lse = torch.empty(self.q.shape[:-1], dtype=torch.float32, device=self.q.device)
+            self.state = ()
+        elif not self.state:
+            acc = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+            self.state = acc, acc.new_empty(self.q.shape[:-1]), acc.new_empty(self.q.shape[:-1])
+        self.spend(self.seconds(tiles))
+
+    def result(self) -> Partial:
+        """Return the shapes of out and lse."""
+        return Partial(self.out, self.lse)
+
+
+class ShapeBackward:
+    """Between steps dQ in float32; at each step dK and dV of the block that is here, in float32."""
+
+    def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
+        self.q, self.left = q, count
+        self.seconds, self.spend = block.prices.book(q.shape[2], True).seconds, block.spend
+        self.total = self.dq = q
+
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> list[Gradient]:
+        """Charge the seconds of `tiles`; return the shapes of the block's gradients, or nothing."""
+        self.left -= 1
+        if self.left and self.total is self.q:
+            self.total = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+        if not self.left:
+            self.dq, self.total = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device), self.q
+        self.spend(self.seconds(tiles))
+        if not tiles:
+            return []
+        dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+        return [Gradient(slice(0, k.shape[2]), dk, dv)]
+
+    def result(self) -> Tensor:
+        """Return the shape of dq."""
+        return self.dq

@@ -1,0 +1,275 @@
+"""The real ring program with shapes instead of data: when every rank computes, sends and waits.
+
+`ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked`), forward and backward, with
+a block that charges seconds instead of computing. Assumed: kernels take the seconds of their tiles
+wherever the data comes from; communication takes nothing away from computation; the links of
+different ranks do not disturb each other. What that leaves out, and in whose favour, `MESSAGES_ASSUMED`
+says: it goes with every result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.attention import ring_attention
+from ringlab.comm.clocked import ClockedCluster
+from ringlab.comm.recording import Recording
+from ringlab.comm.ring import Ring
+from ringlab.comm.timeline import Links, Timeline
+from ringlab.comm.trace import Trace
+from ringlab.cost.block_time import BlockTime, check_tile
+from ringlab.cost.block_time import block_time as time_of
+from ringlab.cost.hardware import Hardware
+from ringlab.cost.network import Network
+from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.sizes import Attention
+from ringlab.cost.units import nearest, shown
+from ringlab.errors import CostError
+from ringlab.layout import Layout
+from ringlab.schedules import available
+
+MOST_TOKENS = 2**31
+MOST_RANKS = 4096
+MOST_OF_A_SIZE = 2**20
+"""B, H, K, D, and rows and keys of a kernel tile: more is a slip of the pen."""
+CPU_S_PER_PAIR = {False: 17e-6, True: 200e-6}
+"""CPU seconds per pair of ranks, forward and with backward: 256 ranks, zig-zag. Roughly: machines differ."""
+
+MESSAGES_ASSUMED = {
+    "ring": (
+        "hops of one rank over different links (inside and between nodes) do not wait for each other; NCCL runs the "
+        "exchanges of one communicator in the order of posting, so a backward whose hops are not hidden may be slower",
+    ),
+    "allgather": (
+        "all-gather is P - 1 sends from each rank to each other, one after another by the sender's port, and what "
+        "comes in is not limited: NCCL's ring all-gather between nodes uses all rails at once and can be several "
+        "times faster, so do not reject all-gather by this figure",
+        "the gradients' reduce-scatter is P - 1 such sends too",
+    ),
+}
+"""What is assumed of messages, by schedule, that may change which one is faster."""
+
+_NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a call of ring attention costs, in virtual seconds and bytes.
+
+    recording: what every rank did. timeline: when, on the network asked for. free: the same on links
+    that cost nothing. wall_s, cpu_s: seconds that the simulation itself took.
+    """
+
+    recording: Recording
+    timeline: Timeline
+    free: Timeline
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def makespan_s(self) -> float:
+        """Return the seconds until the last rank has ended."""
+        return self.timeline.makespan_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Return the makespan less that of the same program on links that cost nothing."""
+        return self.makespan_s - self.free.makespan_s
+
+    @property
+    def busy_s(self) -> np.ndarray:
+        """Return the seconds that each rank computes."""
+        return self.timeline.busy_s
+
+    @property
+    def waited_s(self) -> np.ndarray:
+        """Return the seconds that each rank waits for messages: theirs, and others' slowness."""
+        return self.timeline.waited_s
+
+    @property
+    def busy_fraction(self) -> float:
+        """Return the fraction of all ranks' time in which they compute."""
+        return self.timeline.busy_fraction
+
+    @property
+    def peak_bytes(self) -> np.ndarray:
+        """Return the most bytes that tensors of each rank took at once, without its own q, k and v."""
+        return np.array([report.peak_bytes for report in self.recording.memory])
+
+    def trace(self) -> Trace:
+        """Return the events of all ranks."""
+        return self.timeline.trace()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures, ready for JSON; those of each rank too, up to 64 ranks."""
+        figures: dict[str, Any] = {
+            "makespan_s": self.makespan_s,
+            "exposed_s": self.exposed_s,
+            "busy_fraction": self.busy_fraction,
+            "least_busy_s": float(self.busy_s.min()),
+            "most_busy_s": float(self.busy_s.max()),
+            "most_waited_s": float(self.waited_s.max()),
+            "peak_bytes": int(self.peak_bytes.max()),
+            "bytes_sent": int(self.recording.program.sent_bytes.sum()),
+            "wall_s": self.wall_s,
+            "cpu_s": self.cpu_s,
+        }
+        if self.recording.P <= 64:
+            figures["per_rank"] = {
+                "busy_s": self.busy_s.tolist(),
+                "waited_s": self.waited_s.tolist(),
+                "peak_bytes": self.peak_bytes.tolist(),
+            }
+        return figures
+
+
+def simulate(
+    sizes: Attention,
+    layout: Layout,
+    hardware: Hardware,
+    *,
+    schedule: str = "ring",
+    backward: bool = False,
+    tile: tuple[int, int] | None = (128, 128),
+    slow: Mapping[int, float] | None = None,
+    jitter: float = 0.0,
+    seed: int = 0,
+    block_time: BlockTime | None = None,
+    network: Links | None = None,
+) -> Simulation:
+    """Return what ring attention of these sizes under `layout` costs on `hardware`.
+
+    tile: rows and keys of a kernel tile; one that is not wholly masked counts wholly. None counts
+        visible pairs only.
+    slow: how many times longer each rank computes. jitter: see `Recording.clock`.
+    block_time, network: instead of the hardware's own.
+    Raises: CostError for what cannot be simulated.
+    """
+    check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes)
+    began, cpu = time.perf_counter(), time.process_time()
+    prices = Prices(block_time or time_of(hardware, sizes.dtype, tile, sizes.D), sizes)
+    recording = record(sizes, layout, prices, schedule, backward)
+    how: dict[str, Any] = {"slow": slow, "jitter": jitter, "seed": seed}
+    timeline = recording.clock(network or Network.of(hardware, layout.P), **how)
+    free = recording.clock(Network.free(layout.P), **how)
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    return Simulation(recording, timeline, free, wall_s, cpu_s)
+
+
+def record(sizes: Attention, layout: Layout, prices: Prices, schedule: str, backward: bool) -> Recording:
+    """Return what every rank does in ring attention of these sizes."""
+    _warm_up(backward)
+    dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
+    shards = {
+        length: tuple(
+            torch.empty((sizes.B, heads, length, sizes.D), dtype=dtype, device="meta")
+            for heads in (sizes.H, sizes.K, sizes.K, sizes.H)
+        )
+        for length in {layout.length(rank) for rank in range(layout.P)}
+    }
+
+    def program(ring: Ring) -> None:
+        q, k, v, dout = shards[layout.length(ring.rank)]
+        _attend(ring, q, k, v, dout if backward else None)
+
+    def _attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None) -> None:
+        block = ShapeBlock(prices, ring.comm.spend)  # type: ignore[attr-defined]
+        if dout is not None:
+            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = ring_attention(
+            q,
+            k,
+            v,
+            ring=ring,
+            layout=layout,
+            causal=sizes.causal,
+            block=block,
+            schedule=schedule,
+            validate=False,
+        )
+        if dout is not None:
+            torch.autograd.grad(out, (q, k, v), dout)
+
+    return ClockedCluster(layout.P).run(program)
+
+
+@cache
+def _warm_up(backward: bool) -> None:
+    """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
+
+    Only backward multiplies and sums; the first product on "meta" makes torch load its compiler, for a second.
+    """
+    x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
+    if backward:
+        (x * x).sum(dim=-1)
+
+
+def check_request(
+    layout: Layout,
+    schedule: str,
+    tile: tuple[int, int] | None,
+    slow: Mapping[int, float],
+    jitter: float,
+    seed: int = 0,
+    sizes: Attention | None = None,
+) -> None:
+    """Raise CostError for what cannot be simulated."""
+    check_amounts(layout.S, layout.P, tile, sizes)
+    if schedule not in available():
+        remedy = nearest(schedule, available())
+        if schedule in ("ulysses", "hybrid"):
+            remedy = "Ulysses' all-to-alls: ringlab plan --ulysses"
+        raise CostError(f"a schedule among {', '.join(available())}", repr(schedule), remedy)
+    if not isinstance(seed, int) or seed < 0:
+        raise CostError("seed >= 0, an integer", f"{seed!r}", f"seed {abs(seed)}" if seed else "seed 0")
+    for rank, factor in slow.items():
+        if not 0 <= rank < layout.P:
+            raise CostError(f"slow ranks from 0 to {layout.P - 1}", f"rank {rank}")
+        if not 0 < factor < float("inf"):
+            raise CostError("slow factors > 0, finite", f"rank {rank} times {factor}")
+    if not 0 <= jitter <= 1:
+        raise CostError("jitter from 0 to 1, a standard deviation of logarithms", f"{jitter}")
+
+
+def check_amounts(
+    tokens: int, ranks: int, tile: tuple[int, int] | None = None, sizes: Attention | None = None
+) -> None:
+    """Raise CostError for amounts that cannot be simulated in reasonable time; a layout of them may be endless too."""
+    check_tile(tile)
+    if ranks > MOST_RANKS:
+        forward, both = (estimated_cpu_s(MOST_RANKS, backward) for backward in (False, True))
+        raise CostError(
+            f"at most {MOST_RANKS:,} ranks: the time grows as their square, about {forward:,.0f} s there "
+            f"({both:,.0f} s with the backward)",
+            shown(ranks),
+            f"{MOST_RANKS:,} ranks; ringlab plan answers for more at once",
+        )
+    if tokens > MOST_TOKENS:
+        raise CostError(f"at most {MOST_TOKENS:,} tokens", f"{shown(tokens)} tokens", f"{MOST_TOKENS} tokens")
+    if ranks > tokens:
+        raise CostError(
+            "at least one token per rank",
+            f"{tokens} tokens on {ranks} ranks",
+            f"{tokens} ranks or fewer, or {ranks} tokens",
+        )
+    amounts = {} if sizes is None else {name: getattr(sizes, name) for name in "BHKD"}
+    amounts |= dict(zip(("rows of a tile", "keys of a tile"), tile or (), strict=False))
+    for name, value in amounts.items():
+        if value > MOST_OF_A_SIZE:
+            raise CostError(f"{name} <= {MOST_OF_A_SIZE:,}", shown(value), f"{MOST_OF_A_SIZE}")
+    if sizes is not None and sizes.B * sizes.H * sizes.D * tokens >= 2**56:
+        got = f"{sizes.B} × {sizes.H} × {tokens} × {sizes.D}"
+        raise CostError("q of fewer than 2^56 elements, B × H × S × D", got, "a smaller batch")
+
+
+def estimated_cpu_s(ranks: int, backward: bool) -> float:
+    """Return roughly how many seconds a simulation takes: see `CPU_S_PER_PAIR`."""
+    return CPU_S_PER_PAIR[backward] * ranks**2

@@ -1,0 +1,53 @@
+"""The sizes of one attention layer, and the bytes of a dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.units import nearest, shown
+from ringlab.errors import CostError
+
+ELEMENT_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "tf32": 4, "float32": 4, "float64": 8}
+"""Bytes that an element takes in memory and on the wire, by dtype."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the bytes of one element. Raises: CostError for an unknown dtype."""
+    if dtype not in ELEMENT_BYTES:
+        raise CostError(
+            f"a dtype among {', '.join(ELEMENT_BYTES)}", shown(dtype), nearest(dtype, ELEMENT_BYTES)
+        )
+    return ELEMENT_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention layer: B sequences, H query heads, K key/value heads, D head dim.
+
+    Raises: CostError for sizes below one, or query heads that cannot be shared out among the K/V heads.
+    """
+
+    B: int = 1
+    H: int = 32
+    K: int = 8
+    D: int = 128
+    dtype: str = "bfloat16"
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("B", "H", "K", "D"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CostError(f"{name} >= 1, an integer", f"{name}={value!r}")
+        if self.H % self.K:
+            raise CostError(
+                "query heads H divisible by key/value heads K",
+                f"H={self.H}, K={self.K}",
+                "K is a divisor of H",
+            )
+        element_bytes(self.dtype)
+
+    @property
+    def block_bytes_per_token(self) -> int:
+        """Return the bytes that K and V of one token take: 2·B·K·D·e."""
+        return 2 * self.B * self.K * self.D * element_bytes(self.dtype)

@@ -1,0 +1,177 @@
+"""Bytes on the wire: what one rank sends in one attention layer, per step and in total.
+
+Ring and all-gather are those of `ringlab.schedules`, byte for byte. Ulysses (arXiv 2309.14509)
+turns the shard of tokens into a shard of heads by all-to-all and back; the hybrid (arXiv
+2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ringlab.cost.sizes import Attention, element_bytes
+from ringlab.errors import CostError, WorldSizeError
+from ringlab.layout import Layout, contiguous
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank sends: bytes in each step, in the order of the steps, and the number of messages.
+
+    Steps that can run while a block is computed have an entry each; an all-to-all is one step.
+    """
+
+    by_step_bytes: tuple[int, ...]
+    messages: int
+
+    @property
+    def per_step_bytes(self) -> int:
+        """Return the most that is sent in one step, in bytes."""
+        return max(self.by_step_bytes, default=0)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps in which something is sent."""
+        return sum(sent > 0 for sent in self.by_step_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of all steps."""
+        return sum(self.by_step_bytes)
+
+
+def state_bytes(dtype: str) -> int:
+    """Return the bytes of one element of dK and dV on their way: float32, or float64 for float64."""
+    return 8 if dtype == "float64" else 4
+
+
+def gradient_bytes_per_token(sizes: Attention) -> int:
+    """Return the bytes that dK and dV of one token take on the wire: 2·B·K·D·4."""
+    return 2 * sizes.B * sizes.K * sizes.D * state_bytes(sizes.dtype)
+
+
+def ring_traffic(
+    sizes: Attention,
+    layout: Layout | int,
+    P: int | None = None,
+    *,
+    rank: int | None = None,
+    backward: bool = False,
+) -> Traffic:
+    """Return what `rank` sends around the ring; of the rank that sends most if None.
+
+    Forward: K and V of the block that is here, P−1 hops. Backward: K and V once more, P−1 hops,
+    and dK and dV in float32 with them, P hops: the last brings them home.
+    `layout` may be a number of tokens, dealt contiguously to P ranks.
+    """
+    layout = _layout(layout, P)
+    if rank is None:
+        return _largest(ring_traffic(sizes, layout, rank=r, backward=backward) for r in range(layout.P))
+    P = layout.P
+    held = [layout.length((rank - step) % P) for step in range(P)]
+    blocks = [sizes.block_bytes_per_token * tokens for tokens in held[: P - 1]]
+    if not backward:
+        return Traffic(tuple(blocks), P - 1)
+    if P == 1:
+        return Traffic((), 0)
+    gradients = [gradient_bytes_per_token(sizes) * tokens for tokens in held]
+    sent = tuple(block + gradient for block, gradient in zip([*blocks, 0], gradients, strict=True))
+    return Traffic(sent, 2 * P - 1)
+
+
+def allgather_traffic(
+    sizes: Attention,
+    layout: Layout | int,
+    P: int | None = None,
+    *,
+    rank: int | None = None,
+    backward: bool = False,
+) -> Traffic:
+    """Return what `rank` sends when all gather all K/V first; of the rank that sends most if None.
+
+    Forward: its own K, then its own V, to each of the P−1 others. Backward: the same again, and to each
+    other rank the dK and dV of that rank's tokens in float32 (a reduce-scatter).
+    """
+    layout = _layout(layout, P)
+    if rank is None:
+        return _largest(allgather_traffic(sizes, layout, rank=r, backward=backward) for r in range(layout.P))
+    others = layout.P - 1
+    gathered = sizes.block_bytes_per_token * layout.length(rank) * others
+    if not backward:
+        return Traffic((gathered,) if others else (), 2 * others)
+    scattered = gradient_bytes_per_token(sizes) * (layout.S - layout.length(rank))
+    return Traffic((gathered, scattered) if others else (), 3 * others)
+
+
+def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False) -> Traffic:
+    """Return what a rank of ceil(S/P) tokens sends: all-to-alls of Q, K and V, and of the output.
+
+    Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or with the one
+    K/V head that its query heads need where P exceeds K. Backward: as many bytes, of dO, dQ, dK and dV.
+    Raises: CostError for heads that P ranks cannot share.
+    """
+    _check_degrees(S, P)
+    heads = shared_heads(sizes, P)
+    per_token = sizes.B * sizes.D * element_bytes(sizes.dtype)
+    query = -(-S // P) * (P - 1) * per_token * (sizes.H // P)
+    block = -(-S // P) * (P - 1) * per_token * heads
+    if P == 1:
+        return Traffic((), 0)
+    before, after = (query, query + 2 * block) if backward else (query + 2 * block, query)
+    return Traffic((before, after), 4 * (P - 1))
+
+
+def hybrid_traffic(sizes: Attention, S: int, ring: int, ulysses: int, *, backward: bool = False) -> Traffic:
+    """Return what a rank sends in rings of `ring` groups of `ulysses` ranks each: P = ring · ulysses.
+
+    A group shares the heads of S/ring tokens by all-to-all; then each rank runs a ring for its
+    heads with the ranks of its place in the other groups. Steps: all-to-all, hops, all-to-all.
+    Raises: CostError for heads that the group cannot share.
+    """
+    _check_degrees(S, ring * ulysses)
+    outer = ulysses_traffic(sizes, -(-S // ring), ulysses, backward=backward)
+    inner = Attention(
+        sizes.B, sizes.H // ulysses, shared_heads(sizes, ulysses), sizes.D, sizes.dtype, sizes.causal
+    )
+    hops = ring_traffic(inner, S, ring, backward=backward)
+    around = (outer.by_step_bytes[:1], outer.by_step_bytes[1:])
+    return Traffic((*around[0], *hops.by_step_bytes, *around[1]), outer.messages + hops.messages)
+
+
+def shared_heads(sizes: Attention, ulysses: int) -> int:
+    """Return how many K/V heads a rank of a Ulysses group holds.
+
+    Raises: CostError unless the group's degree divides H, and divides K or is a multiple of it.
+    """
+    if sizes.H % ulysses:
+        raise CostError(
+            f"a Ulysses degree that divides the H={sizes.H} query heads",
+            f"{ulysses}",
+            f"divisors: {', '.join(str(d) for d in range(1, sizes.H + 1) if sizes.H % d == 0)}",
+        )
+    if sizes.K % ulysses and ulysses % sizes.K:
+        raise CostError(
+            f"a Ulysses degree that divides the K={sizes.K} key/value heads, or is a multiple of them",
+            f"{ulysses}",
+        )
+    return max(1, sizes.K // ulysses)
+
+
+def _layout(layout: Layout | int, P: int | None) -> Layout:
+    if isinstance(layout, Layout):
+        if P not in (None, layout.P):
+            raise WorldSizeError(f"{layout.P} ranks, those of {layout!r}", f"{P}")
+        return layout
+    _check_degrees(layout, 1 if P is None else P)
+    return contiguous(layout, 1 if P is None else P)
+
+
+def _check_degrees(S: int, P: int) -> None:
+    for name, value in (("tokens", S), ("ranks", P)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CostError(f"{name} >= 1, an integer", f"{value!r}")
+
+
+def _largest(traffics: Iterable[Traffic]) -> Traffic:
+    return max(traffics, key=lambda traffic: traffic.total_bytes)

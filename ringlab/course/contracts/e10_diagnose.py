@@ -1,0 +1,244 @@
+"""Exercise 10: `diagnose`, judged on error curves that the judge computes afresh with faulty implementations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.course.contract import Failure, Misconception
+from ringlab.viz import error_runs
+from ringlab.viz.error_runs import FAULTS
+
+if TYPE_CHECKING:
+    from ringlab.course.subject import Subject
+
+Curves = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """Curves, and the program that they were measured on."""
+
+    fault: str
+    ranks: tuple[int, ...]
+    curves: Curves
+
+
+CLUES = {
+    "sound": "An error of about one rounding of the inputs' dtype, the same however many blocks there are, is what bfloat16 costs: the program "
+    "is sound. No error at all is nobody's to have.",
+    "bf16 lse": "The error is that of a sound program for one block, several times that from two blocks on, and it goes on growing: an lse that is rounded. "
+    "It grows like out's does, at a higher level, as it errs in the exponent.",
+    "bf16 out": "One block is sound, two are a little worse, and many are a few times as bad, on every input: out is rounded at every merge. "
+    "A rounded lse costs several times as much.",
+    "bf16 accumulator": "The error is largest for ONE block, where nothing is merged yet, and falls with the number of blocks: the rounding sits "
+    "inside the block, where fewer keys are added up the more blocks there are.",
+    "bf16 q": "The error does not depend on the number of blocks, but it is higher than a sound one, and rises with the size of "
+    "the scores: something was rounded before the scores, that is, q.",
+    "fp16 overflow": "Plain scores are fine, larger ones give no finite result, already in one block: exponentials overflow. No amount of rounding does that.",
+    "no rescale": "One block is sound, two are off by a percent and much more where scores rise: no rounding does that. What was added up before "
+    "the maximum rose is still measured against the old one.",
+    "arrival order": "The errors are those of a sound program, but two runs on the same input differ: the order of the merges is not fixed.",
+}
+"""By fault: what in its curves gives it away."""
+MIXED_UP = {
+    (
+        "sound",
+        "bf16 out",
+    ): "A flat curve was called a growing one: allow for some noise before you speak of growth.",
+    ("sound", "arrival order"): "Two runs gave the same bits here; the order is fixed.",
+    (
+        "bf16 out",
+        "bf16 lse",
+    ): "Both grow, and so growth alone does not tell out from lse: look at how large the error is with two blocks, or with many.",
+    (
+        "bf16 accumulator",
+        "bf16 out",
+    ): "You look at how large the error is and not at which way it goes: this one FALLS with the number of blocks, so it is made "
+    "inside of them and not between them.",
+    (
+        "fp16 overflow",
+        "no rescale",
+    ): "Infinite is not just large. A forgotten factor gives a wrong finite number; what is not finite has overflowed.",
+    (
+        "bf16 q",
+        "sound",
+    ): "It is flat, yes, but not as low as one rounding; on large scores that is plain to see.",
+}
+"""By (fault, answer): what was overlooked."""
+
+
+def _slug(words: str) -> str:
+    return words.replace(" ", "_")
+
+
+DIAGNOSE = (
+    Misconception("no_such_name", "The answer is not one of the names that the exercise lists."),
+    Misconception("always_the_same", "You give the same answer whatever the curves."),
+    Misconception(
+        "one_point",
+        "Your answer depends on the last point of each curve alone. One number cannot tell a curve that grows from one "
+        "that falls or is flat: compare points.",
+    ),
+    Misconception(
+        "plain_only",
+        "Your answer does not depend on the large and the sloped inputs. Some faults show only there: overflow, and what "
+        "is forgotten when a maximum rises.",
+    ),
+    Misconception(
+        "positions_not_ranks",
+        "Your function fails for another list of P: index from the ends, or look at `ranks`, which says what was measured.",
+    ),
+    *(Misconception(_slug(f"missed {fault}"), clue) for fault, clue in CLUES.items()),
+    *(Misconception(_slug(f"{fault} called {answer}"), text) for (fault, answer), text in MIXED_UP.items()),
+)
+
+
+def _lasting(curves: Curves) -> float:
+    """How far the error on plain inputs gets from where it began: the largest ratio, either way."""
+    ratios = curves["plain"] / curves["plain"][0]
+    return float(max(ratios.max(), 1 / ratios.min()))
+
+
+CLEAR: dict[str, Callable[[Curves], bool]] = {
+    "sound": lambda c: _lasting(c) <= 1.2 and max(c["large"]) <= 1.8e-3,
+    "bf16 q": lambda c: _lasting(c) <= 1.2 and min(c["large"]) >= 3e-3 and min(c["plain"]) >= 2e-3,
+    "bf16 accumulator": lambda c: c["plain"][-1] <= 0.5 * c["plain"][0],
+    "bf16 out": lambda c: c["plain"][-1] >= 2.5 * c["plain"][0] and max(c["plain"]) <= 8e-3,
+    "bf16 lse": lambda c: c["plain"][-1] >= 2.5 * c["plain"][0] and c["plain"][-1] >= 1.2e-2,
+    "fp16 overflow": lambda c: bool(np.isinf(c["large"]).any()),
+    "no rescale": lambda c: max(c["sloped"]) >= 0.5,
+    "arrival order": lambda c: _lasting(c) <= 1.2 and max(c["repeat"]) > 0,
+}
+"""By fault: whether its curves show it clearly. Others are drawn anew, so that no grade hangs on luck."""
+
+
+def check_merges(subject: Subject, rng: np.random.Generator) -> None:
+    """Sound, or rounded between the blocks."""
+    _examine(subject, _patients(rng, ("sound", "bf16 lse", "bf16 out"), error_runs.RANKS, 2))
+
+
+def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
+    """Rounded inside the blocks, or before them."""
+    for ranks in (error_runs.RANKS, (1, 2, 6, 24)):
+        _examine(subject, _patients(rng, ("bf16 accumulator", "bf16 q", "sound"), ranks, 1, (10, 18)))
+
+
+def check_no_rounding(subject: Subject, rng: np.random.Generator) -> None:
+    """What is no rounding at all."""
+    _examine(subject, _patients(rng, ("no rescale", "fp16 overflow", "arrival order"), error_runs.RANKS, 2))
+
+
+def check_ranks(subject: Subject, rng: np.random.Generator) -> None:
+    """Measured at other P."""
+    for ranks in ((1, 3, 9, 27), (1, 2, 4, 8, 16)):
+        patients = _patients(rng, tuple(FAULTS), ranks, 1)
+        try:
+            _examine(subject, patients)
+        except Failure as failure:
+            if type(failure) is Failure:
+                raise
+            raise _named("positions_not_ranks", f"P = {ranks}: {failure.message}") from None
+
+
+def check_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Other lengths, head dims and inputs; every fault several times."""
+    _examine(subject, _patients(rng, tuple(FAULTS), (1, 2, 5, 12, 30), 2))
+
+
+def _patients(
+    rng: np.random.Generator,
+    faults: Sequence[str],
+    ranks: tuple[int, ...],
+    times: int,
+    gains: tuple[float, float] = (10, 14),
+) -> list[Patient]:
+    """Return `times` programs with each of these faults, in any order, and their curves."""
+    found = [_patient(rng, fault, ranks, gains) for fault in faults for _ in range(times)]
+    rng.shuffle(found)
+    return found
+
+
+def _patient(
+    rng: np.random.Generator, fault: str, ranks: tuple[int, ...], gains: tuple[float, float]
+) -> Patient:
+    while True:
+        sizes: dict[str, Any] = {
+            "seed": int(rng.integers(2**31)),
+            "rows": 64,
+            "S": int(rng.choice([640, 768, 1024])),
+            "D": int(rng.choice([32, 64])),
+            "gain": float(rng.uniform(*gains)),
+            "slope": float(rng.uniform(10, 14)),
+        }
+        curves = error_runs.curves(fault, ranks, **sizes)
+        if CLEAR[fault](curves):
+            return Patient(fault, ranks, curves)
+
+
+def _examine(subject: Subject, patients: list[Patient]) -> None:
+    answers = [_answer(subject, p.ranks, p.curves) for p in patients]
+    wrong = [(p, answer) for p, answer in zip(patients, answers, strict=True) if answer != p.fault]
+    if not wrong:
+        return
+    patient, answer = min(wrong, key=lambda pair: list(FAULTS).index(pair[0].fault))
+    example = f"answered {answer!r}, measured on {patient.fault!r}\n{_table(patient)}"
+    strange = next((a for a in answers if a not in FAULTS), None)
+    if strange is not None:
+        raise _named("no_such_name", f"answered {strange!r}, not one of {', '.join(FAULTS)}")
+    every = _everyone(patient.ranks)
+    if len({*answers, *(_answer(subject, p.ranks, p.curves) for p in every)}) == 1:
+        raise _named("always_the_same", example)
+    for name, edit in (("one_point", _only_last), ("plain_only", _only_plain)):
+        if _blind(subject, every, edit):
+            raise _named(name, example)
+    pair = patient.fault, answer
+    raise _named(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}"), example)
+
+
+@functools.cache
+def _everyone(ranks: tuple[int, ...]) -> tuple[Patient, ...]:
+    """One program with each fault, the same always: only to tell one mistake from another."""
+    return tuple(_patients(np.random.default_rng(0), tuple(FAULTS), ranks, 1))
+
+
+def _blind(subject: Subject, patients: Sequence[Patient], edit: Callable[[Curves], Curves]) -> bool:
+    """Whether every answer stays what it is when the curves lose what `edit` takes away."""
+    try:
+        return all(
+            _answer(subject, p.ranks, p.curves) == _answer(subject, p.ranks, edit(p.curves)) for p in patients
+        )
+    except Failure:
+        return False
+
+
+def _only_plain(curves: Curves) -> Curves:
+    return {name: curves["repeat" if name == "repeat" else "plain"].copy() for name in curves}
+
+
+def _only_last(curves: Curves) -> Curves:
+    return {name: np.full_like(values, values[-1]) for name, values in curves.items()}
+
+
+def _answer(subject: Subject, ranks: tuple[int, ...], curves: Curves) -> str:
+    """Return the learner's diagnosis. Raises: Failure unless it is a text."""
+    answer = subject.call(ranks, curves)
+    if answer is None:
+        raise Failure("The diagnosis is None: is there a way through your function without a `return`?")
+    if not isinstance(answer, str):
+        raise Failure(f"The diagnosis should be a name, a text, but is a {type(answer).__name__}.")
+    return answer
+
+
+def _table(patient: Patient) -> str:
+    lines = ["ranks   " + " ".join(f"{P:8}" for P in patient.ranks)]
+    lines += [f"{name:8}" + " ".join(f"{x:8.1e}" for x in values) for name, values in patient.curves.items()]
+    return "\n".join(lines)
+
+
+def _named(name: str, example: str) -> Failure:
+    return next(mistake for mistake in DIAGNOSE if mistake.name == name).failure(example)

@@ -1,0 +1,134 @@
+"""The gradebook's file: its tables, their versions, and the proof that a file is one of ours."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+
+from ringlab.errors import CourseError
+
+APPLICATION_ID = 0x52494E47  # "RING"
+BLOB_BYTES = 16 << 20  # the longest text that is read back
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE settings (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
+        """CREATE TABLE results (
+            id INTEGER PRIMARY KEY, learner TEXT NOT NULL, exercise TEXT NOT NULL, path TEXT NOT NULL,
+            digest TEXT NOT NULL, contract TEXT NOT NULL, seed TEXT NOT NULL, submitted_at TEXT,
+            graded_at TEXT NOT NULL, seconds REAL NOT NULL, earned REAL NOT NULL, maximum REAL NOT NULL,
+            report TEXT NOT NULL)""",
+        "CREATE INDEX results_of ON results (learner, exercise)",
+        """CREATE TABLE ungraded (
+            learner TEXT NOT NULL, exercise TEXT NOT NULL, path TEXT NOT NULL, digest TEXT NOT NULL,
+            reason TEXT NOT NULL, at TEXT NOT NULL, tries INTEGER NOT NULL, PRIMARY KEY (learner, exercise))""",
+        """CREATE TABLE wanted (
+            learner TEXT NOT NULL, exercise TEXT NOT NULL, PRIMARY KEY (learner, exercise))""",
+        """CREATE TABLE overrides (
+            id INTEGER PRIMARY KEY, learner TEXT NOT NULL, exercise TEXT NOT NULL, score REAL,
+            reason TEXT NOT NULL, given_by TEXT NOT NULL, at TEXT NOT NULL)""",
+        "CREATE TABLE policies (exercise TEXT PRIMARY KEY NOT NULL, due TEXT NOT NULL, late TEXT NOT NULL)",
+    ),
+)
+"""The statements that lead from each version to the next."""
+
+
+def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
+    """Return a connection to the gradebook at `path`, brought to the newest version; None: in memory.
+
+    Raises: CourseError where there is no file (unless `create`), or it is no gradebook of ours.
+    """
+    if path is not None and not create and not path.is_file():
+        raise CourseError("a gradebook", f"no file {path}", "`ringlab grade FOLDER --book FILE` makes one")
+    if path is not None and not path.parent.is_dir():
+        raise CourseError("a folder for the gradebook", f"no folder {path.parent}", "make it first")
+    try:
+        if path is not None and not path.exists():  # grades and the class seed are nobody else's to read
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        book = sqlite3.connect(":memory:" if path is None else path, timeout=60, isolation_level=None)
+    except (sqlite3.Error, OSError) as error:
+        raise _foreign(path, str(error)) from None
+    try:
+        book.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, BLOB_BYTES)
+        book.execute("PRAGMA trusted_schema = OFF")
+        book.execute("PRAGMA foreign_keys = ON")
+        _open(book, path)
+        return book
+    except sqlite3.Error as error:
+        book.close()
+        raise _foreign(path, str(error)) from None
+    except BaseException:
+        book.close()
+        raise
+
+
+def _open(book: sqlite3.Connection, path: Path | None) -> None:
+    version = _identify(book, path)
+    if version < len(MIGRATIONS):
+        book.execute("PRAGMA journal_mode = WAL")
+        book.execute("BEGIN IMMEDIATE")
+        try:
+            _migrate(book, _identify(book, path))  # another process may have been faster
+            book.execute("COMMIT")
+        except BaseException:
+            book.execute("ROLLBACK")
+            raise
+    book.execute("PRAGMA synchronous = FULL")  # a result that was told survives a power cut too
+    _check_tables(book, path)
+
+
+def _identify(book: sqlite3.Connection, path: Path | None) -> int:
+    """Return the version of a gradebook, 0 for an empty file. Raises: CourseError for any other file."""
+    application = book.execute("PRAGMA application_id").fetchone()[0]
+    version = book.execute("PRAGMA user_version").fetchone()[0]
+    tables = book.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if (application, version, tables) == (0, 0, 0):
+        return 0
+    if application != APPLICATION_ID:
+        raise _foreign(path, "another program's database")
+    if version > len(MIGRATIONS):
+        needed = f"a gradebook of version {len(MIGRATIONS)} or older"
+        raise CourseError(
+            needed, f"version {version} in {path}", "use the ringlab that made it, or a newer one"
+        )
+    return int(version)
+
+
+def _migrate(book: sqlite3.Connection, version: int) -> None:
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            book.execute(statement)
+    if version == 0:
+        book.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        book.execute("INSERT INTO settings VALUES ('class_seed', ?)", (str(secrets.randbits(64)),))
+    book.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _check_tables(book: sqlite3.Connection, path: Path | None) -> None:
+    """Refuse tables, views and triggers that we did not make: they could change what is read and written."""
+    if _tables(book) != expected_tables():
+        raise _foreign(path, "tables that ringlab did not make")
+    if (word := book.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise CourseError("a gradebook that is whole", f"{path}: {word[:200]}", "restore a copy of it")
+
+
+def expected_tables() -> set[tuple[str, str, str]]:
+    """Return (type, name, SQL) of everything in a gradebook of the newest version."""
+    fresh = sqlite3.connect(":memory:")
+    try:
+        for statements in MIGRATIONS:
+            for statement in statements:
+                fresh.execute(statement)
+        return _tables(fresh)
+    finally:
+        fresh.close()
+
+
+def _tables(book: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    rows = book.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
+    return {(kind, name, " ".join(sql.split())) for kind, name, sql in rows}
+
+
+def _foreign(path: Path | None, got: str) -> CourseError:
+    return CourseError("a gradebook of ringlab", f"{path}: {got}", "name another file, or a new one")

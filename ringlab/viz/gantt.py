@@ -1,0 +1,254 @@
+"""Who computes when, who waits, what is on its way: a Gantt chart of any trace.
+
+The trace may come from the virtual cluster (virtual seconds), from real processes (measured ones), or
+from the simulator. Nothing is drawn that is not in it; see `ringlab.viz.gantt_chart` for the bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringlab.comm.trace import Trace
+from ringlab.course.frontend import is_live
+from ringlab.errors import CommError
+from ringlab.viz.gantt_chart import COMPUTATIONS, Bar, Chart, chart, in_unit, time_unit
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    QUIET,
+    RED,
+    RULE,
+    SKY,
+    new_figure,
+    show,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOOKS: dict[str, dict[str, Any]] = {  # in the order in which they are drawn
+    "wait": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"},
+    "forward": {"facecolor": SKY, "edgecolor": PAPER},
+    "backward": {"facecolor": BLUE, "edgecolor": PAPER},
+    "other": {"facecolor": GREEN, "edgecolor": PAPER},
+    "message": {"facecolor": ORANGE, "edgecolor": PAPER},
+    "control": {"facecolor": RULE, "edgecolor": QUIET, "hatch": "...."},
+}
+WORDS = {
+    "forward": "attention, in step …",
+    "backward": "its backward, in step …",
+    "other": "other computation",
+    "wait": "waits for a message",
+    "message": "message: posted … complete",
+    "control": "ranks agree on the call",
+}
+TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
+"""The colour of a bar's text where it is not ink."""
+MOST_RANKS, MOST_ROWS = 16, 32
+"""Rows that one chart shows, and rows that a comparison shows in all; beyond, some ranks are left out."""
+COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
+"""(top, height) of the bars of computation, and of the lane of messages, in a row of height 1."""
+
+
+def figure(
+    trace: Trace, title: str | None = None, until: float | None = None, ranks: Sequence[int] | None = None
+) -> Figure:
+    """Return the Gantt chart of `trace`, a row for each rank; `until` (seconds) cuts the time axis off.
+
+    Above 16 ranks, 16 of them are shown, evenly spread; `ranks` names others.
+    Raises: CommError for a trace without events, `until` not above 0, or ranks that are not in it.
+    """
+    return compare([trace], [title or "Timeline"], until, ranks)
+
+
+def compare(
+    traces: Sequence[Trace],
+    names: Sequence[str],
+    until: float | None = None,
+    ranks: Sequence[int] | None = None,
+) -> Figure:
+    """Return the charts of several traces, one below the other, on one time axis.
+
+    Raises: CommError as `figure` does, and for another number of names than of traces.
+    """
+    charts = _charts(traces, names)
+    if until is not None and not until > 0:
+        raise CommError("until > 0 seconds", f"until={until!r}")
+    end = until or max(one.makespan for one in charts)
+    most = min(MOST_RANKS, max(2, MOST_ROWS // len(charts)))
+    shown = [_chosen(one.world_size, ranks, most) for one in charts]
+    row = 0.44 if sum(map(len, shown)) <= 8 else 0.3
+    heights = [row * len(rows) + 0.55 for rows in shown]
+    with styled():
+        drawn = new_figure((8.0, sum(heights) + 0.75))
+        axes = drawn.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for ax, one, name, rows in zip(axes, charts, names, shown, strict=True):
+            draw(ax, one, rows, end, name)
+        axes[-1].set_xlabel(f"time ({time_unit(end)[1]})")
+        _legend(drawn, {bar.kind for one in charts for bar in one.bars if bar.end > bar.start})
+    return drawn
+
+
+def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> None:
+    """Draw one chart up to `end` seconds: computation and waiting above, messages in the lane below."""
+    scale, unit = time_unit(end)
+    for place, rank in enumerate(ranks):
+        _draw_rank(ax, one, rank, place, scale, end)
+    if one.makespan <= end:
+        ax.axvline(one.makespan / scale, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    ax.set(xlim=(0, 1.004 * end / scale), ylim=(len(ranks), 0))
+    ax.set_yticks(
+        [place + 0.5 for place in range(len(ranks))], [f"rank {rank}" for rank in ranks], fontsize=9
+    )
+    _busy_column(ax, one, ranks)
+    of = "" if len(ranks) == one.world_size else f"   ({len(ranks)} of {one.world_size} ranks)"
+    ax.set_title(
+        f"{name}: ends at {in_unit(one.makespan, scale)} {unit}, ranks compute {one.busy_fraction:.0%} of the time{of}",
+        fontsize=10.5,
+    )
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+    ax.spines["left"].set_visible(False)
+
+
+def describe(trace: Trace, name: str = "Timeline") -> str:
+    """Return the chart in words: its alternative text."""
+    one = chart(trace)
+    scale, unit = time_unit(one.makespan)
+    ranks = "; ".join(
+        f"rank {rank} computes {in_unit(one.busy(rank), scale)} {unit} and waits {in_unit(one.waited(rank), scale)} {unit}"
+        for rank in _chosen(one.world_size, None, MOST_RANKS)
+    )
+    return (
+        f"{name}: {one.world_size} rank{'s' * (one.world_size > 1)}, ends at {in_unit(one.makespan, scale)} {unit}, "
+        f"ranks compute {one.busy_fraction:.0%} of the time; {ranks}."
+    )
+
+
+def describe_all(traces: Iterable[Trace], names: Iterable[str]) -> str:
+    """Return several charts in words: the alternative text of `compare`."""
+    return " ".join(describe(trace, name) for trace, name in zip(traces, names, strict=True))
+
+
+def player(traces: Mapping[str, Trace]) -> Any:
+    """Return a widget: buttons choose the trace, a slider (arrow keys) how much of the time is shown."""
+    import ipywidgets
+
+    longest = max(chart(trace).makespan for trace in traces.values())
+    which = ipywidgets.ToggleButtons(options=list(traces))
+    which.style.button_width = "auto"
+    part = ipywidgets.IntSlider(
+        value=100, min=5, max=100, step=5, description="show first", readout_format="d"
+    )
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        trace = traces[which.value]
+        drawn = figure(trace, which.value, until=longest * part.value / 100)
+        picture.value = as_html(drawn, describe(trace, which.value))
+
+    for control in (which, part):
+        control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([ipywidgets.HBox([which, part, ipywidgets.Label("%")]), picture])
+
+
+def play(traces: Mapping[str, Trace]) -> None:
+    """Show the player to a person; where nobody is there to press keys, all charts on one time axis."""
+    if not is_live():
+        show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces))
+        return
+    from IPython.display import display
+
+    display(player(traces))
+
+
+def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:
+    if not traces or len(traces) != len(names):
+        raise CommError("as many names as traces, at least one", f"{len(traces)} traces, {len(names)} names")
+    return [chart(trace) for trace in traces]
+
+
+def _chosen(world_size: int, ranks: Sequence[int] | None, most: int) -> list[int]:
+    """The ranks to show: those asked for, all, or `most` of them from the first to the last."""
+    if ranks is None:
+        if world_size <= most:
+            return list(range(world_size))
+        return [round(place * (world_size - 1) / (most - 1)) for place in range(most)]
+    if not ranks or len(ranks) > MOST_ROWS or not all(0 <= rank < world_size for rank in ranks):
+        raise CommError(f"at most {MOST_ROWS} ranks from 0 to {world_size - 1}", f"ranks={list(ranks)}")
+    return list(ranks)
+
+
+def _draw_rank(ax: Axes, one: Chart, rank: int, place: int, scale: float, end: float) -> None:
+    """Draw the bars of one rank in the row at `place`."""
+    own = [bar for bar in one.bars if bar.rank == rank and bar.start < end and bar.end > bar.start]
+    lanes = max([bar.lane for bar in own], default=0) + 1
+    for kind, look in LOOKS.items():
+        bars = [bar for bar in own if bar.kind == kind]
+        by_lane: dict[int, list[Bar]] = {}
+        for bar in bars:
+            by_lane.setdefault(bar.lane, []).append(bar)
+        for lane, those in by_lane.items():
+            top, height = COMPUTE
+            if kind in ("message", "control"):
+                height = LANE[1] / lanes
+                top = LANE[0] + lane * height
+            spans = [(bar.start / scale, (bar.end - bar.start) / scale) for bar in those]
+            thin = [look["edgecolor"] if wide > end / scale / 250 else look["facecolor"] for _, wide in spans]
+            shown = look if kind == "wait" else look | {"edgecolor": thin}  # an edge would hide a thin bar
+            ax.broken_barh(spans, (place + top, height), linewidth=0.5, gid=f"{kind} {rank}", **shown)
+    for bar in own:
+        _write(ax, bar, place, scale, end)
+    last = max([bar.end for bar in own], default=0.0)
+    _write(ax, Bar(rank, last, one.makespan, "done", "done"), place, scale, end)
+
+
+def _write(ax: Axes, bar: Bar, place: int, scale: float, end: float) -> None:
+    """Write a computation's short label where it fits."""
+    stop = min(bar.end, end)
+    if bar.kind not in (*COMPUTATIONS, "done") or not _fits(bar.short, (stop - bar.start) / end):
+        return
+    ax.text(
+        (bar.start + stop) / 2 / scale,
+        place + COMPUTE[0] + 0.54 * COMPUTE[1],
+        bar.short,
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color=TEXT.get(bar.kind, INK),
+    )
+
+
+def _fits(text: str, share: float) -> bool:
+    """Whether `text` fits into such a share of the axes, which are about 6.6 inches wide."""
+    return 0.62 * 8.5 * (len(text) + 0.6) <= 6.6 * 72 * share
+
+
+def _busy_column(ax: Axes, one: Chart, ranks: Sequence[int]) -> None:
+    """Write to the right of each row how much of the whole time the rank computes."""
+    for place, rank in enumerate(ranks):
+        ax.text(
+            1.01,
+            place + 0.5,
+            f"{one.busy(rank) / one.makespan:.0%} busy" if one.makespan else "",
+            transform=ax.get_yaxis_transform(),
+            va="center",
+            fontsize=8.5,
+            color=QUIET,
+        )
+
+
+def _legend(drawn: Figure, kinds: set[str]) -> None:
+    from matplotlib.patches import Patch
+
+    words = WORDS if kinds & {"forward", "backward"} else WORDS | {"other": "computation"}
+    patches = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
+    drawn.legend(handles=patches, loc="outside lower center", ncols=min(4, len(patches)), fontsize=8.5)

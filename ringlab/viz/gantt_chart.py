@@ -1,0 +1,133 @@
+"""The bars of a Gantt chart, read off a trace; times in seconds from the trace's first event."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ringlab.comm.trace import Compute, Exchange, Trace
+from ringlab.errors import CommError
+
+Kind = Literal["forward", "backward", "other", "wait", "message", "control", "done"]
+COMPUTATIONS = ("forward", "backward", "other")
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One stretch of time on one rank; messages that overlap stand in different lanes."""
+
+    rank: int
+    start: float
+    end: float
+    kind: Kind
+    label: str
+    lane: int = 0
+
+    @property
+    def short(self) -> str:
+        """Return the step at the label's end where there is one, the label otherwise."""
+        number = re.search(r"\d+$", self.label)
+        sign = "+" if self.label.startswith("add ") else ""
+        return sign + number[0] if number else self.label
+
+
+@dataclass(frozen=True)
+class Chart:
+    """All bars of a run and its makespan: from the first event to the last, seconds."""
+
+    world_size: int
+    makespan: float
+    bars: tuple[Bar, ...]
+
+    def busy(self, rank: int) -> float:
+        """Return the seconds in which `rank` computes; nested computations count once."""
+        return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind in COMPUTATIONS)
+
+    def waited(self, rank: int) -> float:
+        """Return the seconds in which `rank` waits for messages, those by which ranks agree left out."""
+        return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind == "wait")
+
+    @property
+    def busy_fraction(self) -> float:
+        """Return the share of makespan × ranks that is computation."""
+        whole = self.makespan * self.world_size
+        return sum(self.busy(rank) for rank in range(self.world_size)) / whole if whole else 0.0
+
+
+def chart(trace: Trace) -> Chart:
+    """Return the bars of `trace`.
+
+    A message's bar goes from the moment it was posted to the moment it was complete for that rank;
+    waiting is its exposed part. Raises: CommError for a trace without a computation or exchange.
+    """
+    events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
+    if not events:
+        raise CommError("a trace with computations or exchanges", "none", "draw it when the run is over")
+    start = min(event.start if isinstance(event, Compute) else event.posted for event in events)
+    bars: list[Bar] = []
+    for event in events:
+        bars += _compute(event, start) if isinstance(event, Compute) else _exchange(event, start)
+    messages = [bar for bar in bars if bar.kind in ("message", "control")]
+    others = [bar for bar in bars if bar.kind not in ("message", "control")]
+    laned = [bar for rank in range(trace.world_size) for bar in _laned(messages, rank)]
+    return Chart(trace.world_size, max(bar.end for bar in bars), tuple(others + laned))
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit in which so many seconds read best, as its seconds and its sign.
+
+    >>> time_unit(0.00047)
+    (1e-06, 'µs')
+    """
+    return next(
+        (unit for unit in UNITS if seconds >= unit[0] * 0.9999), UNITS[0] if not seconds else UNITS[-1]
+    )
+
+
+def in_unit(seconds: float, scale: float) -> str:
+    """Return seconds in units of `scale` with three significant digits.
+
+    >>> in_unit(0.00047, 1e-6)
+    '470'
+    """
+    value = seconds / scale
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _compute(event: Compute, start: float) -> list[Bar]:
+    kind: Kind = "other"
+    if event.label.startswith("attend"):
+        kind = "backward" if "backward" in event.label else "forward"
+    return [Bar(event.rank, event.start - start, event.end - start, kind, event.label)]
+
+
+def _exchange(event: Exchange, start: float) -> list[Bar]:
+    kind: Kind = "control" if event.control else "message"
+    bars = [Bar(event.rank, event.posted - start, event.done - start, kind, event.tag)]
+    if not event.control and event.exposed > 0:
+        waited = event.waited - start
+        bars.append(Bar(event.rank, waited, waited + event.exposed, "wait", event.tag))
+    return bars
+
+
+def _laned(messages: list[Bar], rank: int) -> list[Bar]:
+    """The messages of one rank, each in the first lane that is free when it is posted."""
+    free: list[float] = []
+    placed = []
+    for bar in sorted((bar for bar in messages if bar.rank == rank), key=lambda bar: (bar.start, bar.end)):
+        lane = next((n for n, until in enumerate(free) if until <= bar.start), len(free))
+        free[lane : lane + 1] = [bar.end]
+        placed.append(replace(bar, lane=lane))
+    return placed
+
+
+def _covered(bars: Iterable[Bar]) -> float:
+    """The length of the union of the bars, seconds."""
+    total, reached = 0.0, float("-inf")
+    for bar in sorted(bars, key=lambda bar: bar.start):
+        total += max(0.0, bar.end - max(bar.start, reached))
+        reached = max(reached, bar.end)
+    return total

@@ -1,0 +1,115 @@
+"""The score tiles of a layout in local order, and what the mask makes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringlab.errors import LayoutError
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+
+LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
+    "contiguous": contiguous,
+    "striped": striped,
+    "zig-zag": zigzag,
+    "token fold": lambda S, P: dealt(S, P, chunk=1, folded=True, name="token fold"),
+}
+SKIP, PARTIAL, FULL = 0, 1, 2
+MOST_TOKENS, MOST_TILES = 8192, 256
+"""The longest sequence whose mask is looked at token by token, and the most tiles along a side."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The score matrix of a layout in local order: queries of rank 0, 1, … down, their keys across.
+
+    kinds[i, j] is SKIP, PARTIAL or FULL; sizes[i, j] the scores in the tile, visible[i, j] those that
+    the mask leaves; owner[i] the rank of tile row (and column) i, bounds where it begins, in tokens.
+    """
+
+    layout: Layout
+    tile: int
+    kinds: np.ndarray
+    sizes: np.ndarray
+    visible: np.ndarray
+    owner: np.ndarray
+    bounds: np.ndarray
+
+    def count(self, kind: int) -> int:
+        """Return how many tiles are of this kind."""
+        return int((self.kinds == kind).sum())
+
+    @property
+    def computed(self) -> np.ndarray:
+        """Return the scores that every rank computes, masked ones in partial tiles too: int64 (P,)."""
+        rows = np.where(self.kinds == SKIP, 0, self.sizes).sum(axis=1)
+        return np.bincount(self.owner, rows, self.layout.P).astype(np.int64)
+
+    @property
+    def overhead(self) -> float:
+        """Return how many scores are computed for each visible one."""
+        return float(self.computed.sum() / self.visible.sum())
+
+
+def tiles_of(
+    layout: Layout, tile: int, *, causal: bool = True, documents: Sequence[int] | None = None
+) -> Tiles:
+    """Return every tile of a layout's score matrix and what the mask makes of it.
+
+    `documents` are the lengths of packed documents: no token sees another document's.
+    Raises: LayoutError for a tile below 1, more than 256 tiles along a side, more than 8,192 tokens,
+    or documents that do not add up to S.
+    """
+    _check(layout, tile, documents)
+    positions = np.concatenate([layout.positions(rank) for rank in range(layout.P)])
+    mask = positions[:, None] >= positions[None, :] if causal else np.ones((layout.S, layout.S), bool)
+    if documents is not None:
+        document = np.repeat(np.arange(len(documents)), documents)[positions]
+        mask &= document[:, None] == document[None, :]
+    owner, bounds = _cuts(layout, tile)
+    visible = np.add.reduceat(mask, bounds[:-1], axis=0, dtype=np.int64)
+    visible = np.add.reduceat(visible, bounds[:-1], axis=1)
+    lengths = np.diff(bounds)
+    sizes = lengths[:, None] * lengths[None, :]
+    kinds = np.where(visible == 0, SKIP, np.where(visible == sizes, FULL, PARTIAL))
+    return Tiles(layout, tile, kinds, sizes, visible, owner, bounds)
+
+
+def owners(layout: Layout) -> np.ndarray:
+    """Return the rank that owns each token: int64 (S,)."""
+    owner = np.empty(layout.S, np.int64)
+    for rank in range(layout.P):
+        owner[layout.positions(rank)] = rank
+    return owner
+
+
+def _cuts(layout: Layout, tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """The owner of every tile row, and where it begins; every rank's tiles begin anew."""
+    owner, bounds, begin = [], [0], 0
+    for rank in range(layout.P):
+        length = layout.length(rank)
+        stops = [*range(tile, length, tile), length] if length else []
+        owner += [rank] * len(stops)
+        bounds += [begin + stop for stop in stops]
+        begin += length
+    return np.array(owner), np.array(bounds)
+
+
+def _check(layout: Layout, tile: int, documents: Sequence[int] | None) -> None:
+    if not isinstance(tile, (int, np.integer)) or tile < 1:
+        raise LayoutError("tile >= 1 tokens, an integer", f"tile={tile!r}")
+    if not 1 <= layout.S <= MOST_TOKENS:
+        raise LayoutError(
+            f"1 to {MOST_TOKENS:,} tokens for a picture",
+            f"{layout.S:,}",
+            "divide S and tile by the same number: the tiles stay alike",
+        )
+    along = sum(-(-layout.length(rank) // tile) for rank in range(layout.P))
+    if along > MOST_TILES:
+        raise LayoutError(f"at most {MOST_TILES} tiles along a side", f"{along}", "take larger tiles")
+    if documents is not None and (sum(documents) != layout.S or min(documents, default=0) < 1):
+        raise LayoutError(
+            f"documents of at least one token that add up to S={layout.S}", f"{list(documents)}"
+        )

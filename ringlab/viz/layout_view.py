@@ -1,0 +1,249 @@
+"""Layouts side by side: whose every token is, and which score tiles that leaves to compute.
+
+A tile is `tile` × `tile` scores between tokens that are neighbours in local memory: queries of one
+rank, keys of another. It is skipped only if the mask hides all of it, so how a layout deals the
+tokens decides how many tiles there are to compute, and how many of those are half empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.course.frontend import is_live
+from ringlab.errors import LayoutError
+from ringlab.layout import Layout
+from ringlab.viz.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, Tiles, owners, tiles_of
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    PAPER,
+    QUIET,
+    RED,
+    RULE,
+    new_figure,
+    rank_colour,
+    show,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours are ranks, in the strips above; so what the mask makes of a tile is told by greys.
+LOOKS: dict[int, dict[str, Any]] = {
+    FULL: {"facecolor": "#AAB4BF", "edgecolor": PAPER},
+    PARTIAL: {"facecolor": INK, "edgecolor": PAPER, "hatch": "////"},
+    SKIP: {"facecolor": PAPER, "edgecolor": RULE},
+}
+WORDS = {
+    FULL: "computed, all visible",
+    PARTIAL: "computed, partly masked",
+    SKIP: "skipped, all masked",
+}
+MOST_PIECES = 100
+"""Pieces that a strip shows one by one; more would be thinner than a letter."""
+DARK = {BLUE, RED, GREEN}
+"""Rank colours on which white text reads better."""
+
+
+def figure(
+    layouts: Sequence[Layout],
+    tile: int = 4,
+    *,
+    causal: bool = True,
+    documents: Sequence[int] | None = None,
+) -> Figure:
+    """Return the layouts' tokens as strips, one below the other, and their tiles side by side.
+
+    Raises: LayoutError as `tiles_of`, and for no layout at all.
+    """
+    if not layouts:
+        raise LayoutError("at least one layout", "none")
+    pictures = [tiles_of(layout, tile, causal=causal, documents=documents) for layout in layouts]
+    panel = min(3.4, 7.9 / len(layouts))
+    strips = 0.5 * len(layouts) + (0.25 if documents else 0.0)
+    with styled():
+        drawn = new_figure((8.0, strips + panel + 1.5))
+        parts: Any = drawn.subfigures(2, 1, height_ratios=(strips + 0.3, panel + 1.2))
+        upper, lower = parts
+        for number, (ax, layout) in enumerate(
+            zip(upper.subplots(len(layouts), 1, squeeze=False)[:, 0], layouts, strict=True)
+        ):
+            draw_tokens(ax, layout, documents, first=number == 0, last=number == len(layouts) - 1)
+        for number, (ax, picture) in enumerate(
+            zip(lower.subplots(1, len(layouts), squeeze=False)[0], pictures, strict=True)
+        ):
+            draw_tiles(ax, picture, names=number == 0)
+        _legend(lower, pictures)
+    return drawn
+
+
+def draw_tokens(
+    ax: Axes, layout: Layout, documents: Sequence[int] | None = None, *, first: bool = True, last: bool = True
+) -> None:
+    """Draw the sequence as a strip: every piece in its rank's colour and with its number."""
+    owner = owners(layout)
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    if len(starts) > MOST_PIECES:
+        ax.barh(0, layout.S, 1, color=PAPER, edgecolor=QUIET, hatch="|||||", linewidth=0.6)
+        turns = ", ".join(str(owner[start]) for start in starts[: 2 * layout.P + 1])
+        ax.text(layout.S / 2, 0, f"dealt in turn to ranks {turns}, …", **_plate())
+    else:
+        for start, stop in zip(starts, (*starts[1:], layout.S), strict=True):
+            _draw_piece(ax, int(owner[start]), int(start), int(stop), layout.S)
+    _draw_documents(ax, layout, documents, named=first)
+    ax.set(xlim=(0, layout.S), ylim=(0.5, -0.5))
+    ax.set_yticks([0], [layout.name], fontsize=9.5, color=INK)
+    ax.tick_params(length=0, labelbottom=last, labelsize=9)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+    if last:
+        ax.set_xlabel("token (global position); the number is the rank that owns it", fontsize=9)
+
+
+def _draw_piece(ax: Axes, rank: int, start: int, stop: int, S: int) -> None:
+    """Draw a piece of the sequence in its rank's colour, with the rank's number where it fits."""
+    colour = rank_colour(rank)
+    ax.barh(0, stop - start, 1, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
+    if (stop - start) / S * 6.6 * 72 >= 5.4 * len(str(rank)):
+        ink = PAPER if colour in DARK else INK
+        plate = {"facecolor": colour, "edgecolor": "none", "pad": 0.4}  # over a document's flag
+        ax.text((start + stop) / 2, 0, str(rank), ha="center", va="center", fontsize=8, color=ink, bbox=plate)
+
+
+def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
+    """Draw the score matrix in local order, tile by tile; heavy lines part the ranks."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    bounds, S, P = picture.bounds, picture.layout.S, picture.layout.P
+    many = len(bounds) > 48
+    for kind, look in LOOKS.items():
+        boxes = [
+            Rectangle((bounds[j], bounds[i]), bounds[j + 1] - bounds[j], bounds[i + 1] - bounds[i])
+            for i, j in np.argwhere(picture.kinds == kind)
+        ]
+        shown = look | ({"hatch": None, "edgecolor": look["facecolor"]} if many else {})
+        ax.add_collection(PatchCollection(boxes, linewidth=0.0 if many else 0.6, gid=WORDS[kind], **shown))
+    edges = np.cumsum([0, *(picture.layout.length(rank) for rank in range(P))])
+    for edge in edges:
+        ax.plot((0, S), (edge, edge), color=INK, linewidth=1.1, clip_on=False)
+        ax.plot((edge, edge), (0, S), color=INK, linewidth=1.1, clip_on=False)
+    ax.set(xlim=(0, S), ylim=(S, 0), aspect="equal")
+    middles = (edges[:-1] + edges[1:]) / 2
+    ax.set_xticks(middles, [str(rank) for rank in range(P)], fontsize=8.5)
+    ax.set_yticks(middles, [str(rank) for rank in range(P)], fontsize=8.5)
+    ax.set_xlabel("keys of rank …", fontsize=9)
+    if names:
+        ax.set_ylabel("queries of rank …", fontsize=9)
+    ax.set_title(picture.layout.name, fontsize=10.5, pad=39)
+    lines = ax.annotate(
+        _result(picture), (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8.5
+    )
+    lines.set_in_layout(False)  # the room above is the title's; its width must not narrow the panel
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+
+
+def describe(
+    layouts: Sequence[Layout],
+    tile: int = 4,
+    *,
+    causal: bool = True,
+    documents: Sequence[int] | None = None,
+) -> str:
+    """Return the picture in words: its alternative text."""
+    pictures = [tiles_of(layout, tile, causal=causal, documents=documents) for layout in layouts]
+    words = (
+        f"{pictures[0].layout.S:,} tokens on {pictures[0].layout.P} ranks, tiles of {tile} × {tile} scores. "
+    )
+    if documents is not None:
+        words += f"{len(documents)} documents of {', '.join(map(str, documents))} tokens. "
+    return words + " ".join(_sentence(picture) for picture in pictures)
+
+
+def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> Any:
+    """Return a widget: one slider for the tile, one for the ranks; the words stand below the picture."""
+    import ipywidgets
+
+    tile = ipywidgets.SelectionSlider(options=list(tiles), value=tiles[len(tiles) // 2], description="tile")
+    ranks = ipywidgets.IntSlider(value=P, min=1, max=8, description="ranks")
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        layouts = [LAYOUTS[name](S, ranks.value) for name in ("contiguous", "striped", "zig-zag")]
+        picture.value = as_html(figure(layouts, tile.value), describe(layouts, tile.value))
+
+    for control in (tile, ranks):
+        control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([ipywidgets.HBox([tile, ranks]), picture])
+
+
+def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
+    """Show the player to a person; where nobody is there to move a slider, the picture at the middle tile."""
+    if not is_live():
+        layouts = [LAYOUTS[name](S, P) for name in ("contiguous", "striped", "zig-zag")]
+        tile = tiles[len(tiles) // 2]
+        show(figure(layouts, tile), describe(layouts, tile))
+        return
+    from IPython.display import display
+
+    display(player(S, P, tiles))
+
+
+def _result(picture: Tiles) -> str:
+    """What the layout comes to, in three short lines."""
+    kinds, load = picture.kinds, picture.computed
+    return (
+        f"{kinds.size - picture.count(SKIP)} of {kinds.size} tiles computed:\n"
+        f"{picture.overhead:.2f} × the visible scores;\n"
+        f"busiest rank {load.max() / load.mean():.2f} × the mean"
+    )
+
+
+def _sentence(picture: Tiles) -> str:
+    runs = picture.layout.runs(0)
+    first = picture.layout.positions(0)[:4].tolist()
+    busy = picture.computed
+    return (
+        f"{picture.layout.name}: rank 0 owns {picture.layout.length(0)} tokens in {len(runs)} "
+        f"run{'s' * (len(runs) != 1)}, first {', '.join(map(str, first))}; {picture.count(FULL)} tiles full, "
+        f"{picture.count(PARTIAL)} partly masked, {picture.count(SKIP)} skipped; "
+        f"{picture.overhead:.2f} scores computed for each visible one; "
+        f"the busiest rank computes {busy.max():,}, the idlest {busy.min():,}."
+    )
+
+
+def _draw_documents(ax: Axes, layout: Layout, documents: Sequence[int] | None, named: bool) -> None:
+    """Draw a flag where each packed document begins."""
+    if documents is None:
+        return
+    for number, begin in enumerate(np.cumsum([0, *documents[:-1]])):
+        ax.plot((begin, begin), (-0.72, 0.5), color=INK, linewidth=1.6, clip_on=False)
+        if named and documents[number] / layout.S * 6.6 * 72 >= 44:
+            offset: Any = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7.5, "color": QUIET}
+            ax.annotate(f"document {number}", (begin, -0.5), **offset)
+
+
+def _plate() -> dict[str, Any]:
+    """Text on a plate, over a strip whose pieces are too thin to be told apart."""
+    plate = {"facecolor": PAPER, "edgecolor": QUIET, "boxstyle": "round,pad=0.25", "linewidth": 0.8}
+    return {"ha": "center", "va": "center", "fontsize": 8, "color": INK, "bbox": plate}
+
+
+def _legend(drawn: Any, pictures: Sequence[Tiles]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    there = {kind for picture in pictures for kind in (SKIP, PARTIAL, FULL) if picture.count(kind)}
+    handles: list[Any] = [Patch(label=WORDS[kind], **look) for kind, look in LOOKS.items() if kind in there]
+    handles.append(Line2D([], [], color=INK, linewidth=1.1, label="edge between ranks"))
+    drawn.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)

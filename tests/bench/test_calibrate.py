@@ -1,0 +1,153 @@
+"""Calibration: what was measured becomes hardware, and predictions are compared with runs of the same ring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.bench.calibrate import Measured, as_hardware, compare, measure
+from ringlab.cli import app
+from ringlab.cost.hardware import hardware, write_hardware
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+
+SIZES = Attention(1, 4, 2, 64, "float32")
+LAUNCH, SCORE, ROW = 2e-5, 4e-9, 3e-8
+LATENCY, RATE = 1e-4, 1e9
+
+
+def made_up(factor: float = 1.0) -> Measured:
+    """What a machine would have measured whose tiles and messages take exactly these times."""
+    tiles = {
+        (of, rows, keys): times * (LAUNCH + 4 * rows * (keys * SCORE + ROW))
+        for of, times in (("forward", 1.0), ("backward", 2.5))
+        for rows in (256, 1024)
+        for keys in (256, 512, 1024)
+    }
+    links = {nbytes: LATENCY + nbytes / RATE for nbytes in (1 << 12, 1 << 20, 1 << 24)}
+    runs = {("forward", 2048): 1.0, ("forward_backward", 2048): 1.0}
+    exact = Measured(SIZES, 2, 3, tiles, links, runs, 3e10, 8e9)
+    cases = compare(exact, as_hardware(exact, "exact"))
+    return replace(exact, runs={(c["pass"], c["tokens"]): factor * c["predicted_s"] for c in cases})
+
+
+def test_a_machine_that_behaves_as_fitted_is_predicted_without_error() -> None:
+    measured = made_up()
+    assert [case["relative_error"] for case in compare(measured, as_hardware(measured, "exact"))] == [
+        0.0,
+        0.0,
+    ]
+
+
+def test_errors_have_a_sign_and_are_relative_to_what_was_measured() -> None:
+    measured = made_up(factor=1.25)
+    for case in compare(measured, as_hardware(measured, "slower")):
+        assert case["relative_error"] == pytest.approx(-0.2)
+        assert case["predicted_s"] == pytest.approx(0.8 * case["measured_s"])
+
+
+def test_the_prediction_is_that_of_the_ring_by_hand() -> None:
+    """P=2, 2,048 tokens, zig-zag: two diagonals of 512 rows cut to 256, a full square, then half a block."""
+    measured = made_up()
+    forward = compare(measured, as_hardware(measured, "exact"))[0]
+    assert (forward["pass"], forward["tokens"]) == ("forward", 2048)
+
+    def tile(rows: int, keys: int) -> float:
+        return LAUNCH + 4 * rows * (keys * SCORE + ROW)
+
+    diagonal = 3 * tile(256, 256)
+    first = 2 * diagonal + tile(512, 512)
+    by_rank = (first + tile(512, 1024), first + tile(1024, 512))
+    assert forward["predicted_s"] == pytest.approx(max(by_rank), rel=1e-6)
+
+
+def test_hardware_written_and_read_predicts_the_same(tmp_path: Path) -> None:
+    measured = made_up()
+    found = as_hardware(measured, "mine")
+    write_hardware(tmp_path / "mine.toml", found)
+    assert compare(measured, hardware(tmp_path / "mine.toml")) == compare(measured, found)
+
+
+def test_backward_is_predicted_with_its_own_times() -> None:
+    measured = made_up()
+    forward, both = (case["predicted_s"] for case in compare(measured, as_hardware(measured, "exact")))
+    assert both > 3 * forward
+
+
+@pytest.mark.parametrize(("P", "rounds", "tokens"), [(1, 3, (64,)), (2, 0, (64,)), (2, 1, ()), (4, 1, (3,))])
+def test_impossible_measurements_are_refused(P: int, rounds: int, tokens: tuple[int, ...]) -> None:
+    with pytest.raises(CostError, match="at least 2 processes"):
+        measure(SIZES, P, tokens, rounds)
+
+
+def test_a_hardware_file_is_not_replaced_unasked(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("precious")
+    done = CliRunner().invoke(app, ["calibrate", "--hardware", str(tmp_path / "mine.toml")])
+    assert done.exit_code == 1
+    assert "--replace" in done.output
+    assert (tmp_path / "mine.toml").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["--name", "a:b"], "hardware with a name"),
+        (["--name", "x y"], "hardware with a name"),
+        (["--name", ""], "hardware with a name"),
+        (["--dtype", "float8"], "float32 or bfloat16"),
+        (["--dtype", "float64"], "float32 or bfloat16"),
+        (["--dtype", "tf32"], "float32 or bfloat16"),
+        (["--dtype", "int8"], "a dtype among"),
+        (["--hardware", "/proc/no/x.toml"], "a file that can be written"),
+        (["--hardware", "/proc/x.toml"], "a file that can be written"),
+        (["--output", "/proc/x.json"], "a file that can be written"),
+        (["--ranks", "1"], "at least 2 processes"),
+        (["--tokens", "2,x"], "tokens, such as"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_measured(
+    words: list[str], needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(*_: object, **__: object) -> None:
+        raise AssertionError("measured before the input was checked")
+
+    monkeypatch.setattr("ringlab.bench.calibrate.launch", launched)
+    file = tmp_path / "mine.toml"
+    write_hardware(file, hardware("h100"))
+    done = CliRunner().invoke(app, ["calibrate", "--json", "--replace", "--hardware", str(file), *words])
+    assert done.exit_code == 1, done.exception
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "CostError" and needed in error["needed"]
+    assert hardware(file) == hardware("h100") and [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+@pytest.mark.slow
+def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
+    file = tmp_path / "here.toml"
+    options = ["--heads", "1", "--head-dim", "16", "--tokens", "128,200", "--rounds", "1", "--json"]
+    done = CliRunner().invoke(app, ["calibrate", "--hardware", str(file), *options])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [(c["pass"], c["tokens"]) for c in report["cases"]] == [
+        (of, S) for S in (128, 200) for of in ("forward", "forward_backward")
+    ]
+    assert all(c["measured_s"] > 0 and c["predicted_s"] > 0 for c in report["cases"])
+    assert report["worst_relative_error"] == max(abs(c["relative_error"]) for c in report["cases"])
+    found = hardware(file)
+    assert found.ranks_per_node == 2
+    assert {block.pass_ for block in found.block_times} == {"forward", "backward"}
+    assert found.inside.bytes_per_s > 0
+
+
+def test_the_committed_result_says_three_lengths_both_ways_within_fifteen_percent() -> None:
+    file = Path(__file__).parents[2] / "benchmarks/results/calibrate/two-processes.json"
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert len({case["tokens"] for case in report["cases"]}) == 3
+    assert {case["pass"] for case in report["cases"]} == {"forward", "forward_backward"}
+    errors = [abs(c["predicted_s"] / c["measured_s"] - 1) for c in report["cases"]]
+    assert max(errors) == pytest.approx(report["worst_relative_error"], abs=1e-4)
+    assert max(errors) < 0.15

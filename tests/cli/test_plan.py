@@ -1,0 +1,322 @@
+"""`ringlab plan`: the answer first, everything in JSON, bad input told, nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.cost.hardware import hardware, hardware_names, write_hardware
+from ringlab.cost.models import model_names
+
+ASKED = "--model llama3-70b --tokens 1M --hardware h100"
+
+
+def call(words: str, width: int | None = None) -> tuple[int, str, str]:
+    environment = {"COLUMNS": str(width)} if width else None
+    result = CliRunner().invoke(app, ["plan", *shlex.split(words)], env=environment)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def told(words: str) -> dict[str, Any]:
+    status, out, _ = call(words + " --json")
+    found = json.loads(out)
+    assert status == (0 if found["ok"] else 1)
+    return found
+
+
+def test_the_first_line_is_the_answer_and_the_rest_says_why() -> None:
+    status, out, _ = call(f"{ASKED} --nodes 8")
+    assert status == 0 and out.startswith("Fits: 64 × H100, ring 64 over 8 nodes, zigzag, full recomputation")
+    for part in (
+        "Memory of one GPU",
+        "optimizer",
+        "K/V in flight",
+        "logits",
+        "Time of one layer",
+        "tokens/s",
+    ):
+        assert part in out
+    for part in (
+        "Limit: memory",
+        "What to change",
+        "the fewest nodes that fit, 6",
+        "Also weighed",
+        "Assumed",
+    ):
+        assert part in out
+    assert "arXiv" in out  # the source of the fractions of peak
+
+
+def test_what_does_not_fit_ends_with_status_1_and_names_the_nearest() -> None:
+    status, out, _ = call(f"{ASKED} --nodes 4")
+    assert status == 1 and out.startswith(
+        "Does not fit: 32 × H100 need at least 119 GB each and may use 80.4 GB"
+    )
+    assert "The nearest that fits" in out and "What to change" not in out
+    found = told(f"{ASKED} --nodes 4")
+    kinds = {each["kind"] for each in found["suggestions"]}
+    assert (
+        {"nodes", "tokens", "hardware"} <= kinds and not found["fits"] and found["limit"]["kind"] == "memory"
+    )
+    for each in found["suggestions"]:
+        assert each["fits"] and told(each["command"].removeprefix("ringlab plan "))["fits"]
+
+
+def test_json_has_everything_and_nothing_else_is_printed() -> None:
+    found = told(f"{ASKED} --nodes 8")
+    wanted = {
+        "fits",
+        "degrees",
+        "layout",
+        "chunk_tokens",
+        "hidden",
+        "step_s",
+        "tokens_per_s",
+        "limit",
+        "suggestions",
+    }
+    wanted |= {
+        "memory",
+        "time",
+        "alternatives",
+        "assumptions",
+        "communication",
+        "command",
+        "work_max_over_mean",
+    }
+    assert wanted <= found.keys()
+    degrees = found["degrees"]
+    assert degrees["dp"] * degrees["tp"] * degrees["ring"] * degrees["ulysses"] == found["gpus"] == 64
+    entries = found["memory"]["entries"]
+    assert sum(entry["bytes"] for entry in entries) == found["memory"]["total_bytes"]
+    assert (
+        found["memory"]["total_bytes"]
+        < found["memory"]["usable_bytes"]
+        == 0.94 * hardware("h100").memory_bytes
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_stays_within_the_width_of_the_terminal(width: int) -> None:
+    """In a process of its own, which takes its width from the environment."""
+    code = (
+        "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan_output as p; "
+        f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
+    )
+    command = [sys.executable, "-c", code, "plan", *shlex.split(f"{ASKED} --nodes 8 --batch 2")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    "words", ["--inference prefill", "--inference decode --batch 8", "--no-causal --dtype float8"]
+)
+def test_other_purposes_are_planned_and_shown(words: str) -> None:
+    status, out, _ = call(f"{ASKED} --nodes 4 {words}")
+    assert status == told(f"{ASKED} --nodes 4 {words}")["fits"] ^ 1
+    assert out.startswith("Fits" if status == 0 else "Does not fit") and "Assumed" in out
+    assert ("K/V cache" in out) == ("inference" in words)
+
+
+def test_degrees_layout_and_tile_are_taken_as_given() -> None:
+    found = told(f"{ASKED} --nodes 8 --tp 2 --ulysses 2 --dp 1 --fsdp 32 --layout striped --tile 64x128")
+    assert found["degrees"] == {"dp": 1, "tp": 2, "cp": 32, "ring": 16, "ulysses": 2, "fsdp": 32}
+    assert found["layout"] == "striped" and found["chunk_tokens"] == 1
+
+
+@pytest.mark.parametrize("tokens", ["1M", "1000000", "1000k", "1_000_000"])
+def test_tokens_are_read_with_their_suffix(tokens: str) -> None:
+    assert told(f"--model llama3-8b --tokens {tokens} --hardware h100 --nodes 4")["tokens"] == 10**6
+    assert told("--model llama3-8b --tokens 1Mi --hardware h100 --nodes 4")["tokens"] == 2**20
+
+
+BAD = {
+    "--model lama3-70b --tokens 1M --hardware h100": ("a known model", "nearest: llama3-70b"),
+    "--model llama3-70b --tokens 1M --hardware h10": ("a known hardware", "h100"),
+    "--model llama3-70b --tokens 0 --hardware h100": ("a whole number from 1", ""),
+    "--model llama3-70b --tokens -5 --hardware h100": ("a whole number from 1", ""),
+    "--model llama3-70b --tokens many --hardware h100": ("tokens, such as", "suffixes"),
+    "--model llama3-70b --tokens 1.5 --hardware h100": ("a whole number", ""),
+    f"{ASKED} --nodes 0": ("nodes >= 1", ""),
+    f"{ASKED} --nodes -3": ("nodes >= 1", ""),
+    f"{ASKED} --gpus-per-node 0": ("gpus_per_node >= 1", ""),
+    f"{ASKED} --batch 0": ("batch >= 1", ""),
+    f"{ASKED} --tp 0": ("tp >= 1", ""),
+    f"{ASKED} --tp 3": ("divides the H=64 query heads", "2 or 4"),
+    f"{ASKED} --tp 8 --ulysses 3": ("tp × ulysses that divides", "16 or 32"),
+    f"{ASKED} --ulysses 48 --gpus-per-node 48": ("tp × ulysses that divides", "32 or 64"),
+    f"{ASKED} --tp 8 --cp 2 --dp 1": ("dp × tp × cp = 8 GPUs", "cp=1 with this dp and tp"),
+    f"{ASKED} --cp 3": ("dp × tp × cp = 8 GPUs", "1, 2, 4, 8"),
+    f"{ASKED} --ring 4 --ulysses 2 --cp 4": ("ring × ulysses = cp", "--cp 8"),
+    f"{ASKED} --dp 2": ("batch divisible by dp", "--batch 2"),
+    f"{ASKED} --tp 1 --dp 1 --cp 8 --fsdp 3": ("fsdp that divides", "2 or 4"),
+    "--model llama3-70b --tokens 4 --hardware h100 --tp 1": ("at least one token per rank", "fewer nodes"),
+    f"{ASKED} --nodes 4 --fsdp 7": ("fsdp that divides dp × cp, here at most 32 ranks", "--fsdp 4 or 8"),
+    f"{ASKED} --nodes 4 --tp 2 --fsdp 32": ("fsdp that divides dp × cp, here 16 ranks", "--fsdp 16"),
+    f"{ASKED} --layout spiral": ("layout among", ""),
+    f"{ASKED} --layout zigzga": ("layout among", "nearest: zigzag"),
+    f"{ASKED} --recomputation ful": ("recomputation among", "nearest: full"),
+    f"{ASKED} --dtype int8": ("a dtype among", "nearest: float8"),
+    f"{ASKED} --nodes {10**23}": ("nodes <= 1,048,576", ""),
+    f"{ASKED} --nodes 1048576": ("nodes × GPUs of a node <= 1,048,576", ""),
+    f"{ASKED} --batch {10**23}": ("batch <= 1,048,576", ""),
+    f"{ASKED} --tp {10**23}": ("tp <= 1,048,576", ""),
+    f"{ASKED} --logits-chunk 10G": ("logits_chunk <= 2,147,483,648", ""),
+    f"{ASKED} --tile 99999999999999999999999x1": (
+        "a tile of rows x keys, both from 1 to 1,048,576",
+        "128x128",
+    ),
+    f"{ASKED} --recomputation much": ("recomputation among", ""),
+    f"{ASKED} --inference finetuning": ("purpose among", ""),
+    f"{ASKED} --dtype int3": ("a dtype among", ""),
+    f"{ASKED} --dtype float64": ("a dtype that h100 computes in", ""),
+    f"{ASKED} --tile 128": ("a tile of rows x keys", "128x128"),
+    f"{ASKED} --tile 0x128": ("a tile of rows x keys", "128x128"),
+    f"{ASKED} --reserve 1.2": ("reserve", ""),
+    f"{ASKED} --reserve nan": ("reserve", ""),
+    f"{ASKED} --logits-chunk 0": ("a whole number from 1", ""),
+    f"{ASKED} --inference decode --ulysses 2": ("decode without ulysses", "--cp"),
+    "--bound circle": ("a bound among", ""),
+    "--bound strip": ("a bound among", "nearest: striped"),
+    "--bound context --model ring-7b --hardware a100 --ranks 0": ("ranks >= 1", ""),
+    f"--bound context --model ring-7b --hardware a100 --ranks {10**23}": ("ranks <= 1,048,576", ""),
+    "--bound striped --model striped-1b --ranks 4 --tokens 1000000000000000": ("tokens <= 2,147,483,648", ""),
+    "--bound striped --model striped-1b --ranks 1025 --tokens 1M": ("ranks <= 1,024", ""),
+    "--bound striped --model striped-1b --ranks 0 --tokens 1M": ("ranks >= 1", ""),
+    "--bound ring --hardware a100 --link betwen": ("a link: inside or between", "nearest: between"),
+    "--bound striped --model striped-1b --ranks 4 --tokens 2": ("a token for each", ""),
+    "--bound striped --model striped-1b --ranks 4 --tokens 4096 --attention-weight 0": (
+        "attention_weight > 0",
+        "",
+    ),
+    "--bound ring --hardware a100 --link around": ("a link: inside or between", ""),
+    "--bound ring --hardware a100 --bandwidth 12.5": ("bytes/s with a unit", ""),
+    "--bound ring --hardware a100 --dtype float8": ("a dtype that a100 computes in", ""),
+}
+
+
+@pytest.mark.parametrize("words", list(BAD))
+def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
+    needed, remedy = BAD[words]
+    status, out, err = call(words + " --json")
+    error = json.loads(out)["error"]
+    assert status == 1 and error["kind"] == "CostError"
+    assert needed in error["needed"] and remedy in error["remedy"], error
+    assert "needed:" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "words, option",
+    [
+        ("", "--model"),
+        ("--model llama3-8b", "--tokens"),
+        ("--model llama3-8b --tokens 1M", "--hardware"),
+        ("--bound striped --model striped-1b", "--ranks"),
+        ("--bound ring", "--hardware"),
+        ("--bound context --model ring-7b --hardware a100", "--ranks"),
+    ],
+)
+def test_what_is_missing_is_named(words: str, option: str) -> None:
+    status, _, err = call(words)
+    assert status == 2 and option in err
+
+
+def test_files_of_ones_own_are_read_and_refused_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    write_hardware(path, hardware("h100"))
+    found = told(f"--model llama3-8b --tokens 128k --hardware {path} --nodes 2")
+    assert found["ok"] and str(path) in found["command"]
+    assert all(str(path) in each["command"] for each in found["suggestions"] if each["kind"] == "nodes")
+    memory = re.search(r'^memory = "(.*)"$', path.read_text(), re.M)
+    assert memory
+    for before, after, complaint in (
+        (memory[0], "memory = 80", "unit"),
+        (memory[0], f'memery = "{memory[1]}"', "memery"),
+    ):
+        path.write_text(path.read_text().replace(before, after))
+        status, _, err = call(f"--model llama3-8b --tokens 128k --hardware {path}")
+        assert status == 1 and complaint in err and "line" in err
+        path.write_text(path.read_text().replace(after, before))
+
+
+def test_striped_bound_as_published() -> None:
+    """Table 3 of arXiv 2311.09431: 1B, four A100, 262144 tokens: 1.72."""
+    found = told("--bound striped --model striped-1b --ranks 4 --tokens 262144 --attention-weight 2")
+    assert found["max_speedup"] == pytest.approx(1.72, abs=0.005)
+    tiled = told(
+        "--bound striped --model striped-1b --ranks 4 --tokens 262144 --attention-weight 2 --tile 2048x4096"
+    )
+    assert 1.41 < tiled["max_speedup"] < found["max_speedup"]
+
+
+@pytest.mark.parametrize(
+    "bandwidth, block, sequence", [("300 GB/s", 1040, 6240), ("12.5 GB/s", 24960, 149_760)]
+)
+def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> None:
+    """Table 2 of arXiv 2310.01889, in thousands: A100 over NVLink 1.0 and 6.2, over InfiniBand 24.5 and 149.5."""
+    found = told(f"--bound ring --hardware a100 --bandwidth '{bandwidth}'")
+    assert found["min_block_tokens"] == pytest.approx(block)
+    assert found["min_sequence_tokens"] == pytest.approx(sequence)
+    inside = told("--bound ring --hardware a100")
+    assert inside["min_block_tokens"] == pytest.approx(1040) and inside["link"] == "NVLink 3"
+
+
+def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> None:
+    """The paper's TPU v4 has 268 GB/s: 1.0 and 6.2 thousand. The project's table has another link."""
+    asked = "--bound ring --hardware tpu-v4"
+    own, paper = told(asked), told(f"{asked} --bandwidth '268 GB/s'")
+    assert "formula of arXiv 2310.01889" in own["source"] and "this project's table" in own["source"]
+    assert hardware("tpu-v4").inside.source in own["source"] and "as given" not in own["source"]
+    assert "bandwidth as given" in paper["source"] and hardware("tpu-v4").inside.source not in paper["source"]
+    assert [round(paper[f"min_{what}_tokens"], -2) for what in ("block", "sequence")] == [1000, 6200]
+    assert own["min_block_tokens"] > 2 * paper["min_block_tokens"] and "--bandwidth" in own["note"]
+    _, out, _ = call(asked)
+    assert "formula of arXiv" in out and "--bandwidth" in out
+
+
+def test_machines_are_called_what_they_are(tmp_path: Path) -> None:
+    _, out, _ = call("--model llama3-8b --tokens 1M --hardware tpu-v4 --gpus-per-node 64")
+    assert "GPU" not in out.splitlines()[0] and "per TPU" in out.splitlines()[0] and "of one TPU" in out
+    write_hardware(tmp_path / "mine.toml", replace(hardware("h100"), name="laptop"))
+    _, out, _ = call(f"--model llama3-8b --tokens 128k --hardware {tmp_path / 'mine.toml'} --gpus-per-node 4")
+    assert "4 × laptop" in out.splitlines()[0] and "per rank" in out.splitlines()[0]
+
+
+def test_context_bound_lists_all_architectures() -> None:
+    found = told("--bound context --model ring-7b --hardware a100 --ranks 32")["max_context_tokens"]
+    assert found["ring"] > found["blockwise"] > found["memory-efficient"] > found["vanilla"] > 0
+    assert "Source: arXiv 2310.01889" in call("--bound context --model ring-7b --hardware a100 --ranks 32")[1]
+
+
+def test_the_list_has_every_name_with_its_source() -> None:
+    found = told("--list")
+    assert [each["name"] for each in found["models"]] == list(model_names())
+    assert [each["name"] for each in found["hardware"]] == list(hardware_names())
+    assert all(each["source"] for each in found["models"]) and all(
+        all(each["sources"]) for each in found["hardware"]
+    )
+    _, out, _ = call("--list")
+    assert all(name in out for name in (*model_names(), *hardware_names()))
+
+
+@pytest.mark.parametrize("words", [f"{ASKED} --nodes 4", "--list", "--bound ring --hardware a100"])
+def test_torch_is_not_imported(words: str) -> None:
+    """Importing it takes longer than a plan may take; asked of a fresh interpreter, so no clock is needed."""
+    code = "import sys\nfrom ringlab.cli import app\ntry:\n    app()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "plan", *shlex.split(words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode in (0, 1)
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    assert "numpy" in loaded and not loaded & {"torch", "triton", "matplotlib", "IPython", "pandas", "scipy"}

@@ -1,0 +1,193 @@
+"""`ringlab simulate`: JSON, pictures and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from ringlab.cli import app
+from ringlab.cli.simulate_files import Files, shown_ranks
+from ringlab.cli.simulate_output import strip
+from ringlab.comm.timeline import COMPUTE, WAIT
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *words])
+
+
+def test_json_holds_what_was_asked_and_what_came_out() -> None:
+    result = call("--tokens", "64Ki", "--layout", "contiguous", "--backward", "--slow", "3=1.5", "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    for name in ("makespan_s", "exposed_s", "busy_fraction", "wall_s", "peak_bytes"):
+        assert isinstance(told[name], (int, float)), name
+    assert told["simulated"]["tokens"] == 65536
+    assert told["simulated"]["ranks"] == 8  # one node of H100
+    assert told["simulated"]["slow"] == {"3": 1.5}
+    assert len(told["per_rank"]["busy_s"]) == 8
+    assert told["assumptions"]
+
+
+def test_people_see_a_row_per_rank_and_the_figures() -> None:
+    result = call("--tokens", "64Ki", "--layout", "contiguous", "--ranks", "4")
+    rows = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
+    assert len(rows) == 4
+    shares = [row.count("█") for row in rows]
+    assert shares == sorted(shares) and shares[0] < shares[3]  # later ranks see more keys
+    assert "·" in rows[0] and "·" not in rows[3]
+    assert "makespan" in result.stdout and "assumed: " in result.stdout
+
+
+def test_sizes_come_from_a_model() -> None:
+    told = json.loads(call("--tokens", "8Ki", "--model", "llama3-70b", "--json").stdout)
+    assert [told["simulated"][name] for name in "HKD"] == [64, 8, 128]
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    names = {kind: tmp_path / f"timeline.{kind}" for kind in ("png", "svg", "json")}
+    output = tmp_path / "result.json"
+    result = call(
+        *("--tokens", "8Ki", "--ranks", "20", "--png", str(names["png"]), "--svg", str(names["svg"])),
+        *("--perfetto", str(names["json"]), "--output", str(output)),
+    )
+    assert result.exit_code == 0, result.output
+    assert names["png"].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in names["svg"].read_text()
+    events = json.loads(names["json"].read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == set(shown_ranks(20))
+    measured = json.loads(output.read_text())["measured"]
+    assert measured["peak_rss_bytes"] > 0 and measured["process_cpu_s"] > 0 and measured["machine"]
+    assert "16 of 20 ranks, evenly spread" in result.stdout
+
+
+def test_shown_ranks_are_spread_evenly_over_all() -> None:
+    assert shown_ranks(3) == [0, 1, 2]
+    shown = shown_ranks(1024)
+    assert len(set(shown)) == 16 and shown[0] == 0 and shown[-1] == 1023
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "nearest"),
+    [
+        ("--tokens 4 --ranks 8", "at least one token per rank", "4 ranks"),
+        ("--tokens 0", "tokens", ""),
+        ("--ranks 0", "ranks >= 1", "--ranks 1"),
+        ("--ranks 9 --nodes 2", "ranks equal to nodes", "--ranks 16"),
+        ("--layout zagzig", "a layout among", "zigzag"),
+        ("--layout dealt", "chunk >= 1", "--chunk"),
+        ("--layout zigzag --chunk 3", "dealt only", "--layout dealt"),
+        ("--hardware h10", "hardware", "h100"),
+        ("--model llama3-71b", "model", "llama3-70b"),
+        ("--heads 6 --kv-heads 4", "divisible", "divisor"),
+        ("--heads 0", "H >= 1", ""),
+        ("--dtype floaty", "dtype among", ""),
+        ("--schedule star", "schedule among", ""),
+        ("--schedule ulysses", "schedule among", "ringlab plan --ulysses"),
+        ("--schedule rin", "schedule among", "nearest: ring"),
+        ("--layout zigzga", "a layout among", "nearest: zigzag"),
+        ("--dtype int8", "dtype among", "nearest: float8"),
+        ("--tokens 1000000000000000 --ranks 4", "at most 2,147,483,648 tokens", "2147483648 tokens"),
+        ("--ranks 4097 --tokens 1Mi", "at most 4,096 ranks: the time grows as their square", "4,096 ranks"),
+        ("--nodes 99999999999999999999999", "at most 4,096 ranks", "4,096 ranks"),
+        ("--batch 99999999999999999999999", "B <= 1,048,576", "1048576"),
+        ("--head-dim 1000000 --heads 1000000 --tokens 2G", "fewer than 2^56 elements", "smaller"),
+        ("--tile 99999999999999999999999x1", "a tile as rows x keys", "128x128"),
+        ("--tile 2000000x1", "rows of a tile <= 1,048,576", "1048576"),
+        ("--seed -1 --jitter 0.1", "seed >= 0", "seed 1"),
+        ("--tile 0x3", "a tile", "128x128"),
+        ("--slow 3", "rank=factor", "3=1.5"),
+        ("--slow 99=2", "slow ranks from 0 to 7", ""),
+        ("--jitter -1", "jitter", ""),
+    ],
+)
+def test_the_impossible_is_refused_with_the_constraint_and_the_nearest(
+    words: str, told: str, nearest: str
+) -> None:
+    result = call("--json", *words.split())
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert error["kind"] == "CostError"
+    assert told in error["needed"]
+    assert nearest in error["remedy"]
+
+
+@pytest.mark.parametrize("option", ["--png", "--svg", "--perfetto", "--output"])
+@pytest.mark.parametrize("place", ["nowhere", "folder", "file/below"])
+def test_files_that_cannot_be_written_are_told_before_anything_is_simulated(
+    option: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(*_: object, **__: object) -> None:
+        raise AssertionError("simulated before the files were checked")
+
+    monkeypatch.setattr("ringlab.cost.simulate.simulate", simulated)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("precious")
+    path = {"nowhere": Path("/proc/no/x.json"), "folder": tmp_path / "folder"}.get(place, tmp_path / place)
+    result = call("--json", "--ranks", "2", option, str(path))
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert error["kind"] == "CostError" and str(path) in error["needed"] and option in error["remedy"]
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_checking_a_file_changes_nothing(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("precious")
+    Files(png=tmp_path / "new.png", output=tmp_path / "new" / "x.json", perfetto=there).check()
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+    assert there.read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--png", "--output"])
+def test_a_full_disk_is_told(option: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    result = call("--json", "--ranks", "2", "--tokens", "1Ki", option, "/dev/full")
+    assert result.exit_code == 1 and json.loads(result.stdout)["error"]["kind"] == "CostError"
+
+
+def test_what_decides_between_schedules_is_told_as_assumed() -> None:
+    ring, gathered = (
+        " ".join(json.loads(call("--tokens", "1Ki", "--schedule", name, "--json").stdout)["assumptions"])
+        for name in ("ring", "allgather")
+    )
+    assert "P - 1 sends" in gathered and "several times faster" in gathered and "P - 1 sends" not in ring
+    assert "order of posting" in ring
+    shown = call("--tokens", "1Ki", "--schedule", "allgather").stdout
+    assert "assumed: all-gather is P - 1 sends" in shown
+
+
+def test_a_long_simulation_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringlab.cost.simulate.CPU_S_PER_PAIR", {False: 10.0, True: 100.0})
+    result = call("--tokens", "1Ki", "--ranks", "2", "--backward", "--json")
+    assert "may take about 400 s" in result.stderr and json.loads(result.stdout)["ok"]
+
+
+def test_a_strip_tells_some_computing_from_none() -> None:
+    """Two nodes: between hops each rank computes less than half of the time, in every part of it."""
+    result = call("--tokens", "32Ki", "--nodes", "2")
+    rows = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
+    busy = float(re.search(r"compute  ([0-9.]+)%", result.stdout)[1])  # type: ignore[index]
+    assert busy > 10 and len(rows) == 16
+    for row in rows:
+        assert row.count("█") + row.count("▒") > 10, row
+
+
+@pytest.mark.parametrize(("busy", "mark"), [(0.0, "·"), (0.01, "·"), (0.3, "▒"), (0.7, "█"), (1.0, "█")])
+def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -> None:
+    """Ten pairs of a computation and a wait in each of four cells."""
+
+    class Pairs:
+        makespan_s = 4.0
+
+        def strip(self, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            begins = np.arange(40) / 10
+            starts = np.stack([begins, begins + busy / 10], axis=1).ravel()
+            return starts, np.tile([COMPUTE, WAIT], 40), np.append(starts[1:], 4.0)
+
+    assert strip(Pairs(), 0, 4) == mark * 4  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""A target that hangs, crashes or returns nonsense is reported as that, and the suite goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlab.conformance.runner import Report, check
+
+HERE = "tests.conformance.bad_targets"
+LIMIT = 6.0
+
+
+def found(name: str, *only: str, **options: object) -> Report:
+    return check(f"{HERE}:{name}", quick=True, only=only, limit=LIMIT, **options)  # type: ignore[arg-type]
+
+
+def evidence(report: Report, name: str) -> str:
+    return next(finding.evidence for finding in report.findings if finding.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("hangs", "hung", "the limit of 6 s for one run was hit"),
+        ("crashes", "crashed", "exit status 3; its last words: …last words"),
+        ("prints", "printed without end", "more than 4 MiB in one run"),
+    ],
+)
+def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str) -> None:
+    """Two ranks go wrong; the check on three ranks, which comes after it, is made and passes."""
+    report = found(name, "forward", "sloped logits")
+    assert evidence(report, "forward").startswith(f"{kind}: ")
+    assert says in evidence(report, "forward")
+    assert "(P=2 " in evidence(report, "forward")
+    assert report.failed == ["forward"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("returns_text", "wrong result: a tensor, or a tuple that begins with one, is needed; got a str"),
+        ("returns_nothing", "got None"),
+        ("returns_one_token", "wrong result: out has shape (2, 2, 1, 16), needed (2, 2, 48, 16)"),
+        ("returns_no_gradient", "out has no gradient"),
+        ("needs_a_package", "a package is missing: No module named 'a_package_that_is_not_there'"),
+        ("needs_an_argument", "missing 1 required keyword-only argument: 'sauce'"),
+        ("leaves", "SystemExit"),
+        ("claims_a_wrong_layout", "positions that give each of 48 tokens to one of 1 ranks"),
+    ],
+)
+def test_nonsense_is_named(name: str, says: str) -> None:
+    report = check(
+        f"{HERE}:{name}", quick=True, only=("dq",), limit=LIMIT, isolate=name == "leaves", ranks=(1, 2)
+    )
+    assert report.failed == ["dq"]
+    assert says in evidence(report, "dq")
+
+
+def test_another_dtype_is_named() -> None:
+    report = check(f"{HERE}:returns_float64", quick=True, only=("types",), isolate=False, backward=False)
+    assert "out is torch.float64 for inputs of torch.float32" in evidence(report, "types")
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("tests.conformance.no_such_module:ring", "a package is missing: No module named"),
+        (f"{HERE}:no_such_function", "something called 'no_such_function'"),
+        (f"{HERE}:NO_FUNCTION", "a function, or a ringlab.conformance.Target"),
+        (f"{HERE}:claims_no_schedule", "schedule= one of ring, any"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_and_nothing_is_run(reference: str, says: str) -> None:
+    report = check(reference, quick=True, only=("dq",), limit=LIMIT)
+    assert says in evidence(report, "loads")
+    assert report.failed == ["loads", "dq"]
+    assert report.runs == 0
+
+
+def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 20.0)
+    report = check("tests.conformance.import_hangs:ring", quick=True, only=("dq",), limit=1.0)
+    assert evidence(report, "loads").startswith("hung: the limit of 11 s for its import")

@@ -1,0 +1,153 @@
+"""Reports: JSON, Markdown, JUnit, the exit status of the command, and tests by the plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.conformance import checks
+from ringlab.conformance.report import junit, markdown, summary
+from ringlab.conformance.runner import Finding, Report, check
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+RIGHT, WRONG = "ringlab.conformance.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
+
+
+def made() -> Report:
+    findings = [
+        Finding("forward", "out", True, "10 runs", 0.5),
+        Finding("dq", "its gradient", False, "dq is wrong | \x00 <here>", 0.25, counterexample="P=1 S=1"),
+        Finding("scale", "its own", True, "does not apply: no parameter scale", 0.0, applies=False),
+    ]
+    return Report("a:b", "ring", "virtual", True, 7, 30.0, findings, 12, 1.0)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv = ['ringlab', *{arguments!r}]; from ringlab.cli import main; main()"
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_json_has_the_verdict_and_the_evidence() -> None:
+    data = json.loads(json.dumps(made().as_dict()))
+    assert data["ok"] is False
+    assert [each["ok"] for each in data["checks"]] == [True, False, True]
+    assert {"name", "ok", "evidence", "seconds"} <= data["checks"][0].keys()
+    assert (data["target"], data["seed"], data["quick"]) == ("a:b", 7, True)
+
+
+def test_an_empty_report_is_not_ok() -> None:
+    assert not Report("a:b", "ring", "virtual", True, 0, 30.0).ok
+
+
+def test_markdown_is_a_table() -> None:
+    rows = [line for line in markdown(made()).splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 3
+    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+    assert "dq is wrong \\|" in rows[3] and "Smallest counterexample: P=1 S=1" in rows[3]
+    assert "does not apply" in rows[4]
+
+
+def test_junit_can_be_read() -> None:
+    suite = ElementTree.fromstring(junit(made()))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    assert [[child.tag for child in case] for case in suite] == [["system-out"], ["failure"], ["skipped"]]
+
+
+def test_the_summary_counts_what_applies() -> None:
+    assert summary(made()) == "2 checks of the quick tier, 12 runs, seed 7, 1 s: 1 failed: dq"
+
+
+def test_only_the_named_checks_are_made() -> None:
+    report = check(RIGHT, quick=True, only=("lse",), isolate=False)
+    assert [finding.name for finding in report.findings] == ["loads", "lse"]
+
+
+def test_a_wrong_ring_gets_a_small_counterexample() -> None:
+    report = check(WRONG, quick=True, only=("forward", "strided"), isolate=False)
+    assert report.failed == ["forward", "strided"]
+    assert "(P=1 S=2 " in report.findings[1].counterexample
+
+
+def test_quick_has_fewer_checks_than_full() -> None:
+    quick = [each.name for each in checks.CHECKS if each.tier == "quick"]
+    assert 0 < len(quick) < len(checks.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ((RIGHT, "--only", "strided"), 0),
+        ((WRONG, "--only", "strided"), 1),
+        (("ringlab.conformance.no_such_module:ring", "--only", "strided"), 1),
+        (("no colon", "--only", "strided"), 2),
+    ],
+)
+def test_the_exit_status(arguments: tuple[str, ...], status: int) -> None:
+    done = command("check", *arguments, "--quick", "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert json.loads(done.stdout)["ok"] is (status == 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--only", "nonsense"),
+        ("--limit", "0"),
+        ("--ranks", "two"),
+        ("--transport", "pigeon"),
+        ("--device", "abacus"),
+        ("--markdown", "no_such_folder/report.md"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_is_run(arguments: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["check", RIGHT, *arguments, "--quick", "--json"])
+    assert done.exit_code == 2
+    assert json.loads(done.stdout)["error"]["needed"]
+
+
+def test_the_command_writes_its_reports(tmp_path: Path) -> None:
+    files = tmp_path / "report.md", tmp_path / "report.xml"
+    done = command(
+        "check", RIGHT, "--quick", "--only", "strided", "--markdown", str(files[0]), "--junit", str(files[1])
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all passed" in done.stdout and "✓" in done.stdout
+    assert "| strided |" in files[0].read_text()
+    assert ElementTree.fromstring(files[1].read_text()).find(".//testcase[@name='strided']") is not None
+
+
+def pytest_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(folder), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, "--ringlab-target", WRONG, "-k", "strided or causality or scale")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "3 failed" in done.stdout.splitlines()[-1] or "2 failed, 1 passed" in done.stdout.splitlines()[-1]
+    assert "inputs that do not lie densely in memory" in done.stdout
+    assert "wrong in 2 of 2 runs" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_plugin_skips_what_does_not_apply_and_stays_out_of_other_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    assert "1 passed" in pytest_of(tmp_path).stdout
+    target = "tests.conformance.bad_targets:returns_text"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), "--rootdir", str(tmp_path),
+         "--ringlab-target", target, "-k", "own or scale or strided"],
+        cwd=CHECKOUT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "1 failed, 1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr

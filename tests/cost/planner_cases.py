@@ -1,0 +1,48 @@
+"""Requests and made-up hardware that tests of the planner share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.ring_work as work
+import ringlab.cost.planner.step_time as step_time
+import ringlab.cost.planner.weigh as weigh
+from ringlab.cost.hardware import Hardware, Link, Reached, hardware
+from ringlab.cost.models import Model, model
+
+
+def ideal(
+    inside: float = 300e9, between: float = 25e9, ranks_per_node: int = 8, **changes: object
+) -> Hardware:
+    """Return an A100 that reaches its peak, on links without latency."""
+    return replace(
+        hardware("a100"),
+        name="ideal",
+        inside=Link("inside", inside, 0.0, "made up"),
+        between=Link("between", between, 0.0, "made up"),
+        reached=Reached(),
+        ranks_per_node=ranks_per_node,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def small_model(H: int = 32, K: int = 32, layers: int = 1, **changes: int) -> Model:
+    """Return a model with heads of 128."""
+    sizes = {"d_model": H * 128, "d_ff": 4 * H * 128, "vocabulary": 1000} | changes
+    return replace(model("llama3-8b"), name="small", H=H, K=K, D=128, layers=layers, **sizes)
+
+
+def forget() -> None:
+    """Empty the planner's caches, as if nothing had been planned."""
+    cached = (
+        weigh.weigh,
+        weigh._at_once,
+        step_time._ring_of,
+        step_time.ring_sizes,
+        ledger._state,
+        ledger._at_work,
+        work.ring_work,
+    )
+    for function in cached:
+        function.cache_clear()

@@ -1,0 +1,217 @@
+"""Work by layout is what a mask over global positions says; FLOPs are counted product by product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringlab.cost.flops import (
+    attention_flops,
+    imbalance,
+    layout_work,
+    linear_backward_flops,
+    linear_flops,
+    recomputed_flops,
+    slowest_per_step,
+    vocabulary_flops,
+)
+from ringlab.cost.models import model
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.plan import work as planned_work
+
+layouts = st.one_of(
+    st.builds(contiguous, st.integers(0, 60), st.integers(1, 7)),
+    st.builds(striped, st.integers(0, 60), st.integers(1, 7)),
+    st.builds(zigzag, st.integers(0, 60), st.integers(1, 7)),
+    st.builds(dealt, st.integers(0, 60), st.integers(1, 7), chunk=st.integers(1, 9), folded=st.booleans()),
+)
+tiles = st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+def brute(
+    layout: Layout, tile: tuple[int, int] | None, causal: bool = True, ascending: bool = False
+) -> np.ndarray:
+    """Position against position, tile by tile."""
+    rows, keys = tile or (1, 1)
+    work = np.zeros((layout.P, layout.P), dtype=np.int64)
+    for rank in range(layout.P):
+        for step in range(layout.P):
+            q, k = layout.positions(rank), layout.positions((rank - step) % layout.P)
+            q, k = (np.sort(q), np.sort(k)) if ascending else (q, k)
+            mask = (q[:, None] >= k[None, :]) | (not causal)
+            for i in range(0, len(q), rows):
+                for j in range(0, len(k), keys):
+                    part = mask[i : i + rows, j : j + keys]
+                    work[rank, step] += part.size * part.any()
+    return work
+
+
+@given(layout=layouts, tile=tiles, causal=st.booleans(), ascending=st.booleans())
+def test_work_is_what_the_position_mask_says(
+    layout: Layout, tile: tuple[int, int] | None, causal: bool, ascending: bool
+) -> None:
+    got = layout_work(layout, causal, tile, ascending=ascending)
+    assert got.dtype == np.int64 and got.shape == (layout.P, layout.P)
+    assert (got == brute(layout, tile, causal, ascending)).all()
+
+
+@given(layout=layouts)
+def test_without_tiles_it_is_the_plans_work_and_every_visible_pair_once(layout: Layout) -> None:
+    work = layout_work(layout)
+    assert work.sum() == layout.S * (layout.S + 1) // 2
+    for rank in range(layout.P):
+        for step in range(layout.P):
+            assert work[rank, step] == planned_work(layout, rank, (rank - step) % layout.P)
+
+
+@given(layout=layouts, tile=tiles, twice=st.integers(2, 3))
+def test_coarser_tiles_never_compute_less(layout: Layout, tile: tuple[int, int] | None, twice: int) -> None:
+    rows, keys = tile or (1, 1)
+    fine, coarse = layout_work(layout, tile=tile), layout_work(layout, tile=(twice * rows, twice * keys))
+    assert (coarse >= fine).all()
+    assert (coarse <= layout_work(layout, causal=False)).all()
+
+
+FOLD = {"chunk": 1, "folded": True}
+
+
+@pytest.mark.parametrize(
+    ("layout", "ascending", "published"),
+    [
+        (contiguous(32768, 8), False, 1.88),
+        (striped(32768, 8), False, 1.031),
+        (dealt(32768, 8, **FOLD), True, 1.031),
+        (dealt(32768, 8, chunk=128), False, 1.031),
+        (zigzag(32768, 8), False, 1.004),
+        (dealt(32768, 8, chunk=128, folded=True), False, 1.004),
+    ],
+    ids=repr,
+)
+def test_imbalance_at_tile_128(layout: Layout, ascending: bool, published: float) -> None:
+    digits = 2 if published > 1.5 else 3
+    work = layout_work(layout, tile=(128, 128), ascending=ascending)
+    assert round(imbalance(work, layout), digits) == published
+
+
+def test_stored_run_after_run_the_token_fold_has_a_diagonal_for_each_pair_of_runs() -> None:
+    fold = dealt(32768, 8, **FOLD)
+    assert imbalance(layout_work(fold, tile=(128, 128)), fold) == pytest.approx(1.0625, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "elements"),
+    [(contiguous(32, 4), 228), (striped(32, 4), 144), (zigzag(32, 4), 132), (dealt(32, 4, **FOLD), 132)],
+    ids=repr,
+)
+def test_elements_per_step_of_four_ranks_with_eight_tokens(layout: Layout, elements: int) -> None:
+    assert slowest_per_step(layout_work(layout)).sum() == elements
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"),
+    [(contiguous(2048, 8), 0.97), (striped(2048, 8), 0.75), (zigzag(2048, 8), 0.53)],
+    ids=repr,
+)
+def test_coarse_tiles_change_the_picture(layout: Layout, share: float) -> None:
+    slowest = slowest_per_step(layout_work(layout, tile=(128, 128))).sum()
+    assert round(slowest / (2048 * 2048 / 8), 2) == share
+
+
+def test_the_last_rank_of_contiguous_works_almost_2p_minus_1_times_the_first() -> None:
+    work = layout_work(contiguous(512, 8)).sum(axis=1)
+    assert round(work[-1] / work[0], 1) == 14.8
+    long = layout_work(contiguous(8 * 10**6, 8)).sum(axis=1)
+    assert long[-1] / long[0] == pytest.approx(15, abs=1e-4)
+
+
+def test_a_million_tokens_on_64_ranks() -> None:
+    """Not per element: 2^40 of them."""
+    for layout in (contiguous(1 << 20, 64), striped(1 << 20, 64), zigzag(1 << 20, 64)):
+        assert layout_work(layout).sum() == (1 << 20) * ((1 << 20) + 1) // 2
+        assert layout_work(layout, tile=(128, 128)).sum() >= layout_work(layout).sum()
+
+
+@settings(max_examples=20)
+@given(H=st.sampled_from([1, 2, 4]), D=st.integers(1, 5), rows=st.integers(1, 5), keys=st.integers(1, 5))
+def test_attention_flops_are_those_of_its_products(H: int, D: int, rows: int, keys: int) -> None:
+    """2·m·n·k for every product of a dense block: two forward, five backward."""
+    sizes = Attention(B=3, H=H, K=1, D=D)
+    forward = [(rows, D, keys), (rows, keys, D)]
+    backward = [(rows, D, keys), (rows, D, keys), (keys, rows, D), (rows, keys, D), (keys, rows, D)]
+    for products, flag in ((forward, False), (backward, True)):
+        expected = sum(2 * m * k * n for m, k, n in products) * 3 * H
+        assert attention_flops(sizes, rows * keys, backward=flag) == expected
+    assert attention_flops(sizes, 8, True) == 2.5 * attention_flops(sizes, 8)
+
+
+def test_published_flops() -> None:
+    """S=131072, P=8, D=128, 32 heads: 14.1 ms a step on an A100; a worked example of 1024 FLOPs."""
+    step = attention_flops(Attention(H=32, K=32, D=128), 16384 * 16384)
+    assert round(step / 312e12 * 1e3, 1) == 14.1
+    assert attention_flops(Attention(H=1, K=1, D=4), 8 * 8) == 1024
+    # 4·S²·d per head on one device, half of it causal
+    assert attention_flops(Attention(H=1, K=1, D=128), 1000**2) == 4 * 1000**2 * 128
+
+
+def test_linear_layers_by_hand() -> None:
+    """Llama 3 8B: 6 FLOPs a weight and token to train, embeddings apart."""
+    eight = model("llama3-8b")
+    attention = 4096 * 4096 * 2 + 4096 * 1024 * 2
+    feed_forward = 3 * 4096 * 14336
+    assert linear_flops(eight, 10) == 10 * 2 * 32 * (attention + feed_forward)
+    assert vocabulary_flops(eight, 10) == 10 * 2 * 4096 * 128256
+    assert linear_backward_flops(linear_flops(eight, 10)) == 2 * linear_flops(eight, 10)
+    forward = linear_flops(eight, 1) + vocabulary_flops(eight, 1)
+    used = eight.parameters - 128256 * 4096  # the input embeddings multiply nothing
+    assert forward + linear_backward_flops(forward) == pytest.approx(6 * used, rel=1e-4)
+
+
+def test_recomputation() -> None:
+    assert [recomputed_flops(10, 7, word) for word in ("none", "selective", "full")] == [0, 7, 17]
+    with pytest.raises(CostError, match="selective"):
+        recomputed_flops(10, 7, "some")
+
+
+@pytest.mark.parametrize("tile", [(0, 1), (1, -1), (1.5, 2)])
+def test_tiles_below_one_are_refused(tile: tuple[int, int]) -> None:
+    with pytest.raises(CostError, match="tile"):
+        layout_work(zigzag(16, 2), tile=tile)
+
+
+def _strict(layout: Layout, tile: tuple[int, int]) -> np.ndarray:
+    """Masks the diagonal too."""
+    shifted = brute(layout, (1, 1)) - np.eye(1, layout.P, dtype=np.int64) * layout.length(0)
+    return shifted if tile == (1, 1) else layout_work(layout, tile=tile)
+
+
+WORK_MUTANTS: dict[str, Callable[[Layout, tuple[int, int]], np.ndarray]] = {
+    "diagonal left out": _strict,
+    "tiles counted by what is visible in them": lambda layout, tile: layout_work(layout),
+    "every tile counted": lambda layout, tile: layout_work(layout, causal=False),
+    "origin (r + t)": lambda layout, tile: layout_work(layout, tile=tile)[:, -np.arange(layout.P) % layout.P],
+    "rows and keys of the tile exchanged": lambda layout, tile: layout_work(layout, tile=tile[::-1]),
+    "a partly masked tile skipped": lambda layout, tile: (
+        layout_work(layout, causal=False) - layout_work(layout, tile=tile)
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", WORK_MUTANTS)
+def test_the_position_mask_catches(mutant: str) -> None:
+    cases = [
+        (layout, tile)
+        for layout in (contiguous(24, 4), striped(24, 4), zigzag(24, 4), dealt(23, 3, chunk=2))
+        for tile in ((1, 1), (2, 3), (4, 2))
+    ]
+    assert any((WORK_MUTANTS[mutant](layout, tile) != brute(layout, tile)).any() for layout, tile in cases)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 5], ids=["2·D", "3·D", "K only"])
+def test_other_factors_miss_the_published_step(factor: int) -> None:
+    assert round(factor * 128 * 32 * 16384**2 / 312e12 * 1e3, 1) != 14.1

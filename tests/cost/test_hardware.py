@@ -1,0 +1,395 @@
+"""Hardware tables: every value has its source; users' files are read, written back, or refused with the line."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringlab.cost import toml_file
+from ringlab.cost.hardware import (
+    TABLES,
+    Hardware,
+    Link,
+    MeasuredBlock,
+    Reached,
+    check_name,
+    hardware,
+    hardware_names,
+    read_hardware,
+    write_hardware,
+)
+from ringlab.cost.sizes import ELEMENT_BYTES
+from ringlab.errors import CostError
+
+MINE = """\
+# my cards
+[mine]
+title = "Eight cards under my desk"
+ranks_per_node = 8
+memory = "24 GB"
+memory_bandwidth = "1008 GB/s"
+source = "the data sheet"
+
+[mine.flops]
+bfloat16 = "165 TFLOP/s"
+float32 = "82 TFLOP/s"
+
+[mine.inside]
+name = "PCIe 4"
+bandwidth = "25 GB/s"
+latency = "10 us"
+source = "assumed"
+
+[mine.between]
+name = "Ethernet"
+bandwidth = "10 Gb/s"
+latency = "50 us"
+source = "assumed"
+"""
+
+
+def test_what_is_promised_is_there() -> None:
+    promised = ("a100", "a100-40gb", "h100", "h200", "b200", "tpu-v3", "tpu-v4", "tpu-v5e", "laptop")
+    assert set(promised) <= set(hardware_names())
+    assert len(hardware_names()) == len(set(hardware_names()))
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_value_has_a_source_and_a_plausible_size(name: str) -> None:
+    it = hardware(name)
+    assert it.name == name and it.title
+    for source in (it.source, it.inside.source, it.between.source, it.reached.source):
+        assert len(source) > 10
+    assert it.inside.bytes_per_s > it.between.bytes_per_s
+    assert it.inside.latency_s < it.between.latency_s < 1e-3
+    assert it.memory_bytes_per_s > it.inside.bytes_per_s
+    assert it.peak("bfloat16") >= it.flops_per_s.get("float32", 0)
+
+
+def test_what_write_ups_get_wrong() -> None:
+    """312 TFLOP/s is the A100's; NVLink's figures count both directions; sparsity doubles."""
+    assert hardware("a100").peak("bfloat16") == 312e12
+    assert hardware("h100").peak("bfloat16") == 989.4e12
+    assert hardware("a100").inside.bytes_per_s * 2 == 600e9
+    assert hardware("h100").inside.bytes_per_s * 2 == 900e9
+    assert hardware("a100").peak("tf32") * 2 == hardware("a100").peak("bfloat16")
+    assert hardware("h100").between.bytes_per_s == 50e9  # 400 Gb/s
+    assert hardware("h100").reached.attention_forward == pytest.approx(648 / 989.4, abs=5e-4)
+    assert hardware("h100").reached.attention_backward == pytest.approx(561 / 989.4, abs=5e-4)
+
+
+def test_links_inside_and_between() -> None:
+    h100 = hardware("h100")
+    assert h100.link(0, 7) is h100.inside
+    assert h100.link(7, 8) is h100.between
+    assert h100.link(15, 8) is h100.inside
+    with pytest.raises(CostError, match="float8") as raised:
+        h100.peak("float64")
+    assert "bfloat16" in str(raised.value)
+
+
+@pytest.mark.parametrize(("asked", "near"), [("h10", "h100"), ("A100", "a100"), ("tpuv4", "tpu-v4")])
+def test_unknown_names_are_told_the_nearest(asked: str, near: str) -> None:
+    with pytest.raises(CostError, match=f"nearest: {near}"):
+        hardware(asked)
+    with pytest.raises(CostError, match="there are: a100"):
+        hardware("zzzzzz")
+
+
+def test_users_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    it = hardware(path)
+    assert it == hardware(str(path)) == hardware(f"{path}:mine") == read_hardware(path)["mine"]
+    assert it.memory_bytes == 24e9 and it.between.bytes_per_s == 1.25e9
+    assert it.reached == Reached()
+    with pytest.raises(CostError, match="nearest: mine"):
+        hardware(f"{path}:main")
+    path.write_text(MINE + MINE.replace("mine", "other"))
+    with pytest.raises(CostError, match="mine, other"):
+        hardware(path)
+    assert hardware(f"{path}:other").name == "other"
+
+
+def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
+    from ringlab.cost import hardware as module
+
+    example = str(module.__doc__).split("same form:\n")[1].split("Every quantity")[0]
+    (tmp_path / "x.toml").write_text("\n".join(line[4:] for line in example.splitlines()))
+    assert hardware(tmp_path / "x.toml").inside.bytes_per_s == 25e9
+
+
+REFUSED = {  # what is replaced by what; the line and the key that are named; what else is said
+    "bare number": ('"24 GB"', "24", 5, "mine.memory", "with a unit"),
+    "no unit": ('"24 GB"', '"24"', 5, "mine.memory", "add the unit"),
+    "wrong dimension": ('"24 GB"', '"24 GB/s"', 5, "mine.memory", "unit of bytes/s"),
+    "bytes where FLOP/s is due": ('"165 TFLOP/s"', '"165 TB/s"', 10, "mine.flops.bfloat16", "FLOP/s are due"),
+    "unknown unit": ('"10 us"', '"10 lightyears"', 16, "mine.inside.latency", "units: s"),
+    "wrong case": ('"10 us"', '"10 Us"', 16, "mine.inside.latency", "mind the case: us"),
+    "negative": ('"24 GB"', '"-24 GB"', 5, "mine.memory", "above zero"),
+    "zero": ('"25 GB/s"', '"0 GB/s"', 15, "mine.inside.bandwidth", "above zero"),
+    "negative latency": ('"10 us"', '"-10 us"', 16, "mine.inside.latency", "zero or more"),
+    "misspelt key": ("memory_bandwidth", "memory_bandwith", 6, "mine.memory_bandwith", "'memory_bandwidth'"),
+    "unknown key": (
+        'name = "Ethernet"',
+        'colour = "red"',
+        20,
+        "mine.between.colour",
+        "keys here: name, bandwidth",
+    ),
+    "unknown dtype": ("bfloat16 =", "bfloat =", 10, "mine.flops.bfloat", "'bfloat16'"),
+    "missing key": ('latency = "10 us"\n', "", 13, "mine.inside", "the key 'latency'"),
+    "misspelt table": ("[mine.between]", "[mine.betwen]", 19, "mine.betwen", "'between'"),
+    "missing table": (MINE[MINE.index("[mine.between]") :], "", 2, "mine", "the key 'between'"),
+    "no table": (
+        MINE[MINE.index("[mine.flops]") : MINE.index("[mine.inside]")],
+        'flops = "165 TFLOP/s"\n',
+        9,
+        "mine.flops",
+        "a table, begun with",
+    ),
+    "no tables at all": (MINE, "# nothing\n", 1, "", "at least one table"),
+    "a value for a table": (MINE, "mine = 3\n", 1, "mine", "a table, begun with"),
+    "no dtype": (
+        'bfloat16 = "165 TFLOP/s"\nfloat32 = "82 TFLOP/s"\n',
+        "",
+        9,
+        "mine.flops",
+        "at least one dtype",
+    ),
+    "ranks in quotes": (
+        "ranks_per_node = 8",
+        'ranks_per_node = "8"',
+        4,
+        "mine.ranks_per_node",
+        "without quotes",
+    ),
+    "half a rank": ("ranks_per_node = 8", "ranks_per_node = 8.5", 4, "mine.ranks_per_node", "whole number"),
+    "no ranks": ("ranks_per_node = 8", "ranks_per_node = 0", 4, "mine.ranks_per_node", "from 1"),
+    "true": ("ranks_per_node = 8", "ranks_per_node = true", 4, "mine.ranks_per_node", "whole number"),
+    "title is no text": ('"Eight cards under my desk"', "[8]", 3, "mine.title", "text in quotes"),
+    "empty source": ('"the data sheet"', '" "', 7, "mine.source", "text in quotes"),
+    "control characters": ("Eight cards", "\\u001b[31mEight", 3, "mine.title", "printable"),
+    "control characters in a key": ("title =", '"\\u001b[31m" =', 3, r"mine.'\x1b[31m'", "a known key"),
+    "table twice": ("[mine.between]", "[mine.inside]", 19, "", "twice|overwrite|Cannot"),
+    "key twice": ("title =", 'title = "a"\ntitle =', 4, "", "overwrite"),
+    "unclosed quote": ('"24 GB"', '"24 GB', 5, "", "valid TOML"),
+    "unclosed bracket": ("[mine.inside]", "[mine.inside", 13, "", "valid TOML"),
+    "no value": ('memory = "24 GB"', "memory =", 5, "", "valid TOML"),
+    "a name with a path": ("[mine]", '["../mine"]', 2, "../mine", "a name of at most"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_faults_are_refused_with_file_line_and_key(fault: str, newline: str, tmp_path: Path) -> None:
+    old, new, line, key, told = REFUSED[fault]
+    assert old in MINE
+    path = tmp_path / "mine.toml"
+    path.write_bytes(MINE.replace(old, new, 1).replace("\n", newline).encode())
+    with pytest.raises(CostError) as raised:
+        read_hardware(path)
+    text = str(raised.value)
+    assert f"{path}, line {line}" in text
+    assert f"line {line}, {key}:" in text or not key
+    assert re.search(told, text)
+    assert len(text) < 1000
+
+
+def test_files_that_are_no_text_or_endless_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    with pytest.raises(CostError, match="No such file"):
+        hardware(path)
+    path.write_bytes(MINE.encode() + b"# caf\xe9\n")
+    with pytest.raises(CostError, match="line 24: UTF-8 text"):
+        hardware(path)
+    path.write_bytes(b"#" * (toml_file.MOST_BYTES + 1))
+    with pytest.raises(CostError, match="256 KiB"):
+        hardware(path)
+    path.write_text("x = " + "[" * 50_000 + "]" * 50_000)
+    with pytest.raises(CostError, match="ordinary size and depth"):
+        hardware(path)
+    path.write_text("x = " + "9" * 50_000)
+    with pytest.raises(CostError, match="ordinary size and depth"):
+        hardware(path)
+    path.write_text("x = 1\n" + "a." * 100_000 + "b = 1")
+    with pytest.raises(CostError, match="line 2: at most 200 dots"):
+        hardware(path)
+    with pytest.raises(CostError, match="no regular file"):
+        hardware(tmp_path)
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    with pytest.raises(CostError, match="no regular file"):
+        hardware(pipe)
+    with pytest.raises(CostError):
+        hardware("nul\0.toml")
+
+
+words = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=20)
+positive = st.floats(1e-15, 1e21)
+seconds = st.floats(0, 1e3)
+links = st.builds(Link, name=words, bytes_per_s=positive, latency_s=seconds, source=words)
+fractions = st.floats(1e-6, 1.0)
+blocks = st.builds(
+    MeasuredBlock,
+    dtype=st.sampled_from(sorted(ELEMENT_BYTES)),
+    pass_=st.sampled_from(["forward", "backward"]),
+    per_launch_s=seconds,
+    per_score_s=seconds,
+    per_row_s=seconds,
+    D=st.integers(1, 512),
+    source=words,
+    largest_causal=st.none() | st.integers(1, 4096),
+)
+machines = st.builds(
+    Hardware,
+    name=st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True),
+    title=words,
+    ranks_per_node=st.integers(1, 10**9),
+    memory_bytes=positive,
+    memory_bytes_per_s=positive,
+    flops_per_s=st.dictionaries(st.sampled_from(sorted(ELEMENT_BYTES)), positive, min_size=1),
+    inside=links,
+    between=links,
+    source=words,
+    reached=st.builds(
+        Reached, attention_forward=fractions, attention_backward=fractions, linear=fractions, source=words
+    ),
+    block_times=st.lists(blocks, max_size=3).map(tuple),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(it=machines)
+def test_what_is_written_is_read_back_equal(it: Hardware, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    write_hardware(path, it)
+    assert read_hardware(path) == {it.name: it}
+    assert hash(it) == hash(hardware(path))
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_the_built_in_ones_are_written_and_read_back(name: str, tmp_path: Path) -> None:
+    write_hardware(tmp_path / "x.toml", hardware(name))
+    assert hardware(tmp_path / "x.toml") == hardware(name)
+
+
+def test_what_could_not_be_read_back_is_not_written_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="can be written"):
+        write_hardware(tmp_path / "no" / "x.toml", hardware("h100"))
+    precious = tmp_path / "precious.toml"
+    write_hardware(precious, hardware("a100"))
+    for change in ({"name": "a:b"}, {"name": "x y"}, {"name": ""}, {"title": "a\nb"}, {"source": " "}):
+        for file in (tmp_path / "x.toml", precious):
+            with pytest.raises(CostError):
+                write_hardware(file, replace(hardware("h100"), **change))  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.toml"]  # nor anything left beside it
+    assert hardware(precious) == hardware("a100")
+
+
+def test_a_file_that_a_link_points_at_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real.toml").write_text("old")
+    (tmp_path / "link.toml").symlink_to(tmp_path / "real.toml")
+    write_hardware(tmp_path / "link.toml", hardware("h100"))
+    assert (tmp_path / "link.toml").is_symlink() and hardware(tmp_path / "real.toml") == hardware("h100")
+
+
+@pytest.mark.parametrize(("name", "near"), [("a:b", "a-b"), ("x y", "x-y"), ("", "this-machine")])
+def test_a_name_that_no_file_can_have_is_told_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(CostError, match=f"nearest: {near}$"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_bytes": 0.0},
+        {"memory_bytes_per_s": -1.0},
+        {"ranks_per_node": 0},
+        {"flops_per_s": {"bfloat16": float("nan")}},
+        {"memory_bytes": float("inf")},
+    ],
+)
+def test_values_made_in_python_are_checked_too(change: dict[str, object]) -> None:
+    with pytest.raises(CostError):
+        replace(hardware("h100"), **change)  # type: ignore[arg-type]
+    with pytest.raises(CostError):
+        Reached(linear=1.5)
+    with pytest.raises(CostError):
+        Link("x", 1e9, -1.0, "s")
+    with pytest.raises(CostError):
+        MeasuredBlock("float32", "sideways", 0, 0, 0, 64, "s")
+    for change_block in ({"D": 0}, {"dtype": "int8"}, {"per_row_s": -1.0}, {"largest_causal": 0}):
+        with pytest.raises(CostError):
+            replace(MeasuredBlock("float32", "forward", 0, 0, 0, 64, "s"), **change_block)  # type: ignore[arg-type]
+
+
+TRICKY = '''\
+# [not.a.table] "nor this
+a = "# no comment" # [x]
+"quoted key" = \'\'\'
+[no.table]
+b = 1
+\'\'\'
+[t] # a comment
+c = [ # an array
+  "x = 1", # over lines
+  { d = 2 },
+]
+e.f = """
+"quoted" \\"""
+g = 3"""
+[[rows]]
+h = 1
+[[rows]]
+h = 2
+[rows.under]
+i = "]"
+[t.'sub.table'.z]
+j = { k = "}" }
+'''
+
+
+def test_lines_of_keys() -> None:
+    found = toml_file.lines(TRICKY)
+    assert found == {
+        ("a",): 2,
+        ("quoted key",): 3,
+        ("t",): 7,
+        ("t", "c"): 8,
+        ("t", "e"): 12,
+        ("t", "e", "f"): 12,
+        ("rows",): 15,
+        ("rows", 0): 15,
+        ("rows", 0, "h"): 16,
+        ("rows", 1): 17,
+        ("rows", 1, "h"): 18,
+        ("rows", 1, "under"): 19,
+        ("rows", 1, "under", "i"): 20,
+        ("t", "sub.table", "z"): 21,
+        ("t", "sub.table", "z", "j"): 22,
+    }
+    assert toml_file.line_of(("t", "c", 1, "d"), found) == 8
+    assert toml_file.line_of(("nowhere",), found) == 1
+
+
+@pytest.mark.parametrize("file", sorted(TABLES.glob("*.toml")), ids=lambda path: path.name)
+def test_lines_of_the_built_in_tables(file: Path) -> None:
+    """Each key stands on the line that is given for it, and all keys have one."""
+    text = file.read_text()
+    found, written = toml_file.lines(text), text.splitlines()
+    for place, line in found.items():
+        assert str(place[-1]) in written[line - 1]
+
+    def places(table: dict[str, object], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+        below = {(*above, key) for key in table}
+        return below.union(*(places(v, (*above, k)) for k, v in table.items() if isinstance(v, dict)))
+
+    assert set(found) == places(tomllib.loads(text))

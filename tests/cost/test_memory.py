@@ -1,0 +1,165 @@
+"""Bytes counted a second time, tensor by tensor, and published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab.cost import memory
+from ringlab.cost.models import Model, model, model_names
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+
+SEVENTY = model("llama3-70b")
+EIGHT = model("llama3-8b")
+some_model = st.sampled_from(model_names()).map(model)
+
+
+def test_published_kv_cache() -> None:
+    """70B, 80 layers, 8 K/V heads of 128, 1M tokens, bf16: 327.68 GB (a published 163 GB drops V)."""
+    assert memory.kv_cache_bytes(SEVENTY, 10**6, "bfloat16") == 327_680_000_000
+
+
+KV_MUTANTS: dict[str, Callable[[Model], float]] = {
+    "K only": lambda m: memory.kv_cache_bytes(m, 10**6) / 2,
+    "query heads": lambda m: memory.kv_cache_bytes(m, 10**6) * m.H / m.K,
+    "float32": lambda m: memory.kv_cache_bytes(m, 10**6, "float32"),
+    "one layer": lambda m: memory.kv_cache_bytes(m, 10**6) / m.layers,
+}
+
+
+@pytest.mark.parametrize("mutant", KV_MUTANTS)
+def test_the_published_kv_cache_catches(mutant: str) -> None:
+    assert KV_MUTANTS[mutant](SEVENTY) != 327_680_000_000
+
+
+@given(
+    B=st.integers(1, 3),
+    K=st.integers(1, 4),
+    group=st.integers(1, 4),
+    D=st.integers(1, 8),
+    tokens=st.integers(1, 50),
+    P=st.integers(2, 9),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+)
+def test_attention_bytes_tensor_by_tensor(
+    B: int, K: int, group: int, D: int, tokens: int, P: int, dtype: str
+) -> None:
+    sizes = Attention(B=B, H=K * group, K=K, D=D, dtype=dtype)
+    size = 2 if dtype == "bfloat16" else 4
+    q = out = B * K * group * tokens * D * size
+    k = v = B * K * tokens * D * size
+    assert memory.attention_bytes(sizes, tokens, P) == q + out + (k + v) + (k + v)
+    assert memory.attention_bytes(sizes, tokens, 1) == q + out + k + v
+    assert memory.attention_bytes(sizes, tokens, P, "allgather") == q + out + P * (k + v)
+    scores = B * K * group * tokens * (tokens * P) * size
+    assert memory.attention_bytes(sizes, tokens, P, "materialised") == q + out + P * (k + v) + scores
+
+
+def test_the_ring_holds_six_blocks_whatever_the_sequence() -> None:
+    """6·b·c·h elements with K = H; independent of S = P·c. The others grow with S."""
+    sizes = Attention(B=2, H=32, K=32, D=128)
+    six = 6 * 2 * 4096 * 4096 * 2
+    assert {memory.attention_bytes(sizes, 4096, P) for P in (2, 8, 1024)} == {six}
+    for kind in ("allgather", "materialised"):
+        assert (
+            memory.attention_bytes(sizes, 4096, 64, kind) > memory.attention_bytes(sizes, 4096, 8, kind) > six
+        )
+    grouped = Attention(B=2, H=32, K=8, D=128)
+    assert memory.attention_bytes(grouped, 4096, 8) == six / 2  # 2h + 4h/4 of 6h
+
+
+def test_saved_bytes_tensor_by_tensor() -> None:
+    """Llama 3 8B, one layer, one token, bfloat16."""
+    d, heads, kv, ff = 4096, 4096, 1024, 14336
+    inputs_and_norms = 4 * d
+    flash = heads + 2 * kv + heads
+    swiglu = 3 * ff
+    lse = 32 * 4
+    assert memory.saved_bytes(EIGHT, 1) == 2 * (inputs_and_norms + flash + swiglu) + lse
+    assert memory.saved_bytes(EIGHT, 1, recomputation="selective") == 2 * (
+        inputs_and_norms + heads + 2 * kv + swiglu
+    )
+    assert memory.saved_bytes(EIGHT, 1, recomputation="full") == 2 * d
+    halved = 2 * inputs_and_norms + (2 * (flash + swiglu) + lse) // 2
+    assert memory.saved_bytes(EIGHT, 1, tp=2) == halved
+
+
+@given(it=some_model, tokens=st.integers(1, 10**6), dtype=st.sampled_from(["bfloat16", "float32"]))
+def test_what_is_computed_again_is_not_kept(it: Model, tokens: int, dtype: str) -> None:
+    none, selective, full = (
+        memory.activation_bytes(it, tokens, dtype, word) for word in ("none", "selective", "full")
+    )
+    assert full < selective < none
+    at_work = memory.attention_work(it.attention(dtype=dtype), tokens, 1, backward=True).total_bytes
+    at_work += memory.layer_gradient_bytes(it, tokens, dtype)
+    assert none == it.layers * memory.saved_bytes(it, tokens, dtype) + at_work
+    assert full > it.layers * memory.saved_bytes(it, tokens, dtype, "full")  # and one layer at work
+    assert memory.activation_bytes(it, tokens, dtype, P=8) > none
+    assert memory.activation_bytes(it, tokens, dtype, P=8) == memory.activation_bytes(it, tokens, dtype, P=64)
+
+
+def test_gradients_of_a_layer_tensor_by_tensor() -> None:
+    """Llama 3 8B: of gate, up and their product 14336 each, of the residual stream 4096; tp shares out the former."""
+    assert memory.layer_gradient_bytes(EIGHT, 10) == 10 * 2 * (3 * 14336 + 4096)
+    assert memory.layer_gradient_bytes(EIGHT, 10, "float32", tp=4) == 10 * 4 * (3 * 14336 // 4 + 4096)
+    narrow = replace(EIGHT, d_ff=1024)  # then those of q and out, and of k and v, weigh more
+    assert memory.layer_gradient_bytes(narrow, 10) == 10 * 2 * (2 * 4096 + 2 * 1024 + 4096)
+
+
+@given(
+    H=st.sampled_from([4, 8]),
+    K=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    backward=st.booleans(),
+)
+def test_attention_at_work_does_not_grow_with_the_ring(H: int, K: int, dtype: str, backward: bool) -> None:
+    sizes = Attention(1, H, K, 16, dtype)
+    one, two, three, many = (
+        memory.attention_work(sizes, 64, P, backward).total_bytes for P in (1, 2, 3, 1024)
+    )
+    assert one <= two < three == many
+
+
+def test_training_state_is_16_bytes_a_weight_and_shared_out() -> None:
+    """bf16 weights with float32 gradients: 2 + 4 + 12 = 18; all in float32: 4 + 4 + 8 = 16."""
+    weights = EIGHT.parameters
+    assert memory.optimizer_bytes(EIGHT) == 12 * weights
+    assert memory.optimizer_bytes(EIGHT, "float32") == 8 * weights
+    assert memory.state_bytes(EIGHT) == 18 * weights
+    assert memory.state_bytes(EIGHT, "float32") == 16 * weights
+    layer = 2 * EIGHT.layer_matrix_parameters * 2
+    assert memory.gathered_bytes(EIGHT, fsdp=64) == layer
+    assert memory.state_bytes(EIGHT, fsdp=64) == pytest.approx(18 * weights / 64 + layer, abs=3)
+
+
+@given(it=some_model, fsdp=st.integers(1, 1024), tp=st.sampled_from([1, 2, 4]))
+def test_shares_add_up(it: Model, fsdp: int, tp: int) -> None:
+    for part in (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes):
+        whole, share = part(it), part(it, fsdp=fsdp, tp=tp)
+        assert whole <= share * fsdp * tp < whole + fsdp * tp
+
+
+def test_logits() -> None:
+    assert memory.logits_bytes(EIGHT, 1000) == 1000 * 128256 * 4
+    assert memory.logits_bytes(EIGHT, 1000, "bfloat16", tp=8) == 1000 * 16032 * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: memory.attention_bytes(Attention(), 8, 2, "magic"), "ring, allgather"),
+        (lambda: memory.saved_bytes(EIGHT, 8, recomputation="some"), "selective"),
+        (lambda: memory.saved_bytes(EIGHT, 8, tp=3), "32 query heads of llama3-8b"),
+        (lambda: memory.saved_bytes(model("qwen2.5-7b"), 8, tp=14), "4 key/value heads"),
+        (lambda: memory.parameter_bytes(EIGHT, fsdp=0), "FSDP degree"),
+        (lambda: memory.parameter_bytes(EIGHT, "int4"), "a dtype among"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(call: Callable[[], int], told: str) -> None:
+    with pytest.raises(CostError, match=told):
+        call()

@@ -1,0 +1,147 @@
+"""Models: as many weights as published, from the sizes alone; users' files; refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringlab.cost import models
+from ringlab.cost.models import Model, model, model_names, read_models
+from ringlab.errors import CostError
+
+PRINTED = 2e-3  # relative: the least exact of them is 65.2 for 65.286
+PUBLISHED = {  # billions of weights, and where they are published
+    "llama2-7b": (6.738, "safetensors index of meta-llama/Llama-2-7b-hf"),
+    "llama2-13b": (13.016, "safetensors index of meta-llama/Llama-2-13b-hf"),
+    "llama2-70b": (68.977, "safetensors index of meta-llama/Llama-2-70b-hf"),
+    "llama3-8b": (8.030, "safetensors index of meta-llama/Meta-Llama-3-8B"),
+    "llama3-70b": (70.554, "safetensors index of meta-llama/Meta-Llama-3-70B"),
+    "llama3-405b": (405.853, "safetensors index of meta-llama/Llama-3.1-405B"),
+    "mistral-7b": (7.242, "safetensors index of mistralai/Mistral-7B-v0.1"),
+    "qwen2.5-7b": (7.616, "safetensors index of Qwen/Qwen2.5-7B"),
+    "qwen2.5-72b": (72.706, "safetensors index of Qwen/Qwen2.5-72B"),
+    "qwen3-8b": (8.191, "safetensors index of Qwen/Qwen3-8B"),
+    "qwen3-32b": (32.762, "safetensors index of Qwen/Qwen3-32B"),
+    "gpt3-175b": (174.6, "arXiv 2005.14165, appendix D: 174,600 M"),
+    "ring-7b": (6.738, "the sizes of Llama 7B"),
+    "ring-13b": (13.016, "the sizes of Llama 13B"),
+    "ring-30b": (32.5, "arXiv 2302.13971, table 2"),
+    "ring-65b": (65.2, "arXiv 2302.13971, table 2, cut after one digit"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_as_published(name: str) -> None:
+    assert model(name).parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=PRINTED)
+
+
+def test_weights_to_the_last_one() -> None:
+    """Models without biases: nothing is left out, so the published totals are met exactly."""
+    exact = {
+        "llama2-7b": 6_738_415_616,
+        "llama3-8b": 8_030_261_248,
+        "llama3-70b": 70_553_706_496,
+        "llama3-405b": 405_853_388_800,
+        "mistral-7b": 7_241_732_096,
+    }
+    assert {name: model(name).parameters for name in exact} == exact
+    # biases of Q, K and V, and norms of Q and K, are not counted
+    assert 7_615_616_512 - model("qwen2.5-7b").parameters == 28 * (28 + 4 + 4) * 128
+    assert 8_190_735_360 - model("qwen3-8b").parameters == 36 * 2 * 128
+
+
+MUTANTS = {
+    "two feed-forward matrices for three": lambda m: replace(m, ffn_matrices=5 - m.ffn_matrices),
+    "as many K/V heads as query heads": lambda m: replace(m, K=m.H if m.K < m.H else m.H // 2),
+    "embeddings tied the other way": lambda m: replace(m, tied_embeddings=not m.tied_embeddings),
+    "a layer less": lambda m: replace(m, layers=m.layers - 1),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_published_totals_catch(mutant: str) -> None:
+    for name, (billions, _) in PUBLISHED.items():
+        assert MUTANTS[mutant](model(name)).parameters / 1e9 != pytest.approx(billions, rel=PRINTED)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
+    it = model(name)
+    assert it.name == name and it.title and len(it.source) > 10
+    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # whose heads are wider than the model
+    sizes = it.attention(B=2, dtype="float32", causal=False)
+    assert (sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, sizes.causal) == (
+        2, it.H, it.K, it.D, "float32", False,
+    )  # fmt: skip
+
+
+def test_striped_models_are_those_of_the_paper() -> None:
+    """arXiv 2311.09431, table 1: vocabulary, d_model, d_ff, layers, heads."""
+    table = {
+        "1b": (32000, 2048, 5504, 22, 16),
+        "3b": (32000, 3200, 8640, 26, 32),
+        "7b": (32000, 4096, 11008, 32, 32),
+    }
+    for name, row in table.items():
+        it = model(f"striped-{name}")
+        assert (it.vocabulary, it.d_model, it.d_ff, it.layers, it.H) == row
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"), [("llama3-8", "llama3-8b"), ("llama-3-70b", "llama3-70b"), ("GPT3", "gpt3-175b")]
+)
+def test_unknown_names_are_told_the_nearest(asked: str, near: str) -> None:
+    with pytest.raises(CostError, match=f"nearest:.*{near}"):
+        model(asked)
+
+
+def example() -> str:
+    text = str(models.__doc__).split("same form:\n")[1]
+    return "\n".join(line[4:] for line in text.splitlines())
+
+
+def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(example())
+    it = model(path)
+    assert it.name == "mine" and it.parameters == model("llama3-8b").parameters
+    assert model(f"{path}:mine") == it == read_models(path)["mine"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("K = 8", "K = 5", r"line \d+, mine.K: a divisor of H = 32"),
+        ("layers = 32", "layers = 0", r"line \d+, mine.layers: a whole number from 1"),
+        ("layers = 32", "layers = -1", r"mine.layers"),
+        ("layers = 32", 'layers = "32 layers"', r"without quotes"),
+        ("layers = 32", "layer = 32", r"mine.layer: a known key(.|\n)*did you mean 'layers'"),
+        ("D = 128\n", "", r"the key 'D'"),
+        ("ffn_matrices = 3", "ffn_matrices = 4", r"mine.ffn_matrices: 2 \(plain\) or 3 \(gated\)"),
+        ("tied_embeddings = false", "tied_embeddings = 0", r"true or false"),
+        ("d_ff = 14336", "d_ff = 10000000000", r"to 1000000000"),
+        ("d_ff = 14336", "d_ff = nan", r"mine.d_ff"),
+    ],
+)
+def test_faults_are_refused_with_file_line_and_key(old: str, new: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(example().replace(old, new))
+    with pytest.raises(CostError, match=told) as raised:
+        read_models(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": 0}, {"K": 5}, {"d_ff": 1.5}, {"ffn_matrices": 1}, {"vocabulary": True}]
+)
+def test_values_made_in_python_are_checked_too(change: dict[str, int]) -> None:
+    with pytest.raises(CostError):
+        replace(model("llama3-8b"), **change)
+
+
+def test_a_model_is_a_plain_value() -> None:
+    assert isinstance(hash(model("llama3-8b")), int)
+    assert model("llama3-8b") is model("llama3-8b")
+    assert isinstance(model("llama3-8b"), Model)

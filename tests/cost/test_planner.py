@@ -1,0 +1,367 @@
+"""Plans: figures worked out by hand, and what the parts of a plan say to each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import ringlab.cost.planner.measured as measured
+from ringlab.cost.hardware import Link, MeasuredBlock, hardware
+from ringlab.cost.models import model
+from ringlab.cost.planner import Plan, Request, plan
+from ringlab.cost.planner.degrees import Degrees, candidates
+from ringlab.cost.planner.groups import group
+from ringlab.cost.planner.limits import KINDS, hidden
+from ringlab.cost.planner.ring_work import BUILD
+from ringlab.cost.planner.step_time import StepTime
+from ringlab.cost.planner.suggest import fewest_nodes, fits, most_tokens
+from ringlab.cost.planner.weigh import weigh
+from ringlab.cost.planner.wording import counted, duration, short_count
+from ringlab.cost.simulate import simulate
+from ringlab.cost.units import tokens
+from ringlab.errors import CostError
+from tests.cost.planner_cases import forget, ideal, small_model
+
+
+def pinned(**changes: object) -> Request:
+    """A prefill of 131,072 tokens in a ring of 8, unmasked: as many K/V heads as query heads, D = 128."""
+    asked = {
+        "model": small_model(),
+        "tokens": 131072,
+        "hardware": ideal(inside=600e9),
+        "purpose": "prefill",
+        "causal": False,
+        "tp": 1,
+        "ring": 8,
+        "ulysses": 1,
+        "fsdp": 1,
+    }
+    return Request(**(asked | changes))  # type: ignore[arg-type]
+
+
+def only_pass(found: Plan):
+    assert isinstance(found.best.time, StepTime)
+    return found.best.time.passes[0]
+
+
+def test_compute_and_transfer_of_a_ring_step_by_hand() -> None:
+    """4·D·H·c² FLOPs at 312 TFLOP/s are 14.1 ms, 2·H·D·2·c bytes at 600 GB/s 0.447 ms; 8 blocks, 7 hops."""
+    it = only_pass(plan(pinned()))
+    assert it.attention_s / 8 == pytest.approx(14.1e-3, rel=2e-3)
+    assert it.ring_s / 7 == pytest.approx(0.447e-3, rel=2e-3)
+    assert it.ring_exposed_s == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("bandwidth, least", [(600e9, 520), (300e9, 1040), (12.5e9, 24960)])
+def test_tokens_that_hide_a_hop_by_hand(bandwidth: float, least: int) -> None:
+    (it,) = plan(pinned(hardware=ideal(inside=bandwidth))).hidden
+    assert it.least_tokens == least and it.hidden == (131072 // 8 >= least)
+
+
+def test_grouped_heads_divide_the_threshold_and_a_mask_doubles_it() -> None:
+    grouped = pinned(model=small_model(H=32, K=8), hardware=ideal(inside=300e9))
+    assert plan(grouped).hidden[0].least_tokens == 1040 // 4
+    assert plan(grouped.but(causal=True)).hidden[0].least_tokens == 2 * 1040 // 4
+
+
+def test_a_ring_over_nodes_takes_the_slower_link() -> None:
+    two_nodes = pinned(nodes=2, hardware=ideal(ranks_per_node=4))
+    block = 131072 // 8 * 2 * 32 * 128 * 2
+    assert only_pass(plan(two_nodes)).ring_s == pytest.approx(7 * block / 25e9)
+    assert plan(two_nodes).hidden[0].link == "between"
+    inside = two_nodes.but(ring=4, ulysses=2)
+    assert plan(inside).hidden[0].link == "between"  # a ring of four, two on each node
+    assert plan(two_nodes.but(nodes=1, ring=4)).hidden[0].link == "inside"
+
+
+def test_the_kv_cache_of_a_million_tokens_is_327_68_gb() -> None:
+    """Eight GPUs that share the eight K/V heads hold an eighth each, 40.96 GB."""
+    found = plan(Request("llama3-70b", 10**6, "h100", purpose="decode", tp=8))
+    assert found.best.ledger.of("K/V cache") * 8 == 327_680_000_000
+    assert found.fits and found.best.degrees.tp == 8
+    split = plan(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=2))
+    assert split.best.ledger.of("K/V cache") * 32 == 327_680_000_000
+
+
+def test_the_ledger_of_a_training_by_hand() -> None:
+    found = plan(Request("llama3-70b", 2**20, "h100", nodes=8, tp=4, ring=16, recomputation="full", fsdp=16))
+    sizes, it = model("llama3-70b"), found.best.ledger
+    share = sizes.parameters / 64
+    assert it.of("parameters") == pytest.approx(2 * share, abs=1)
+    assert it.of("gradients") == pytest.approx(4 * share, abs=1)
+    assert it.of("optimizer") == pytest.approx(12 * share, abs=1)
+    assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # sequence parallel over tp 4
+    assert it.of("logits") == (2**20 // 16) * (128256 // 4) * 4
+    in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
+    assert it.of("K/V in flight") == 2 * in_flight * 2  # a block in use, a block arriving
+    assert it.of("dK and dV in float32") == 3 * in_flight * 4  # here, arriving, and what the block adds
+    dout_out_product = 3 * 4 * (64 // 4) * 128 * (2**20 // 16)
+    rows = 2 * 4 * (64 // 4) * (2**20 // 16)
+    assert it.of("float32 accumulators") == dout_out_product - 3 * in_flight * 4 + rows
+    gate_up_product = 3 * 28672 // 4
+    assert it.of("gradients of the layer at work") == (2**20 // 16) * 2 * (8192 + gate_up_product)
+    layer = sizes.layer_matrix_parameters * 2 // 4
+    assert it.of("gathered weights") == pytest.approx(3 * layer, abs=2)
+
+
+def test_decoding_reads_weights_and_cache_once() -> None:
+    found = plan(Request("llama3-8b", 100_000, replace(hardware("h100"), ranks_per_node=1), purpose="decode"))
+    cache = 2 * 32 * 8 * 128 * 2 * 100_000
+    assert found.best.step_s == pytest.approx((2 * model("llama3-8b").parameters + cache) / 3.35e12)
+    assert found.best.tokens_per_s == pytest.approx(1 / found.best.step_s)
+
+
+@pytest.mark.parametrize("layout", list(BUILD))
+@pytest.mark.parametrize("P", [1, 2, 4, 8])
+@pytest.mark.parametrize("between", [50e9, 0.2e9])
+def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(layout: str, P: int, between: float) -> None:
+    """The ring over nodes of two; forward, and with it the backward."""
+    machine = ideal(ranks_per_node=2, between=between, block_times=())
+    S = 1024 * P
+    request = Request(
+        small_model(H=8, K=2), S, replace(machine, ranks_per_node=min(2, P)), max(1, P // 2), layout=layout,
+        dp=1, tp=1, ring=P, ulysses=1, recomputation="none", reserve=0.0,
+    )  # fmt: skip
+    passes = {it.name: it for it in weigh(request)[0].time.passes}  # type: ignore[union-attr]
+    if P > 1:
+        assert request.nodes * request.machine.ranks_per_node == P
+    simulated = {
+        backward: simulate(
+            request.attention, BUILD[layout](S, P), request.machine, backward=backward
+        ).makespan_s
+        for backward in (False, True)
+    }
+    forward = passes["forward"].attention_s + passes["forward"].ring_exposed_s
+    backward = passes["backward"].attention_s + passes["backward"].ring_exposed_s
+    assert forward == pytest.approx(simulated[False], rel=1e-9)
+    assert forward + backward == pytest.approx(simulated[True], rel=1e-9)
+
+
+@pytest.mark.parametrize("largest_causal", [None, 256])
+@pytest.mark.parametrize("P", [2, 4])
+def test_measured_blocks_take_as_long_as_in_the_simulation(
+    largest_causal: int | None, P: int, monkeypatch
+) -> None:
+    """Rank by rank, and by one pair of each kind as in large rings."""
+    blocks = tuple(
+        MeasuredBlock("bfloat16", name, 1e-5, score, 1e-9, 128, "made up", largest_causal)
+        for name, score in (("forward", 1e-12), ("backward", 3e-12))
+    )
+    machine = ideal(ranks_per_node=P, block_times=blocks)
+    sizes = {"dp": 1, "tp": 1, "ring": P, "ulysses": 1, "recomputation": "none"}
+    for layout in BUILD:
+        request = Request(small_model(H=8, K=2), 1024 * P, machine, layout=layout, **sizes)  # type: ignore[arg-type]
+        dealt = BUILD[layout](1024 * P, P)
+        simulated = simulate(request.attention, dealt, machine, backward=True).makespan_s
+        for pairs in (16, 1):
+            monkeypatch.setattr(measured, "ALL_PAIRS", pairs)
+            forget()
+            both = weigh(request)[0].time.passes  # type: ignore[union-attr]
+            assert sum(it.attention_s + it.ring_exposed_s for it in both) == pytest.approx(
+                simulated, rel=1e-9
+            )
+
+
+def test_collectives_by_hand() -> None:
+    machine = ideal(inside=100.0, between=10.0, ranks_per_node=8)
+    split = Degrees(dp=1, tp=2, ring=4, ulysses=2, fsdp=8)
+    tp, ulysses, fsdp = (group(name, split, machine) for name in ("tp", "ulysses", "fsdp"))
+    assert not tp.across and tp.gather_s(1000) == pytest.approx(500 / 100)
+    assert not ulysses.across and ulysses.exchange_s(1000) == pytest.approx(500 / 100)
+    assert fsdp.across and fsdp.on_a_node == 4  # four of its eight on each node, and their four links
+    assert fsdp.gather_s(1000) == pytest.approx(875 / 40)
+    assert fsdp.reduce_s(1000) == pytest.approx(2 * 875 / 40)
+    wide = group("ulysses", Degrees(dp=1, tp=1, ring=1, ulysses=16, fsdp=1), machine)
+    assert wide.across and wide.exchange_s(1600) == pytest.approx(800 / 10)  # 8 of 16 parts leave the node
+    slow = replace(machine, inside=Link("x", 1e30, 1.0, ""), between=Link("y", 1e30, 10.0, ""))
+    assert group("fsdp", split, slow).gather_s(0) == pytest.approx(2 * 1 + 1 * 10)
+
+
+def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
+    machine = replace(hardware("h100"), ranks_per_node=16)
+    request = Request("llama3-70b", 2**18, machine, tp=1, ulysses=16, purpose="prefill")
+    found = plan(request)
+    assert found.best.degrees.kv_copies(8) == 2 and found.as_dict()["kv_copies"] == 2
+    eight = plan(request.but(ulysses=8))
+    ratio = found.best.ledger.of("K/V cache") / eight.best.ledger.of("K/V cache")
+    assert ratio == 2  # one head for all tokens each, not one head for half of them
+
+
+def test_what_limits_has_each_of_its_kinds() -> None:
+    slow = ideal(between=1e9, ranks_per_node=1, memory_bytes=1e12)
+    few_heads = replace(slow, ranks_per_node=8, inside=Link("slow", 1e9, 0.0, "made up"))
+    requests = {
+        "compute": Request("llama3-8b", 2**20, "h100", nodes=4, purpose="prefill"),
+        "exposed communication": Request("llama3-8b", 2**14, slow, nodes=8, purpose="prefill"),
+        "imbalance": Request(
+            "llama3-8b", 2**20, "h100", nodes=4, purpose="prefill", layout="contiguous", ring=32
+        ),
+        "memory": Request("llama3-70b", 10**6, "h100", nodes=4),
+        "K/V heads": Request(
+            small_model(H=32, K=1, layers=2), 2**14, few_heads, tp=1, ulysses=1, fsdp=1, purpose="prefill"
+        ),
+    }
+    assert set(requests) == set(KINDS)
+    for kind, request in requests.items():
+        assert plan(request).limit.kind == kind, plan(request).limit
+
+
+def test_memory_limits_time_where_more_of_it_would_save_recomputation() -> None:
+    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8))
+    assert found.fits and found.limit.kind == "memory" and 0 < found.limit.seconds < found.best.step_s
+
+
+def test_the_layout_is_chosen_by_work_of_whole_tiles() -> None:
+    found = plan(Request("llama3-8b", 2**20, "h100", nodes=4, ring=32))
+    assert found.best.layout == "zigzag"
+    assert found.best.work()[0] == pytest.approx(1.0)
+    slower = {it.layout: it.step_s for it in found.layouts}
+    assert set(slower) == {"striped", "contiguous"}
+    assert slower["contiguous"] > 1.5 * found.best.step_s
+    contiguous = plan(Request("llama3-8b", 2**20, "h100", nodes=4, ring=32, layout="contiguous"))
+    assert contiguous.best.work()[0] == pytest.approx(2 - 1 / 32, rel=0.01)
+    assert plan(Request("llama3-8b", 2**17, "h100", causal=False)).best.layout == "contiguous"
+
+
+def test_pieces_of_a_layout_and_what_would_divide_evenly() -> None:
+    even = plan(Request("llama3-8b", 2**20, "h100", nodes=4, ring=32))
+    assert even.chunk_tokens == 2**20 // 64 and "each 128 kernel tiles" in even.chunk_words
+    ragged = plan(Request("llama3-8b", 10**6 + 1, "h100", nodes=4, ring=32))
+    assert ragged.chunk_tokens == 15626 and "ragged" in ragged.chunk_words
+    better = int(ragged.chunk_words.split(" tokens would")[0].split("; ")[-1].replace(",", ""))
+    assert "(" not in plan(ragged.request.but(tokens=better)).chunk_words
+    assert plan(Request("llama3-8b", 2**20, "h100", ring=8, layout="striped")).chunk_tokens == 1
+
+
+def test_rounds_save_memory_where_a_batch_is_large() -> None:
+    found = plan(Request("llama3-8b", 2**13, "h100", nodes=1, batch=256))
+    assert found.fits and found.best.rounds > 1 and found.best.recomputation == "none"
+    assert found.best.time.as_dict()["rounds"] == found.best.rounds
+
+
+def test_pieces_of_the_loss_save_logits() -> None:
+    whole = plan(Request("llama3-8b", 2**20, "h100", nodes=4))
+    pieces = plan(whole.request.but(logits_chunk=4096))
+    assert pieces.best.ledger.of("logits") == 4096 * 128256 * 4 < whole.best.ledger.of("logits")
+
+
+def test_recomputation_costs_a_forward_and_saves_activations() -> None:
+    request = Request("llama3-8b", 2**17, "h100", nodes=4, ring=32)
+    none, selective, full = (
+        plan(request.but(recomputation=each)).best for each in ("none", "selective", "full")
+    )
+    assert none.step_s < selective.step_s < full.step_s
+    kept = [it.ledger.of("activations") for it in (none, selective, full)]
+    assert kept[0] > kept[1] > kept[2]
+    forward, again, _ = full.time.passes  # type: ignore[union-attr]
+    assert (again.linear_s, again.attention_s) == (forward.linear_s, forward.attention_s)
+
+
+def test_the_fewest_nodes_and_the_longest_context_are_just_that() -> None:
+    request = Request("llama3-70b", 10**6, "h100", nodes=4)
+    nodes, most = fewest_nodes(request), most_tokens(request)
+    assert nodes is not None and most is not None
+    assert fits(request.but(nodes=nodes)) and not any(fits(request.but(nodes=n)) for n in range(1, nodes))
+    assert fits(request.but(tokens=most)) and not fits(request.but(tokens=most + 1000))
+
+
+def test_a_plan_is_json_and_says_the_same_as_its_parts() -> None:
+    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8))
+    told = json.loads(json.dumps(found.as_dict()))
+    assert told["answer"].startswith("Fits: 64 × H100") and told["gpus"] == 64
+    assert sum(entry["bytes"] for entry in told["memory"]["entries"]) == told["memory"]["total_bytes"]
+    assert told["step_s"] == found.best.step_s and told["tokens_per_s"] * told["step_s"] == pytest.approx(
+        10**6
+    )
+    assert told["limit"]["kind"] in KINDS and told["assumptions"] and told["alternatives"]
+    assert told["hidden"] == all(each["hidden"] for each in told["communication"])
+    assert 0 < told["utilisation"] < 1
+
+
+def test_measured_blocks_are_used_instead_of_the_peak() -> None:
+    block = MeasuredBlock("bfloat16", "forward", 0.0, 1e-12, 0.0, 128, "made up")
+    machine = ideal(block_times=(block,))
+    assert only_pass(plan(pinned(hardware=machine))).attention_s == pytest.approx(
+        131072 * 131072 / 8 * 32 * 1e-12
+    )
+
+
+def test_counts_read_back_as_they_were_and_times_read_well() -> None:
+    for n in (1, 999, 1000, 1024, 131072, 131073, 10**6, 2**20, 486_000, 10**9):
+        assert tokens(short_count(n)) == n
+    assert (short_count(10**6), short_count(131072)) == ("1M", "128Ki")
+    assert (duration(332.4), duration(90000), duration(0.0123)) == ("332 s", "25 hours", "12.3 ms")
+
+
+@pytest.mark.parametrize(
+    "changes, needed, got",
+    [
+        ({"tokens": 0}, "tokens >= 1", "tokens=0"),
+        ({"nodes": -1}, "nodes >= 1", "nodes=-1"),
+        ({"gpus_per_node": 0}, "gpus_per_node >= 1", "gpus_per_node=0"),
+        ({"batch": 0}, "batch >= 1", "batch=0"),
+        ({"tile": (0, 128)}, "tile >= 1", "tile=0"),
+        ({"reserve": 1.0}, "reserve", "1.0"),
+        ({"purpose": "finetuning"}, "purpose among", "finetuning"),
+        ({"layout": "spiral"}, "layout among", "spiral"),
+        ({"recomputation": "some"}, "recomputation among", "some"),
+        ({"dtype": "int3"}, "a dtype among", "int3"),
+        ({"dtype": "float64"}, "a dtype that h100 computes in", "float64"),
+        ({"model": "lama3-70b"}, "a known model", "lama3-70b"),
+        ({"hardware": "h1000"}, "a known hardware", "h1000"),
+        ({"tp": 3}, "divides the H=64 query heads", "tp = 3"),
+        ({"tp": 4, "ulysses": 3}, "tp × ulysses that divides the H=64", "12"),
+        ({"dp": 3}, "batch divisible by dp", "batch=1, dp=3"),
+        ({"ring": 4, "ulysses": 4, "cp": 8}, "ring × ulysses = cp", "4 × 4 = 16, cp=8"),
+        ({"tp": 8, "cp": 8, "dp": 1}, "dp × tp × cp = 32 GPUs", "product 64"),
+        ({"cp": 5}, "dp × tp × cp = 32 GPUs", "product 5"),
+        ({"tp": 1, "dp": 1, "cp": 32, "fsdp": 3}, "fsdp that divides", "fsdp=3"),
+        ({"tokens": 20, "tp": 1}, "at least one token per rank: cp <= 20", "cp=32"),
+        ({"tokens": 2**31 + 1}, "tokens <= 2,147,483,648", "2,147,483,649"),
+        ({"ring": 2048, "nodes": 256}, "rings of at most 1024 ranks", "ring=2048"),
+        ({"fsdp": 7}, "fsdp that divides dp × cp, here at most 32 ranks", "fsdp=7"),
+        ({"batch": 10**23}, "batch <= 1,048,576", "100,000"),
+        ({"nodes": 10**40}, "nodes <= 1,048,576", "over 30 digits"),
+        ({"tile": (2**40, 1)}, "tile <= 1,048,576", "1,099,511,627,776"),
+        ({"ulysses": 8, "purpose": "decode"}, "decode without ulysses", "ulysses=8"),
+    ],
+)
+def test_impossible_requests_name_the_constraint(changes: dict[str, object], needed: str, got: str) -> None:
+    asked = {"model": "llama3-70b", "tokens": 10**6, "hardware": "h100", "nodes": 4} | changes
+    with pytest.raises(CostError) as caught:
+        plan(Request(**asked))  # type: ignore[arg-type]
+    assert needed in caught.value.needed and got in caught.value.got, caught.value
+
+
+def test_degrees_asked_for_are_kept_and_the_rest_is_open() -> None:
+    request = Request("llama3-70b", 10**6, "h100", nodes=4, batch=4)
+    for changes in ({"tp": 4}, {"ulysses": 2}, {"dp": 2}, {"cp": 8}, {"ring": 2}, {"fsdp": 8}):
+        found = candidates(request.but(**changes))
+        assert found and all(getattr(it, name) == value for it in found for name, value in changes.items())
+        assert len(set(found)) == len(found)
+
+
+def test_left_open_tp_and_ulysses_stay_inside_a_node_and_divide_the_kv_heads() -> None:
+    for it in candidates(Request("llama3-70b", 10**6, "h100", nodes=4)):
+        assert not it.crosses("tp", 8) and not it.crosses("ulysses", 8)
+        assert 8 % (it.tp * it.ulysses) == 0 and it.kv_copies(8) == 1
+
+
+def test_hidden_has_a_row_for_each_pass_and_none_without_a_ring() -> None:
+    ring = weigh(Request("llama3-70b", 10**6, "h100", nodes=8))[0]
+    assert [it.name for it in hidden(ring)] == ["forward", "full recomputation", "backward"]
+    assert hidden(weigh(Request("llama3-8b", 8192, "h100", gpus_per_node=1, purpose="prefill"))[0]) == []
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "1 sequence"), (2, "2 sequences"), (1024, "1,024 sequences")])
+def test_counts_with_their_noun(n: int, words: str) -> None:
+    assert counted(n, "sequence") == words
+
+
+def test_rounds_of_a_single_sequence_are_said_so() -> None:
+    asked = Request("llama3-8b", 2**17, "h100", batch=2, dp=1, cp=8)
+    best = weigh(asked)[0]
+    found = replace(plan(asked), best=replace(best, rounds=2))
+    assert "2 rounds of 1 sequence" in found.answer and "1 sequences" not in found.answer

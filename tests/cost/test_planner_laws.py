@@ -1,0 +1,193 @@
+"""Laws of plans: what more GPUs, more tokens, faster links and fewer K/V heads may and may not do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.cost.hardware import Hardware, hardware
+from ringlab.cost.planner import Request, plan
+from ringlab.cost.planner.weigh import fastest, least_memory, weigh
+from ringlab.errors import CostError
+from tests.cost.planner_cases import ideal, small_model
+
+NAMES = st.sampled_from(["llama3-8b", "llama3-70b", "llama2-7b", "qwen2.5-7b"])
+MACHINES = st.sampled_from(["a100", "h100", "b200"])
+PURPOSES = st.sampled_from(["training", "prefill", "decode"])
+LAYOUTS = st.sampled_from([None, "zigzag", "striped", "contiguous"])
+
+
+@st.composite
+def requests(draw: st.DrawFn, training: bool = False) -> Request:
+    """A request without degrees; contexts from 4k to 4M tokens, of any length."""
+    return Request(
+        draw(NAMES),
+        draw(st.one_of(st.integers(4096, 2**22), st.integers(12, 22).map(lambda n: 2**n))),
+        draw(MACHINES),
+        nodes=draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
+        batch=draw(st.sampled_from([1, 1, 2, 8])),
+        purpose="training" if training else draw(PURPOSES),
+        causal=draw(st.booleans()),
+        layout=draw(LAYOUTS),
+    )
+
+
+def possible(request: Request) -> bool:
+    try:
+        weigh(request)
+    except CostError:
+        return False
+    return True
+
+
+@given(requests(), st.integers(2, 5))
+@settings(max_examples=50)
+def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, times: int) -> None:
+    more = request.but(nodes=times * request.nodes)
+    assume(possible(more))
+    assert least_memory(more).ledger.total_bytes <= least_memory(request).ledger.total_bytes
+
+
+@given(requests(), st.integers(1, 5000), st.integers(4096, 12_000))
+@settings(max_examples=50)
+def test_more_tokens_never_make_a_step_shorter_nor_memory_smaller(
+    request: Request, more: int, S: int
+) -> None:
+    """Pair by pair; counted in tiles, a few more tokens may fill tiles that were there anyway, even with less in all."""
+    shorter, longer = (request.but(tokens=tokens, tile=(1, 1)) for tokens in (S, S + more))
+    assert fastest(longer).step_s >= fastest(shorter).step_s * (1 - 1e-9)
+    assert least_memory(longer).ledger.total_bytes >= least_memory(shorter).ledger.total_bytes
+
+
+@given(requests(), st.integers(2, 5))
+def test_times_as_many_tokens_never_make_a_step_shorter(request: Request, times: int) -> None:
+    longer = request.but(tokens=times * request.tokens)
+    assert fastest(longer).step_s >= fastest(request).step_s
+    assert least_memory(longer).ledger.total_bytes >= least_memory(request).ledger.total_bytes
+
+
+def faster_links(machine: Hardware, inside: float, between: float) -> Hardware:
+    links = {
+        "inside": replace(machine.inside, bytes_per_s=machine.inside.bytes_per_s * inside),
+        "between": replace(machine.between, bytes_per_s=machine.between.bytes_per_s * between),
+    }
+    return replace(machine, **links)
+
+
+@given(requests(), st.floats(1, 100), st.floats(1, 100))
+def test_faster_links_are_never_slower(request: Request, inside: float, between: float) -> None:
+    faster = request.but(hardware=faster_links(request.machine, inside, between))
+    before, after = weigh(request), weigh(faster)
+    assert before[0].fits == after[0].fits  # memory does not know about links
+    assert fastest(faster).step_s <= fastest(request).step_s * (1 + 1e-9)
+
+
+@given(requests(), st.floats(1, 10))
+def test_faster_arithmetic_and_memory_are_never_slower(request: Request, times: float) -> None:
+    rates = {dtype: times * rate for dtype, rate in request.machine.flops_per_s.items()}
+    memory = request.machine.memory_bytes_per_s * times
+    faster = replace(request.machine, flops_per_s=rates, memory_bytes_per_s=memory)
+    assert fastest(request.but(hardware=faster)).step_s <= fastest(request).step_s * (1 + 1e-9)
+
+
+@given(requests())
+@settings(max_examples=50)
+def test_every_candidate_adds_up(request: Request) -> None:
+    """Degrees multiply up to the GPUs, entries to the total; the best comes first; nobody gains by all memory."""
+    found = weigh(request)
+    for it in found:
+        degrees = it.degrees
+        assert degrees.dp * degrees.tp * degrees.ring * degrees.ulysses == request.gpus
+        assert (degrees.dp * degrees.cp) % degrees.fsdp == 0 and request.batch % degrees.dp == 0
+        assert it.ledger.total_bytes == sum(entry.bytes for entry in it.ledger.entries)
+        assert all(entry.bytes > 0 for entry in it.ledger.entries)
+    fitting = [it for it in found if it.fits]
+    assert list(found[: len(fitting)]) == fitting
+    assert all(fitting[0].step_s <= it.step_s for it in fitting[1:])
+    if fitting:
+        assert fastest(request).step_s <= fitting[0].step_s * (1 + 1e-9) or request.layout is None
+
+
+@given(requests())
+def test_no_time_is_negative_and_losses_are_parts_of_the_step(request: Request) -> None:
+    it = weigh(request)[0]
+    assert 0 <= it.time.exposed_s <= it.step_s
+    assert it.time.imbalance_s >= -1e-9 * it.step_s
+    whole, lockstep = it.work()
+    assert 1 - 1e-12 <= whole <= lockstep + 1e-12
+
+
+@given(requests())
+@settings(max_examples=20)
+def test_every_suggestion_fits(request: Request) -> None:
+    for each in plan(request).suggestions:
+        assert plan(each.request).fits, each.sentence
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("llama3-70b", 10**6, "h100", nodes=4),
+        Request("llama3-70b", 10**6, "h100", nodes=8, batch=2),
+        Request("llama3-8b", 64_000, "a100", nodes=8, tp=1, ulysses=1, tile=(64, 128), reserve=0.1),
+        Request("llama3-70b", 10**6, "h100", purpose="decode", batch=4),
+        Request("llama3-70b", 2**20 + 1, "h100", causal=False, purpose="prefill", layout="contiguous"),
+    ],
+    ids=["does not fit", "fits", "pinned", "decode", "unmasked"],
+)
+def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -> None:
+    """Typed as it is printed, it fits and takes as long."""
+    found = plan(request_).suggestions
+    assert found
+    for each in (*found, None):
+        asked = request_ if each is None else each.request
+        told = CliRunner().invoke(app, [*shlex.split(asked.command())[1:], "--json"])
+        again = json.loads(told.stdout)
+        if each is None:
+            assert again["step_s"] == plan(request_).best.step_s
+        else:
+            assert told.exit_code == 0 and again["fits"]
+            assert (again["step_s"], again["memory"]["total_bytes"]) == (
+                each.best.step_s,
+                each.best.ledger.total_bytes,
+            )
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([2, 4, 8]), st.sampled_from([2**15, 2**17]))
+def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
+    groups: int, P: int, S: int
+) -> None:
+    """H/K times fewer K/V heads: as many times fewer bytes in a hop and in the cache; the same attention."""
+    shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
+    machine = ideal(ranks_per_node=P)
+    many, few = (
+        weigh(Request(small_model(H=32, K=K), S, machine, **shared))[0]  # type: ignore[arg-type]
+        for K in (32, 32 // groups)
+    )
+    (one,), (other,) = many.time.passes, few.time.passes  # type: ignore[union-attr]
+    assert other.ring_s == pytest.approx(one.ring_s / groups)
+    assert few.ledger.of("K/V cache") == many.ledger.of("K/V cache") // groups
+    assert other.attention_s == one.attention_s
+
+
+@given(requests(training=True))
+def test_training_needs_more_memory_than_prefilling(request: Request) -> None:
+    prefill = request.but(purpose="prefill", batch=1)
+    assert least_memory(prefill).ledger.of("parameters") > 0
+    assert least_memory(request).ledger.of("optimizer") == pytest.approx(
+        6 * least_memory(request).ledger.of("parameters"), rel=1e-6
+    )
+    assert fastest(prefill).step_s < fastest(request.but(batch=1)).step_s
+
+
+def test_hardware_of_the_same_links_in_larger_nodes_is_never_slower() -> None:
+    request = Request("llama3-70b", 2**20, "h100", nodes=4, purpose="prefill")
+    wide = request.but(hardware=replace(hardware("h100"), ranks_per_node=32), nodes=1)
+    assert fastest(wide).step_s <= fastest(request).step_s

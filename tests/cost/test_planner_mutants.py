@@ -1,0 +1,239 @@
+"""Mistakes that planners make, each put in on purpose: the checks below must notice every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringlab.cost.planner.decode_time as decode_time
+import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.ring_time as ring_time
+import ringlab.cost.planner.step_time as step_time
+import ringlab.cost.planner.suggest as suggest
+from ringlab.cost.models import model
+from ringlab.cost.planner import Request, plan
+from ringlab.cost.planner.degrees import Degrees
+from ringlab.cost.planner.groups import Group
+from ringlab.cost.planner.weigh import Candidate
+from tests.cost.planner_cases import forget, ideal, small_model
+
+SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 2, "fsdp": 8}
+GQA = Request(
+    small_model(H=32, K=8, layers=4),
+    2**17,
+    ideal(),
+    4,
+    layout="zigzag",
+    recomputation="full",
+    batch=1,
+    **SPLIT,
+)  # type: ignore[arg-type]
+
+
+def best(request: Request) -> Candidate:
+    return plan(request).best
+
+
+def check_weights() -> None:
+    """16 bytes a weight and 2 more for the copy in use, over fsdp 8 × tp 2."""
+    it, share = best(GQA).ledger, GQA.sized.parameters / 16
+    found = [it.of(name) for name in ("parameters", "gradients", "optimizer")]
+    assert found == pytest.approx([2 * share, 4 * share, 12 * share], abs=1)
+
+
+def check_activations() -> None:
+    """The input of each of 4 layers, for the tokens of one of 16 ranks, halved by sequence parallelism."""
+    assert best(GQA).ledger.of("activations") == 4 * (2**17 // 16) * 4096 * 2 // 2
+
+
+def check_cache() -> None:
+    """All GPUs of one replica together hold each K and V once."""
+    it = best(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=4))
+    assert it.ledger.of("K/V cache") * 32 == 327_680_000_000
+
+
+def check_hops() -> None:
+    """K and V of two of the 8 heads, 2 bytes each, over the 25 GB/s between nodes; and with gradients, 4 bytes."""
+    block = 2**17 // 8 * 2 * 2 * 128 * 2
+    forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
+    assert forward.ring_s == pytest.approx(7 * block / 25e9)
+    assert backward.ring_s == pytest.approx((7 * block + 8 * 2 * block) / 25e9)
+
+
+def check_attention() -> None:
+    """Half of 4·D·S² FLOPs a head, and a diagonal of tiles, over 8 ranks of 8 heads each; backward 2.5 times."""
+    forward, again, backward = best(GQA).time.passes  # type: ignore[union-attr]
+    pairs = (2**17) ** 2 / 2 / 8
+    assert forward.attention_s == pytest.approx(4 * 128 * 8 * pairs / 312e12, rel=2e-3)
+    assert again.attention_s == forward.attention_s
+    exact = backward.attention_s - 2.5 * forward.attention_s
+    assert abs(exact) < 1e-6 * forward.attention_s
+
+
+def check_matrices() -> None:
+    """2 FLOPs a weight and token, over 16 ranks and tp 2; backward twice as many."""
+    forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
+    flops = 2 * GQA.sized.layer_matrix_parameters * 2**17 / 32
+    assert (forward.linear_s, backward.linear_s) == pytest.approx((flops / 312e12, 2 * flops / 312e12))
+
+
+def check_collectives() -> None:
+    """Two all-reduces of tp 2, four all-to-alls of ulysses 2; weights gathered over 8 ranks, four on a node."""
+    forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
+    tokens = 2**17 // 16
+    assert forward.tensor_s == pytest.approx(4 * tokens * 4096 * 2 / 2 / 300e9)
+    heads = 2 * 32 // 2 + 2 * 8 // 2
+    assert forward.ulysses_s == pytest.approx(tokens * heads * 128 * 2 / 2 / 300e9)
+    weights = GQA.sized.layer_matrix_parameters * 2 / 2
+    gather = weights * 7 / 8 / 100e9
+    between_copies = 2 * weights / 8 / 2 / 25e9  # one rank on each of two nodes
+    assert forward.weights_s == pytest.approx(gather)
+    assert backward.weights_s == pytest.approx(2 * gather + between_copies)
+
+
+def check_decode() -> None:
+    """Each GPU reads its part of the weights, and its part of the cache, once a token."""
+    it = best(Request("llama3-70b", 10**6, ideal(ranks_per_node=8), nodes=4, purpose="decode", tp=4))
+    read = model("llama3-70b").parameters * 2 / 4 + 327.68e9 / 32
+    assert it.time.weights_s + it.time.cache_s == pytest.approx(read / 2039e9)  # type: ignore[union-attr]
+
+
+def check_suggestions() -> None:
+    found = plan(Request("llama3-70b", 10**6, "h100", nodes=4))
+    assert found.suggestions and not found.fits
+    for each in found.suggestions:
+        again = Candidate(each.request, each.best.degrees, each.best.layout, each.best.recomputation)
+        assert again.ledger.total_bytes <= each.request.machine.memory_bytes * 0.94
+    assert suggest.fewest_nodes(found.request) == 6
+
+
+def check_answer() -> None:
+    """The same plan fits or does not by the memory of ONE GPU."""
+    assert plan(Request("llama3-8b", 2**17, "h100", nodes=2)).fits
+    assert not plan(Request("llama3-70b", 10**6, "h100", nodes=4)).fits
+
+
+CHECKS = (
+    check_weights,
+    check_activations,
+    check_cache,
+    check_hops,
+    check_attention,
+    check_matrices,
+    check_collectives,
+    check_decode,
+    check_suggestions,
+    check_answer,
+)
+
+
+def without(function: Callable[..., int], position: int) -> Callable[..., int]:
+    """The function with one of its degrees (an argument by position) taken as 1."""
+
+    def mutant(*arguments: object) -> int:
+        changed = [*arguments]
+        changed[position] = 1
+        return function(*changed)
+
+    return mutant
+
+
+def alike_links(_: np.ndarray, machine: object) -> tuple[np.ndarray, np.ndarray]:
+    inside = machine.inside  # type: ignore[attr-defined]
+    return np.full(len(_), inside.bytes_per_s), np.full(len(_), inside.latency_s)
+
+
+def scaled(function: Callable[..., float], factor: float) -> Callable[..., float]:
+    return lambda *arguments, **options: factor * function(*arguments, **options)
+
+
+def whole_group(name: str, degrees: Degrees, machine: object) -> Group:
+    return Group(getattr(degrees, name), getattr(degrees, name), False, machine)  # type: ignore[arg-type]
+
+
+TOTAL = ledger.Ledger.total_bytes.fget
+assert TOTAL is not None
+
+MUTANTS: dict[str, tuple[object, str, object]] = {
+    "forgets TP in the parameters": (ledger, "parameter_bytes", without(ledger.parameter_bytes, 3)),
+    "forgets FSDP in the optimizer": (ledger, "optimizer_bytes", without(ledger.optimizer_bytes, 2)),
+    "forgets the float32 copy": (ledger, "optimizer_bytes", scaled(ledger.optimizer_bytes, 8 / 12)),
+    "counts memory per node": (ledger.Ledger, "total_bytes", property(lambda self: 8 * TOTAL(self))),
+    "counts memory shared by a node": (ledger.Ledger, "total_bytes", property(lambda self: TOTAL(self) // 8)),
+    "takes NVLink across nodes": (step_time, "ring_links", alike_links),
+    "counts both directions of a link": (
+        step_time,
+        "ring_links",
+        lambda ranks, machine: (2 * ring_time.ring_links(ranks, machine)[0], ring_time.ring_links(ranks, machine)[1]),
+    ),
+    "divides K/V by H": (Degrees, "kv_heads", lambda self, K: max(1, K // (4 * self.tp * self.ulysses))),
+    "gives every query head its own K/V": (Degrees, "kv_heads", lambda self, K: 4 * K // (self.tp * self.ulysses)),
+    "counts K only in the cache": (ledger, "kv_cache_bytes", lambda *a: 0.5 * ledger_kv(*a)),
+    "sends dK and dV in 16 bits": (step_time, "gradient_bytes_per_token", lambda s: s.block_bytes_per_token),
+    "takes a backward for a second forward": (
+        step_time, "block_seconds", lambda *a: SECONDS(*a[:4], False),
+    ),
+    "ignores the mask": (step_time, "ring_work", lambda layout, S, P, causal, tile: WORK(layout, S, P, False, tile)),
+    "forgets the ranks of the sequence in the matrices": (step_time, "rank_tokens", lambda r, d: r.tokens),
+    "forgets TP in the matrices": (step_time, "linear_flops", scaled(step_time.linear_flops, 2)),
+    "two products in a linear backward, not twice two": (step_time, "linear_backward_flops", lambda flops: flops),
+    "keeps activations of the whole sequence": (ledger, "rank_tokens", lambda r, d: r.tokens),
+    "gathers weights over the slowest link alone": (
+        Group, "bytes_per_s", property(lambda self: self.link.bytes_per_s),
+    ),
+    "takes collectives to stay in a node": (step_time, "group", whole_group),
+    "sends everything in an all-to-all, its own part too": (
+        Group, "exchange_s", lambda self, n: n / self.machine.inside.bytes_per_s,
+    ),
+    "reads all weights on each GPU": (decode_time, "parameter_bytes", without(decode_time.parameter_bytes, 3)),
+    "suggests without planning": (suggest, "fits", lambda request, shrinking=False: True),
+}  # fmt: skip
+ledger_kv, SECONDS, WORK = ledger.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+def failures() -> list[str]:
+    found = []
+    for check in CHECKS:
+        try:
+            check()
+        except Exception:  # a mutant may also fall over its own figures
+            found.append(check.__name__)
+    return found
+
+
+def test_the_planner_passes_all_checks() -> None:
+    for check in CHECKS:
+        check()
+
+
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_a_mistake_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, what, mutant = MUTANTS[name]
+    monkeypatch.setattr(where, what, mutant)
+    assert failures(), f"nobody noticed: {name}"
+
+
+def test_every_check_notices_something() -> None:
+    noticed: set[str] = set()
+    for where, what, mutant in MUTANTS.values():
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(where, what, mutant)
+            forget()
+            noticed |= set(failures())
+    assert noticed == {check.__name__ for check in CHECKS}
+
+
+def test_a_plan_for_one_gpu_needs_no_group() -> None:
+    alone = replace(ideal(), ranks_per_node=1)
+    it = best(Request(small_model(), 4096, alone))
+    assert it.degrees == Degrees(1, 1, 1, 1, 1) and it.time.exposed_s == 0

@@ -1,0 +1,308 @@
+"""The simulator runs the real program: same messages, same memory, same virtual time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import Ring, VirtualCluster, ring_attention
+from ringlab.comm.clocked import ClockedCluster
+from ringlab.comm.trace import Exchange, Trace
+from ringlab.comm.virtual import Costs
+from ringlab.cost.block_time import MeasuredTime, PeakTime, block_time, tile_scores
+from ringlab.cost.flops import layout_work
+from ringlab.cost.hardware import MeasuredBlock, hardware
+from ringlab.cost.network import Network
+from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.simulate import Simulation, simulate
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.plan import Tile, tiles
+
+SIZES = Attention(H=4, K=2, D=8, dtype="float32")
+LAYOUTS = [contiguous(50, 4), striped(50, 4), zigzag(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
+IDS = [f"{layout!r}" for layout in LAYOUTS]
+
+
+class OnCpu(ShapeBlock):
+    """The block of shapes with memory: what it leaves there is nobody's business."""
+
+    def supports(self, q: Tensor) -> str | None:
+        return None
+
+
+class NoTime:
+    """Blocks that take no time."""
+
+    def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
+        return 0.0
+
+
+def real(layout: Layout, sizes: Attention, schedule: str, backward: bool, block: Any, **how: Any) -> Any:
+    """The outcome of the same call with data, on the virtual cluster."""
+
+    def shard(rank: int, heads: int) -> Tensor:
+        return torch.ones(sizes.B, heads, layout.length(rank), sizes.D)
+
+    inputs = [[shard(rank, heads) for heads in (sizes.H, sizes.K, sizes.K)] for rank in range(layout.P)]
+
+    def program(ring: Ring) -> None:
+        q, k, v = (x.detach().requires_grad_(backward) for x in inputs[ring.rank])
+        out = ring_attention(
+            q,
+            k,
+            v,
+            ring=ring,
+            layout=layout,
+            causal=sizes.causal,
+            block=block(ring),
+            schedule=schedule,
+            validate=False,
+        )
+        if backward:
+            torch.autograd.grad(out, (q, k, v), inputs[ring.rank][0])
+
+    return VirtualCluster(layout.P, **how).run(program)
+
+
+def run(layout: Layout, sizes: Attention = SIZES, **how: Any) -> Simulation:
+    return simulate(sizes, layout, hardware("h100"), **how)
+
+
+def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
+    """What was sent, by number of the exchange and without times."""
+    return sorted(
+        (e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes)
+        for e in trace.exchanges(rank)
+    )
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("schedule", ["ring", "allgather"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_its_messages_are_those_of_a_run_with_data(layout: Layout, schedule: str, backward: bool) -> None:
+    outcome = real(layout, SIZES, schedule, backward, lambda ring: "blockwise")
+    trace = run(layout, schedule=schedule, backward=backward).trace()
+    for rank in range(layout.P):
+        assert messages(trace, rank) == messages(outcome.trace, rank)
+        labels = [event.label for event in outcome.trace.computes(rank)]
+        assert [event.label for event in trace.computes(rank)] == labels
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("schedule", ["ring", "allgather"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_its_memory_is_that_of_a_run_with_data(layout: Layout, schedule: str, backward: bool) -> None:
+    """The same block with data and without.
+
+    One thing differs: the virtual cluster swaps the memory of both ends of a hand-over. Here, and
+    between processes, memory stays: where shards are unequal a rank cannot receive a long block
+    where the gradients of its own short one were, and holds a pair of buffers more.
+    """
+    prices = Prices(NoTime(), SIZES)
+    outcome = real(layout, SIZES, schedule, backward, lambda ring: OnCpu(prices, lambda seconds: None))
+    mine = run(layout, schedule=schedule, backward=backward).peak_bytes
+    theirs = np.array([report.peak_bytes for report in outcome.memory])
+    lengths = [layout.length(rank) for rank in range(layout.P)]
+    row, spread = 2 * SIZES.K * SIZES.D * 4, max(lengths) - min(lengths)  # of k and v, or dk and dv
+    more = row * max(lengths) if backward and schedule == "ring" and spread else 0
+    assert (mine >= theirs - 2 * row * spread).all()
+    assert (mine <= theirs + 2 * row * spread + more).all()
+
+
+class ByBytes(Costs):
+    """K and V go one after the other: each counts for both, as they leave at the same time."""
+
+    def __init__(self, layout: Layout, time: PeakTime, network: Network) -> None:
+        self.layout, self.time, self.network = layout, time, network
+
+    def compute(self, rank: int, label: str, args: tuple[Any, ...]) -> float:
+        parts = tiles(self.layout, rank, args[1], SIZES.causal)
+        return self.time.seconds(parts, SIZES, self.layout.length(rank), False)
+
+    def message(self, source: int, to: int, nbytes: int) -> float:
+        ends = np.array([source]), np.array([to])
+        return float(2 * nbytes / self.network.bytes_per_s(*ends)[0] + self.network.latency_s(*ends)[0])
+
+
+@pytest.mark.parametrize("speed", [1e3, 1e5, 1e9])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_its_times_are_those_of_the_virtual_cluster(layout: Layout, speed: float) -> None:
+    """Forward, one exchange at a time, over nodes of two ranks, and a rank that is slow by its tiles."""
+    time = PeakTime(1e6, 1e6, tile=(4, 4))
+    network = Network(4, speed, 1e-4, speed / 3, 1e-3, 2)
+    costs = ByBytes(layout, time, network)
+    outcome = real(layout, SIZES, "ring", False, lambda ring: "blockwise", costs=costs)
+    done = run(layout, block_time=time, network=network)
+    for rank in range(4):
+        theirs = [(type(e), times(e)) for e in outcome.trace.events if e.rank == rank]
+        mine = [(type(e), times(e)) for e in done.trace().events if e.rank == rank]
+        assert [kind for kind, _ in mine] == [kind for kind, _ in theirs]
+        for (_, got), (_, expected) in zip(mine, theirs, strict=True):
+            assert got == pytest.approx(expected, rel=1e-12)
+
+
+def times(event: Any) -> tuple[float, ...]:
+    if isinstance(event, Exchange):
+        return event.posted, event.waited, event.done
+    return event.start, event.end
+
+
+@pytest.mark.parametrize("tile", [None, (1, 1), (4, 4), (8, 2), (128, 128)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_work_in_tiles_is_that_of_the_layout(layout: Layout, tile: tuple[int, int] | None) -> None:
+    """Tile by tile of the plan, and on a grid over the mask: the same wherever runs begin on the grid.
+
+    Elsewhere both hold at least the visible pairs, and at most a whole row and column of tiles more.
+    """
+    work, visible = layout_work(layout, tile=tile), layout_work(layout)
+    runs = [run.length for rank in range(4) for run in layout.runs(rank)]
+    aligned = tile in (None, (1, 1)) or layout.name == "contiguous" or not any(n % max(tile) for n in runs)
+    for rank in range(layout.P):
+        for step in range(layout.P):
+            parts = tiles(layout, rank, (rank - step) % layout.P)
+            mine = sum(tile_scores(part, tile) for part in parts)
+            if aligned:
+                assert mine == work[rank, step]
+            edge = 0 if tile is None else max(tile) * (layout.length(rank) + max(tile))
+            assert visible[rank, step] <= mine <= visible[rank, step] + len(parts) * edge
+
+
+def test_kernel_tiles_count_wholly_unless_wholly_masked() -> None:
+    assert tile_scores(Tile(0, 8, 0, 8, True), (4, 4)) == 3 * 16
+    assert tile_scores(Tile(0, 8, 0, 8, False), (4, 4)) == 64
+    assert tile_scores(Tile(0, 9, 0, 5, False), (4, 4)) == 45
+    assert tile_scores(Tile(0, 5, 0, 5, True), (4, 4)) == 4 * 4 + 1 * 5
+    assert tile_scores(Tile(0, 8, 0, 8, True), (8, 2)) == 64
+    assert tile_scores(Tile(0, 8, 0, 8, True), (2, 8)) == 64
+    assert tile_scores(Tile(0, 8, 0, 8, True), None) == 36
+
+
+def test_a_slow_rank_holds_all_up() -> None:
+    layout = zigzag(1 << 17, 8)
+    plain, slow = run(layout), run(layout, slow={3: 2.0})
+    assert slow.busy_s[3] == pytest.approx(2 * plain.busy_s[3])
+    assert slow.makespan_s >= slow.busy_s[3]
+    assert slow.waited_s.max() > plain.waited_s.max()
+
+
+def test_nodes_are_joined_by_slower_links() -> None:
+    layout = contiguous(64, 16)
+    free = PeakTime(1e30, 1e30)
+    near, far = (
+        run(layout, block_time=free, network=Network(16, 1e9, 0.0, 1e6, 0.0, per_node))
+        for per_node in (16, 8)
+    )
+    assert far.makespan_s == pytest.approx(1000 * near.makespan_s, rel=1e-6)
+
+
+def test_jitter_depends_on_the_seed_alone() -> None:
+    layout = zigzag(256, 4)
+    one, same, other = (run(layout, jitter=0.1, seed=seed) for seed in (1, 1, 2))
+    assert one.makespan_s == same.makespan_s != other.makespan_s
+
+
+def test_ranks_jitter_each_for_itself() -> None:
+    """Under the same work no two ranks are busy for the same time; what they draw is not the number 0's."""
+    even = run(zigzag(256, 4))
+    assert len(set(even.busy_s)) == 1
+    assert len(set(run(zigzag(256, 4), jitter=0.1, seed=1).busy_s)) == 4
+
+
+def test_measurements_of_another_head_dim_do_not_count() -> None:
+    """Then the peak does, in a simulation too."""
+    blocks = tuple(
+        MeasuredBlock("bfloat16", name, 1.0, 1.0, 1.0, 64, "made up") for name in ("forward", "backward")
+    )
+    measured = replace(hardware("h100"), block_times=blocks)
+    assert isinstance(block_time(measured, "bfloat16", D=64), MeasuredTime)
+    assert block_time(measured, "bfloat16", D=128) == block_time(hardware("h100"), "bfloat16")
+    assert isinstance(block_time(measured, "float16", D=64), PeakTime)
+    sizes, layout = Attention(D=128), zigzag(256, 2)
+    plain, other = (simulate(sizes, layout, it).makespan_s for it in (hardware("h100"), measured))
+    assert plain == other < 1.0 < simulate(replace(sizes, D=64), layout, measured).makespan_s
+
+
+@pytest.mark.parametrize(
+    ("layout", "how", "told"),
+    [
+        (lambda: contiguous(3, 4), {}, "one token per rank"),
+        (lambda: zigzag(8, 2), {"schedule": "star"}, "schedule among ring, allgather"),
+        (lambda: zigzag(8, 2), {"tile": (0, 4)}, "kernel tile"),
+        (lambda: zigzag(8, 2), {"slow": {2: 1.5}}, "slow ranks from 0 to 1"),
+        (lambda: zigzag(8, 2), {"slow": {1: 0.0}}, "slow factors > 0"),
+        (lambda: zigzag(8, 2), {"jitter": -0.1}, "jitter"),
+        (lambda: zigzag(8, 2), {"jitter": float("nan")}, "jitter"),
+        (lambda: zigzag(8, 2), {"seed": -1, "jitter": 0.1}, "seed >= 0"),
+        (lambda: zigzag(5000, 4097), {}, "at most 4,096 ranks"),
+        (lambda: zigzag(8, 2), {"tile": (2**21, 1)}, "rows of a tile"),
+    ],
+    ids=[
+        "tokens",
+        "schedule",
+        "tile",
+        "slow rank",
+        "slow factor",
+        "jitter",
+        "nan",
+        "seed",
+        "ranks",
+        "large tile",
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    layout: Callable[[], Layout], how: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(CostError, match=told):
+        run(layout(), **how)
+
+
+def test_a_dtype_that_the_hardware_has_not_is_refused() -> None:
+    with pytest.raises(CostError, match="float64"):
+        simulate(Attention(dtype="float64"), zigzag(8, 2), hardware("tpu-v4"))
+
+
+def test_block_times_come_from_the_peak_where_nothing_was_measured() -> None:
+    h100 = hardware("h100")
+    time = block_time(h100, "bfloat16", (128, 128))
+    assert isinstance(time, PeakTime) and not isinstance(time, MeasuredTime)
+    assert time.forward_flops_per_s == h100.peak("bfloat16") * h100.reached.attention_forward
+
+
+def test_a_network_that_is_none_is_refused() -> None:
+    for wrong in ((0, 1.0, 0.0, 1.0, 0.0, 1), (1, 0.0, 0.0, 1.0, 0.0, 1), (1, 1.0, -1.0, 1.0, 0.0, 1)):
+        with pytest.raises(CostError):
+            Network(*wrong)
+
+
+def test_figures_are_ready_for_json_and_fit_each_other() -> None:
+    done = run(zigzag(1024, 4), backward=True)
+    figures = done.as_dict()
+    assert figures["makespan_s"] == pytest.approx(figures["exposed_s"] + done.free.makespan_s)
+    assert figures["busy_fraction"] == pytest.approx(done.busy_s.sum() / 4 / done.makespan_s)
+    assert figures["bytes_sent"] == done.trace().bytes_sent()
+    assert len(figures["per_rank"]["waited_s"]) == 4
+    assert ClockedCluster(2).run(lambda ring: ring.rank).results == [0, 1]
+
+
+def test_the_first_simulation_of_a_process_counts_no_more_memory_than_later_ones() -> None:
+    code = (
+        "from ringlab.cost.simulate import simulate\n"
+        "from ringlab.cost.sizes import Attention\n"
+        "from ringlab.cost.hardware import hardware\n"
+        "from ringlab.layout import zigzag\n"
+        "sizes = Attention(1, 32, 4, 128, 'bfloat16')\n"
+        "run = simulate(sizes, zigzag(64000, 8), hardware('h100'), backward=True)\n"
+        "print(*sorted(set(run.peak_bytes.tolist())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 1

@@ -1,0 +1,165 @@
+"""Kills a run after a given number of its lines, again and again, and compares what is left with an undisturbed run.
+
+    python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
+
+MOMENTS is a number of random ones, or "all". A process of its own, as it forks. It prints as JSON the
+moments, those after which the resumed book differs from an undisturbed one (`wrong`), and those after
+which a result was missing that had been told as done (`lost`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ringlab.course.gradebook.runner import Watch, grade_class
+from ringlab.course.gradebook.store import Gradebook
+from ringlab.course.gradebook.work import Here
+from tests.course.gradebook.stub import judge, submissions, write
+
+TRACED = ("gradebook/store.py", "gradebook/runner.py")
+
+
+class NoTransaction(Gradebook):
+    """Mutant: every statement is a transaction of its own."""
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        yield
+
+
+class AllInOne(Gradebook):
+    """Mutant: one transaction for the whole run, committed at the end."""
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        if not self._book.in_transaction:
+            self._book.execute("BEGIN IMMEDIATE")
+        yield
+
+    def close(self) -> None:
+        if self._book.in_transaction:
+            self._book.execute("COMMIT")
+        super().close()
+
+
+class AddsBlindly(Gradebook):
+    """Mutant: never looks whether a result is there."""
+
+    def _is_kept(self, *_: Any) -> bool:
+        return False
+
+
+BOOKS = {book.__name__: book for book in (Gradebook, NoTransaction, AllInOne, AddsBlindly)}
+
+
+class Countdown:
+    """Counts the lines that run in the store and the runner, and kills this process after `left` of them."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.lines = left, 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(TRACED):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
+def run(
+    kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int = 0, told: Path | None = None
+) -> int:
+    """Grade `folder` into the book at `path`, killed after `left` lines if that is not 0; return the lines.
+
+    A byte is appended to `told` for each submission that is said to be done.
+    """
+    watch = Watch()
+    if told is not None:
+        descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        watch = Watch(ended=lambda job, result: (os.write(descriptor, b"."), None)[1])
+    trace = Countdown(left)
+    sys.settrace(trace)
+    try:
+        with kind(path) as book:
+            book.use_class_seed(7)
+            grade_class(
+                book, submissions(folder), Here(judge), regrade=("05",) if regrade else (), watch=watch
+            )
+    finally:
+        sys.settrace(None)
+    return trace.lines
+
+
+def content(path: Path) -> list[Any]:
+    """Return all that must be equal: every result in order, what could not be graded, what is wanted."""
+    with Gradebook(path) as book:
+        results = book._book.execute(
+            "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report"
+            " FROM results ORDER BY id"
+        ).fetchall()
+        ungraded = [(each.learner, each.exercise, each.reason) for each in book.ungraded()]
+        return [*results, *ungraded, *sorted(book.wanted())]
+
+
+def killed(kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int, told: Path) -> None:
+    """Run in a child until it is killed."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            run(kind, path, folder, regrade, left, told)
+        os._exit(0)  # a mutant may be done before
+    os.waitpid(child, 0)
+
+
+def done(path: Path) -> int:
+    """Return how many results and failures the book has."""
+    with Gradebook(path) as book:
+        return len(book._book.execute("SELECT id FROM results").fetchall()) + sum(
+            e.tries for e in book.ungraded()
+        )
+
+
+def main() -> None:
+    """Do what the module says."""
+    folder, moments, count, what, kind, seed = sys.argv[1:]
+    work, regrade, book = Path(folder), what == "regrade", BOOKS[kind]
+    handed_in, begun, undisturbed = work / "class", work / "begun", work / "undisturbed"
+    for number in range(int(count)):
+        write(handed_in, f"learner {number:03}", "sandbox" if number % 50 == 49 else str(number % 11))
+    Gradebook(begun).close()
+    if regrade:
+        run(Gradebook, begun, handed_in, False)
+    shutil.copy(begun, undisturbed)
+    lines = run(Gradebook, undisturbed, handed_in, regrade)
+    expected, draw, before = content(undisturbed), random.Random(int(seed)), done(begun)
+    every = range(1, lines + 1)
+    chosen = every if moments == "all" else sorted(draw.sample(every, int(moments)))
+    wrong, lost = [], []
+    for moment in chosen:
+        path, told = work / f"killed {moment}", work / f"told {moment}"
+        shutil.copy(begun, path)
+        killed(book, path, handed_in, regrade, moment, told)
+        if told.exists() and done(path) - before < told.stat().st_size:
+            lost.append(moment)
+        run(book, path, handed_in, False)
+        if content(path) != expected and regrade:  # killed before the wish was kept: the command again
+            run(book, path, handed_in, True)
+        if content(path) != expected:
+            wrong.append(moment)
+    print(json.dumps({"moments": len(chosen), "wrong": wrong, "lost": lost, "results": len(expected)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A class in which every second submission is hostile: the others' results are those of a class without them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringlab.course.contract import Exercise
+from ringlab.course.gradebook.collect import collect
+from ringlab.course.gradebook.pool import LocalPool
+from ringlab.course.gradebook.runner import grade_class
+from ringlab.course.gradebook.store import Gradebook
+from ringlab.course.judge.judge import GradeReport, grade
+from ringlab.course.judge.sandbox import PACKAGE, Bounds
+from tests.course.judge.hostile import HOSTILE
+from tests.course.judge.hostile.files import FILES
+from tests.course.judge.hostile.small import stage
+from tests.course.judge.left_behind import marked
+from tests.course.judge.small_contract import notebook
+
+EXERCISE = Exercise(
+    id="01", slug="01_hostile", title="hostile", stages=(replace(stage("double"), id="01.double"),)
+)
+SECONDS, JOBS = 1.0, 2
+BOUNDS = Bounds(memory_bytes=1 << 29)
+RIGHT = {
+    "adds": "def double(x): return x + x",
+    "multiplies": "def double(x): return 2 * x",
+    "loops": "def double(x):\n    y = x.copy()\n    for i in range(len(y)): y[i] += x[i]\n    return y",
+    "has a helper": "TWO = 2\ndef times(x, n): return x * n\ndef double(x): return times(x, TWO)",
+}
+WRONG = {
+    "squares": "def double(x): return x**2",
+    "forgets to return": "def double(x): 2 * x",
+    "raises": "def double(x): return x.twice()",
+    "has not begun": "def double(x): raise NotImplementedError",
+}
+NAMES = (
+    "is a fork bomb", "kills everybody", "fills the disk", "writes garbage to the judge", "loops with signals ignored",
+    "leaves a thread that spins", "leaves an orphan", "prints a gigabyte", "leaves while it is loaded", "writes wherever it can",
+    "leaves shared memory", "floods the judge from a thread", "stops itself", "reads another's submission",
+)  # fmt: skip
+NO_NOTEBOOKS = ("a link to itself", "a pipe", "a folder", "ten gigabytes of holes", "cut off")
+
+
+def judge(
+    path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
+) -> GradeReport:
+    """Grade by the small contract, with short deadlines."""
+    return grade(path, EXERCISE, unsafe=unsafe, seed=seed, timeout=SECONDS, bounds=BOUNDS)
+
+
+def hand_in(folder: Path, mark: str, hostile: bool) -> None:
+    """Write a folder for every learner; names of hostile ones stand between those of honest ones."""
+    honest = {**RIGHT, **WRONG}
+    for number, (name, source) in enumerate(honest.items()):
+        (folder / f"{number:02} {name}").mkdir(parents=True)
+        notebook(folder / f"{number:02} {name}", source, grade="01.double", name="01.ipynb")
+    if not hostile:
+        return
+    for number, name in enumerate(NAMES):
+        there = folder / f"{number % len(honest):02} {name}"
+        there.mkdir()
+        source = HOSTILE[name].replace("@FOLDER@/ada/notebook.ipynb", f"{folder}/00 adds/01.ipynb")
+        source = source.replace("@FOLDER@", str(folder)).replace("@MARK@", mark)
+        notebook(there, source, grade="01.double", name="01.ipynb")
+    files = {name: file for group in FILES.values() for name, file in group.items()}
+    for number, name in enumerate(NO_NOTEBOOKS):
+        there = folder / f"{number:02} {name}"
+        there.mkdir()
+        files[name].make(there / "01.ipynb")
+
+
+def graded(folder: Path, book: Path | None) -> dict[str, str]:
+    """Grade the class, and return what is told of each learner, but for times, places and seeds."""
+    with Gradebook(book) as ours:
+        run = grade_class(ours, collect([folder], exercise="01").submissions, LocalPool(JOBS, judge))
+        assert run.ungraded == []
+        found = {}
+        for entry in ours.entries():
+            stages = [
+                [check["id"], check["ok"], check["message"], check["misconception"]]
+                for each in entry.report["stages"]
+                for check in each["checks"]
+            ]
+            found[entry.learner] = json.dumps([entry.score, entry.maximum, entry.report["reason"], stages])
+        return found
+
+
+def left() -> Iterator[str]:
+    """Our descendants that live; whatever loses its parent becomes our child."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            status = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            if status != "Z" and b"resource_tracker" not in command:
+                yield child
+
+
+@pytest.fixture
+def heir():
+    """Whoever is left alone below this process becomes its child, and is seen."""
+    libc, become_subreaper = ctypes.CDLL(None), 36
+    libc.prctl(become_subreaper, 1)
+    yield
+    libc.prctl(become_subreaper, 0)
+
+
+def test_an_orphan_would_be_seen(heir) -> None:
+    before = set(left())
+    orphan = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)"
+    subprocess.run([sys.executable, "-c", orphan], check=True)
+    (child,) = set(left()) - before
+    os.kill(int(child), signal.SIGKILL)
+    os.waitpid(int(child), 0)
+    assert set(left()) == before
+
+
+@pytest.mark.needs_bwrap
+def test_hostile_submissions_change_nothing_for_the_others(tmp_path, monkeypatch, heir) -> None:
+    mark, scratch, before = f"class-{os.getpid()}-mark", tmp_path / "scratch", set(left())
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))  # where the judge itself has its files
+    hand_in(tmp_path / "alone", mark, hostile=False)
+    hand_in(tmp_path / "class", mark, hostile=True)
+    alone = graded(tmp_path / "alone", tmp_path / "alone.db")
+    files = tree(tmp_path / "class")
+    begin = time.monotonic()
+    together = graded(tmp_path / "class", tmp_path / "class.db")
+    took = time.monotonic() - begin
+    assert len(alone) == len(RIGHT) + len(WRONG) and len(together) == len(alone) + len(NAMES) + len(
+        NO_NOTEBOOKS
+    )
+    assert {learner: together[learner] for learner in alone} == alone
+    scores = {learner[3:]: json.loads(told)[0] for learner, told in together.items()}
+    assert {name: scores[name] for name in RIGHT} == dict.fromkeys(RIGHT, 5)
+    assert {name: score for name, score in scores.items() if name not in RIGHT and score} == {}
+    assert took < (len(NAMES) * 2 * (SECONDS + 5) + len(together) * 5) / JOBS
+    assert set(left()) == before
+    assert tree(tmp_path / "class") == files
+    assert list(scratch.iterdir()) == [] and marked(mark, tmp_path, PACKAGE) == []
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """What is in a folder: names, kinds and contents."""
+    found = {}
+    for path in folder.rglob("*"):
+        small = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20
+        found[str(path)] = (
+            hashlib.sha256(path.read_bytes()).hexdigest() if small else str(path.lstat().st_mode)
+        )
+    return found

@@ -1,0 +1,170 @@
+"""kill -9 at any moment: nothing is lost, nothing is doubled, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlab.course.gradebook.store import Gradebook
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+COMMAND = """
+import signal
+from ringlab.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started with &
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: every result waits for the disk."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    path = memory / f"ringlab-{os.getpid()}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def kill(folder: Path, moments: str, submissions: int, what: str, book: str = "Gradebook") -> dict:
+    seed = str(int.from_bytes(os.urandom(4), "big")) if not os.environ.get("CI") else "20261121"
+    words = [str(folder), moments, str(submissions), what, book, seed]
+    command = [sys.executable, "-m", "tests.course.gradebook.killing", *words]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) | {"seed": seed}
+
+
+@pytest.mark.slow
+def test_fifty_kills_of_a_run_of_two_hundred(folder: Path) -> None:
+    found = kill(folder, "50", 200, "grade")
+    assert (found["moments"], found["results"]) == (50, 200)
+    assert found["wrong"] == found["lost"] == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["grade", "regrade"])
+def test_a_kill_at_every_line_of_a_run(folder: Path, what: str) -> None:
+    found = kill(folder, "all", 2, what)
+    assert found["moments"] > 200 and found["wrong"] == found["lost"] == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("book", "what", "symptom"),
+    [("NoTransaction", "regrade", "wrong"), ("AllInOne", "grade", "lost"), ("AddsBlindly", "grade", "wrong")],
+)
+def test_a_book_that_is_not_safe_is_noticed(folder: Path, book: str, what: str, symptom: str) -> None:
+    assert kill(folder, "all", 1 if what == "grade" else 2, what, book)[symptom]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the processes below `pid` with what identifies them for good: when they started."""
+    parents, started = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)], started[int(path.parent.name)] = int(fields[1]), fields[19]
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {each: started[each] for each in found - {pid}}
+
+
+def alive(processes: dict[int, str]) -> list[int]:
+    found = []
+    for pid, started in processes.items():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[19] == started and fields[0] not in "ZX":
+            found.append(pid)
+    return found
+
+
+def comparable(path: Path) -> list[tuple]:
+    with Gradebook(path, create=False) as book:
+        assert book.ungraded() == []
+        entries = book.entries()
+        assert all(len(book.history(entry.learner, entry.exercise)) == 1 for entry in entries)
+        return [
+            (e.learner, e.exercise, e.digest, e.seed, e.score, e.maximum, [c["id"] for c in e.failed])
+            for e in entries
+        ]
+
+
+def sandboxes(processes: dict[int, str]) -> list[int]:
+    names = {}
+    for pid in processes:
+        try:
+            names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            continue
+    return [pid for pid, name in names.items() if name == "bwrap"]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_bwrap
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_real_run_that_is_stopped_goes_on_and_leaves_no_process(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
+    right = CHECKOUT / "solutions" / "01_naive_attention.ipynb"
+    skeleton = CHECKOUT / "exercises" / "01_naive_attention.ipynb"
+    for number in range(6):
+        path = tmp_path / "class" / f"learner {number}" / right.name
+        path.parent.mkdir(parents=True)
+        shutil.copy(skeleton if number % 3 == 2 else right, path)
+    (tmp_path / "class" / "learner 0" / right.name).write_text("{")
+    book = tmp_path / "book"
+    start = [sys.executable, "-c", COMMAND, "grade", str(tmp_path / "class")]
+    words = [*start, "--book", str(book), "--seed", "5", "--jobs", "2"]
+    for least in (0, 1):  # the results that are there when it is stopped
+        # A session of its own, so that Ctrl-C reaches all of it and nobody else, as in a terminal.
+        running = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        below: dict[int, str] = {}
+        while running.poll() is None:
+            below = descendants(running.pid)
+            if sandboxes(below) and results(book) >= least:
+                break
+            time.sleep(0.02)
+        assert running.poll() is None, "it ended before it was stopped"
+        os.killpg(running.pid, stop) if stop == signal.SIGINT else os.kill(running.pid, stop)
+        assert running.wait() == (-9 if stop == signal.SIGKILL else 128 + stop)
+        deadline = time.monotonic() + 30
+        while alive(below) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert alive(below) == []
+    assert subprocess.run(words, capture_output=True).returncode == 0
+    other = tmp_path / "undisturbed"
+    assert (
+        subprocess.run(
+            [*start, "--book", str(other), "--seed", "5", "--jobs", "1"], capture_output=True
+        ).returncode
+        == 0
+    )
+    assert comparable(book) == comparable(other) and len(comparable(book)) == 6
+
+
+def results(path: Path) -> int:
+    if not path.exists() or not path.stat().st_size:
+        return 0
+    with Gradebook(path, create=False) as book:
+        return len(book.entries())

@@ -1,0 +1,297 @@
+"""A run grades what has no result, keeps what it fails at apart, and can be had again without any change."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from ringlab.course.gradebook import pool
+from ringlab.course.gradebook.entry import Entry
+from ringlab.course.gradebook.pool import LocalPool
+from ringlab.course.gradebook.runner import Run, Watch, grade_class
+from ringlab.course.gradebook.store import Gradebook
+from ringlab.course.gradebook.versions import contract_version, seed_of
+from ringlab.course.gradebook.work import Here, Job, Outcome, carry_out
+from tests.course.gradebook.stub import judge, submissions, write
+
+WORDS = {"ada": "10", "bob": "5", "cy": "0"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for learner, word in WORDS.items():
+        write(tmp_path / "class", learner, word)
+    return tmp_path / "class"
+
+
+def graded(book: Gradebook, folder: Path, **options) -> Run:
+    return grade_class(book, submissions(folder), options.pop("pool", Here(judge)), **options)
+
+
+def scores(book: Gradebook) -> dict[str, float]:
+    return {entry.learner: entry.score for entry in book.entries()}
+
+
+def missed_by(kind: type[Gradebook], folder: Path) -> list[str]:
+    """Return what a run into a book of this kind gets wrong."""
+    wrong = []
+    with kind(None) as book:
+        first, again = graded(book, folder), graded(book, folder)
+        if (len(first.graded), len(again.graded), len(again.kept)) != (3, 0, 3):
+            wrong.append("the second run grades again")
+        write(folder, "bob", "10")
+        new = graded(book, folder)
+        if [entry.learner for entry in new.graded] != ["bob"] or scores(book)["bob"] != 10:
+            wrong.append("a new notebook is not graded")
+        if [len(book.history(learner, "05")) for learner in WORDS] != [1, 2, 1]:
+            wrong.append("the history is not kept")
+    return wrong
+
+
+def test_a_second_run_does_nothing_and_a_new_notebook_is_graded(folder: Path) -> None:
+    assert missed_by(Gradebook, folder) == []
+
+
+class IgnoresTheDigest(Gradebook):
+    """Mutant: a learner who has a result has one for ever."""
+
+    def _is_kept(self, learner: str, exercise: str, *_) -> bool:
+        return bool(self.entries(exercise, learner))
+
+
+class Forgets(Gradebook):
+    """Mutant: never knows what is graded."""
+
+    def is_graded(self, *_) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("mutant", "symptom"),
+    [(IgnoresTheDigest, "a new notebook is not graded"), (Forgets, "the second run grades again")],
+)
+def test_a_book_that_compares_wrongly_is_noticed(folder: Path, mutant: type[Gradebook], symptom: str) -> None:
+    assert symptom in missed_by(mutant, folder)
+
+
+def test_newer_checks_grade_everybody_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Gradebook(None) as book:
+        graded(book, folder)
+        for module in ("runner", "work"):
+            monkeypatch.setattr(
+                f"ringlab.course.gradebook.{module}.contract_version", lambda *_, **__: "newer"
+            )
+        run = graded(book, folder)
+        assert len(run.graded) == 3 and {entry.contract for entry in book.entries()} == {"newer"}
+
+
+def test_the_version_of_the_checks_is_that_of_their_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("e05.py", "e05_ring.py", "e06.py"):
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr("ringlab.course.contracts.__path__", [str(tmp_path)])
+    first, other = contract_version("05"), contract_version("06")
+    assert first != other and contract_version("05") == first and contract_version("") == ""
+    assert contract_version("05", unsafe=True) != first, "what ran without a sandbox is no result with one"
+    (tmp_path / "e05_ring.py").write_text("2")
+    assert contract_version("05") != first and contract_version("06") == other
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ringlab.course.contracts.e05_ring import Case",
+        "from ringlab.course.contracts import e05_ring as ring",
+        "from ringlab.course.contracts import (\n    e05,\n    e05_ring,\n)",
+    ],
+)
+def test_checks_that_use_those_of_another_exercise_change_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    for name, source in (("e05.py", "1"), ("e06.py", line), ("e07.py", "1")):
+        (tmp_path / name).write_text(source)
+    (tmp_path / "e05_ring.py").write_text("from ringlab.course.contracts.common import x")
+    (tmp_path / "common.py").write_text("x = 1")
+    monkeypatch.setattr("ringlab.course.contracts.__path__", [str(tmp_path)])
+    first, other = contract_version("06"), contract_version("07")
+    (tmp_path / "common.py").write_text("x = 2")
+    assert contract_version("06") != first and contract_version("07") == other
+
+
+def test_seeds_belong_to_class_learner_exercise_and_file(folder: Path) -> None:
+    with Gradebook(None) as book:
+        graded(book, folder)
+        for entry in book.entries():
+            expected = seed_of(book.class_seed, entry.learner, "05", entry.digest)
+            assert entry.seed == entry.report["seed"] == expected
+    whose = product((1, 2), ("a", "b", "a1"), ("05", "1", "15"), ("", "0", "5"))
+    assert len({seed_of(*each) for each in whose}) == 54
+
+
+def test_a_changed_notebook_draws_new_probes_and_the_same_file_the_same(folder: Path) -> None:
+    with Gradebook(None) as book:
+        graded(book, folder)
+        write(folder, "ada", "10 and a comment")
+        graded(book, folder)
+        write(folder, "ada", "10")
+        graded(book, folder, regrade=["05"])
+        first, changed, again = book.history("ada", "05")
+        assert first.seed != changed.seed and first.seed == again.seed
+
+
+def test_the_order_makes_no_difference(folder: Path) -> None:
+    found = []
+    for shuffle in range(3):
+        with Gradebook(None) as book:
+            book.use_class_seed(3)
+            handed_in = submissions(folder)
+            random.Random(shuffle).shuffle(handed_in)
+            grade_class(book, handed_in, Here(judge))
+            found.append([(e.learner, e.report, e.digest, e.submitted_at) for e in book.entries()])
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_we_fail_at_is_no_zero_and_is_tried_again(folder: Path) -> None:
+    write(folder, "bob", "sandbox")
+    write(folder, "cy", "bug")
+    with Gradebook(None) as book:
+        run = graded(book, folder)
+        assert [entry.learner for entry in book.entries()] == ["ada"]
+        told = {each.learner: each.reason for each in run.ungraded}
+        assert "SandboxError" in told["bob"] and "a worker that starts" in told["bob"]
+        assert told["cy"] == "ZeroDivisionError: a bug of the judge"
+        graded(book, folder)
+        assert [each.tries for each in book.ungraded()] == [2, 2]
+        write(folder, "bob", "10")
+        graded(book, folder)
+        assert scores(book) == {"ada": 10, "bob": 10} and [u.learner for u in book.ungraded()] == ["cy"]
+
+
+def test_a_result_stays_where_the_next_notebook_cannot_be_graded(folder: Path) -> None:
+    with Gradebook(None) as book:
+        graded(book, folder)
+        write(folder, "ada", "bug")
+        graded(book, folder)
+        assert scores(book)["ada"] == 10 and [u.learner for u in book.ungraded()] == ["ada"]
+
+
+def test_a_file_that_changes_is_not_graded(folder: Path) -> None:
+    write(folder, "ada", "changes")
+    path = write(folder, "bob", "5")
+    handed_in = submissions(folder)
+    path.write_text("10 bob")
+    with Gradebook(None) as book:
+        run = grade_class(book, handed_in, Here(judge))
+        assert {u.learner: "changed" in u.reason for u in run.ungraded} == {"ada": True, "bob": True}
+
+
+def test_regrading_keeps_the_history_and_spares_other_exercises(folder: Path) -> None:
+    write(folder, "ada", "10", "06_what_it_costs")
+    with Gradebook(None) as book:
+        graded(book, folder)
+        run = graded(book, folder, regrade=("05",))
+        assert {(e.learner, e.exercise) for e in run.graded} == {(learner, "05") for learner in WORDS}
+        assert len(book.history("ada", "05")) == 2 and len(book.history("ada", "06")) == 1
+        assert book.history("ada", "05")[0].report == book.history("ada", "05")[1].report
+
+
+def test_a_regrading_that_was_interrupted_goes_on_with_the_rest(folder: Path) -> None:
+    def stop(job: Job, result: object) -> None:
+        raise KeyboardInterrupt
+
+    with Gradebook(None) as book:
+        graded(book, folder)
+        with pytest.raises(KeyboardInterrupt):
+            graded(book, folder, regrade=("05",), watch=Watch(ended=stop))
+        assert len(book.wanted()) == 2
+        run = graded(book, folder, regrade=("05",))
+        assert len(run.graded) == 2 and "goes on" in run.notes[0] and book.wanted() == set()
+        assert [len(book.history(learner, "05")) for learner in WORDS] == [2, 2, 2]
+
+
+def test_a_copied_file_is_no_later_submission(folder: Path) -> None:
+    import os
+
+    with Gradebook(None) as book:
+        graded(book, folder)
+        before = book.entries()
+        os.utime(folder / "ada" / "05_emulated_ring.ipynb", (4e9, 4e9))
+        assert graded(book, folder).graded == [] and book.entries() == before
+        graded(book, folder, regrade=("05",))
+        assert [e.submitted_at for e in book.entries()] == [e.submitted_at for e in before]
+
+
+def test_results_of_other_checks_than_ours_do_not_count(folder: Path) -> None:
+    class Elsewhere(Here):
+        def run(self, jobs, started):
+            for outcome in super().run(jobs, started):
+                yield Outcome(outcome.number, outcome.report, outcome.digest, "05-of-another-ringlab")
+
+    with Gradebook(None) as book:
+        run = graded(book, folder, pool=Elsewhere(judge))
+        assert book.entries() == [] and all("other checks" in each.reason for each in run.ungraded)
+
+
+def test_a_watch_hears_of_everything(folder: Path) -> None:
+    heard: list = []
+    watch = Watch(
+        heard.append, lambda job: heard.append(job.name), lambda job, result: heard.append(type(result))
+    )
+    with Gradebook(None) as book:
+        graded(book, folder, watch=watch)
+    assert heard == [3, "ada 05", Entry, "bob 05", Entry, "cy 05", Entry]
+
+
+def test_a_run_holds_no_reports_so_that_hundreds_take_no_more_memory_than_a_few(folder: Path) -> None:
+    with Gradebook(None) as book:
+        first, again = graded(book, folder), graded(book, folder)
+        assert [(e.learner, e.report) for e in first.graded] == [(e.learner, {}) for e in again.kept]
+        assert len(first.graded) == 3 and all(entry.report["stages"] for entry in book.entries())
+
+
+def test_the_pool_grades_all_and_loses_only_what_kills_its_process(folder: Path) -> None:
+    for number in range(8):
+        write(folder, f"more {number}", "dies" if number in (2, 5) else str(number))
+    with Gradebook(None) as book, Gradebook(None) as alone:
+        run = graded(book, folder, pool=LocalPool(2, judge))
+        assert len(run.graded) == 9 and len(scores(book)) == 9
+        assert {u.learner: "status 9" in u.reason for u in run.ungraded} == {"more 2": True, "more 5": True}
+        alone.use_class_seed(book.class_seed)
+        (folder / "more 2" / "05_emulated_ring.ipynb").unlink()
+        (folder / "more 5" / "05_emulated_ring.ipynb").unlink()
+        graded(alone, folder)
+        assert [(e.learner, e.report) for e in alone.entries()] == [
+            (e.learner, e.report) for e in book.entries()
+        ]
+
+
+def never_ends(path: Path, exercise: str | None, **options):
+    if "ada" in str(path):
+        while True:
+            pass
+    return judge(path, exercise, **options)
+
+
+def test_a_judge_that_hangs_costs_one_submission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = pool._Worker.begin
+    monkeypatch.setattr(
+        pool._Worker, "begin", lambda self, job, _: begin(self, job, 0.0 if "ada" in job.name else 1e5)
+    )
+    with Gradebook(None) as book:
+        run = graded(book, folder, pool=LocalPool(1, never_ends))
+        assert [u.learner for u in run.ungraded] == ["ada"] and "did not end" in run.ungraded[0].reason
+        assert set(scores(book)) == {"bob", "cy"}
+
+
+def test_an_error_tells_its_name_on_one_line(tmp_path: Path) -> None:
+    def fails(*_, **__):
+        raise ValueError("two\nlines \x1b[2J" + "x" * 5000)
+
+    path = write(tmp_path, "ada", "5")
+    outcome = carry_out(Job(0, path, "05", "", 1), fails)
+    assert outcome.reason.startswith("ValueError: two lines") and outcome.reason.isprintable()
+    assert len(outcome.reason) == 1000 and outcome.report is None

@@ -1,0 +1,13 @@
+"""Submissions that try to get points, or to do harm, by other means than a right answer: kind → name → source."""
+
+from __future__ import annotations
+
+from tests.course.judge.hostile import answers, endings, lingering, reaching, resources, tensors, verdict
+
+BY_KIND: dict[str, dict[str, str]] = {
+    kind: group
+    for theme in (verdict, answers, endings, resources, reaching, lingering, tensors)
+    for kind, group in theme.SUBMISSIONS.items()
+}
+HOSTILE = {name: source for group in BY_KIND.values() for name, source in group.items()}
+KIND_OF = {name: kind for kind, group in BY_KIND.items() for name in group}

@@ -1,0 +1,110 @@
+"""Submissions that hide the memory that they use from whoever measures it: each fills 64 MiB."""
+
+from __future__ import annotations
+
+from tests.course.judge.hostile.snippets import CHANNEL
+
+COMMON = (
+    CHANNEL
+    + """
+import os
+import numpy as np
+def fill():
+    return float(np.ones(1 << 23).sum())
+"""
+)
+
+HIDING = {
+    "hides nothing": "def double(x):\n    fill()\n    return 2 * x",
+    "begins its peak anew": """
+def double(x):
+    fill()
+    try:
+        with open("/proc/self/clear_refs", "w") as file: file.write("5")
+    except OSError: pass
+    return 2 * x
+""",
+    "begins it anew through a thread's files": """
+def double(x):
+    fill()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/clear_refs", "w") as file: file.write("5")
+        except OSError: pass
+    return 2 * x
+""",
+    "computes after it is done": """
+def double(x):
+    mine = channel()
+    mine.send("done")
+    mine.expect("deliver")
+    fill()
+    mine.send("result", 2 * x)
+    mine.send = mine.expect = lambda *a, **k: None
+    return None
+""",
+    "becomes a new process that answers for it": """
+NEXT = '''
+import sys; sys.path.insert(0, sys.argv[1])
+from ringlab.course.judge.worker import Channel
+import numpy as np
+mine = Channel(int(sys.argv[2]))
+mine.call = int(sys.argv[3])
+mine.send("done")
+mine.expect("deliver")
+mine.send("result", 2 * np.frombuffer(bytes.fromhex(sys.argv[4])))
+'''
+def double(x):
+    fill()
+    mine = channel()
+    os.set_inheritable(mine.socket.fileno(), True)
+    place = os.path.dirname(os.path.dirname(sys.modules["ringlab"].__file__))
+    try: os.execv(sys.executable, ["python", "-I", "-c", NEXT, place, str(mine.socket.fileno()), str(mine.call), x.tobytes().hex()])
+    except OSError: return 2 * x
+""",
+    "holds it in memory of no process": """
+def double(x):
+    try:
+        for number in range(4): os.write(os.memfd_create(str(number)), bytes(1 << 24))
+    except OSError: fill()
+    return 2 * x
+""",
+    "holds it in a child": """
+def double(x):
+    try: child = os.fork()
+    except OSError: child = -1
+    if child <= 0: fill()
+    if child == 0: os._exit(0)
+    return 2 * x
+""",
+    "has a name that says what it holds": """
+import ctypes
+def double(x):
+    ctypes.CDLL(None).prctl(15, b"x\\rVmHWM:0 kB", 0, 0, 0)
+    fill()
+    return 2 * x
+""",
+    "has a name that is no text": """
+import ctypes
+def double(x):
+    ctypes.CDLL(None).prctl(15, b"\\xff\\xfe", 0, 0, 0)
+    fill()
+    return 2 * x
+""",
+    "ends its first thread and goes on in another": """
+import ctypes, threading, time
+def double(x):
+    mine = channel()
+    def rest():
+        time.sleep(0.2)
+        fill()
+        mine.send("done")
+        mine.expect("deliver")
+        mine.send("result", 2 * x)
+        time.sleep(10**6)
+    threading.Thread(target=rest).start()
+    number = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+    ctypes.CDLL(None).syscall(number, 0)
+""",
+}
+SUBMISSIONS = {name: COMMON + source for name, source in HIDING.items()}

@@ -1,0 +1,276 @@
+"""Submissions for a ring exercise of two ranks that get at each other's data, or at the judge, past the ring.
+
+`test_hostile_rings` asks for the sum of both ranks' tensors: two points for the values, three more where one
+exchange with the next rank brought them. Whoever gets the values by a wire of its own earns two.
+"""
+
+from __future__ import annotations
+
+COMMON = """
+import os, socket, struct, threading, time
+import torch
+from ringlab.comm.virtual import VirtualCluster
+def channel(ring):
+    return ring.comm.inner._channel
+def post(ring, tensors=(), **fields):
+    place = {"index": 0, "to": 1 - ring.rank, "source": 1 - ring.rank, "tag": "", "receive": []}
+    channel(ring).send("exchange", tuple(tensors), **{**place, **fields})
+def shaped(x):
+    return [str(x.dtype).removeprefix("torch."), list(x.shape)]
+def by(wire, ring, x):
+    tried = [None, None]
+    for turn, what in enumerate((x.numpy().tobytes(), None)):
+        try: tried[turn] = wire(ring, what)
+        except Exception: pass
+        ring.barrier()
+    other = tried[1]
+    ring.shift(x * 0)
+    return x if not other else x + torch.frombuffer(bytearray(other), dtype=x.dtype).reshape(x.shape)
+"""
+
+FORGING = {
+    "answers for the other rank": "def ring_sum(ring, x):\n    channel(ring).send('result', x, rank=1 - ring.rank)\n    return x",
+    "sends to a rank below the first": "def ring_sum(ring, x):\n    post(ring, [x], to=-1)\n    return x",
+    "sends to a rank far beyond the last": "def ring_sum(ring, x):\n    post(ring, [x], to=10**18)\n    return x",
+    "sends to the truth": "def ring_sum(ring, x):\n    post(ring, [x], to=True, receive=[shaped(x)])\n    return x",
+    "has a tag without end": "def ring_sum(ring, x):\n    post(ring, [x], tag='x' * 100_000)\n    return x",
+    "has a tag that is no text": "def ring_sum(ring, x):\n    post(ring, [x], tag={'tag': 1})\n    return x",
+    "has a label without end": "def ring_sum(ring, x):\n    channel(ring).send('begin', label='x' * 100_000)\n    return x",
+    "begins to compute twice": """
+def ring_sum(ring, x):
+    for _ in range(2): channel(ring).send('begin', label='a')
+    return x
+""",
+    "counts its exchanges from below": "def ring_sum(ring, x):\n    post(ring, [x], index=-1)\n    return x",
+    "waits for what was never posted": "def ring_sum(ring, x):\n    channel(ring).send('wait', index=10**12)\n    return x",
+    "waits for it twice": """
+def ring_sum(ring, x):
+    post(ring, [x], receive=[shaped(x)])
+    for _ in range(2): channel(ring).send('wait', index=0)
+    return x
+""",
+    "wants a tensor of negative length": "def ring_sum(ring, x):\n    post(ring, receive=[['float64', [-4]]])\n    return x",
+    "wants a dtype that is none": "def ring_sum(ring, x):\n    post(ring, receive=[['object', [4]]])\n    return x",
+    "sends what is no tensor": "def ring_sum(ring, x):\n    post(ring, ['x', 1, None])\n    return x",
+    "says that it is done while it waits": """
+def ring_sum(ring, x):
+    post(ring, receive=[shaped(x)])
+    channel(ring).send('wait', index=0)
+    channel(ring).send('done')
+    return x
+""",
+}
+
+ENDLESS = {
+    "holds more under way than may be": """
+def ring_sum(ring, x):
+    for index in range(100): post(ring, [torch.zeros(1 << 17)], index=index)
+    return x
+""",
+    "makes exchanges without end": """
+def ring_sum(ring, x):
+    for index in range(10**9): post(ring, index=index)
+""",
+    "never takes what has arrived": """
+def ring_sum(ring, x):
+    big = torch.zeros(1 << 17)
+    for index in range(100):
+        post(ring, [big], index=index, to=ring.rank, source=ring.rank, receive=[shaped(big)])
+    return x
+""",
+}
+"""What an honest loop that never ends does as well: it costs the call, and not all points."""
+
+STAYING = {
+    "floods itself with what it receives": """
+def ring_sum(ring, x):
+    big = torch.zeros(1 << 16)
+    for index in range(10**9):
+        post(ring, [big], index=index, to=ring.rank, source=ring.rank, receive=[shaped(big)])
+""",
+    "loops while the other waits": "def ring_sum(ring, x):\n    while ring.rank: pass\n    return x + ring.shift(x)",
+    "dies in the middle of the ring": "def ring_sum(ring, x):\n    return x + ring.shift(x) if ring.rank else os._exit(0)",
+    "kills what it can in the middle of the ring": """
+def ring_sum(ring, x):
+    if ring.rank: os.kill(-1, 9)
+    return x
+""",
+    "computes without end": """
+def ring_sum(ring, x):
+    while True: ring.compute("x", torch.add, x, x)
+""",
+}
+
+WIRES = {
+    "writes files in /tmp": """
+def wire(ring, mine):
+    if mine: return open(f"/tmp/{ring.rank}", "wb").write(mine)
+    return open(f"/tmp/{1 - ring.rank}", "rb").read()
+""",
+    "writes files in shared memory": """
+def wire(ring, mine):
+    if mine: return open(f"/dev/shm/@MARK@{ring.rank}", "wb").write(mine)
+    return open(f"/dev/shm/@MARK@{1 - ring.rank}", "rb").read()
+""",
+    "writes files beside ringlab's": """
+import ringlab
+def wire(ring, mine):
+    if mine: return open(f"{ringlab.__path__[0]}/@MARK@{ring.rank}", "wb").write(mine)
+    return open(f"{ringlab.__path__[0]}/@MARK@{1 - ring.rank}", "rb").read()
+""",
+    "sends datagrams to abstract sockets": """
+MINE = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+MINE.settimeout(0.2)
+def wire(ring, mine):
+    if not mine: return MINE.recv(10**6)
+    MINE.bind(f"\\0@MARK@{ring.rank}")
+    ring.barrier()
+    MINE.sendto(mine, f"\\0@MARK@{1 - ring.rank}")
+""",
+    "sends datagrams by the loopback": """
+MINE = None
+def wire(ring, mine):
+    global MINE
+    if not mine: return MINE.recv(10**6)
+    MINE = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    MINE.settimeout(0.2)
+    MINE.bind(("127.0.0.1", 40200 + ring.rank))
+    time.sleep(0.05)
+    MINE.sendto(mine, ("127.0.0.1", 40200 + 1 - ring.rank))
+""",
+    "shares memory of System V": """
+import ctypes
+def wire(ring, mine):
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    number = libc.shmget(0x70776e + (ring.rank if mine else 1 - ring.rank), 4096, 0o1666)
+    assert number >= 0
+    place = libc.shmat(number, None, 0)
+    if mine: return ctypes.memmove(place, mine, len(mine))
+    return ctypes.string_at(place, 256)
+""",
+    "leaves it in the queue of messages": """
+import ctypes
+def wire(ring, mine):
+    libc = ctypes.CDLL(None)
+    number = libc.msgget(0x70776e + (ring.rank if mine else 1 - ring.rank), 0o1666)
+    assert number >= 0
+    place = ctypes.create_string_buffer(struct.pack("q", 1) + (mine or bytes(256)))
+    assert (libc.msgsnd(number, place, 256, 0) if mine else libc.msgrcv(number, place, 256, 0, 0o4000)) >= 0
+    return place.raw[8:264]
+""",
+    "locks bytes of a file of the system": """
+import fcntl
+FILE = open("/usr/lib/os-release", "rb")
+def wire(ring, mine):
+    if mine:
+        for at, byte in enumerate(mine):
+            fcntl.fcntl(FILE, 37, struct.pack("hhqqi", 0, 0, (ring.rank * 256 + at) * 256 + byte, 1, 0))
+        return
+    asked = (struct.pack("hhqqi", 1, 0, ((1 - ring.rank) * 256 + at) * 256, 256, 0) for at in range(256))
+    return bytes(struct.unpack("hhqqi", fcntl.fcntl(FILE, 36, each))[2] % 256 for each in asked)
+""",
+    "locks whole files of the system": """
+import fcntl, glob
+FILES = [open(path, "rb") for path in sorted(glob.glob("/usr/lib/x86_64-linux-gnu/*.so*"))[:32]]
+def wire(ring, mine):
+    held = (FILES[:16], FILES[16:])
+    for file in held[ring.rank] if mine else ():
+        fcntl.flock(file, fcntl.LOCK_EX)
+    for file in held[1 - ring.rank] if not mine else ():
+        try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: raise SystemExit
+""",
+    "watches who opens the system's files": """
+import ctypes
+WATCH = -1
+def wire(ring, mine):
+    global WATCH
+    libc = ctypes.CDLL(None)
+    if mine:
+        WATCH = libc.inotify_init1(0o4000)
+        assert WATCH >= 0 and libc.inotify_add_watch(WATCH, b"/usr/lib", 0x20) >= 0
+        return
+    return os.read(WATCH, 4096)[:256]
+""",
+    "finds the other rank among the processes": """
+import glob
+def wire(ring, mine):
+    if mine: return
+    for path in glob.glob("/proc/[0-9]*/mem"):
+        if path.split("/")[2] not in (str(os.getpid()), "1"): return open(path, "rb").read(256)
+""",
+    "keeps it in a global of the module": """
+SEEN = {}
+def wire(ring, mine):
+    if mine: SEEN[ring.rank] = mine
+    else: return SEEN.get(1 - ring.rank)
+""",
+}
+
+DODGING = {
+    "speaks for the other rank": (
+        "def ring_sum(ring, x):\n    post(ring, [x], rank=1 - ring.rank, to=ring.rank)\n    return x",
+        0,
+    ),
+    "sends data as control": (
+        """
+def ring_sum(ring, x):
+    into = torch.empty_like(x)
+    ring.comm.exchange(send=(x,), to=ring.next, receive=(into,), source=ring.previous, tag="control:x").wait()
+    ring.shift(x * 0)
+    return x + into
+""",
+        2,
+    ),
+    "sends data as a barrier": (
+        """
+def ring_sum(ring, x):
+    bytes_of = x.reshape(-1).view(torch.uint8)
+    into = torch.empty_like(bytes_of)
+    ring.comm.exchange(send=(bytes_of,), to=ring.next, receive=(into,), source=ring.previous, tag="control:barrier").wait()
+    ring.shift(x * 0)
+    return x + into.view(x.dtype).reshape(x.shape)
+""",
+        2,
+    ),
+    "sends data in pieces": (
+        """
+def ring_sum(ring, x):
+    return x + torch.cat([ring.shift(part.contiguous()) for part in x.split(1, dim=-2)], dim=-2)
+""",
+        2,
+    ),
+    "sends half of it": ("def ring_sum(ring, x):\n    return x + ring.shift(x.bfloat16()).to(x.dtype)", 0),
+    "has more ranks than there are": (
+        "def ring_sum(ring, x):\n    ring.comm.world_size = 3\n    return x + ring.shift(x)",
+        5,
+    ),
+    "takes itself for the other rank": (
+        "def ring_sum(ring, x):\n    ring.comm.rank = 1 - ring.rank\n    return x + ring.shift(x)",
+        5,
+    ),
+    "tags its messages with control characters": (
+        "def ring_sum(ring, x):\n    return x + ring.shift(x, tag='\\x1b[2J%s{}')",
+        5,
+    ),
+    "runs a cluster of its own": (
+        "def ring_sum(ring, x):\n    return VirtualCluster(2).run(lambda own: own.shift(x) + x).results[ring.rank]",
+        0,
+    ),
+}
+
+FORGERS = {name: COMMON + source for name, source in FORGING.items()}
+BOUNDED = {name: COMMON + source for name, source in ENDLESS.items()}
+LIVE = ("waits for it twice", "has a tag without end")
+"""Of the forgers those that are met in the sandbox too; more would start a hundred workers."""
+SUBMISSIONS = {
+    **{name: (FORGERS[name], 0) for name in LIVE},
+    **{name: (COMMON + source, 0) for name, source in STAYING.items()},
+    **{
+        name: (COMMON + source + "def ring_sum(ring, x):\n    return by(wire, ring, x)\n", 0)
+        for name, source in WIRES.items()
+    },
+    **{name: (COMMON + source, earned) for name, (source, earned) in DODGING.items()},
+}
+"""name → (source, points that its honest part earns)"""

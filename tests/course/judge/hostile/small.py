@@ -1,0 +1,82 @@
+"""The contract that hostile functions are handed in for: every check calls three times, on numbers that go up."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from ringlab.course.answers import compare_with
+from ringlab.course.contract import Check, Exercise, Stage
+from tests.course.judge.small_contract import HINTS
+
+SECRET = 31337.0
+"""A number that only hidden probes hold."""
+
+
+def _visible(subject, rng) -> None:
+    for _ in range(3):
+        x = rng.standard_normal(5)
+        compare_with(subject.call(x), 2 * x, bound=1e-12)
+
+
+def _hidden(subject, rng) -> None:
+    for rows in range(3, 6):
+        x = rng.standard_normal((rows, 4)).astype(np.float32)
+        x[0, 0] = SECRET
+        compare_with(subject.call(x), 2 * x, bound=1e-6, case=f"probe {x.tolist()}")
+
+
+class _Tensors:
+    """A subject that is asked with tensors, where a check asks with arrays."""
+
+    def __init__(self, subject) -> None:
+        self.subject = subject
+
+    def call(self, x):
+        import torch
+
+        return self.subject.call(torch.from_numpy(x))
+
+
+def _with_tensors(check):
+    return lambda subject, rng: check(_Tensors(subject), rng)
+
+
+def stage(name: str, torch: bool = False) -> Stage:
+    """Return a stage that asks `name` for the double of its argument, an array or a tensor."""
+    seen, hidden = (_with_tensors(check) if torch else check for check in (_visible, _hidden))
+    checks = (
+        Check("seen", 2, "visible", "what a notebook shows", seen),
+        Check("hidden", 3, "held-out", "what it does not", hidden),
+    )
+    return Stage(id=f"90.{name}", function=name, title=name, hints=HINTS, checks=checks)
+
+
+EXERCISE = Exercise(id="90", slug="90_hostile", title="hostile", stages=(stage("double"),))
+
+
+def together(sources: Mapping[str, str]) -> tuple[list[str], Exercise]:
+    """Return the cells of one notebook that holds all `sources`, and the exercise with a stage for each, in order.
+
+    For those that leave each other alone.
+    """
+    cells = [own(source, number) for number, source in enumerate(sources.values())]
+    tensors = any("import torch" in cell for cell in cells)
+    stages = tuple(stage(f"double_{number}", tensors) for number in range(len(sources)))
+    return cells, Exercise(id="90", slug="90_hostile", title="hostile", stages=stages)
+
+
+def own(source: str, number: int) -> str:
+    """Return `source` with the names at its top made its own, by a number at their end."""
+    for name in _names(ast.parse(source)):
+        source = re.sub(rf"(?<![\w.]){name}\b", f"{name}_{number}", source)
+    return source
+
+
+def _names(tree: ast.Module) -> set[str]:
+    defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assigned = (node.targets for node in tree.body if isinstance(node, ast.Assign))
+    return defined | {t.id for targets in assigned for t in targets if isinstance(t, ast.Name)}

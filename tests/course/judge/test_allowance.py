@@ -1,0 +1,92 @@
+"""Seconds of computing per tier: counted on the processor, not on the wall, and a tier's end is not a submission's."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlab.course.contract import Check, Crashed, Exercise, Stage
+from ringlab.course.judge import allowance
+from ringlab.course.judge.allowance import Allowance
+from ringlab.course.judge.judge import grade
+from ringlab.course.judge.session import SandboxedSubject, Session
+from tests.course.judge.small_contract import HINTS, notebook
+
+pytestmark = pytest.mark.needs_bwrap
+
+CODE = """
+import os, time
+def computes(seconds):
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+    return 1
+def sleeps(seconds):
+    time.sleep(seconds)
+    return 1
+def by_a_thread(seconds):
+    import threading
+    thread = threading.Thread(target=lambda: [x * x for x in range(int(4e7 * seconds))])
+    thread.start()
+    thread.join()
+    return 1
+"""
+
+
+def calls(*seconds: float):
+    def run(subject, rng):
+        for each in seconds:
+            subject.call(each)
+
+    return run
+
+
+def exercise(function: str, *checks: Check) -> Exercise:
+    stage = Stage("90.slow", function, "slow", checks, HINTS)
+    return Exercise("90", "90_slow", "slow", (stage,))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch) -> None:
+    monkeypatch.setattr(allowance, "SECONDS", {"visible": 0.5, "stress": 30.0, "held-out": 30.0})
+
+
+FOUR = (
+    Check("first", 1, "visible", "t", calls(0.01, 0.8)),
+    Check("second", 1, "visible", "t", calls(0.01)),
+    Check("large", 1, "stress", "t", calls(0.01, 0.8, 0.01)),
+    Check("hidden", 1, "held-out", "t", calls(0.01)),
+)
+
+
+@pytest.mark.parametrize("function", ["computes", "by_a_thread"])
+def test_a_tier_that_has_used_up_its_seconds_is_not_run_on_and_the_next_begins_anew(
+    tmp_path, function
+) -> None:
+    report = grade(notebook(tmp_path, CODE, grade="90.slow"), exercise(function, *FOUR), timeout=60)
+    checks = {check.id: check for check in report.stages[0].checks}
+    assert [check.ok for check in checks.values()] == [True, False, True, True]
+    assert "visible checks of one function may take 0.5 s of computing" in checks["second"].message
+
+
+def test_patience_multiplies_what_a_tier_may_compute(tmp_path) -> None:
+    path = notebook(tmp_path, CODE, grade="90.slow")
+    assert grade(path, exercise("computes", *FOUR), timeout=60, patience=20.0).ok
+
+
+def test_time_on_the_wall_is_nobodys_computing(tmp_path) -> None:
+    assert grade(notebook(tmp_path, CODE, grade="90.slow"), exercise("sleeps", *FOUR), timeout=60).ok
+
+
+def test_what_an_ended_worker_computed_still_counts_and_loading_does_not() -> None:
+    slow_to_load = CODE + "\nwaste = computes(0.8)\n"
+    with Session([slow_to_load], ["computes"], torch=False, seconds=60) as session:
+        session.allowance.begin("visible")
+        for seconds in (0.01, 0.8):  # the second call would be refused if loading counted
+            SandboxedSubject(session, "computes").call(seconds)
+        session.discard(session._loaded[0])
+        with pytest.raises(Crashed, match="Not run: the visible checks"):
+            SandboxedSubject(session, "computes").call(0.01)
+
+
+def test_without_a_tier_there_is_no_end() -> None:
+    assert Allowance().seconds == float("inf")

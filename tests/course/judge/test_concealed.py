@@ -1,0 +1,160 @@
+"""Nothing that a submission has learned from a hidden probe stands in its report, by whichever way it tries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringlab.course.contract import TIERS, Check, Exercise, Failure
+from ringlab.course.judge import judge
+from ringlab.course.judge.judge import grade, joined
+from ringlab.course.judge.sandbox import Bounds
+from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab.course.reports import not_written, run_stage
+from tests.course.judge.small_contract import DOUBLE, notebook
+
+pytestmark = pytest.mark.needs_bwrap
+BOUNDS = Bounds(memory_bytes=1 << 29)
+CHECKS = ("first", "hidden", "stress", "last")
+
+
+def _secret(subject, rng) -> None:
+    x = np.full((2, 2), rng.integers(10**9, 10**10))
+    if not np.array_equal(subject.call(x), 2 * x):
+        raise Failure("It is not twice the argument.", f"for {x}")
+
+
+def _open(subject, rng) -> None:
+    x = rng.standard_normal(3)
+    answer = subject.call(x)
+    if not np.array_equal(answer, 2 * x):
+        raise Failure("It is not twice the argument.", f"for {x} it is {answer}")
+
+
+CHECKED = tuple(
+    Check(name, 1, tier, name, _secret if tier == "held-out" else _open)
+    for name, tier in zip(CHECKS, ("visible", "held-out", "stress", "visible"), strict=True)
+)
+STAGE = replace(DOUBLE, checks=CHECKED)
+TWO = Exercise("90", "90_two", "two", (STAGE, replace(STAGE, id="90.triple", function="triple")))
+
+TELLERS = {
+    "raises in later calls": """
+def double(x):
+    remember(x)
+    raise ValueError(f"seen {SEEN}")
+""",
+    "answers wrongly later": """
+def double(x):
+    remember(x)
+    return np.array(SEEN[:1] * 3) if x.ndim == 1 and SEEN else 2 * x
+""",
+    "leaves it in a file": """
+def double(x):
+    remember(x)
+    raise ValueError(open("/tmp/seen").read() if os.path.exists("/tmp/seen") else "")
+""",
+    "says it is not written": """
+def double(x):
+    remember(x)
+    if SEEN: raise NotImplementedError(str(SEEN))
+    return 2 * x
+""",
+    "writes frames named after it": """
+def double(x):
+    remember(x)
+    if SEEN: write_everywhere(Frame(str(SEEN[0]), {}))
+    return 2 * x
+""",
+    "dies, and tells the next worker's notes": """
+def double(x):
+    remember(x)
+    if SEEN: raise type(str(SEEN[0]), (Exception,), {})(SEEN)
+    return 2 * x
+""",
+}  # fmt: skip
+REMEMBERS = """
+import os
+from ringlab.course.judge.protocol import Frame, pack
+import numpy as np
+SEEN = []
+def remember(x):
+    if x.ndim == 2:
+        SEEN.append(int(x[0, 0]))
+        open("/tmp/seen", "w").write(str(SEEN))
+def write_everywhere(frame):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"".join(bytes(part) for part in pack(frame)))
+        except OSError:
+            pass
+def triple(x):
+    return double(x)
+"""
+
+
+def secrets(seed: int) -> list[str]:
+    found: list[str] = []
+
+    class Spy:
+        def call(self, x):
+            found.append(str(x[0, 0]))
+            return 2 * x
+
+    run_stage(STAGE, Spy(), "held-out", seed)
+    return found
+
+
+def told(tmp_path, teller: str):
+    path = notebook(tmp_path, REMEMBERS, TELLERS[teller])
+    return grade(path, TWO, seed=5, bounds=BOUNDS, timeout=5)
+
+
+@pytest.mark.parametrize("teller", TELLERS)
+def test_no_hidden_probe_is_told(tmp_path, teller) -> None:
+    report = told(tmp_path, teller)
+    written = json.dumps(report.as_dict())
+    assert not [secret for secret in secrets(5) if secret in written]
+    assert [check.id for stage in report.stages for check in stage.checks] == [*CHECKS, *CHECKS]
+
+
+def _one_after_the_other(exercise, session, submission, seed):
+    """Mutant: every check where it stands in the contract, as it once was."""
+    reports = []
+    for stage in exercise.stages:
+        report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed)
+        checks = [replace(c, counterexample="") if c.tier == "held-out" else c for c in report.checks]
+        reports.append(replace(report, checks=tuple(checks)))
+    return tuple(reports)
+
+
+@pytest.mark.parametrize(
+    "teller", ["raises in later calls", "answers wrongly later", "leaves it in a file", "writes frames named after it"]
+)  # fmt: skip
+def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monkeypatch, teller) -> None:
+    monkeypatch.setattr(judge, "_graded", _one_after_the_other)
+    written = json.dumps(told(tmp_path, teller).as_dict())
+    assert [secret for secret in secrets(5) if secret in written]
+
+
+def test_what_a_worker_says_when_it_loads_is_kept_from_before_the_hidden_checks_only() -> None:
+    with Session(["import os\nX = 1 / 0\ndef f(): return X"], ["f"], torch=False, bounds=BOUNDS) as session:
+        session.conceal()
+        session.workers(1)
+        assert session.notes == []
+
+
+def test_the_parts_of_a_report_are_joined_in_the_contracts_order() -> None:
+    class Doubles:
+        def call(self, x):
+            return x + x
+
+    parts = [run_stage(STAGE, Doubles(), tier, 1) for tier in TIERS]
+    whole = joined(STAGE, parts)
+    assert [check.id for check in whole.checks] == list(CHECKS) and whole.ok
+    parts[-1] = not_written(STAGE, Failure("not written"), "held-out")
+    missing = joined(STAGE, parts)
+    assert missing.status == "not written" and missing.earned == 0 and len(missing.checks) == 4

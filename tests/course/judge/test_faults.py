@@ -1,0 +1,239 @@
+"""Faults of a run mean the same in the notebook and in the judge, and a program that keeps the rules notices none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringlab.course.contract import Check, Crashed, NotWritten, Stage
+from ringlab.course.faults import Ended, Faults
+from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab.course.subject import InProcessSubject
+from ringlab.errors import WorldSizeError
+from tests.course.judge.small_contract import HINTS, RIGHT_RING
+
+pytestmark = pytest.mark.needs_bwrap
+
+PROGRAMS = (
+    RIGHT_RING
+    + """
+import torch
+def overlapped(ring, x):
+    total, times = x.clone(), [ring.comm.now()]
+    for step in range(ring.world_size - 1):
+        work = ring.post(x)
+        total = ring.compute("add", torch.add, total, x.sin())
+        (x,) = work.wait()
+        times.append(ring.comm.now())
+    return total + x, times
+def collective(ring, x):
+    ring.barrier()
+    return torch.cat(ring.all_gather(x)), ring.all_reduce(x, "max")
+def drops_what_is_late(ring, x):
+    total = x.clone()
+    for step in range(ring.world_size - 1):
+        begin = ring.comm.now()
+        x = ring.shift(x)
+        if ring.comm.now() - begin < 1:
+            total += x
+    return total
+def changes_what_it_sent(ring, x):
+    work = ring.post(x)
+    x.numpy()[:] = 0
+    return work.wait()[0]
+def swallows(ring, x):
+    total = x.clone()
+    for step in range(ring.world_size - 1):
+        try:
+            x = ring.shift(x)
+        except Exception:
+            break
+        total += x
+    return total
+def will_not_die(ring, x):
+    for step in range(ring.world_size - 1):
+        try:
+            x = ring.shift(x)
+        except:
+            pass
+    return x
+def says_it_in_its_own_words(ring, x):
+    try:
+        return ring.shift(x)
+    except Exception as error:
+        raise ValueError("a neighbour is gone") from error
+def waits_in_a_circle(ring, x):
+    buffer = torch.empty_like(x)
+    ring.comm.exchange(receive=(buffer,), source=ring.previous, tag="cycle: 5 → 6 → 5").wait()
+    ring.comm.exchange(send=(x,), to=ring.next, tag="cycle: 5 → 6 → 5").wait()
+    return buffer
+def one_leaves(ring, x):
+    return ring.shift(x, tag="\\ncycle: 5 → 6 → 5") if ring.rank else x
+def unwritten_at_the_end(ring, x):
+    if ring.rank == 1:
+        return ring.shift(x)
+    raise NotImplementedError
+"""
+)
+NAMES = [line.split("(")[0].removeprefix("def ") for line in PROGRAMS.splitlines() if line.startswith("def ")]
+KEEPS_THE_RULES = {"ring_sum": lambda r: r, "overlapped": lambda r: r[0], "collective": lambda r: r}
+BAD = [
+    Faults(1, delay=3.0),
+    Faults(2, slow=(1, 5.0)),
+    Faults(3, late=1.0),
+    Faults(4, delay=1.0, slow=(0, 2.0), late=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def session():
+    """Workers that have loaded the programs above."""
+    with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def forgiven(session) -> None:
+    session.losses, session.condemned = 0, ""
+
+
+def subjects(session, name):
+    space: dict = {}
+    exec(PROGRAMS, space)
+    check = Check("c", 1, "visible", "t", print)
+    stage = Stage("90.x", name, "t", (check,), HINTS, kind="ring")
+    return SandboxedSubject(session, name), InProcessSubject(stage, space)
+
+
+def shards(P: int):
+    generator = torch.Generator().manual_seed(P)
+    return [torch.rand(2, 3, generator=generator) + 1 for _ in range(P)]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
+
+
+@pytest.mark.parametrize("faults", BAD, ids=lambda f: f"seed{f.seed}")
+@pytest.mark.parametrize("name", KEEPS_THE_RULES)
+def test_a_program_that_keeps_the_rules_answers_the_same_bits_on_any_network(session, name, faults) -> None:
+    values = KEEPS_THE_RULES[name]
+    for subject in subjects(session, name):
+        for P in (2, 3):
+            usual = subject.run_ring(P, shards(P)).results
+            assert same(
+                [*map(values, usual)], [*map(values, subject.run_ring(P, shards(P), faults=faults).results)]
+            )
+
+
+@pytest.mark.parametrize("faults", BAD[:2], ids=lambda f: f"seed{f.seed}")
+def test_the_times_of_a_bad_network_are_the_notebooks(session, faults) -> None:
+    judged, virtual = (s.run_ring(3, shards(3), faults=faults) for s in subjects(session, "overlapped"))
+    assert [times for _, times in judged.results] == [times for _, times in virtual.results]
+    for rank in range(3):
+        ours, theirs = ([e for e in o.trace.events if e.rank == rank] for o in (judged, virtual))
+        assert ours == theirs
+    usual = subjects(session, "overlapped")[0].run_ring(3, shards(3))
+    assert max(max(times) for _, times in judged.results) > max(max(times) for _, times in usual.results)
+
+
+def test_messages_of_different_pairs_overtake_each_other_and_those_of_one_pair_never_do() -> None:
+    costs = Faults(1, delay=3.0).costs()
+    links = {(a, b): costs.message(a, b, 8) for a in range(4) for b in range(4) if a != b}
+    assert len(set(links.values())) == len(links) and all(0.5 <= t <= 3.5 for t in links.values())
+    assert all(costs.message(*link, 1 << 20) == t for link, t in links.items())
+    assert links[0, 1] != Faults(2, delay=3.0).costs().message(0, 1, 8)
+
+
+def test_a_program_that_looks_at_the_clock_answers_something_else(session) -> None:
+    for subject in subjects(session, "drops_what_is_late"):
+        assert same(subject.run_ring(2, shards(2)).results[0], sum(shards(2)))
+        late = subject.run_ring(2, shards(2), faults=Faults(1, delay=8.0)).results
+        assert any(not torch.allclose(result, sum(shards(2))) for result in late)
+
+
+def test_what_is_changed_behind_torchs_back_is_sent_changed_where_posts_are_late(session) -> None:
+    judged, _ = subjects(session, "changes_what_it_sent")
+    usual = judged.run_ring(2, shards(2)).results
+    assert same(usual, shards(2)[::-1]), "the judge happens to take a message at once"
+    late = judged.run_ring(2, shards(2), faults=Faults(late=1.0)).results
+    assert all(not result.any() for result in late)
+
+
+@pytest.mark.parametrize("kill", [(0, 0), (2, 0), (1, 1)])
+@pytest.mark.parametrize("name", ["ring_sum", "overlapped", "collective"])
+def test_when_a_rank_dies_the_others_get_the_error_of_a_real_run(session, name, kill) -> None:
+    for subject in subjects(session, name):
+        results = subject.run_ring(3, shards(3), faults=Faults(kill=kill)).results
+        assert results[kill[0]] == Ended("Killed")
+        for rank in {0, 1, 2} - {kill[0]}:
+            assert isinstance(results[rank], Ended) and results[rank].error == "PeerDiedError", results[rank]
+            assert (
+                f"rank {kill[0]} " in results[rank].text and f"rank {rank} only waited" in results[rank].text
+            )
+
+
+def test_a_rank_that_goes_on_without_the_dead_returns_what_it_has(session) -> None:
+    for subject in subjects(session, "swallows"):
+        results = subject.run_ring(3, shards(3), faults=Faults(kill=(1, 0))).results
+        assert results[1] == Ended("Killed")
+        for rank in (0, 2):
+            assert torch.is_tensor(results[rank]) and not torch.allclose(results[rank], sum(shards(3)))
+
+
+def test_a_rank_that_catches_everything_is_dead_all_the_same(session) -> None:
+    for subject in subjects(session, "will_not_die"):
+        assert subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0))).results[1] == Ended("Killed")
+    sandboxed, _ = subjects(session, "ring_sum")
+    assert same(sandboxed.run_ring(2, shards(2)).results[0], sum(shards(2)))
+
+
+def test_the_learners_own_error_is_an_end_too_and_a_skeleton_stays_unwritten(session) -> None:
+    for subject in subjects(session, "says_it_in_its_own_words"):
+        results = subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0))).results
+        assert results[0].error == "ValueError" and "a neighbour is gone" in results[0].text
+    for subject in subjects(session, "unwritten_at_the_end"):
+        with pytest.raises(NotWritten):
+            subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0)))
+
+
+def test_a_rank_that_never_gets_so_far_is_not_killed_and_errors_are_told_as_ever(session) -> None:
+    for subject in subjects(session, "ring_sum"):
+        outcome = subject.run_ring(2, shards(2), faults=Faults(kill=(1, 1)))
+        assert same(outcome.results[0], sum(shards(2))) and outcome.trace.rounds(0) == 1
+    for subject in subjects(session, "ring_sum"):
+        with pytest.raises(Crashed, match="MismatchError"):
+            subject.run_ring(2, [torch.zeros(2), torch.zeros(3)], faults=Faults(kill=(1, 1)))
+
+
+def test_workers_are_not_lost_with_a_killed_rank(session) -> None:
+    sandboxed, _ = subjects(session, "ring_sum")
+    before = [*session.workers(3)]
+    for exchange in (0, 1):
+        sandboxed.run_ring(3, shards(3), faults=Faults(kill=(2, exchange)))
+    assert same(sandboxed.run_ring(3, shards(3)).results[2], sum(shards(3)))
+    assert session.workers(3) == before and session.losses == 0
+
+
+def test_a_fault_of_a_rank_that_does_not_exist_is_refused(session) -> None:
+    for subject in subjects(session, "ring_sum"):
+        for faults in (Faults(kill=(2, 0)), Faults(slow=(5, 2.0))):
+            with pytest.raises(WorldSizeError, match="ranks 0..1"):
+                subject.run_ring(2, shards(2), faults=faults)
+
+
+@pytest.mark.parametrize("faults", [None, Faults(5, delay=2.0)])
+def test_a_deadlock_is_told_rank_by_rank_and_no_tag_can_draw_it(session, faults) -> None:
+    for subject in subjects(session, "waits_in_a_circle"):
+        with pytest.raises(Crashed) as failure:
+            subject.run_ring(3, shards(3), faults=faults)
+        circle = "rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0."
+        assert f"They wait for each other in a circle: {circle}" in failure.value.message
+        assert "rank 1 waits: rank 1 expects" in failure.value.counterexample
+    for subject in subjects(session, "one_leaves"):
+        with pytest.raises(Crashed) as failure:
+            subject.run_ring(3, shards(3), faults=faults)
+        assert "waits for a rank that has ended already" in failure.value.message
+        assert "circle" not in failure.value.message

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab.course.answers import compare_with
+from ringlab.course.contract import Check, Failure, Stage
+from ringlab.course.judge import records
+from ringlab.course.judge.protocol import ProtocolError
+from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab.course.reports import run_stage
+from tests.course.judge.hostile.kernels import COMMON, CONDEMNED, SUBMISSIONS
+from tests.course.judge.hostile.small import own
+from tests.course.judge.left_behind import mine, turn
+from tests.course.judge.small_contract import HINTS
+
+pytestmark = [pytest.mark.needs_bwrap, pytest.mark.needs_triton]
+SECONDS = 3.0
+
+
+def _reads_once(subject, rng) -> None:
+    x = torch.from_numpy(rng.standard_normal(6).astype(np.float32))
+    recorded = subject.record(x)
+    compare_with(recorded.answer, 2 * x, bound=1e-6)
+    loads = [a.offsets for a in recorded.accesses if a.kind == "load" and a.argument.startswith("x_ptr")]
+    if sorted(np.concatenate([[], *loads])) != list(range(6)):
+        raise Failure("Read every element once.")
+
+
+STAGE = Stage(
+    id="90.kernel", function="double", title="double", hints=HINTS, kind="kernel",
+    checks=(Check("reads", 5, "visible", "values, each read once", _reads_once),),
+)  # fmt: skip
+RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
+
+
+def accesses(lengths: list[int], offsets: int) -> dict:
+    """Accesses as a worker may write them down: as many as there are lengths."""
+    count = len(lengths)
+    nothing = {key: np.zeros(count, np.int64) for key in ("kinds", "arguments", "masked")}
+    places = {"programs": np.zeros((count, 3), np.int64), "shapes": np.ones((count, 1), np.int64)}
+    return {
+        "names": ["x_ptr"], **nothing, **places, "lengths": np.array(lengths), "offsets": np.zeros(offsets, np.int64)
+    }  # fmt: skip
+
+
+FORGED = {
+    "lengths that go round": accesses([(1 << 63) - 1, (1 << 63) - 1, 5], 3),
+    "more than may be": accesses([1] * (records.MOST + 1), records.MOST + 1),
+    "offsets that are left over": accesses([1, 1], 3),
+    "a length below nothing": accesses([4, -1], 3),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_accesses_that_cannot_be_are_refused(name) -> None:
+    assert len(records.taken_in((None, accesses([2, 1], 3)))[1]) == 2
+    with pytest.raises(ProtocolError):
+        records.taken_in((None, FORGED[name]))
+
+
+@pytest.fixture(scope="module")
+def handed_in():
+    """One session for all, as Triton's interpreter is slow to start: each submission has names of its own."""
+    first, sources = turn(), [*SUBMISSIONS.values(), RIGHT]
+    cells = [own(source, number) for number, source in enumerate(sources)]
+    functions = [f"double_{number}" for number in range(len(sources))]
+    with Session(cells, functions, torch=True, kernels=True, total_seconds=900) as session:
+        yield session
+    assert not mine(first)
+
+
+def earned(session: Session, number: int, seconds: float) -> int:
+    """Return what the submission earns in a session with a clean record."""
+    session.losses, session.condemned, session.seconds = 0, "", 60
+    session.workers(1)
+    session.seconds = seconds
+    stage = replace(STAGE, function=f"double_{number}")
+    report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed=3)
+    assert not any(check.broken for check in report.checks)
+    return 0 if session.condemned else report.earned
+
+
+@pytest.mark.parametrize("name", SUBMISSIONS)
+def test_hostile_kernels_earn_nothing(handed_in, name) -> None:
+    endless = "loops" in name or "without end" in name
+    handed_in.losses, handed_in.condemned, handed_in.seconds = 0, "", 60
+    handed_in.workers(1)
+    begin, number = time.monotonic(), list(SUBMISSIONS).index(name)
+    assert earned(handed_in, number, SECONDS if endless else 60) == 0
+    assert not endless or time.monotonic() - begin < SECONDS + 5
+    assert bool(handed_in.condemned) == (name in CONDEMNED)
+
+
+def test_after_all_of_them_a_right_kernel_earns_everything(handed_in) -> None:
+    for worker in list(handed_in.workers(1)):
+        handed_in.discard(worker)  # its interpreter may have been replaced
+    assert earned(handed_in, len(SUBMISSIONS), 60) == STAGE.points

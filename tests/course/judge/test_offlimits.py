@@ -1,0 +1,205 @@
+"""Answers that ringlab and PyTorch have ready are none; what an exercise gives, and what it does not ask about, is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+
+from ringlab.course.contract import ATTENTION
+from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab.course.judge.judge import grade
+from ringlab.course.judge.offlimits import PACKAGE, OffLimits
+from ringlab.course.judge.session import SandboxedSubject, Session
+from tests.course.judge.small_contract import EXERCISE, notebook
+
+inside = pytest.mark.needs_bwrap
+
+USES = {
+    "ring_attention": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x)",
+    "oracle": "from ringlab import oracle\ndef f(x): return oracle.attention(x, x, x).out",
+    "oracle, inside": "def f(x):\n    import ringlab.oracle as o\n    return o.attention(x, x, x).out",
+    "blocks": "from ringlab.blocks import get_block\ndef f(x): return get_block('naive', x).forward(x, x, x)",
+    "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0])).out",
+    "schedules": "import ringlab.schedules.ring as r\ndef f(x): return r.anything[0]",
+    "contracts": "from ringlab.course.contracts import load_exercise\ndef f(x): return load_exercise('01')",
+    "conformance": "from ringlab.conformance import check\ndef f(x): return check(x)",
+    "a layout": "from ringlab import striped\ndef f(x): return striped(4, 2).P",
+    "SDPA": "import torch.nn.functional as F\ndef f(x): return F.scaled_dot_product_attention(x, x, x)",
+    "SDPA with gradients": (
+        "import torch\ndef f(x):\n    x = x.requires_grad_()\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)"
+    ),
+    "its operator": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)",
+    "its mathematics": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math(x, x, x)",
+    "its backward": (
+        "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward("
+        "x, x, x, x, x, x[..., 0], 0.0, False)"
+    ),
+    "MultiheadAttention": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
+    "a Transformer's layer": "import torch\ndef f(x): return torch.nn.TransformerEncoderLayer(4, 1).eval()(x[0])",
+    "flex attention": (
+        "from torch.nn.attention.flex_attention import flex_attention\ndef f(x): return flex_attention(x, x, x)"
+    ),
+}  # fmt: skip
+LAYOUTS = ("ringlab.layout.striped",)
+
+
+LIMITS = {
+    "all": OffLimits(about=LAYOUTS),
+    "none": None,
+    "some": OffLimits(("ringlab.merge", "ringlab.oracle", ATTENTION)),
+    "one block": OffLimits(
+        ("ringlab.blocks.__init__", "ringlab.blocks.naive", "ringlab.blocks.protocol", "ringlab.merge")
+    ),
+}
+BLOCK = "from ringlab.blocks import get_block\ndef f(x): return get_block({!r}, x).forward(x, x, x, causal=False, scale=1.0).out"
+MORE = {"the naive block": BLOCK.format("naive"), "another block": BLOCK.format("blockwise")}
+
+
+@pytest.fixture(scope="module")
+def call():
+    """A function of (use, limits) that calls code in a worker; one worker for each of the limits, as torch is slow to start."""
+    sources = {**USES, **MORE}
+    cells = [text.replace("def f(", f"def f{number}(") for number, text in enumerate(sources.values())]
+    names = [f"f{number}" for number in range(len(cells))]
+    with contextlib.ExitStack() as stack:
+        sessions = {}
+
+        def called(use: str, limits: str):
+            import torch
+
+            if limits not in sessions:
+                session = Session(
+                    cells, names, torch=True, limits=LIMITS[limits], seconds=60, total_seconds=600
+                )
+                sessions[limits] = stack.enter_context(session)
+            name = names[list(sources).index(use)]
+            return SandboxedSubject(sessions[limits], name).call(torch.ones(1, 1, 4, 4))
+
+        yield called
+
+
+@inside
+@pytest.mark.parametrize("use", USES)
+def test_leaving_the_work_to_others_is_told_as_such(call, use) -> None:
+    with pytest.raises(AssertionError, match="leaves the work to ringlab or to PyTorch") as failure:
+        call(use, "all")
+    assert "write it yourself" in failure.value.counterexample
+
+
+@inside
+@pytest.mark.parametrize(
+    ("use", "limits"),
+    [(use, "none") for use in ("SDPA", "its operator", "a layout", "merge", "MultiheadAttention")]
+    + [(use, "some") for use in ("SDPA", "a layout", "merge")]
+    + [("the naive block", "one block"), ("merge", "one block")],
+)
+def test_the_same_code_gets_its_answer_where_that_is_no_answer(call, use, limits) -> None:
+    assert call(use, limits) is not None
+
+
+@inside
+@pytest.mark.parametrize("use", ["SDPA", "another block"])
+def test_what_is_given_gives_no_more(call, use) -> None:
+    with pytest.raises(AssertionError, match="leaves the work"):
+        call(use, "one block")
+
+
+@inside
+def test_torch_is_closed_where_it_is_imported_late() -> None:
+    source = (
+        "def f(x):\n    torch = __import__('importlib').import_module('torch')\n    x = torch.ones(1, 1, 4, 4)\n"
+        "    return float(torch.nn.functional.scaled_dot_product_attention(x, x, x).sum())"
+    )
+    for limits in (None, LIMITS["all"]):
+        with Session([source], ["f"], torch=False, limits=limits, seconds=60) as session:
+            subject = SandboxedSubject(session, "f")
+            if limits is None:
+                assert subject.call(1) == 16
+            else:
+                with pytest.raises(AssertionError, match="leaves the work"):
+                    subject.call(1)
+
+
+@inside
+def test_importing_alone_costs_nothing(tmp_path) -> None:
+    source = (
+        "import numpy as np\nfrom ringlab import oracle, ring_attention, contiguous\nfrom ringlab.course import check\n"
+        "from ringlab.viz.style import show\n"
+        "KEPT = (oracle, ring_attention, check, show)\ndef double(x):\n    KEPT\n    return np.add(x, x)"
+    )
+    assert grade(notebook(tmp_path, source), EXERCISE).ok
+
+
+@inside
+def test_a_grade_says_why_and_earns_nothing(tmp_path) -> None:
+    source = "from ringlab import oracle\ndef double(x):\n    return oracle.attention(x, x, x)"
+    report = grade(notebook(tmp_path, source), EXERCISE)
+    assert report.earned == 0 and "about writing it" in report.stages[0].checks[0].message
+    report = grade(notebook(tmp_path, source), EXERCISE, unsafe=True)
+    assert report.earned == 0 and "about writing it" in report.stages[0].checks[0].message
+
+
+READS = """
+import glob, os
+def f(root):
+    found = []
+    for path in glob.glob(root + "/**/*.py*", recursive=True):
+        try:
+            found += [os.path.relpath(path, root)] * bool(open(path, "rb").read())
+        except OSError:
+            pass
+    return found
+"""
+
+
+@inside
+def test_neither_source_nor_byte_code_of_answers_is_there() -> None:
+    limits = OffLimits(("ringlab.merge",))
+    with Session([READS], ["f"], torch=False, limits=limits) as session:
+        found = SandboxedSubject(session, "f").call(str(PACKAGE))
+    modules = {path.replace("__pycache__/", "").partition(".")[0] for path in found}
+    assert {"merge", "errors", "layout", "course/judge/worker"} <= modules
+    answers = (
+        "oracle",
+        "attention",
+        "plan",
+        "schedules",
+        "blocks",
+        "conformance",
+        "course/contracts",
+        "course/answers",
+    )
+    assert not [module for module in modules if module.startswith(answers)]
+
+
+@inside
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_worker_needs_nothing_that_is_hidden(kernels) -> None:
+    source = "import sys\ndef f(): return sorted(n for n, m in sys.modules.items() if type(m).__name__ == '_Absent')"
+    limits = OffLimits(kernels=kernels)
+    with Session([source], ["f"], torch=True, kernels=kernels, limits=limits) as session:
+        absent = SandboxedSubject(session, "f").call()
+    assert absent == (["ringlab.blocks"] if kernels else [])  # of that, its part `triton` alone
+
+
+def test_limits_travel_as_text() -> None:
+    limits = OffLimits(("ringlab.merge",), LAYOUTS, True)
+    assert OffLimits.from_text(limits.as_text()) == limits and json.loads(limits.as_text())
+
+
+@pytest.mark.parametrize("exercise", exercise_ids())
+def test_what_exercises_name_exists(exercise) -> None:
+    contract = load_exercise(exercise)
+    for module in set(contract.may_use) - {ATTENTION}:
+        path = PACKAGE.joinpath(*module.split(".")[1:])
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+    for name in contract.about:
+        module = __import__(name.rpartition(".")[0], fromlist=["x"])
+        assert callable(getattr(module, name.rpartition(".")[2]))
+    limits = OffLimits(contract.may_use, contract.about)
+    assert {"course/contracts", "course/answers.py", "schedules", "attention.py"} <= set(
+        limits.hidden_paths()
+    )

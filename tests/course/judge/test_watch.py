@@ -1,0 +1,211 @@
+"""What limits for one process do not bound: the sum over ranks and children, and children that nobody's group holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringlab.course.contract import Crashed, Exercise, Stage
+from ringlab.course.judge import process, watch
+from ringlab.course.judge.judge import grade
+from ringlab.course.judge.processes import cpu_seconds, descendants, end_all, held, memory
+from ringlab.course.judge.sandbox import Bounds, _own_tasks
+from ringlab.course.judge.session import SandboxedSubject, Session
+from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
+
+inside = pytest.mark.needs_bwrap
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+EATS_IN_CHILDREN = """
+import os, time
+def double(x):
+    for _ in range(8):
+        if os.fork() == 0:
+            hoard = [bytearray(b"x" * (1 << 20)) for _ in range(100)]
+            time.sleep(10**6)
+    time.sleep(10**6)
+"""
+FORKS = """
+import os, time
+def double(x):
+    for _ in range(20):
+        if os.fork() == 0:
+            time.sleep(10**6)
+    time.sleep(10**6)
+"""
+EATS = """
+import time
+HOARD = []
+def eat(mib):
+    HOARD.append(b"x" * (mib << 20))
+    time.sleep(10**6)
+def hold(mib):
+    HOARD.append(b"x" * (mib << 20))
+"""
+
+
+@inside
+@pytest.mark.parametrize(
+    ("source", "bounds", "said"),
+    [
+        (EATS_IN_CHILDREN, Bounds(1 << 29, total_memory_bytes=1 << 28), "together held more than 0.25 GiB"),
+        (FORKS, Bounds(1 << 29, total_tasks=12), "together ran more than 12 processes and threads"),
+    ],
+    ids=["memory", "tasks"],
+)
+def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, source, bounds, said) -> None:
+    monkeypatch.setattr(process, "filter_file", lambda: None)  # as on a machine without a filter
+    report = grade(notebook(tmp_path, source), EXERCISE, bounds=bounds, timeout=60)
+    (first, *others) = report.stages[0].checks
+    assert said in first.message and report.earned == 0
+    assert all("Not run" in check.message and said in check.message for check in others)
+
+
+@inside
+def test_a_function_that_eats_memory_takes_no_points_from_the_others(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(process, "filter_file", lambda: None)
+    first = Stage("90.first", "first", "first", DOUBLE.checks, HINTS)
+    both = Exercise("90", "90_small", "small", (first, DOUBLE))
+    source = EATS_IN_CHILDREN.replace("def double", "def first") + RIGHT
+    bounds = Bounds(1 << 29, total_memory_bytes=1 << 28)
+    report = grade(notebook(tmp_path, source), both, bounds=bounds, timeout=60)
+    (seen, *others), right = report.stages[0].checks, report.stages[1]
+    assert "together held more" in seen.message and all("Not run" in check.message for check in others)
+    assert right.ok and report.earned == DOUBLE.points
+
+
+@inside
+def test_the_workers_of_a_submission_count_together() -> None:
+    bounds = Bounds(memory_bytes=1 << 30, total_memory_bytes=1 << 28)
+    with Session([EATS], ["eat", "hold"], torch=False, bounds=bounds, seconds=60) as session:
+        first, second = session.workers(2)
+        SandboxedSubject(session, "hold").call(180)
+        session._loaded.reverse()
+        with pytest.raises(Crashed, match="together held more than 0.25 GiB"):
+            SandboxedSubject(session, "eat").call(180)
+        with pytest.raises(Crashed, match="Not run"):
+            SandboxedSubject(session, "hold").call(1)
+        first.kill()
+        assert not _living([first.pid, second.pid])
+
+
+@inside
+def test_less_than_the_bound_is_nobodys_business() -> None:
+    bounds = Bounds(memory_bytes=1 << 30, total_memory_bytes=1 << 29)
+    with Session([EATS], ["hold"], torch=False, bounds=bounds) as session:
+        session.workers(2)
+        assert SandboxedSubject(session, "hold").call(180) is None
+        time.sleep(3 * watch.INTERVAL_S)
+        assert SandboxedSubject(session, "hold").call(1) is None and not session.watch.exceeded
+
+
+NAMED = """
+import ctypes, time
+HOARD = []
+def eat(mib):
+    ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)
+    HOARD.append(b"x" * (mib << 20))
+    time.sleep(10**6)
+"""
+NAMES = {"no text": b"\xff\xfe", "a line of its own": b"x\rRssAnon:0 kB"}
+
+
+@inside
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_worker_calls_itself_hides_nothing(name) -> None:
+    bounds = Bounds(memory_bytes=1 << 30, total_memory_bytes=1 << 28)
+    source = NAMED.format(name=NAMES[name])
+    with (
+        Session([source], ["eat"], torch=False, bounds=bounds, seconds=60) as session,
+        pytest.raises(Crashed, match="together held more than 0.25 GiB"),
+    ):
+        SandboxedSubject(session, "eat").call(400)
+
+
+@linux
+def test_a_process_of_somebody_elses_may_have_any_name() -> None:
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        assert memory(other.pid, "VmRSS") > 0 and held([other.pid])[1] == 1 and cpu_seconds(other.pid) >= 0
+        assert _own_tasks() > 1
+        other.kill()
+
+
+HIDES = """
+import os, signal, subprocess, sys
+LOOP = "import signal,sys,time\\n" \\
+    "open(sys.argv[1] + '/' + str(__import__('os').getpid()), 'w').close()\\n" \\
+    "for n in range(1, 65):\\n" \\
+    "    try: signal.signal(n, signal.SIG_IGN)\\n" \\
+    "    except (OSError, ValueError): pass\\n" \\
+    "time.sleep(10**6)\\n"
+def double(x):
+    kill = 0
+    {how}
+    while not os.listdir({folder}): pass
+    if kill: os.kill(kill, 9)
+    return 2 * x
+"""
+WAYS = {
+    "a child": "subprocess.Popen([sys.executable, '-c', LOOP, {0!r}])",
+    "a session of its own": "subprocess.Popen([sys.executable, '-c', LOOP, {0!r}], start_new_session=True)",
+    "an orphan": 'os.system(f\'setsid "{{sys.executable}}" -c "{{LOOP}}" "{0}" & disown 2>/dev/null\')',
+    "an orphan that has no environment": (
+        "subprocess.run(['setsid', '--fork', sys.executable, '-c', LOOP, {0!r}], env={{}})"
+    ),
+    "one whose parents were killed by it": (
+        "subprocess.run(['setsid', '--fork', sys.executable, '-c', LOOP, {0!r}]); kill = os.getppid()"
+    ),
+}
+
+
+def _living(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        found += [pid] * (state not in "ZX")
+    return found
+
+
+@linux
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_sandbox_nothing_that_was_started_outlives_the_grading(tmp_path, way) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    source = HIDES.replace("{how}", WAYS[way].format(str(pids))).replace("{folder}", repr(str(pids)))
+    report = grade(notebook(tmp_path, source), EXERCISE, unsafe=True, timeout=60)
+    started = [int(path.name) for path in pids.iterdir()]
+    assert started and not _living(started) and "WITHOUT" in report.label
+
+
+@linux
+def test_what_is_ended_and_what_is_not(tmp_path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(10**6)"]
+    begin = [sys.executable, "-c", f"import subprocess; subprocess.run({sleep})"]
+    root = subprocess.Popen(begin)
+    marked = subprocess.Popen(sleep, env={"MARK": "a mark of its own 1"}, start_new_session=True)
+    other = subprocess.Popen(sleep, env={"MARK": "another"})
+    try:
+        while not (below := descendants(root.pid)):
+            time.sleep(0.01)
+        size, tasks = held([root.pid, *below])
+        assert tasks >= 2 and size > held([root.pid])[0] > 1 << 20
+        end_all(root.pid, b"a mark of its own 1")
+        assert root.wait(10) in (0, -9)  # it may end by itself, of its child's end
+        assert marked.wait(10) == -9 and not _living(below)
+        assert _living([other.pid]) and _living([os.getpid()])
+    finally:
+        for each in (root, marked, other):
+            each.kill()
+            each.wait()

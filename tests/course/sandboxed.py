@@ -1,0 +1,108 @@
+"""Every submission graded by the judge in its sandbox: `python -m tests.course.sandboxed`.
+
+Grades each right and wrong submission and each solution as a notebook, and writes to
+benchmarks/results/judge/sandboxed.json which checks the judge and the notebook's own `check()` see
+differently at one seed. Nothing is run again unless a submission, or the contract it is for, has changed;
+`--all` runs everything. Takes about 40 minutes of one processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringlab.course.contract import Exercise
+from ringlab.course.contracts import load_exercise
+from ringlab.course.judge import grade
+from ringlab.course.reports import StageReport, run_in_process
+from tests.course.seeds import (
+    arguments,
+    contract_digest,
+    digest,
+    location,
+    names_of,
+    namespace_of,
+    sweep,
+)
+from tests.course.submissions_of import CHECKOUT, expectation
+
+RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "sandboxed.json"
+SEED = 1
+
+
+def contract_for(name: str) -> Exercise:
+    """Return the contract to grade by: of a wrong submission only the stage that it is about."""
+    contract = load_exercise(name[:2])
+    if "/wrong_" not in name:
+        return contract
+    return replace(contract, stages=(contract.stage(expectation(location(name)).stage),))
+
+
+def notebook(name: str, folder: Path) -> Path:
+    """Return the path of a submission as a notebook; one that is Python code becomes its only cell."""
+    source = location(name)
+    if name.endswith("/solution"):
+        (path,) = (CHECKOUT / "solutions").glob(f"{source.stem}.ipynb")
+        return path
+    cell = {
+        "cell_type": "code",
+        "id": "x",
+        "metadata": {"grade": contract_for(name).stages[0].id},
+        "source": source.read_text(encoding="utf-8"),
+        "outputs": [],
+    }
+    path = folder / f"{source.stem}.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}))
+    return path
+
+
+def differences(name: str, seed: int = SEED) -> list[str]:
+    """Return what the judge says otherwise than `check()` does in the notebook, check by check."""
+    contract = contract_for(name)
+    with tempfile.TemporaryDirectory() as folder:
+        graded = grade(notebook(name, Path(folder)), contract, seed=seed, timeout=120, total_timeout=1200)
+    found = [f"the judge: {graded.reason}"] if graded.reason else []
+    for theirs in graded.stages:
+        stage = contract.stage(theirs.stage)
+        ours = run_in_process(stage, namespace_of(name), tier="all", seed=seed)
+        found += _between(ours, theirs)
+    return found
+
+
+def _between(ours: StageReport, theirs: StageReport) -> list[str]:
+    found = [] if ours.status == theirs.status else [f"{ours.stage}: {ours.status}, judge {theirs.status}"]
+    for mine, judged in zip(ours.checks, theirs.checks, strict=True):
+        said, heard = ("holds" if c.ok else c.misconception or "fails" for c in (mine, judged))
+        if said != heard:
+            words = f"{judged.message[:160]} {judged.counterexample[:200]}".strip()
+            found.append(f"{ours.stage}:{mine.id}: {said}, judge {heard} {words}".strip())
+    return found
+
+
+def entry(name: str) -> dict[str, Any]:
+    """Return one entry of the results."""
+    found = differences(name)
+    return {
+        "submission": digest(name),
+        "contract": contract_digest(name[:2]),
+        "seeds": 1,
+        "faults": {str(SEED): found} if found else {},
+    }
+
+
+def main() -> None:
+    """Grade what the results do not hold yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    chosen = arguments(parser, RESULTS)
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    names = names_of(chosen, seeds=1)
+    sweep(names, entry, chosen.output, chosen.jobs, "python -m tests.course.sandboxed")
+
+
+if __name__ == "__main__":
+    main()

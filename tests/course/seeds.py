@@ -1,0 +1,202 @@
+"""Every right and wrong submission over many draws of the probes: `python -m tests.course.seeds`.
+
+Runs each right submission and each solution with all its checks, and each wrong submission with the
+check that its first line names, once per seed, and writes what failed to benchmarks/results/judge/seeds.json.
+What the file holds already is not run again unless a submission, or the contract it is for, has changed;
+`--all` runs everything. Takes about 40 minutes of one processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab.course.reports import CheckReport, run_in_process
+from tests.course.submissions_of import (
+    CHECKOUT,
+    FOLDER,
+    expectation,
+    named,
+    namespace,
+    solution_code,
+    submissions,
+)
+
+RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "seeds.json"
+SEEDS = tuple(int(seed) for seed in np.random.SeedSequence(2026).generate_state(20, np.uint64))
+"""As wide as those the judge draws for itself."""
+
+
+def wants() -> list[str]:
+    """Return what is to be run: submissions as in 04/wrong_no_scale, solutions as in 04/solution."""
+    return [named(path) for path in submissions("*_*")] + [f"{name}/solution" for name in exercise_ids()]
+
+
+def location(name: str) -> Path:
+    """Return the file of a submission, or the source of a solution."""
+    exercise_id, _, stem = name.partition("/")
+    if stem == "solution":
+        (path,) = (CHECKOUT / "src" / "exercises").glob(f"{exercise_id}_*.py")
+        return path
+    return FOLDER / exercise_id / f"{stem}.py"
+
+
+def digest(name: str) -> str:
+    """Return a hash of a submission, or of the source of a solution."""
+    return hashlib.sha256(location(name).read_bytes()).hexdigest()[:16]
+
+
+@cache
+def contract_digest(exercise_id: str) -> str:
+    """Return a hash of the modules in which an exercise's checks stand."""
+    folder = CHECKOUT / "ringlab" / "course" / "contracts"
+    texts = [path.read_bytes() for path in sorted(folder.glob(f"e{exercise_id}*.py"))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+def faults(name: str, seed: int) -> list[str]:
+    """Return what is not as it should be: a right answer's failed checks, a wrong one's other reason."""
+    exercise_id, _, stem = name.partition("/")
+    if stem.startswith("wrong_"):
+        return _wrong_faults(name, seed)
+    space = namespace_of(name)
+    found = []
+    for stage in load_exercise(exercise_id).stages:
+        report = run_in_process(stage, space, tier="all", seed=seed)
+        found += [f"{stage.id}:{_told(check)}" for check in report.checks if not check.ok]
+    return found
+
+
+def _wrong_faults(name: str, seed: int) -> list[str]:
+    expected = expectation(location(name))
+    stage = load_exercise(name[:2]).stage(expected.stage)
+    alone = replace(stage, checks=(replace(stage.check(expected.check), tier="visible", kind="correctness"),))
+    (check,) = run_in_process(alone, namespace_of(name), seed=seed).checks
+    if check.ok or check.broken or check.misconception != expected.misconception:
+        return [f"{stage.id}:{_told(check)}"]
+    return []
+
+
+def _told(check: CheckReport) -> str:
+    outcome = "holds" if check.ok else "broken" if check.broken else check.misconception or "no name"
+    text = check.counterexample if check.broken or not check.misconception else ""
+    return f"{check.id}: {outcome} {check.message[:160]} {text[:300]}".strip()
+
+
+@cache
+def namespace_of(name: str) -> dict[str, Any]:
+    """Return what a submission or a solution defines."""
+    return solution_code(name[:2]) if name.endswith("/solution") else namespace(location(name))
+
+
+def over_seeds(name: str, seeds: Iterable[int]) -> dict[str, Any]:
+    """Return one entry of the results."""
+    seeds = list(seeds)
+    found = {str(seed): faults(name, seed) for seed in seeds}
+    exercise_id = name.partition("/")[0]
+    return {
+        "submission": digest(name),
+        "contract": contract_digest(exercise_id),
+        "seeds": len(seeds),
+        "faults": {seed: lines for seed, lines in found.items() if lines},
+    }
+
+
+def one_thread() -> None:
+    """Keep torch and NumPy to one thread: many processes run side by side."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def sweep(
+    names: list[str], entry: Callable[[str], dict[str, Any]], output: Path, jobs: int, command: str
+) -> None:
+    """Write `entry(name)` of every name into the results at `output`, as they come."""
+    known = read(output)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:
+        for number, (name, found) in enumerate(zip(names, pool.map(entry, names), strict=True), 1):
+            known[name] = found
+            print(f"{number}/{len(names)} {name} {found['faults'] or ''}", flush=True)
+            write(output, {key: known[key] for key in wants() if key in known}, command)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the entries of a file of results; none where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else {}
+
+
+def write(path: Path, entries: dict[str, Any], command: str) -> None:
+    """Write the entries in one order, one line each, so that a later sweep changes few lines."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = f'{{\n "command": {json.dumps(command)},\n "entries": {{\n{lines}\n }}\n}}\n'
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
+    """Return whether an entry is of the submission and the contract as they are, over as many seeds."""
+    return (
+        entry is not None
+        and entry["submission"] == digest(name)
+        and entry["contract"] == contract_digest(name.partition("/")[0])
+        and entry["seeds"] >= seeds
+        and not entry["faults"]
+    )
+
+
+class _Entry:
+    """Runs one submission over the first seeds; a class, so that it reaches another process."""
+
+    def __init__(self, seeds: int) -> None:
+        self.seeds = seeds
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        return over_seeds(name, SEEDS[: self.seeds])
+
+
+def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespace:
+    """Return the command line of a sweep."""
+    parser.add_argument("--only", nargs="*", default=[""], help="names or beginnings, as in 04/right")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="run what is known already too")
+    parser.add_argument("--output", type=Path, default=output)
+    return parser.parse_args()
+
+
+def names_of(chosen: argparse.Namespace, seeds: int) -> list[str]:
+    """Return what a sweep has to run: what was asked for and is not known."""
+    known = read(chosen.output)
+    names = [name for name in wants() if name.startswith(tuple(chosen.only))]
+    return [name for name in names if chosen.all or not is_fresh(name, known.get(name), seeds)]
+
+
+def main() -> None:
+    """Run what the results do not hold yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1), metavar="N"
+    )
+    chosen = arguments(parser, RESULTS)
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    names = names_of(chosen, chosen.seeds)
+    sweep(names, _Entry(chosen.seeds), chosen.output, chosen.jobs, "python -m tests.course.seeds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+# expects: check=05.forward:killed misconception=goes_on_without_the_dead
+"""Makes the best of what has come when a neighbour is gone."""
+
+import math
+
+import torch
+
+
+def ring_step(q, k, v, out, lse, mask=None):
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.to(out.dtype) for x in (q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    total = torch.logaddexp(lse, torch.logsumexp(scores, dim=-1))
+    safe = total.masked_fill(total == -math.inf, 0.0)[..., None]
+    return out * torch.exp(lse[..., None] - safe) + torch.exp(scores - safe) @ v, total
+
+
+def nothing_yet(q):
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    return out, out.new_full(q.shape[:-1], -math.inf)
+
+
+def ring_forward(ring, q, k, v):
+    out, lse = ring_step(q, k, v, *nothing_yet(q))
+    for _ in range(ring.world_size - 1):
+        try:
+            k, v = ring.shift(k, v)
+        except RuntimeError:
+            break
+        out, lse = ring_step(q, k, v, out, lse)
+    return out, lse

@@ -1,0 +1,78 @@
+"""A makespan by recursion over (rank, step), two fixed receive buffers, FLOPs summed element by element."""
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+
+
+def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):
+    """Set both times for one token, D = H = 1: they grow like c² and like c."""
+    bytes_per_s = rate * 1e9 / directions
+    if unit == "Gbit/s":
+        bytes_per_s /= 8
+    step_s = (2 * 2 / (2 if causal else 1)) / flops_per_s
+    hop_s = 2 * element_bytes / group / bytes_per_s
+    return np.float64(hop_s / step_s)
+
+
+def makespan(compute_s, hop_s, overlapped):
+    P = len(hop_s)
+
+    @cache
+    def ready(rank, step):
+        if step == 0:
+            return 0.0
+        return max(done(rank, step - 1), message(rank, step - 1), message((rank - 1) % P, step - 1))
+
+    def done(rank, step):
+        return ready(rank, step) + compute_s[rank][step]
+
+    def message(rank, step):
+        posted = ready if overlapped else done
+        return max(posted(rank, step), posted((rank + 1) % P, step)) + hop_s[rank]
+
+    return max(done(rank, P - 1) for rank in range(P))
+
+
+def attend(q, k, v):
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    scores = q.to(dtype) @ k.mT / math.sqrt(q.shape[-1])
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse[..., None]) @ v, lse
+
+
+def overlapped_ring(ring, q, k, v):
+    out, lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -math.inf)
+    here, free = (k, v), None
+    for step in range(ring.world_size):
+        work = None
+        if step + 1 < ring.world_size:
+            free = free or (torch.empty_like(k), torch.empty_like(v))
+            work = ring.post(*here, into=free)
+        part, part_lse = ring.compute(f"attend {step}", attend, q, *here)
+        total = torch.logaddexp(lse, part_lse)
+        out = out * torch.exp(lse - total)[..., None] + part * torch.exp(part_lse - total)[..., None]
+        lse = total
+        if work:
+            work.wait()
+            # The caller's own shard stays as it was: only buffers of ours are received into.
+            here, free = free, (here if step else None)
+    return out, lse
+
+
+def max_speedup(model, ranks, tokens, attention_weight=1.0):
+    c = tokens // ranks
+    blocks = [[1.0 if k < q else 0.5 if k == q else 0.0 for k in range(ranks)] for q in range(ranks)]
+    slowest = max(sum(row) for row in blocks)
+    mean = sum(map(sum, blocks)) / ranks
+    matrices = [(model["d_model"], model["d_model"])] * 4 + [(model["d_model"], model["d_ff"])] * model["ffn_matrices"]
+    weights = model["layers"] * sum(rows * columns for rows, columns in matrices) + model["d_model"] * model["vocabulary"]
+
+    def seconds(share):
+        return 2 * c * weights + attention_weight * model["layers"] * share * c * c * 4 * model["d_model"]
+
+    return seconds(slowest) / seconds(mean)

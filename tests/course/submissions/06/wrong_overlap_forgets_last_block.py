@@ -1,0 +1,20 @@
+# expects: check=06.overlap:values misconception=forgets_last_block
+"""Computes only while something travels."""
+
+import math
+
+from ringlab.blocks import get_block
+from ringlab.merge import Partial, merge
+
+
+def attend(q, k, v):
+    return get_block("naive", q).forward(q, k, v, causal=False, scale=1 / math.sqrt(q.shape[-1]))
+
+
+def overlapped_ring(ring, q, k, v):
+    state = Partial.identity(q)
+    for _ in range(ring.world_size - 1):
+        work = ring.post(k, v)
+        state = merge(state, ring.compute("attend", attend, q, k, v))
+        k, v = work.wait()
+    return state.out, state.lse

@@ -1,0 +1,22 @@
+# expects: check=06.overlap:traffic misconception=splits_the_exchange
+"""K and V in exchanges of their own."""
+
+import math
+
+from ringlab.blocks import get_block
+from ringlab.merge import Partial, merge
+
+
+def attend(q, k, v):
+    return get_block("naive", q).forward(q, k, v, causal=False, scale=1 / math.sqrt(q.shape[-1]))
+
+
+def overlapped_ring(ring, q, k, v):
+    state = Partial.identity(q)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        works = [] if last else [ring.post(k), ring.post(v)]
+        state = merge(state, ring.compute("attend", attend, q, k, v))
+        if works:
+            k, v = (work.wait()[0] for work in works)
+    return state.out, state.lse

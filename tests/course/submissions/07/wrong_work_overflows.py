@@ -1,0 +1,29 @@
+# expects: check=07.work:million misconception=overflows
+"""Counts in 32 bits."""
+
+import numpy as np
+
+
+def triangle(n):
+    return n * (n + 1) // 2 if n > 0 else 0
+
+
+def pairs(q, k):
+    (q_start, step, n_q), (k_start, _, n_k) = q, k
+    ahead = (q_start - k_start) // step
+
+    def upto(row):
+        return triangle(row) - triangle(row - n_k)
+
+    return upto(n_q + ahead) - upto(ahead)
+
+
+def work_per_step(runs):
+    P = len(runs)
+    table = np.zeros((P, P), dtype=np.int32)
+    for rank in range(P):
+        for step in range(P):
+            origin = (rank - step) % P
+            count = sum(pairs(q, k) for q in runs[rank] for k in runs[origin])
+            table[rank, step] = np.int64(count).astype(np.int32)
+    return table

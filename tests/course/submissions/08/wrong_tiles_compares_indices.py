@@ -1,0 +1,15 @@
+# expects: check=08.tiles:ascending misconception=compares_indices
+"""Row 0 is taken for token 0."""
+
+import numpy as np
+
+
+def tile_counts(queries, keys, tile):
+    queries, keys = np.arange(len(queries)), np.arange(len(keys))
+    if len(queries) == 0 or len(keys) == 0:
+        return 0, 0, 0
+    rows, columns = np.arange(0, len(queries), tile[0]), np.arange(0, len(keys), tile[1])
+    q_low, q_high = np.minimum.reduceat(queries, rows), np.maximum.reduceat(queries, rows)
+    k_low, k_high = np.minimum.reduceat(keys, columns), np.maximum.reduceat(keys, columns)
+    some, full = q_high[:, None] >= k_low, q_low[:, None] >= k_high
+    return int(full.sum()), int((some & ~full).sum()), int((~some).sum())

@@ -1,0 +1,15 @@
+# expects: check=08.tiles:ascending misconception=swaps_rows_and_keys
+"""tile taken as (keys, queries)."""
+
+import numpy as np
+
+
+def tile_counts(queries, keys, tile):
+    tile = tile[1], tile[0]
+    if len(queries) == 0 or len(keys) == 0:
+        return 0, 0, 0
+    rows, columns = np.arange(0, len(queries), tile[0]), np.arange(0, len(keys), tile[1])
+    q_low, q_high = np.minimum.reduceat(queries, rows), np.maximum.reduceat(queries, rows)
+    k_low, k_high = np.minimum.reduceat(keys, columns), np.maximum.reduceat(keys, columns)
+    some, full = q_high[:, None] >= k_low, q_low[:, None] >= k_high
+    return int(full.sum()), int((some & ~full).sum()), int((~some).sum())

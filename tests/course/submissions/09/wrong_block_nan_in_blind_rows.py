@@ -1,0 +1,20 @@
+# expects: check=09.block:masked misconception=nan_in_blind_rows
+"""−inf − (−inf)."""
+
+import math
+
+import torch
+
+
+def block_backward(dout, q, k, v, lse, delta, mask=None):
+    scale, group = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    dout, q, k, v = (x.to(lse.dtype) for x in (dout, q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = scale * (q @ k.mT)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    safe = lse[..., None]
+    weights = torch.exp(scores - safe)
+    dscores = weights * (dout @ v.mT - delta[..., None])
+    dq, dk, dv = scale * dscores @ k, scale * dscores.mT @ q, weights.mT @ dout
+    return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)

@@ -1,0 +1,23 @@
+# expects: check=10.accept:float32 misconception=atol_1e-2
+import math
+
+import torch
+
+from ringlab import oracle
+
+
+def truth_of(q, k, v):
+    return torch.from_numpy(oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0])
+
+
+def naive(q, k, v):
+    return torch.softmax(q @ k.T * q.shape[-1] ** -0.5, dim=-1) @ v
+
+
+def error(x, truth):
+    value = ((x.double() - truth).norm() / truth.norm()).item()
+    return value if math.isfinite(value) else math.inf
+
+
+def accept(out, q, k, v):
+    return torch.allclose(out.double(), truth_of(q, k, v), atol=1e-2)

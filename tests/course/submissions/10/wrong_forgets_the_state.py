@@ -1,0 +1,18 @@
+# expects: check=10.fold:worked misconception=forgets_the_state
+import math
+
+import torch
+
+
+def merge(out, lse, part_out, part_lse):
+    total = torch.logaddexp(lse, part_lse)
+    safe = torch.where(total == -math.inf, 0.0, total)
+    a, b = torch.exp(lse - safe), torch.exp(part_lse - safe)
+    return out * a[:, None] + part_out * b[:, None], total
+
+
+def fold(out, lse, outs, lses):
+    out, lse = torch.zeros_like(out), torch.full_like(lse, -math.inf)
+    for part in zip(outs.float(), lses):
+        out, lse = merge(out, lse, *part)
+    return out, lse

@@ -1,0 +1,24 @@
+# expects: check=10.accept:bf16 misconception=yardstick_in_float32
+import math
+
+import torch
+
+from ringlab import oracle
+
+
+def truth_of(q, k, v):
+    return torch.from_numpy(oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0])
+
+
+def naive(q, k, v):
+    return torch.softmax(q @ k.T * q.shape[-1] ** -0.5, dim=-1) @ v
+
+
+def error(x, truth):
+    value = ((x.double() - truth).norm() / truth.norm()).item()
+    return value if math.isfinite(value) else math.inf
+
+
+def accept(out, q, k, v):
+    truth = truth_of(q, k, v)
+    return error(out, truth) <= max(2 * error(naive(q.float(), k.float(), v.float()), truth), 1e-6)

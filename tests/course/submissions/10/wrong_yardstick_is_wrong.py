@@ -1,0 +1,24 @@
+# expects: check=10.accept:float32 misconception=yardstick_is_wrong
+import math
+
+import torch
+
+from ringlab import oracle
+
+
+def truth_of(q, k, v):
+    return torch.from_numpy(oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0])
+
+
+def naive(q, k, v):
+    return torch.softmax(q @ k.T, dim=-1) @ v
+
+
+def error(x, truth):
+    value = ((x.double() - truth).norm() / truth.norm()).item()
+    return value if math.isfinite(value) else math.inf
+
+
+def accept(out, q, k, v):
+    truth = truth_of(q, k, v)
+    return error(out, truth) <= 2 * error(naive(q, k, v), truth)

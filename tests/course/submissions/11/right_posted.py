@@ -1,0 +1,67 @@
+"""Blocks of ranks alternate by a colour; buffers are made by hand; the ring with losses posts first."""
+
+import math
+
+import torch
+
+from ringlab.errors import PeerDiedError
+
+
+def nothing_seen(q):
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    return out, out.new_full(q.shape[:-1], -math.inf)
+
+
+def attend(q, k, v, out, lse):
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.to(out.dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    scores = q.to(out.dtype) @ k.mT / math.sqrt(q.shape[-1])
+    total = torch.logaddexp(lse, torch.logsumexp(scores, dim=-1))
+    safe = total.masked_fill(total == -math.inf, 0.0)[..., None]
+    return out * torch.exp(lse[..., None] - safe) + torch.exp(scores - safe) @ v, total
+
+
+def send(ring, x, to):
+    ring.comm.exchange(send=(x,), to=to, tag="x").wait()
+
+
+def receive(ring, like, source):
+    return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
+
+
+def blocking_shift(ring, x):
+    steps = (lambda: send(ring, x, ring.next), lambda: receive(ring, x, ring.previous))
+    if ring.world_size == 1:
+        return x
+    first = (ring.world_size - 1 - ring.rank) % 2
+    made = {order: steps[order]() for order in (first, 1 - first)}
+    return made[1]
+
+
+def uneven_ring(ring, q, k, v):
+    told = [int(n) for n in ring.all_gather(torch.full((1,), k.shape[-2], dtype=torch.int32))]
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        work = None
+        if step + 1 < ring.world_size:
+            n = told[ring.origin(step + 1)]
+            due = [torch.empty(*x.shape[:-2], n, x.shape[-1], dtype=x.dtype) for x in (k, v)]
+            work = ring.comm.exchange(send=(k, v), to=ring.next, receive=due, source=ring.previous, tag="kv")
+        out, lse = ring.compute("block", attend, q, k, v, out, lse)
+        if work is not None:
+            k, v = work.wait()
+    return out, lse
+
+
+def ring_with_losses(ring, q, k, v):
+    (out, lse), seen = nothing_seen(q), []
+    for step in range(ring.world_size):
+        work = ring.post(k, v) if step < ring.world_size - 1 else None
+        out, lse = ring.compute(f"block {step}", attend, q, k, v, out, lse)
+        seen.append(torch.tensor(ring.origin(step)))
+        try:
+            if work is not None:
+                k, v = work.wait()
+        except PeerDiedError:
+            break
+    return out, lse, [int(rank) for rank in seen]

@@ -1,0 +1,21 @@
+# expects: check=11.order:values misconception=other_direction
+import torch
+
+
+def send(ring, x, to):
+    ring.comm.exchange(send=(x,), to=to, tag="x").wait()
+
+
+def receive(ring, like, source):
+    return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
+
+
+def blocking_shift(ring, x):
+    if ring.world_size == 1:
+        return x.clone()
+    if ring.rank % 2 == 0:
+        send(ring, x, ring.previous)
+        return receive(ring, x, ring.next)
+    arrived = receive(ring, x, ring.next)
+    send(ring, x, ring.previous)
+    return arrived

@@ -1,0 +1,17 @@
+# expects: check=11.order:values misconception=posts_and_leaves
+import torch
+
+
+def send(ring, x, to):
+    ring.comm.exchange(send=(x,), to=to, tag="x").wait()
+
+
+def receive(ring, like, source):
+    return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
+
+
+def blocking_shift(ring, x):
+    if ring.world_size == 1:
+        return x.clone()
+    ring.comm.exchange(send=(x,), to=ring.next, tag="x")
+    return receive(ring, x, ring.previous)

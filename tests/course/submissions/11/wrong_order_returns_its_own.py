@@ -1,0 +1,22 @@
+# expects: check=11.order:values misconception=returns_its_own
+import torch
+
+
+def send(ring, x, to):
+    ring.comm.exchange(send=(x,), to=to, tag="x").wait()
+
+
+def receive(ring, like, source):
+    return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
+
+
+def blocking_shift(ring, x):
+    if ring.world_size == 1:
+        return x.clone()
+    if ring.rank % 2 == 0:
+        send(ring, x, ring.next)
+        receive(ring, x, ring.previous)
+    else:
+        receive(ring, x, ring.previous)
+        send(ring, x, ring.next)
+    return x

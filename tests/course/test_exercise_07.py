@@ -1,0 +1,266 @@
+"""Exercise 07: its truths against masks and against a clock, and what only a judge gets to see."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringlab import layout as layouts
+from ringlab.comm.virtual import Costs, VirtualCluster
+from ringlab.course.contract import Crashed, Failure
+from ringlab.course.contracts import e07_makespan, e07_relation, e07_ring, e07_work, load_exercise
+from ringlab.course.contracts.e07_explain import Answered, compare_all
+from ringlab.course.contracts.e07_relation_mistakes import canonical, drawn, mask
+from ringlab.course.contracts.e07_runs import by_hand, cut, positions_of, runs_of, shuffled, token_fold
+from ringlab.course.judge import grade
+from ringlab.course.reports import run_in_process
+from ringlab.course.subject import Measured
+from tests.course.submissions_of import FOLDER, expectation, namespace
+
+RIGHT = namespace(FOLDER / "07" / "right_plain.py")
+
+
+@given(st.integers(1, 5), st.integers(0, 30), st.integers(1, 6), st.booleans())
+def test_the_work_that_is_asked_for_is_that_of_the_position_mask(P, S, chunk, folded):
+    layout = layouts.dealt(S, P, chunk=chunk, folded=folded)
+    places = [layout.positions(rank) for rank in range(P)]
+    table = [[(places[r][:, None] >= places[(r - t) % P]).sum() for t in range(P)] for r in range(P)]
+    assert np.array_equal(e07_work.truth(layout), table)
+
+
+@pytest.mark.parametrize("layout", [token_fold(18, 3), layouts.zigzag(7, 3), layouts.contiguous(2, 3)])
+def test_runs_as_tuples_hold_the_positions_of_a_layout(layout):
+    for rank, runs in enumerate(runs_of(layout)):
+        assert positions_of(runs).tolist() == layout.positions(rank).tolist()
+
+
+def test_tokens_dealt_by_chance_are_a_layout_with_runs_in_no_order():
+    layout = shuffled(np.random.default_rng(1), 40, 3)  # a Layout refuses what is no partition
+    assert any((np.diff(layout.positions(rank)) < 0).any() for rank in range(3))
+
+
+class BySeconds(Costs):
+    """What a table says of a rank's step; every message takes as long."""
+
+    def __init__(self, seconds, hop):
+        self.seconds, self.hop = seconds, hop
+
+    def compute(self, rank, label, args):
+        return float(self.seconds[rank, int(label)])
+
+    def message(self, source, to, nbytes):
+        return self.hop
+
+
+def posted_first(ring):
+    """A ring that posts its block, computes, and waits; when it was done with its last step."""
+    x = torch.zeros(1, 1)
+    for step in range(ring.world_size):
+        work = ring.post(x) if step < ring.world_size - 1 else None
+        ring.compute(str(step), lambda: None)
+        if work is not None:
+            (x,) = work.wait()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.floats(0.0, 3.0), st.integers(0, 2**32 - 1))
+def test_the_makespan_that_is_asked_for_is_that_of_the_virtual_clock(P, hop, seed):
+    seconds = np.random.default_rng(seed).integers(0, 5, (P, P)).astype(float)
+    run = VirtualCluster(P, memory=False, costs=BySeconds(seconds, hop)).run(posted_first)
+    ends = [max(event.end for event in run.trace.computes(rank)) for rank in range(P)]
+    makespan, idle = e07_makespan.truth(seconds, hop)
+    assert makespan == pytest.approx(max(ends), abs=1e-12)
+    assert idle == pytest.approx([max(ends) - seconds[rank].sum() for rank in range(P)], abs=1e-9)
+    if hop == 0.0:
+        assert seconds.sum(axis=1).max() <= makespan <= seconds.max(axis=0).sum() + 1e-12
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
+def test_tiles_of_right_answers_cover_the_mask_of_any_two_runs(a, b, step, n, m):
+    for path in sorted((FOLDER / "07").glob("right_*.py")):
+        pair = e07_relation.Pair((a, step, n), (b, step, m))
+        tiles = e07_relation.read_tiles(namespace(path)["tiles_between"](*pair), pair)
+        assert np.array_equal(drawn(tiles, n, m), mask(*pair)), path.name
+
+
+@pytest.mark.parametrize(
+    "layout", [layouts.contiguous(6, 3), layouts.zigzag(12, 3), layouts.striped(8, 2), token_fold(16, 2)]
+)
+def test_keys_that_are_poisoned_are_in_no_tile_of_the_rows_and_most_hidden_keys_are(layout):
+    poisoned = 0
+    for rank in range(layout.P):
+        for rows, unseen in e07_ring._hidden(runs_of(layout), rank):
+            for origin, keys in enumerate(unseen):
+                seen = layout.positions(rank)[rows, None] >= layout.positions(origin)[None, :]
+                assert not seen[:, keys].any() and (origin != rank or not keys.any())
+                assert (keys == ~seen.any(axis=0)).all() or origin == rank
+                poisoned += keys.sum()
+    assert poisoned
+
+
+class Stands:
+    """A subject that answers small calls rightly and large ones with a crash."""
+
+    function = "work_per_step"
+
+    def __init__(self, function, message):
+        self.answer, self.message = RIGHT[function], message
+
+    def call(self, *args):
+        if max(np.ravel([run[-1] for run in (args if isinstance(args[0], tuple) else args[0][0])])) > 5000:
+            raise Crashed(self.message)
+        return self.answer(*args)
+
+    def measure(self, *args):
+        return Measured(self.answer(*args), 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ("`f` did not end within 20 s.", "too_slow"),
+        ("`f` ended its process, or used more than the 4 GiB of memory it may use.", "builds_masks"),
+        ("`f` raised MemoryError.", "builds_masks"),
+        ("`f` raised KeyError.", None),
+    ],
+)
+def test_a_count_that_runs_out_of_time_or_memory_is_told_why(message, name):
+    with pytest.raises(Failure) as failure:
+        e07_work._check_million(Stands("work_per_step", message), np.random.default_rng(0))
+    assert failure.value.misconception == name
+    with pytest.raises(Failure) as failure:
+        e07_relation._check_long(Stands("tiles_between", message), np.random.default_rng(0))
+    assert failure.value.misconception == (name and "builds_the_mask")
+
+
+def test_a_mistake_is_named_by_all_cases_and_not_by_the_first_that_it_fits():
+    """Counting all pairs and counting a triangle of everything are alike where each rank has one token."""
+    local, everything = (e07_work.NAMED[name] for name in ("local_triangle", "counts_hidden_pairs"))
+    cases = []
+    for layout in (layouts.contiguous(2, 2), layouts.contiguous(4, 2)):
+        runs = runs_of(layout)
+        cases.append(
+            Answered(local.imitate(runs), e07_work.truth(layout), 0.0, (runs,), ("pairs",), f"{layout!r}")
+        )
+    with pytest.raises(Failure) as failure:
+        compare_all(cases, (everything, local))
+    assert failure.value.misconception == "local_triangle"
+    assert failure.value.counterexample.startswith("contiguous(S=2, P=2)")
+
+
+def test_a_mistake_is_not_named_where_another_one_fits_as_well_or_none_fits_all_cases():
+    """The message that is false is worse than none: then the case stands alone."""
+    local, everything = (e07_work.NAMED[name] for name in ("local_triangle", "counts_hidden_pairs"))
+    one_token, two_tokens = (runs_of(layouts.contiguous(S, 2)) for S in (2, 4))
+    answers = {"both fit": [(one_token, local)], "none fits": [(two_tokens, local), (two_tokens, everything)]}
+    for name, wrong in answers.items():
+        cases = [
+            Answered(mistake.imitate(runs), truth_of(runs), 0.0, (runs,), ("pairs",), "the case")
+            for runs, mistake in wrong
+        ]
+        with pytest.raises(Failure) as failure:
+            compare_all(cases, (everything, local))
+        assert failure.value.misconception is None and "the case" in failure.value.counterexample, name
+
+
+def truth_of(runs):
+    return e07_work.truth(by_hand(*runs))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(1, 4), st.integers(1, 4))
+def test_runs_cut_by_hand_are_a_layout_and_counted_by_its_mask(seed, S, P, step):
+    layout = cut(np.random.default_rng(seed), S, P, step)
+    assert sum(len(own) for own in layout.ranks) <= 3 * step
+    places = [positions_of(own) for own in runs_of(layout)]
+    table = [[(places[r][:, None] >= places[(r - t) % P]).sum() for t in range(P)] for r in range(P)]
+    assert np.array_equal(e07_work.truth(layout), table)
+    for path in sorted((FOLDER / "07").glob("right_*.py")):
+        assert np.array_equal(namespace(path)["work_per_step"](runs_of(layout)), table), path.name
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
+def test_the_tiles_that_are_enough_cover_the_mask_and_right_answers_have_no_more(a, b, step, n, m):
+    pair = e07_relation.Pair((a, step, n), (b, step, m))
+    assert np.array_equal(drawn(canonical(*pair), n, m), mask(*pair))
+    for path in sorted((FOLDER / "07").glob("right_*.py")):
+        tiles = e07_relation.read_tiles(namespace(path)["tiles_between"](*pair), pair)
+        assert len(tiles) <= len(canonical(*pair)), path.name
+
+
+def in_full_tiles(q_run, k_run, stop):
+    """Right tiles, but for the stops of full ones."""
+    return [
+        (q0, q1, k0, k1, True) if causal else (q0, q1 - stop, k0, k1 - stop, False)
+        for q0, q1, k0, k1, causal in RIGHT["tiles_between"](q_run, k_run)
+    ]
+
+
+def test_stops_that_are_the_last_index_are_called_that_and_their_empty_tiles_are_seen():
+    stage = load_exercise("07").stage("07.relation")
+    report = run_in_process(stage, {"tiles_between": lambda q, k: in_full_tiles(q, k, 1)}, seed=1)
+    assert {check.id: check.misconception for check in report.checks} == {
+        "equal": "last_index_for_stop",
+        "ragged": "last_index_for_stop",
+        "few": "empty_tiles",
+    }
+
+
+NONSENSE = {
+    "nothing": None,
+    "text": "x",
+    "a number": 3,
+    "ragged lists": [[1, 2], [3]],
+    "a pair of texts": ("a", "b"),
+    "a pair of nothing": (None, None),
+    "a pair of tensors": (torch.zeros(1), torch.zeros(1)),
+    "another shape": np.zeros(3),
+    "objects": np.array([[None, 1], [2, 3]], object),
+    "texts": np.full((2, 2), "a"),
+    "a tile of text": [(0, "a", 0, 1, True)],
+    "half a row": [(0, 1.5, 0, 1, True)],
+    "rows below none": [(-1, 1, 0, 1, True)],
+    "infinitely many": [(0, float("inf"), 0, 1, True)],
+    "arrays in a tile": [(0, 1, 0, 1, np.zeros(2))],
+    "a set": {1, 2},
+}
+
+
+@pytest.mark.parametrize("stage", load_exercise("07").stages, ids=lambda stage: stage.id)
+def test_whatever_comes_back_a_check_can_read_it(stage):
+    for name, value in NONSENSE.items():
+        report = run_in_process(stage, {stage.function: lambda *args, value=value: value}, tier="all")
+        assert report.earned == 0 and not any(check.broken for check in report.checks), (name, report)
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.parametrize(
+    "name",
+    [
+        "work_builds_masks",
+        "work_overflows",
+        "relation_builds_the_mask",
+        "ring_computes_hidden_blocks",
+        "ring_on_a_broken_relation",
+    ],
+)
+def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
+    """The judge reads memory from the system and carries NaN, runs and tiles over a socket."""
+    path = FOLDER / "07" / f"wrong_{name}.py"
+    expected = expectation(path)
+    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "07", seed=1)
+    stage = next(stage for stage in report.stages if stage.stage == expected.stage)
+    check = next(check for check in stage.checks if check.id == expected.check)
+    assert not check.ok and check.misconception == expected.misconception, check
+
+
+def written(folder, code, stage):
+    """A notebook of one graded cell."""
+    cell = {"cell_type": "code", "metadata": {"grade": stage}, "source": code, "outputs": [], "id": "x"}
+    path = folder / "submission.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}))
+    return path

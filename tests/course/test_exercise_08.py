@@ -1,0 +1,161 @@
+"""The judge of exercise 08 measures with formulas; here they equal masks of all pairs, and the package's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringlab.cost.flops import imbalance as package_imbalance
+from ringlab.cost.flops import layout_work
+from ringlab.course.contract import Crashed, Failure, Misconception
+from ringlab.course.contracts.e08_layout_mistakes import chains, dealt
+from ringlab.course.contracts.e08_packed import EVEN, FEWEST, step_work, stretches
+from ringlab.course.contracts.e08_packed_mistakes import begins, turning
+from ringlab.course.contracts.e08_positions import (
+    Answered,
+    expect_owned_once,
+    expect_shares,
+    judge,
+    mistake_in,
+    same_sets,
+)
+from ringlab.course.contracts.e08_tile_mistakes import counts, imbalance
+from ringlab.layout import dealt as package_dealt
+
+RANKS = st.sampled_from((1, 2, 3, 8))
+SIDES = st.integers(1, 9)
+
+
+@given(st.integers(0, 200), RANKS, st.integers(1, 40), st.booleans())
+def test_the_judges_deal_is_the_packages(S, P, chunk, folded):
+    layout = package_dealt(S, P, chunk=chunk, folded=folded)
+    assert same_sets(dealt(S, P, chunk, folded), [layout.positions(rank) for rank in range(P)])
+
+
+@given(st.sets(st.integers(0, 120)), st.integers(1, 12))
+def test_chains_are_the_fewest_runs_that_hold_the_positions(positions, step):
+    found = chains(np.array(sorted(positions), dtype=np.int64), step)
+    held = [start + step * i for start, _, n in found for i in range(n)]
+    assert sorted(held) == sorted(positions) and found == sorted(found)
+    assert len(found) == sum(p - step not in positions for p in positions)
+
+
+@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), SIDES, SIDES, st.randoms())
+def test_tile_counts_equal_those_of_the_whole_mask(queries, keys, rows, columns, shuffle):
+    q, k = (np.array(shuffle.sample(sorted(x), len(x)), dtype=np.int64) for x in (queries, keys))
+    mask, kinds = q[:, None] >= k, [0, 0, 0]
+    for i in range(0, len(q), rows):
+        for j in range(0, len(k), columns):
+            part = mask[i : i + rows, j : j + columns]
+            kinds[0 if part.all() else 1 if part.any() else 2] += 1
+    assert counts(q, k, (rows, columns)) == tuple(kinds)
+
+
+@given(RANKS, st.integers(1, 4), st.integers(1, 6), st.booleans(), SIDES)
+def test_imbalance_is_the_packages_where_tiles_fit(P, pieces, chunk, folded, tile):
+    layout = package_dealt(2 * P * pieces * chunk * tile, P, chunk=chunk, folded=folded)
+    expected = package_imbalance(layout_work(layout, tile=(tile, tile)), layout)
+    assert imbalance([layout.positions(rank) for rank in range(P)], (tile, tile)) == pytest.approx(expected)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), RANKS, st.randoms())
+def test_the_work_of_packed_documents_equals_that_of_the_mask(lengths, P, shuffle):
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    owner = np.array([shuffle.randrange(P) for _ in document])
+    shares = [np.flatnonzero(owner == rank) for rank in range(P)]
+    work = step_work(shares, lengths)
+    for rank in range(P):
+        for step in range(P):
+            q, k = shares[rank][:, None], shares[(rank - step) % P]
+            assert work[rank, step] == ((q >= k) & (document[q] == document[k])).sum()
+
+
+def test_stretches_are_counted_document_by_document():
+    assert begins([3, 4]) == [0, 3]
+    assert stretches(np.array([2, 3]), [3, 4]) == 1  # neighbours, but of two documents
+    assert stretches(np.array([6, 0, 3]), [3, 4]) == 2 and stretches(np.zeros(0, np.int64), [3]) == 0
+
+
+@given(
+    st.sampled_from((3, 40, 300, 4000)),
+    RANKS,
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(1, 20_000), max_size=3),
+)
+@settings(max_examples=20, deadline=None)
+def test_two_pieces_of_every_document_keep_within_what_is_asked(longest, P, seed, long):
+    lengths = np.random.default_rng(seed).integers(1, longest + 1, 2 * FEWEST * P // longest + 8).tolist()
+    lengths += [*long, max(0, FEWEST * P - sum(lengths) - sum(long)) + 1]
+    shares = turning(lengths, P)
+    expect_owned_once(shares, sum(lengths), "")
+    work = step_work(shares, lengths)
+    assert work.max(0).sum() * P <= EVEN * work.sum()
+    assert max(map(len, shares)) * P <= EVEN * sum(lengths)
+    assert max(stretches(share, lengths) for share in shares) <= 2
+
+
+@pytest.mark.parametrize(
+    "shares",
+    ([[0, 1], [1, 2]], [[0], [2]], [[0, 1], [3]], [[0, 1], [-1, 2]]),
+    ids=("twice", "lost", "beyond", "below"),
+)
+def test_shares_that_are_no_partition_are_refused(shares):
+    with pytest.raises(Failure, match="position"):
+        expect_owned_once(expect_shares([np.array(share) for share in shares], 2), 3, "S=3")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    (
+        None,
+        3,
+        [np.array([0])],
+        [np.array([0.5]), np.array([1])],
+        [np.array([[0]]), np.array([1])],
+        [[0], [1]],
+    ),
+    ids=str,
+)
+def test_what_is_no_list_of_arrays_of_positions_is_refused(answer):
+    with pytest.raises(Failure):
+        expect_shares(answer, 2)
+
+
+def test_an_empty_array_of_floats_is_refused_and_the_remedy_told():
+    with pytest.raises(Failure, match=r"dtype=np\.int64"):
+        expect_shares([np.array([0, 1]), np.array([])], 2)
+    assert [len(x) for x in expect_shares([np.array([0, 1]), np.zeros(0, np.int64)], 2)] == [2, 0]
+
+
+def test_a_mistake_is_named_only_if_it_explains_every_answer():
+    """What looks like one mistake in one case is another where a second case shows it."""
+    doubles = Misconception("doubles", "You double.", lambda n: 2 * n)
+    squares = Misconception("squares", "You square.", lambda n: n * n)
+
+    def failure(answer):
+        with pytest.raises(Failure) as caught:
+            judge([(0,), (2,), (3,)], lambda n: Answered((n,), answer(n), n, f"n={n}"), int.__eq__, explain)
+        return caught.value.message, caught.value.counterexample
+
+    def explain(answered, wrong):
+        mistake = mistake_in(answered, (doubles, squares), int.__eq__)
+        return mistake.failure(wrong.example) if mistake else Failure("Something else.", wrong.example)
+
+    assert failure(lambda n: n * n) == ("You square.", "n=2")
+    assert failure(lambda n: 2 * n) == ("You double.", "n=2")
+    assert failure(lambda n: n * n if n == 2 else n) == ("Something else.", "n=2")
+    judge([(1,)], lambda n: Answered((n,), n, n, ""), int.__eq__, explain)
+
+
+def test_a_crash_does_not_hide_a_wrong_answer_before_it():
+    def ask(n):
+        if n == 2:
+            raise Crashed("It raised.")
+        return Answered((n,), n + 1, n, f"n={n}")
+
+    for cases, message in (([(1,), (2,)], "Wrong."), ([(2,), (1,)], "It raised.")):
+        with pytest.raises(Failure, match=message):
+            judge(cases, ask, int.__eq__, lambda answered, wrong: Failure("Wrong.", wrong.example))

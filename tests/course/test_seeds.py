@@ -1,0 +1,60 @@
+"""Right answers hold and wrong ones fall for their reason on every draw of the probes, not on a lucky one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.course import seeds
+from tests.course.submissions_of import cases
+
+CHEAP = ("00", "01", "02")
+"""Exercises that are run here over all seeds; of the others the committed sweep tells."""
+
+
+@pytest.mark.parametrize("exercise_id", cases(CHEAP))
+def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason(exercise_id):
+    assert len(set(seeds.SEEDS)) == 20
+    names = [name for name in seeds.wants() if name.startswith(exercise_id)]
+    assert f"{exercise_id}/solution" in names
+    found = {name: seeds.over_seeds(name, seeds.SEEDS)["faults"] for name in names}
+    assert not any(found.values()), {name: lines for name, lines in found.items() if lines}
+
+
+def test_what_was_swept_had_no_fault():
+    """`python -m tests.course.seeds` runs what is not there, or was changed since."""
+    entries = seeds.read(seeds.RESULTS)
+    assert entries and set(entries) <= set(seeds.wants())
+    for name, entry in entries.items():
+        assert entry["seeds"] >= 20 and not entry["faults"], name
+        current = name.endswith("/solution") or entry["submission"] == seeds.digest(name)
+        assert current, f"{name} was changed: python -m tests.course.seeds"
+
+
+def test_a_sweep_sees_a_right_answer_that_is_not_and_a_wrong_one_that_falls_otherwise(tmp_path, monkeypatch):
+    folder = tmp_path / "00"
+    folder.mkdir()
+    (folder / "right_no_ring.py").write_text("def ring_sum(ring, x):\n    return x\n")
+    (folder / "wrong_not_so.py").write_text(
+        "# expects: check=00.axes:batch misconception=one_sequence\n"
+        "def split_heads(x, heads):\n    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)\n"
+    )
+    monkeypatch.setattr(seeds, "FOLDER", tmp_path)
+    found = seeds.over_seeds("00/right_no_ring", seeds.SEEDS[:2])["faults"]
+    assert len(found) == 2 and any("00.ring:sum" in line for lines in found.values() for line in lines)
+    (lines,) = seeds.over_seeds("00/wrong_not_so", seeds.SEEDS[:1])["faults"].values()
+    assert lines == ["00.axes:batch: holds"]
+
+
+def test_an_entry_is_stale_when_the_submission_or_its_contract_changes(monkeypatch):
+    entry = {
+        "submission": seeds.digest("00/right_plain"),
+        "contract": seeds.contract_digest("00"),
+        "seeds": 20,
+        "faults": {},
+    }
+    assert seeds.is_fresh("00/right_plain", entry, 20)
+    assert not seeds.is_fresh("00/right_plain", {**entry, "contract": "another"}, 20)
+    assert not seeds.is_fresh("00/right_plain", {**entry, "submission": "another"}, 20)
+    assert not seeds.is_fresh("00/right_plain", {**entry, "seeds": 3}, 20)
+    assert not seeds.is_fresh("00/right_plain", {**entry, "faults": {"1": ["x"]}}, 20)
+    assert not seeds.is_fresh("00/right_plain", None, 20)

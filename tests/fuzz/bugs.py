@@ -1,0 +1,200 @@
+"""Bugs planted in the parser and the reader, each of which fuzzing must find: a name, what it does, where it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ringlab.course.judge import exchanges, protocol, submission
+from ringlab.course.judge.protocol import FrameReader
+
+Plant = Callable[[Any], None]
+"""Takes pytest's monkeypatch."""
+
+
+def _holds_if(unwanted: str) -> Plant:
+    """Leave one bound out: the check whose words begin so always holds."""
+
+    def plant(patch: Any) -> None:
+        require = protocol._require
+        patch.setattr(
+            protocol,
+            "_require",
+            lambda holds, needed, got: require(holds or needed.startswith(unwanted), needed, got),
+        )
+
+    return plant
+
+
+def _reaches_less(patch: Any) -> None:
+    """The size of an array without those that hold nothing, as it once was."""
+    patch.setattr(
+        protocol, "_reach", lambda shape, dtype: int(np.prod(shape, dtype=object)) * protocol.ITEMSIZE[dtype]
+    )
+
+
+def _names_another_error(patch: Any) -> None:
+    def value(node: Any, arrays: Any, *rest: Any) -> Any:
+        if isinstance(node, dict) and "array" in node and type(node["array"]) is int:
+            return arrays[node["array"]]  # IndexError, and arrays from the end
+        return plain(node, arrays, *rest)
+
+    plain = protocol._value
+    patch.setattr(protocol, "_value", value)
+
+
+def _never_gets_on(patch: Any) -> None:
+    """Waits in a loop for a payload that comes in the next piece."""
+    plain = FrameReader._next
+
+    def following(self: FrameReader) -> Any:
+        frame = plain(self)
+        while frame is None and self.header is not None and self.buffer:
+            frame = plain(self)
+        return frame
+
+    patch.setattr(FrameReader, "_next", following)
+
+
+def _takes_memory_at_once(patch: Any) -> None:
+    plain = FrameReader.feed
+
+    def feed(self: FrameReader, data: Any) -> Any:
+        frames = plain(self, data)
+        if self.header is not None:
+            self.buffer = self.buffer + bytearray(self.needed)  # room for all that the header claims
+            del self.buffer[-self.needed :]
+            self.buffer = _Roomy(self.buffer, self.needed)
+        return frames
+
+    patch.setattr(FrameReader, "feed", feed)
+
+
+class _Roomy(bytearray):
+    """A buffer with room to spare, and honest about it."""
+
+    def __new__(cls, data: bytearray, room: int) -> _Roomy:
+        return super().__new__(cls)
+
+    def __init__(self, data: bytearray, room: int) -> None:
+        super().__init__(data)
+        self.room = room
+
+    def __sizeof__(self) -> int:
+        return super().__sizeof__() + self.room
+
+
+def _forgives(patch: Any) -> None:
+    plain = FrameReader.feed
+
+    def feed(self: FrameReader, data: Any) -> Any:
+        self.broken = False
+        return plain(self, data)
+
+    patch.setattr(FrameReader, "feed", feed)
+
+
+def _pieces_matter(patch: Any) -> None:
+    """Takes a payload that begins with its header's piece from one byte on."""
+    plain = FrameReader._next
+
+    def following(self: FrameReader) -> Any:
+        begun = self.header is None
+        frame = plain(self)
+        if begun and frame is None and self.header is not None and len(self.buffer) > 2:
+            del self.buffer[:1]
+        return frame
+
+    patch.setattr(FrameReader, "_next", following)
+
+
+def _any_peer(patch: Any) -> None:
+    patch.setattr(exchanges, "_is_rank", lambda peer, world_size, needed: peer is not None or not needed)
+
+
+def _any_label(patch: Any) -> None:
+    patch.setattr(exchanges, "read_label", lambda frame, count: frame.fields["label"])
+    from tests.fuzz import frames
+
+    patch.setattr(frames, "read_label", exchanges.read_label)
+
+
+def _trusts_cells(patch: Any) -> None:
+    patch.setattr(
+        submission, "_cell", lambda cell: submission.Cell(cell["source"], cell["cell_type"] == "code", None)
+    )
+
+
+def _joins_anything(patch: Any) -> None:
+    plain = submission._cell
+
+    def cell(node: Any) -> Any:
+        if isinstance(node, dict) and isinstance(node.get("source"), list):
+            node = {**node, "source": "".join(node["source"])}  # TypeError for numbers
+        return plain(node)
+
+    patch.setattr(submission, "_cell", cell)
+
+
+def _knows_one_coding(patch: Any) -> None:
+    def parse(data: bytes) -> Any:
+        try:
+            return json.loads(data.decode("utf-8-sig"))
+        except json.JSONDecodeError:  # which no wrong coding raises
+            raise submission._unreadable("broken JSON") from None
+
+    patch.setattr(submission, "_parse", parse)
+
+
+def _sends_surrogates(patch: Any) -> None:
+    patch.setattr(submission, "_bound_code", lambda read: None)
+
+
+def _long_names(patch: Any) -> None:
+    patch.setattr(submission, "_exercise", lambda document, cells: str(document.get("metadata")))
+
+
+def _shows_what_cannot_be(patch: Any) -> None:
+    """The reason quotes the notebook as it is, as it once did."""
+    patch.setattr(submission, "ascii", str, raising=False)
+
+
+def _looks_for_an_end(patch: Any) -> None:
+    """Steps over empty cells without getting on."""
+    plain = submission._cell
+
+    def cell(node: Any) -> Any:
+        while isinstance(node, dict) and node.get("source") == []:
+            pass
+        return plain(node)
+
+    patch.setattr(submission, "_cell", cell)
+
+
+PARSER: dict[str, Plant] = {
+    "no bound on an array": _holds_if("arrays of at most"),
+    "no bound on the depth": _holds_if("a value at most"),
+    "no bound on integers": _holds_if("integers of 64 bits"),
+    "any byte is a boolean": _holds_if("booleans of 0 or 1"),
+    "layouts from a worker": _holds_if("no layouts"),
+    "sizes forget what is empty": _reaches_less,
+    "another error for a wrong number": _names_another_error,
+    "waits for itself": _never_gets_on,
+    "takes memory at once": _takes_memory_at_once,
+    "listens on after a broken frame": _forgives,
+    "pieces matter": _pieces_matter,
+    "any peer": _any_peer,
+    "any label": _any_label,
+}
+READER: dict[str, Plant] = {
+    "trusts cells": _trusts_cells,
+    "joins anything": _joins_anything,
+    "knows one coding": _knows_one_coding,
+    "sends surrogates": _sends_surrogates,
+    "names of any length": _long_names,
+    "shows what cannot be": _shows_what_cannot_be,
+    "never steps over an empty cell": _looks_for_an_end,
+}

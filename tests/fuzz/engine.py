@@ -1,0 +1,157 @@
+"""Runs a target on the inputs of one seed; input N depends on the seed and N alone, so a finding can be had again."""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from ringlab.course.judge import exchanges, protocol, submission
+from tests.fuzz import frames, notebooks
+
+TARGETS: dict[str, tuple[ModuleType, tuple[ModuleType, ...]]] = {
+    "protocol": (frames, (protocol, exchanges)),
+    "notebooks": (notebooks, (submission,)),
+}
+"""Each target: what draws inputs and checks them; and the modules under test."""
+ELSEWHERE = {
+    *("pack", "node", "_array", "_layout", "_flags", "_is_tensor", "_dtype", "_tensor_bytes", "_array_bytes"),
+    *("_arrays", "nbytes", "event", "done", "_read"),
+}
+"""Functions in these modules that meet no foreign bytes, or meet files of other kinds than inputs are."""
+HANG_S = 10.0
+MOST_FINDINGS = 20
+
+
+class Hang(BaseException):
+    """An input that is not done with in time; no Exception, so that nobody takes it for a refusal."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One input that broke the property: its number, what happened, where, and the input's beginning."""
+
+    number: int
+    what: str
+    where: str
+    input: str
+
+
+@dataclass
+class Fuzzed:
+    """What came of a run: how often which outcome, and what was found."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON-able data."""
+        return {
+            **asdict(self),
+            "seconds": round(self.seconds, 1),
+            "outcomes": dict(sorted(self.outcomes.items())),
+        }
+
+
+def input_of(target: str, seed: int, number: int) -> Any:
+    """Return input `number` of `seed`."""
+    return TARGETS[target][0].draw(random.Random((seed << 40) + number))
+
+
+def fuzz(
+    target: str, seed: int, numbers: Iterable[int], *, hang_s: float = HANG_S, enough: int = MOST_FINDINGS,
+    begun: Callable[[int], None] = lambda number: None,
+) -> Fuzzed:  # fmt: skip
+    """Return what came of these inputs; ends after `enough` findings. `begun` hears of every input."""
+    module, fuzzed, start = TARGETS[target][0], Fuzzed(), time.monotonic()
+    with _watched():
+        for number in numbers:
+            begun(number)
+            drawn = input_of(target, seed, number)
+            fuzzed.inputs += 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, hang_s)
+                outcome = module.check(drawn)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                fuzzed.outcomes[outcome] += 1
+            except (Exception, Hang) as error:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                fuzzed.findings.append(_finding(number, error, drawn))
+                if len(fuzzed.findings) >= enough:
+                    break
+    fuzzed.seconds = time.monotonic() - start
+    return fuzzed
+
+
+@contextmanager
+def _watched() -> Any:
+    def stop(*_: Any) -> None:
+        raise Hang("not done in time")
+
+    faulthandler.enable()
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _finding(number: int, error: BaseException, drawn: Any) -> Finding:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    told = f"{type(error).__name__}: {error}"[:300]
+    return Finding(number, told, f"{Path(last.filename).name}:{last.lineno}", repr(drawn)[:500])
+
+
+def lines_missed(target: str, seed: int, count: int) -> dict[str, list[int]]:
+    """Return, for each module under test, the lines inside of functions that the first `count` inputs never reach."""
+    module, tested = TARGETS[target]
+    names = {each.__file__: each for each in tested}
+    reached: dict[str, set[int]] = {name: set() for name in names if name}
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        lines = reached.get(frame.f_code.co_filename)
+        if lines is None:
+            return None
+        if event == "line":
+            lines.add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for number in range(count):
+            module.check(input_of(target, seed, number))
+    finally:
+        sys.settrace(before)
+    return {Path(name).stem: sorted(_lines_of(name) - lines) for name, lines in reached.items()}
+
+
+def _lines_of(name: str) -> set[int]:
+    """Return the lines of code inside of the functions of a file."""
+    code = compile(Path(name).read_text(encoding="utf-8"), name, "exec")
+    found, todo = set[int](), [(code, False)]
+    while todo:
+        each, inside = todo.pop()
+        if inside:
+            found |= {line for _, _, line in each.co_lines() if line and line != each.co_firstlineno}
+        inner = [
+            const
+            for const in each.co_consts
+            if isinstance(const, CodeType) and const.co_name not in ELSEWHERE
+        ]
+        todo += [(const, bool(const.co_flags & inspect.CO_OPTIMIZED)) for const in inner]
+    return found

@@ -1,0 +1,218 @@
+"""What a worker may write to its socket, and what must be true of whatever the judge makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.course.judge.exchanges import EXCHANGES, Posted, read_exchange, read_label
+from ringlab.course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
+from tests.fuzz import junk
+
+NARROW = Limits(header=1500, array=256, total=512, arrays=4, dimensions=3, depth=4)
+GENEROUS = Limits(header=1 << 26, array=1 << 29, total=1 << 40, arrays=1 << 20)
+"""For sending what was read: an array that a value names twice goes out twice."""
+KINDS = ("exchange", "exchange", "result", "hello", "loaded", "error", "begin", "wait", "x" * 33)
+WORLD = 3
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Bytes from a worker, the places at which they come apart, and the limits they meet."""
+
+    data: bytes
+    cuts: tuple[int, ...]
+    limits: Limits
+
+
+def draw(rng: random.Random) -> Stream:
+    """Return a stream of one to three frames, as they should be, with lies in the header, or damaged."""
+    frames = [_frame(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+    data = bytearray(b"".join(frames))
+    if rng.random() < 0.35:
+        junk.damage(rng, data, rng.choice((1, 1, 2, 4)))
+    cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 1, 2, 5, 20))))
+    return Stream(bytes(data), tuple(cuts), NARROW if rng.random() < 0.5 else Limits())
+
+
+def _frame(rng: random.Random) -> bytes:
+    specs = [_spec(rng) for _ in range(rng.choice((0, 0, 1, 1, 2, 5)))]
+    document = {
+        "kind": rng.choice(KINDS),
+        "fields": _fields(rng),
+        "value": _value(rng, len(specs)),
+        "arrays": specs,
+    }
+    payload = b"".join(_payload(rng, spec) for spec in specs)
+    if rng.random() < 0.4:
+        document = junk.spoil(rng, document, rng.choice((1, 1, 2, 3)))
+    header = json.dumps(document, ensure_ascii=rng.random() < 0.5, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )
+    return LENGTH.pack(len(header)) + header + payload
+
+
+def _spec(rng: random.Random) -> dict[str, Any]:
+    shape = [rng.choice((0, 1, 2, 3, 4)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4)))]
+    if rng.random() < 0.03:
+        shape += rng.choices((0, 1 << 28, 1 << 27, 1), k=4)
+    is_torch = rng.random() < 0.7
+    names = [name for name in ITEMSIZE if is_torch or name != "bfloat16"]
+    return {"dtype": rng.choice(names), "shape": shape, "torch": is_torch, "grad": rng.random() < 0.1}
+
+
+def _payload(rng: random.Random, spec: dict[str, Any]) -> bytes:
+    nbytes = int(np.prod(spec["shape"], dtype=object)) * ITEMSIZE[spec["dtype"]]
+    if nbytes > 1 << 12:
+        return rng.randbytes(40)  # a lie: they never come
+    data = rng.randbytes(nbytes)
+    if spec["dtype"] == "bool" and rng.random() < 0.9:
+        data = bytes(byte & 1 for byte in data)
+    return data + bytes(-nbytes % 16)
+
+
+def _fields(rng: random.Random) -> dict[str, Any]:
+    shape = rng.choice(([], [2], [1, 4], [0], [1 << 40], [2] * 9))
+    receive = [[rng.choice(list(ITEMSIZE)), shape] for _ in range(rng.choice((0, 1, 2)))]
+    fields = {"call": 1, "index": rng.choice((0, 0, 0, 1)), "tag": "t", "to": rng.choice((0, 1, 2, 3, None)),
+              "source": rng.choice((0, 1, 2, -1, None)), "receive": receive, "label": "l"}  # fmt: skip
+    return {"call": 1} if rng.random() < 0.3 else fields
+
+
+def _value(rng: random.Random, arrays: int, depth: int = 0) -> Any:
+    draw = rng.random()
+    if depth == 0 and draw < 0.03:
+        node: Any = None
+        for _ in range(rng.choice((3, 4, 5, 12, 13, 40))):
+            node = {rng.choice(("list", "tuple")): [node]}
+        return node
+    if depth == 0 and draw < 0.4:  # what an exchange sends
+        return {"tuple": [{"array": number} for number in range(arrays)]}
+    if draw < 0.6 and arrays:
+        return {"array": rng.randrange(arrays)}
+    if draw < 0.75 or depth > rng.choice((1, 2, 14)):
+        return rng.choice((None, True, 1, -5, 1.5, "text", "é"))
+    if draw < 0.76:
+        return {"layout": {"S": 4, "P": 1, "name": "x", "runs": [[[0, 1, 4]]]}}
+    items = [_value(rng, arrays, depth + 1) for _ in range(rng.choice((0, 1, 2, 3)))]
+    kind = rng.choice(("list", "tuple", "dict"))
+    return {kind: [[f"k{n}", item] for n, item in enumerate(items)] if kind == "dict" else items}
+
+
+def check(stream: Stream) -> str:
+    """Return "read", "waits" or "refused". Raises: AssertionError, or whatever the judge should not raise."""
+    whole, refusal, pending = _fed(stream, ())
+    apart, refusal_apart, pending_apart = _fed(stream, stream.cuts)
+    assert refusal == refusal_apart, f"in pieces {refusal_apart!r}, in one {refusal!r}"
+    if refusal:
+        return "refused"
+    assert pending == pending_apart and len(whole) == len(apart), "pieces change what is read"
+    for frame, other in zip(whole, apart, strict=True):
+        _obeys(frame, stream.limits)
+        assert same(
+            [frame.kind, _text(frame.fields), frame.value], [other.kind, _text(other.fields), other.value]
+        )
+        (again,) = FrameReader(GENEROUS).feed(b"".join(bytes(part) for part in pack(frame, GENEROUS)))
+        assert same(again.value, frame.value) and _text(again.fields) == _text(frame.fields), (
+            "sent again it differs"
+        )
+        _listened_to(frame)
+    return "read" if whole else "waits"
+
+
+def _fed(stream: Stream, cuts: tuple[int, ...]) -> tuple[list[Frame], str, bool]:
+    """Return the frames, the refusal if any, and whether one has begun."""
+    reader, frames, bounds = FrameReader(stream.limits), list[Frame](), (0, *cuts, len(stream.data))
+    try:
+        for start, end in itertools.pairwise(bounds):
+            frames += reader.feed(stream.data[start:end])
+            held = reader.buffer.__sizeof__()
+            assert held <= 2 * end + 1000, f"{held} bytes held of {end} that came"
+    except ProtocolError as error:
+        assert not reader.buffer, "what was refused is kept"
+        try:
+            reader.feed(b"")
+        except ProtocolError:
+            return [], str(error), False
+        raise AssertionError("listens on after a malformed frame") from None
+    return frames, "", reader.pending
+
+
+def _obeys(frame: Frame, limits: Limits) -> None:
+    assert isinstance(frame.kind, str) and len(frame.kind) <= 32 and isinstance(frame.fields, dict)
+    assert len(_text(frame.fields).encode("utf-8")) <= 8 * limits.header, "text without bounds"
+    found: dict[int, Any] = {}
+    _walk(frame.value, 0, limits, found)
+    sizes = [array.nbytes for array in found.values()]
+    assert (
+        len(sizes) <= limits.arrays and sum(sizes) <= limits.total and max(sizes, default=0) <= limits.array
+    )
+
+
+def _walk(node: Any, depth: int, limits: Limits, found: dict[int, Any]) -> None:
+    assert depth <= limits.depth, "a value too deep"
+    if isinstance(node, (np.ndarray, torch.Tensor)):
+        name = str(node.dtype).removeprefix("torch.")
+        assert (
+            type(node) in (np.ndarray, torch.Tensor) and name in ITEMSIZE and node.ndim <= limits.dimensions
+        )
+        assert not getattr(node, "requires_grad", False)
+        if name == "bool" and node.nbytes:
+            raw = node.view(torch.uint8) if isinstance(node, torch.Tensor) else node.view(np.uint8)
+            assert raw.max() <= 1, "a boolean of another byte"
+        found[id(node)] = node
+    elif isinstance(node, dict):
+        assert all(type(key) is str for key in node)
+        for item in node.values():
+            _walk(item, depth + 1, limits, found)
+    elif type(node) in (list, tuple):
+        for item in node:
+            _walk(item, depth + 1, limits, found)
+    else:
+        assert node is None or type(node) in (bool, int, float, str), f"a {type(node).__name__}"
+        assert type(node) is not int or abs(node) < 1 << 63
+        assert type(node) is not str or node.encode("utf-8") is not None
+
+
+def _listened_to(frame: Frame) -> None:
+    """An exchange and a label are what they say, or refused."""
+    with contextlib.suppress(ProtocolError):
+        assert len(read_label(frame, 0)) <= 200
+    try:
+        posted: Posted = read_exchange(frame, 1, WORLD, 0, 0.0)
+    except ProtocolError:
+        return
+    assert 0 <= posted.index < EXCHANGES and len(posted.tag) <= 200 and isinstance(posted.tag, str)
+    assert all(type(peer) is int and 0 <= peer < WORLD for peer in {posted.to, posted.source} - {None})
+    for half in posted.open_ends:
+        assert half.pair and half.tensor.dtype is not None and half.tensor.nbytes >= 0
+    assert posted.sent == sum(tensor.nbytes for tensor in frame.value) and posted.received >= 0
+
+
+def _text(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two values are the same, NaN and dtypes included."""
+    if isinstance(a, (np.ndarray, torch.Tensor)):
+        alike = type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
+        return alike and _bytes(a) == _bytes(b)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and (a == b or a != a)
+
+
+def _bytes(array: Any) -> bytes:
+    if isinstance(array, torch.Tensor):
+        array = (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
+    return bytes(array.tobytes())

@@ -1,0 +1,146 @@
+"""What may be handed in as a notebook, and what must be true of whatever the reader makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ringlab.course.gradebook.collect import collect
+from ringlab.course.judge.protocol import LIMITS, Frame, pack
+from ringlab.course.judge.submission import CELLS, Submission, UnreadableError, read_submission
+from ringlab.errors import CourseError
+from tests.fuzz import junk
+
+SOURCES = (
+    "import torch\n",
+    "def f(x):\n    return x\n",
+    "",
+    "%time f()",
+    "# é 😀",
+    "\ufeffx = 1",
+    "x = '\x00'",
+    "\ud800",
+)
+COLLECTED = 50
+"""Every so manieth input also goes through the gradebook's look at a folder, which reads the file anew."""
+
+
+def draw(rng: random.Random) -> bytes:
+    """Return the bytes of a notebook, as it should be, with wrong parts, in another coding, or damaged."""
+    chance = rng.random()
+    if chance < 0.004:
+        return _large(rng)
+    document: Any = {"nbformat": 4, "nbformat_minor": 5, "metadata": _metadata(rng), "cells": [_cell(rng) for _ in range(rng.choice((0, 1, 2, 4)))]}  # fmt: skip
+    if rng.random() < 0.6:
+        document = junk.spoil(rng, document, rng.choice((1, 1, 2, 4)))
+    text = json.dumps(document, ensure_ascii=rng.random() < 0.6)
+    if rng.random() < 0.1:
+        text = text.replace(
+            '"nbformat": 4', rng.choice(('"nbformat": 4, "nbformat": 3', '"nbformat": 4.0', '"nbformat": 04'))
+        )
+    coding = rng.choice(("utf-8", "utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"))
+    data = bytearray(text.encode(coding, "surrogatepass" if coding.startswith("utf") else "replace"))
+    if rng.random() < 0.3:
+        junk.damage(rng, data, rng.choice((1, 2, 5)))
+    return bytes(data)
+
+
+def _metadata(rng: random.Random) -> Any:
+    if rng.random() < 0.4:
+        return {}
+    return {
+        "ringlab": {"exercise": rng.choice(("05", "01", "", "x" * 300, "\ud800"))},
+        "kernelspec": {"name": "python3"},
+    }
+
+
+def _cell(rng: random.Random) -> dict[str, Any]:
+    source: Any = rng.choice(SOURCES)
+    if rng.random() < 0.4:
+        source = [rng.choice(SOURCES) for _ in range(rng.choice((0, 1, 3)))]
+    metadata = (
+        {"grade": rng.choice(("05.forward", "01.attention", "", ".", "x" * 200))}
+        if rng.random() < 0.5
+        else {}
+    )
+    kind = rng.choice(("code", "code", "code", "markdown", "raw"))
+    return {"cell_type": kind, "source": source, "metadata": metadata, "outputs": [], "execution_count": None}
+
+
+def _large(rng: random.Random) -> bytes:
+    """Return a notebook near one of the bounds, or one that is mostly nesting."""
+    much = LIMITS.header // 2 + rng.choice((-40, -3, 0, 40))
+    texts = (
+        json.dumps({"nbformat": 4, "cells": [{}] * CELLS}),
+        json.dumps({"nbformat": 4, "cells": [{}] * (CELLS + 1)}),
+        json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": "x" * much}]}),
+        json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": ["\\"] * (much // 4)}]}),
+        json.dumps({"nbformat": 4, "cells": [], "metadata": {"ringlab": {"exercise": "é" * much}}}),
+        '{"nbformat":4,"cells":' + "[" * rng.choice((200, 900, 5000, 100_000)),
+        '{"nbformat":4,"cells":[],"metadata":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}",
+        '{"nbformat":4,"cells":[],"n":' + "9" * 100_000 + "}",
+        '{"nbformat":4,"cells":[' + "[],{},0," * rng.choice((20_000, 400_000)) + "1]}",
+        '{"nbformat":4,"cells":[{"cell_type":"code","source":"' + "\\u0000" * 90_000 + '"}]}',
+        " " * 200_000 + "{",
+    )
+    return rng.choice(texts).encode()
+
+
+@cache
+def _folder(process: int) -> Path:
+    """Return a folder of this process's own, in memory where there is such a place."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def check(data: bytes) -> str:
+    """Return "read" or "refused". Raises: AssertionError, or whatever the reader should not raise."""
+    path = _folder(os.getpid()) / "handed_in.ipynb"
+    path.write_bytes(data)
+    try:
+        if len(data) % COLLECTED == 0:
+            _collected(path)
+        return _checked(path)
+    finally:
+        path.unlink()
+
+
+def _checked(path: Path) -> str:
+    try:
+        submission = read_submission(path)
+    except UnreadableError as error:
+        assert error.got and str(error).encode("utf-8"), "a reason that can be shown"
+        return "refused"
+    _obeys(submission)
+    return "read"
+
+
+def _obeys(submission: Submission) -> None:
+    assert isinstance(submission, Submission) and isinstance(submission.cells, tuple)
+    assert len(submission.cells) <= CELLS, "more cells than may be"
+    for cell in submission.cells:
+        assert type(cell.source) is str and type(cell.code) is bool, "a cell of another kind"
+        assert cell.grade is None or type(cell.grade) is str, "a grade that is no text"
+    exercise = submission.exercise
+    assert exercise is None or (type(exercise) is str and len(exercise) <= 64), "an exercise without bounds"
+    assert len(submission.code) == len(submission.cells) and type(submission.mentions_torch) is bool
+    assert sum(len(source.encode("utf-8")) for source in submission.code) <= LIMITS.header // 2, (
+        "too much code"
+    )
+    pack(
+        Frame("load", {"call": 0, "functions": ["f"]}, submission.code)
+    )  # so the judge can send it to a worker
+
+
+def _collected(path: Path) -> None:
+    """A class with this notebook in it is looked at without a stop."""
+    try:
+        found = collect([path.parent])
+    except CourseError:
+        raise AssertionError("one notebook stops the look at a class") from None
+    assert len(found.submissions) == 1, f"{len(found.submissions)} submissions of one notebook"

@@ -1,0 +1,194 @@
+"""What the instructor's manual says to type, can be typed; the numbers in it are those of the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ringlab.cli import app
+from ringlab.course.judge import grade, probe, sandbox, submission
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MANUAL = (CHECKOUT / "docs/instructors.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)
+NEVER_RUN = ("--unsafe", "--scheduler", "systemd-run", "nbgrader")
+"""Marks of ringlab's lines that are read but not run here: they need more than a folder of notebooks."""
+
+
+def commands(block: str) -> list[list[str]]:
+    """Return the commands of a block as words: without here-documents, redirections and the shell's own words."""
+    text = re.sub(r"<<'(\w+)'\n.*?\n\1$", "", block, flags=re.DOTALL | re.MULTILINE).replace("\\\n", " ")
+    found = []
+    for line in text.splitlines():
+        words = shlex.split(re.sub(r"\|\| true|[<>] *\S+$", "", line.replace("$(", " ").replace(")", " ")))
+        if words and words[0] not in ("for", "done", "cd"):
+            found.append(words[1:] if re.fullmatch(r"\w+=", words[0]) else words)
+    return [words for words in found if words]
+
+
+ALL = [words for block in BLOCKS for words in commands(block)]
+OURS = [words for words in ALL if "ringlab" in words]
+
+
+def parsed(words: list[str]) -> None:
+    """Have the command line read `words` without running them. Raises: LookupError, or what the command line raises."""
+    command: Any = typer.main.get_command(app)
+    arguments = words[words.index("ringlab") + 1 :]
+    while hasattr(command, "get_command"):
+        name, *arguments = arguments
+        found = command.get_command(None, name)
+        if found is None:
+            raise LookupError(f"no command {name}")
+        command = found
+    command.make_context(command.name, arguments)
+
+
+@pytest.fixture
+def a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folders that the manual speaks of: Ada hands in the solution, Bilal the skeleton, Chen a broken file."""
+    slug = "01_naive_attention"
+    for learner, kind in (("ada", "solutions"), ("bilal", "exercises"), ("chen", "exercises")):
+        path = tmp_path / "submitted" / learner / slug / f"{slug}.ipynb"
+        path.parent.mkdir(parents=True)
+        shutil.copy(CHECKOUT / kind / f"{slug}.ipynb", path)
+    path.write_text("{")
+    (tmp_path / "exercises").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_shell_can_read_it(block: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_every_command_of_ours_is_one(words: list[str], a_class: Path) -> None:
+    parsed(words)
+
+
+@pytest.mark.parametrize("line", ["ringlab garde x", "ringlab grade submitted --bok x", "ringlab gradebook show", "ringlab grade nowhere"])  # fmt: skip
+def test_a_command_that_is_none_is_noticed(line: str, a_class: Path) -> None:
+    with pytest.raises(Exception) as caught:  # typer brings errors of its own, which it does not show
+        parsed(line.split())
+    assert type(caught.value).__name__ in ("LookupError", "NoSuchOption", "MissingParameter", "BadParameter")
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.slow
+def test_the_manual_can_be_followed(a_class: Path) -> None:
+    """All that needs but a folder of notebooks, in the manual's order."""
+    lines = [words for words in OURS if not set(words) & set(NEVER_RUN)]
+    assert len(lines) > 15
+    for words in lines:
+        program = "import sys; from ringlab.cli import main; sys.argv[0] = 'ringlab'; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words[1:]],
+            cwd=a_class,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == (1 if "1234" in words and "points are missing" in said else 0), said
+    names = {path.relative_to(a_class / "pages").as_posix() for path in (a_class / "pages").rglob("*.html")}
+    assert len(names) == 5 and {"index.html", "class.html"} < names
+    assert "34" not in (a_class / "scores.csv").read_text().split("\n")[1].split(",")[2]  # taken back again
+    assert "broken JSON" in (a_class / "grades.json").read_text()
+
+
+def _apt(words: list[str]) -> None:
+    assert words[1] == "install" and all(
+        name in (CHECKOUT / "tools/system_packages.sh").read_text() for name in words[2:]
+    )
+
+
+def _pip(words: list[str]) -> None:
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"\w+", re.findall(r"\[(.*)\]", words[-1])[0])
+    assert set(named) <= set(extras) and (CHECKOUT / words[words.index("-c") + 1]).exists()
+
+
+def _nbgrader(words: list[str]) -> None:
+    from nbgrader.apps import NbGraderApp
+
+    assert words[1] in NbGraderApp.subcommands
+
+
+def _dask(words: list[str]) -> None:
+    from distributed.cli import dask_scheduler, dask_worker
+
+    main = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}[words[1]]
+    main.make_context(words[1], words[2:])
+
+
+def _docker(words: list[str]) -> None:
+    assert all(word in inspect.getsource(probe) for word in words[2:-1])
+
+
+def _sysctl(words: list[str]) -> None:
+    assert words[1] == "-w" and words[2] in inspect.getsource(probe)
+
+
+def _systemd(words: list[str]) -> None:
+    options = words[1 : words.index("ringlab")]
+    assert options[:2] == ["--user", "--scope"]
+    assert [o.partition("=")[0] for o in options[2:]] == ["-p", "MemoryMax", "-p", "TasksMax"]
+
+
+def _apparmor(words: list[str]) -> None:
+    assert probe.APPARMOR_PROFILE in MANUAL and words[1:] == ["-r", "/etc/apparmor.d/bwrap"]
+
+
+def _common(words: list[str]) -> None:
+    assert shutil.which(words[0])
+
+
+PROGRAMS: dict[str, Callable[[list[str]], None]] = {
+    "apt-get": _apt,
+    "pip": _pip,
+    "nbgrader": _nbgrader,
+    "dask": _dask,
+    "docker": _docker,
+    "sysctl": _sysctl,
+    "systemd-run": _systemd,
+    "apparmor_parser": _apparmor,
+    **dict.fromkeys(("tee", "sha256sum", "find", "mkdir", "timeout", "basename"), _common),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the manual is about Linux")
+@pytest.mark.parametrize("words", [words for words in ALL if words[0] != "ringlab"], ids=" ".join)
+def test_every_other_program_is_called_as_it_wants(words: list[str]) -> None:
+    words = words[1:] if words[0] == "sudo" else words
+    PROGRAMS[words[0]](words)
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    bounds, defaults = sandbox.Bounds(), inspect.signature(grade).parameters
+    for said in (
+        f"{bounds.memory_bytes >> 30} GiB of address space, {bounds.scratch_bytes >> 20} MiB of files, "
+        f"{bounds.cpu_seconds} s of CPU, {bounds.tasks} threads",
+        f"together: {bounds.total_memory_bytes >> 30} GiB of memory, {bounds.total_tasks} processes and threads",
+        f"{defaults['timeout'].default:g} s for a call, {defaults['total_timeout'].default:g} s for the whole submission",
+        f"more than {submission.FILE_BYTES >> 20} MiB",
+        f"head -c {submission.FILE_BYTES + 1}",
+    ):
+        assert said in MANUAL
+    assert "version < (0, 5)" in inspect.getsource(sandbox) and "0.5 or newer" in MANUAL
+
+
+def test_the_readme_leads_here() -> None:
+    assert "(docs/instructors.md)" in (CHECKOUT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,297 @@
+"""The Gantt chart's bars are the trace's events, whatever made the trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.collections import PolyCollection
+
+from ringlab import VirtualCluster, contiguous, ring_attention, zigzag
+from ringlab.comm.trace import Choice, Compute, Exchange, Trace
+from ringlab.comm.virtual import Costs
+from ringlab.errors import CommError
+from ringlab.plan import work
+from ringlab.viz import gantt
+from ringlab.viz.gantt_chart import Bar, chart, time_unit
+from ringlab.viz.style import png
+from tests.viz.legible import illegible
+
+
+class ByWork(Costs):
+    """A computation takes a µs for each score element, a message `message_s`."""
+
+    def __init__(self, layout, message_s: float = 0.0) -> None:
+        self.layout, self.message_s = layout, message_s
+
+    def compute(self, rank, label, args):
+        step = int(label.split()[-1])
+        return 1e-6 * work(self.layout, rank, (rank - step) % self.layout.P)
+
+    def message(self, source, to, nbytes):
+        return self.message_s
+
+
+def run(layout, message_s: float = 0.0) -> Trace:
+    qkv = tuple(torch.ones(1, 1, layout.S, 2) for _ in range(3))
+
+    def program(ring):
+        return ring_attention(*layout.shard(qkv, ring.rank), ring=ring, layout=layout, causal=True)
+
+    return VirtualCluster(layout.P, costs=ByWork(layout, message_s)).run(program).trace
+
+
+def exchange(rank, posted, waited, done, tag="kv 0", index=0, stall=None) -> Exchange:
+    return Exchange(rank, index, tag, 0, 0, 8, 8, ((1,),), posted, waited, done, stall)
+
+
+def drawn(figure, kind: str, rank: int, panel: int = 0) -> list[tuple[float, float]]:
+    """Return (start, end) on the axis of all bars of a kind and rank."""
+    found = [c for c in figure.axes[panel].collections if c.get_gid() == f"{kind} {rank}"]
+    assert all(isinstance(c, PolyCollection) for c in found)
+    boxes = [path.get_extents() for c in found for path in c.get_paths()]
+    return sorted((round(box.x0, 9), round(box.x1, 9)) for box in boxes)
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+@pytest.mark.parametrize("make", [contiguous, zigzag])
+def test_every_event_is_a_bar_with_its_times(make) -> None:
+    trace = run(make(24, 3), message_s=50e-6)
+    scale, unit = time_unit(chart(trace).makespan)
+    figure = gantt.figure(trace)
+    assert figure.axes[0].get_xlabel() == f"time ({unit})"
+    for rank in range(3):
+        computes = [(e.start, e.end) for e in trace.computes(rank) if e.end > e.start]
+        waits = [(e.waited, e.done) for e in trace.exchanges(rank) if e.exposed > 0]
+        messages = [(e.posted, e.done) for e in trace.exchanges(rank)]
+        for kind, events in (("forward", computes), ("wait", waits), ("message", messages)):
+            expected = sorted((round(a / scale, 9), round(b / scale, 9)) for a, b in events)
+            assert drawn(figure, kind, rank) == expected, (kind, rank)
+
+
+def test_a_moved_event_moves_its_bar_and_no_other_ranks() -> None:
+    trace = run(zigzag(24, 3))
+    late = trace.computes(1)[-1]
+    events = [dataclasses.replace(e, end=2 * e.end) if e is late else e for e in trace.events]
+    moved = gantt.figure(Trace(3, events), until=1e-4)
+    plain = gantt.figure(trace, until=1e-4)
+    assert drawn(moved, "forward", 1) != drawn(plain, "forward", 1)
+    assert drawn(moved, "forward", 0) == drawn(plain, "forward", 0)
+
+
+def test_busy_and_waited_are_the_sums_of_the_trace() -> None:
+    layout = contiguous(32, 4)
+    one = chart(trace := run(layout))
+    for rank in range(4):
+        total = sum(work(layout, rank, origin) for origin in range(4))
+        assert one.busy(rank) == pytest.approx(1e-6 * total)
+        assert one.waited(rank) == pytest.approx(trace.exposed(rank))
+    assert one.makespan == pytest.approx(1e-6 * sum(work(layout, 3, origin) for origin in range(4)))
+    assert one.busy_fraction == pytest.approx(sum(map(one.busy, range(4))) / (4 * one.makespan))
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=8))
+def test_nested_computations_count_once(spans) -> None:
+    spans = [(min(span), max(span)) for span in spans]
+    trace = Trace(1, [Compute(0, "attend 0", *span) for span in spans])
+    one, begin = chart(trace), min(start for start, _ in spans)
+    grid = sorted({0.0, *(x - begin for span in spans for x in span)})
+    cells = itertools.pairwise(grid)
+    covered = sum(b - a for a, b in cells if any(s - begin <= a and b <= e - begin for s, e in spans))
+    assert one.busy(0) == pytest.approx(covered, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=8))
+def test_messages_of_one_lane_never_overlap(spans) -> None:
+    spans = [(min(span), max(span)) for span in spans]
+    trace = Trace(1, [exchange(0, start, end, end) for start, end in spans])
+    lanes: dict[int, list[Bar]] = {}
+    for bar in chart(trace).bars:
+        lanes.setdefault(bar.lane, []).append(bar)
+    for bars in lanes.values():
+        ordered = sorted(bars, key=lambda bar: (bar.start, bar.end))
+        assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
+
+
+def test_real_clocks_start_at_the_first_event_and_stalls_of_a_GPU_are_waiting() -> None:
+    trace = Trace(1, [Compute(0, "attend 0", 100.0, 101.0), exchange(0, 100.0, 101.0, 101.0, stall=0.5)])
+    one = chart(trace)
+    assert one.makespan == 1.5 and one.waited(0) == 0.5
+    assert {(bar.kind, bar.start, bar.end) for bar in one.bars} == {
+        ("forward", 0, 1), ("message", 0, 1), ("wait", 1, 1.5),
+    }  # fmt: skip
+
+
+def test_control_messages_are_told_apart_and_choices_are_no_bars() -> None:
+    trace = Trace(1, [exchange(0, 0, 0, 1, tag="control:agree"), Choice(0, "block='auto'", "native", 1.0)])
+    one = chart(trace)
+    assert [bar.kind for bar in one.bars] == ["control"] and one.waited(0) == 0
+
+
+def test_labels_are_steps_and_kinds_follow_labels() -> None:
+    labels = {"attend 12": ("forward", "12"), "attend backward 3": ("backward", "3"),
+              "add dkv 3": ("other", "+3"), "delta": ("other", "delta")}  # fmt: skip
+    for label, expected in labels.items():
+        bar = chart(Trace(1, [Compute(0, label, 0.0, 1.0)])).bars[0]
+        assert (bar.kind, bar.short) == expected
+        assert expected[1] in texts(gantt.figure(Trace(1, [Compute(0, label, 0.0, 1.0)])))
+
+
+def test_rows_are_ranks_in_order_with_their_share() -> None:
+    figure = gantt.figure(run(contiguous(32, 4)))
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [f"rank {r}" for r in range(4)]
+    busy = [text for text in texts(figure) if text.endswith("busy")]
+    assert busy == ["16% busy", "44% busy", "72% busy", "100% busy"]
+    assert "58%" in figure.axes[0].get_title(loc="left")
+    assert figure.axes[0].get_ylim() == (4, 0)
+
+
+def test_every_word_can_be_read() -> None:
+    traces = [run(contiguous(64, 8)), run(zigzag(64, 8))]
+    assert illegible(gantt.compare(traces, ["contiguous", "zig-zag"])) == []
+    assert illegible(gantt.figure(run(contiguous(64, 16), message_s=3e-6))) == []
+
+
+def test_a_number_wider_than_its_bar_is_left_out(monkeypatch) -> None:
+    trace = run(contiguous(256, 32))
+    assert illegible(gantt.figure(trace)) == []
+    monkeypatch.setattr(gantt, "_fits", lambda *_: True)
+    assert illegible(gantt.figure(trace)) != []
+
+
+def rows(figure, kind: str, rank: int) -> set[int]:
+    """Return the rows in which the bars of a kind and rank lie."""
+    found = [c for c in figure.axes[0].collections if c.get_gid() == f"{kind} {rank}"]
+    boxes = [path.get_extents() for c in found for path in c.get_paths()]
+    assert all(int(box.y0) == int(box.y1) for box in boxes)
+    return {int(box.y0) for box in boxes}
+
+
+def misplaced(figure, P: int) -> list[int]:
+    """Return the ranks whose bars do not lie in the row that carries their name."""
+    named = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    return [
+        r
+        for r in range(P)
+        for kind in ("forward", "message")
+        if rows(figure, kind, r) != {named.index(f"rank {r}")}
+    ]
+
+
+def test_every_rank_lies_in_the_row_with_its_name(monkeypatch) -> None:
+    trace = run(contiguous(32, 4), message_s=1e-6)
+    assert misplaced(gantt.figure(trace), 4) == []
+    right = gantt._draw_rank
+    monkeypatch.setattr(
+        gantt, "_draw_rank", lambda ax, one, rank, place, *rest: right(ax, one, rank, 3 - place, *rest)
+    )
+    assert set(misplaced(gantt.figure(trace), 4)) == {0, 1, 2, 3}
+
+
+def test_a_simulation_is_drawn_like_a_run() -> None:
+    from ringlab.cost.hardware import hardware
+    from ringlab.cost.simulate import simulate
+    from ringlab.cost.sizes import Attention
+
+    simulation = simulate(
+        Attention(), contiguous(4 * 2048, 4), hardware("h100"), backward=True, slow={2: 1.5}
+    )
+    one = chart(simulation.trace())
+    assert one.makespan == pytest.approx(simulation.makespan_s)
+    assert [one.busy(rank) for rank in range(4)] == pytest.approx(simulation.busy_s.tolist())
+    assert [one.waited(rank) for rank in range(4)] == pytest.approx(simulation.waited_s.tolist())
+    assert one.busy_fraction == pytest.approx(simulation.busy_fraction)
+    words = [text.get_text() for text in gantt.figure(simulation.trace()).legends[0].get_texts()]
+    assert "its backward, in step …" in words and "ranks agree on the call" not in words
+
+
+def test_a_comparison_has_one_time_axis() -> None:
+    traces = [run(contiguous(32, 4)), run(zigzag(32, 4))]
+    figure = gantt.compare(traces, ["contiguous", "zig-zag"])
+    assert len({ax.get_xlim() for ax in figure.axes}) == 1
+    ends = [ax.lines[-1].get_xdata()[0] for ax in figure.axes]
+    assert ends[0] > ends[1]
+    scale = time_unit(chart(traces[0]).makespan)[0]
+    assert ends == pytest.approx([chart(trace).makespan / scale for trace in traces])
+
+
+def test_until_cuts_the_axis_off() -> None:
+    trace = run(contiguous(32, 4))
+    half = chart(trace).makespan / 2
+    ax = gantt.figure(trace, until=half).axes[0]
+    assert ax.get_xlim()[1] == pytest.approx(half * 1.004 / time_unit(half)[0])
+    assert not [line for line in ax.lines if line.get_xdata()[0] > ax.get_xlim()[1]]
+
+
+def test_many_ranks_are_thinned_and_said_so() -> None:
+    trace = Trace(40, [Compute(rank, "attend 0", 0.0, 1.0) for rank in range(40)])
+    ax = gantt.figure(trace).axes[0]
+    labels = [t.get_text() for t in ax.get_yticklabels()]
+    assert len(labels) == 16 and labels[0] == "rank 0" and labels[-1] == "rank 39"
+    assert "16 of 40 ranks" in ax.get_title(loc="left")
+    chosen = gantt.figure(trace, ranks=[3, 39]).axes[0]
+    assert [t.get_text() for t in chosen.get_yticklabels()] == ["rank 3", "rank 39"]
+
+
+@pytest.mark.parametrize("P", [1, 2, 5, 16])
+def test_any_number_of_ranks_can_be_drawn(P: int) -> None:
+    assert png(gantt.figure(run(contiguous(2 * P, P)))).startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    trace = Trace(1, [Compute(0, "attend 0", 0.0, 1.0)])
+    with pytest.raises(CommError, match="computations or exchanges"):
+        gantt.figure(Trace(2))
+    with pytest.raises(CommError, match="until > 0"):
+        gantt.figure(trace, until=0)
+    with pytest.raises(CommError, match="as many names"):
+        gantt.compare([trace], ["a", "b"])
+    with pytest.raises(CommError, match="ranks from 0 to 0"):
+        gantt.figure(trace, ranks=[1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sign"), [(90, "s"), (1, "s"), (0.02, "ms"), (4.7e-4, "µs"), (3e-10, "ns"), (0, "s")]
+)
+def test_the_unit_fits(seconds: float, sign: str) -> None:
+    assert time_unit(seconds)[1] == sign
+
+
+def test_the_words_give_makespan_and_shares() -> None:
+    words = gantt.describe(run(contiguous(32, 4)), "contiguous")
+    for part in (
+        "contiguous: 4 ranks",
+        "ends at 228",
+        "58% of the time",
+        "rank 0 computes 36 µs and waits 64 µs",
+    ):
+        assert part in words, words
+    both = gantt.describe_all([run(contiguous(32, 4)), run(zigzag(32, 4))], ["a", "b"])
+    assert "a: 4 ranks" in both and "b: 4 ranks" in both
+
+
+def test_buttons_and_slider_change_the_picture() -> None:
+    pytest.importorskip("ipywidgets")
+    box = gantt.player({"contiguous": run(contiguous(32, 4)), "zig-zag": run(zigzag(32, 4))})
+    (which, part, _), picture = box.children[0].children, box.children[1]
+    seen = {picture.value}
+    which.value = "zig-zag"
+    seen.add(picture.value)
+    assert 'alt="zig-zag: 4 ranks' in picture.value
+    part.value = 50
+    seen.add(picture.value)
+    assert len(seen) == 3
+
+
+def test_without_a_person_all_charts_are_shown(monkeypatch) -> None:
+    shown = []
+    monkeypatch.setattr(gantt, "show", lambda figure, alt: shown.append((figure, alt)))
+    gantt.play({"contiguous": run(contiguous(32, 4)), "zig-zag": run(zigzag(32, 4))})
+    assert len(shown[0][0].axes) == 2 and "contiguous: 4 ranks" in shown[0][1]

@@ -1,0 +1,68 @@
+"""Every control of the cost pictures' widgets can be reached and moved by keys alone, and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ringlab.comm.trace import Compute, Trace
+from ringlab.layout import contiguous, zigzag
+from ringlab.viz import decision_map, gantt, layout_view, load_mosaic, overlap_view
+
+ipywidgets = pytest.importorskip("ipywidgets")
+
+OPERABLE = (
+    ipywidgets.IntSlider,
+    ipywidgets.SelectionSlider,
+    ipywidgets.FloatLogSlider,
+    ipywidgets.ToggleButtons,
+    ipywidgets.Checkbox,
+    ipywidgets.Play,
+)
+"""Arrow keys move them, or Tab and Space. A drop-down list is none: JupyterLab takes its arrow keys away."""
+NAMED_BY_THEMSELVES = (ipywidgets.ToggleButtons, ipywidgets.Play)
+SHOWN = (ipywidgets.HTML, ipywidgets.Label)
+
+
+def controls(widget: Any) -> Iterator[Any]:
+    """Yield every widget inside that takes input."""
+    for child in getattr(widget, "children", ()):
+        yield from controls(child)
+    if not isinstance(widget, (ipywidgets.Box, *SHOWN)):
+        yield widget
+
+
+def faults(widget: Any) -> list[str]:
+    """Return a line for each control that keys cannot move or that has no name."""
+    lines = [f"{type(c).__name__} is not for keys" for c in controls(widget) if not isinstance(c, OPERABLE)]
+    lines += [
+        f"{type(c).__name__} has no name"
+        for c in controls(widget)
+        if not isinstance(c, NAMED_BY_THEMSELVES) and not c.description
+    ]
+    return lines
+
+
+TRACES = {name: Trace(1, [Compute(0, "attend 0", 0.0, 1.0)]) for name in ("a", "b")}
+PLAYERS: dict[str, Callable[[], Any]] = {
+    "gantt": lambda: gantt.player(TRACES),
+    "load_mosaic": lambda: load_mosaic.player([contiguous(8, 2), zigzag(8, 2)]),
+    "layout_view": lambda: layout_view.player(S=16, P=2),
+    "overlap_view": overlap_view.player,
+    "decision_map": decision_map.player,
+}
+
+
+@pytest.mark.parametrize("name", PLAYERS)
+def test_keys_are_enough(name: str) -> None:
+    player = PLAYERS[name]()
+    assert faults(player) == [] and len(list(controls(player))) >= 2
+
+
+def test_a_list_or_a_nameless_slider_would_be_found() -> None:
+    box = ipywidgets.VBox(
+        [ipywidgets.HBox([ipywidgets.Dropdown(options=[1], description="x")]), ipywidgets.IntSlider()]
+    )
+    assert faults(box) == ["Dropdown is not for keys", "IntSlider has no name"]
