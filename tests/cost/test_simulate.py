@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
 from ringlab.plan import Tile, tiles
 
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 SIZES = Attention(H=4, K=2, D=8, dtype="float32")
 LAYOUTS = [contiguous(50, 4), striped(50, 4), zigzag(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
 IDS = [f"{layout!r}" for layout in LAYOUTS]
@@ -306,3 +309,12 @@ def test_the_first_simulation_of_a_process_counts_no_more_memory_than_later_ones
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 1
+
+
+def test_the_published_thousand_ranks_took_under_ten_seconds_and_two_gigabytes() -> None:
+    published = json.loads((RESULTS / "simulate/1024-ranks.json").read_text())
+    simulated = published["simulated"]
+    assert (simulated["ranks"], simulated["tokens"], simulated["passes"]) == (1024, 16_000_000, "forward")
+    assert simulated["causal"] and simulated["layout"].startswith("zigzag")
+    assert max(published["wall_s"], published["measured"]["process_cpu_s"]) < 10
+    assert published["measured"]["peak_rss_bytes"] < 2e9
