@@ -39,7 +39,8 @@ def _state_bytes(run: Run) -> int:
 
 
 def _unseen(ran: Ran) -> bool:
-    return ran.run.P > 1 and not any(meter.sent for meter in ran.forward)
+    """Whether the first pass that was made sent nothing."""
+    return ran.run.P > 1 and not any(meter.sent for meter in ran.forward or ran.backward)
 
 
 def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
@@ -47,7 +48,7 @@ def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     for ran in rans:
         run, hops = ran.run, ran.run.P - 1
         block, state = _block_bytes(run), _state_bytes(run)
-        most = [("forward", ran.forward, hops * block, f"{hops} hops of K and V")]
+        most = [("forward", ran.forward, hops * block, f"{hops} hops of K and V")] if ran.forward else []
         if ran.backward:
             meaning = f"{hops} hops of K and V, {run.P} of dK and dV in float32"
             most.append(("backward", ran.backward, hops * block + run.P * state, meaning))
@@ -96,9 +97,8 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                         run,
                     )
     last = rans[-1]
-    return Verdict(
-        True, f"{last.forward[0].exchanges} sends forward on {last.run.P} ranks, to neighbours only"
-    )
+    which, meters = ("forward", last.forward) if last.forward else ("backward", last.backward)
+    return Verdict(True, f"{meters[0].exchanges} sends {which} on {last.run.P} ranks, to neighbours only")
 
 
 def _large(plan: Plan) -> list[Run]:

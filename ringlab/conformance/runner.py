@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ringlab.conformance import checks
 from ringlab.conformance.isolation import Isolated
@@ -99,6 +99,25 @@ def check(
         return _Suite(source, subject, selected, quick, seed, limit, progress).report()
 
 
+class Source(Protocol):
+    """Whoever makes runs of a target: child processes, this process, or workers in a sandbox."""
+
+    def claims(self) -> Claims | Trouble:
+        """Return what the target claims, or why there is no target."""
+
+    def skip(self, run: Run) -> None:
+        """Let a run go that nobody waits for any more."""
+
+    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield what came of each run that was not skipped, in order."""
+
+
+def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0, quick: bool = True) -> Report:
+    """Return what the `selected` checks find about a target whose runs `source` makes."""
+    nothing = Subject("")
+    return _Suite(source, nothing, tuple(selected), quick, seed, LIMIT, lambda finding: None).report()
+
+
 class _Here:
     """Runs made in this process, on virtual ranks."""
 
@@ -129,7 +148,7 @@ class _Suite:
 
     def __init__(
         self,
-        source: Isolated | _Here,
+        source: Source,
         subject: Subject,
         selected: tuple[Check, ...],
         quick: bool,
@@ -243,4 +262,4 @@ def smaller_runs(counter: Run) -> list[Run]:
     return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
 
 
-__all__ = ["LIMIT", "Finding", "Report", "check", "measure", "smaller_runs"]
+__all__ = ["LIMIT", "Finding", "Report", "Source", "check", "check_source", "measure", "smaller_runs"]
