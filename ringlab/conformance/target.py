@@ -150,13 +150,17 @@ def as_target(value: Any, **claims: Any) -> Target:
 
 
 def load(reference: str, **claims: Any) -> Target:
-    """Return the target that "package.module:name" names; the current directory is searched too.
+    """Return the target that "package.module:name", or "peer:name", names; the current directory is searched too.
 
     Raises: BackendError for a reference that is none; whatever the import raises.
     """
     module, colon, name = reference.partition(":")
     if not (module and colon and name):
-        raise BackendError("a target as package.module:function", repr(reference))
+        raise BackendError("a target as package.module:function, or peer:NAME", repr(reference))
+    if module == "peer":
+        from ringlab.conformance import peers
+
+        return as_target(peers.target(name), **claims)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     value: Any = importlib.import_module(module)

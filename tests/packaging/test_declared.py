@@ -15,6 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 # Rooms in which a teacher works, and the extra of each; a learner who never enters them needs none of its packages.
 INSTRUCTORS_ROOMS = {
+    "ringlab/conformance/peers/": "peers",
     "ringlab/conformance/plugin.py": "test",  # pytest itself loads it
     "ringlab/course/execution.py": "instructor",
     "ringlab/course/gradebook/": "instructor",

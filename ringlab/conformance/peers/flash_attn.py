@@ -1,0 +1,190 @@
+"""A stand-in for flash-attn's compiled kernels, so that packages built on them can be looked at on a CPU.
+
+It keeps the documented contract of `_flash_attn_forward` and `_flash_attn_backward` of flash-attn 2.7 and
+later: tensors (B, L, H, D), any number of query heads per key/value head, a causal mask aligned to the
+bottom right, out in the inputs' dtype, lse (B, H, L) in float32 with the natural logarithm, +∞ where a row
+sees no key, and gradients written into the dq, dk and dv that are given. It computes in float32, a head
+at a time, with the scores of that head in memory; or, with `Kernel.OPERATOR`, by torch's own flash operator for
+CPUs, which is fast. What a package itself does, which is messages, masks and sums over blocks, is its own code.
+What is not in the contract above (dropout, windows, soft caps, ALiBi, packed sequences) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab.errors import BackendError
+
+CONTRACT = "2.7.4"
+"""The version of flash-attn whose functions these stand for: packages choose their arguments by it."""
+
+
+class Kernel(Enum):
+    """How blocks are computed: plainly, or by torch's flash operator for CPUs where the mask allows it."""
+
+    DENSE = "dense"
+    OPERATOR = "operator"
+
+
+_chosen = [Kernel.DENSE]
+
+
+def choose(kernel: Kernel) -> None:
+    """Compute the blocks of this process in this way from now on."""
+    _chosen[0] = kernel
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (out, lse, nothing, nothing). Raises: BackendError for what the stand-in does not compute."""
+    _refuse(dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes)
+    if _operator_can(q, k, causal):
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        given, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *heads_first, 0.0, causal, scale=softmax_scale
+        )
+        return given.transpose(1, 2), lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    for head in range(q.shape[2]):
+        rows, keys, values = (x.float() for x in _of_head(head, q, k, v))
+        scores = _scores(rows, keys, softmax_scale, causal)
+        lse[:, head] = scores.logsumexp(-1)
+        out[:, :, head] = _weights(scores, lse[:, head]) @ values
+    return out, lse.masked_fill(lse == -math.inf, math.inf), q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    """Write dq, dk and dv; return delta, (B, H, L). Raises: BackendError as forward does."""
+    _refuse(dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes)
+    delta = (dout.float() * out.float()).sum(-1).transpose(1, 2)
+    if _operator_can(q, k, causal):
+        heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *heads_first, softmax_lse, 0.0, causal, scale=softmax_scale
+        )
+        for into, gradient in zip((dq, dk, dv), gradients, strict=True):
+            into.copy_(gradient.transpose(1, 2))
+        return delta
+    group = q.shape[2] // k.shape[2]
+    sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
+    for head in range(q.shape[2]):
+        rows, keys, values = (x.float() for x in _of_head(head, q, k, v))
+        weights = _weights(_scores(rows, keys, softmax_scale, causal), softmax_lse[:, head])
+        of_out = dout[:, :, head].float()
+        of_scores = weights * (of_out @ values.mT - delta[:, head, :, None])
+        dq[:, :, head] = softmax_scale * (of_scores @ keys)
+        sums[0][:, :, head // group] += softmax_scale * (of_scores.mT @ rows)
+        sums[1][:, :, head // group] += weights.mT @ of_out
+    dk.copy_(sums[0])
+    dv.copy_(sums[1])
+    return delta
+
+
+def _operator_can(q: Tensor, k: Tensor, causal: bool) -> bool:
+    """torch's operator aligns a causal mask to the top left, and knows no grouped heads."""
+    square = q.shape[1] == k.shape[1] or not causal
+    return _chosen[0] is Kernel.OPERATOR and square and q.shape[2] == k.shape[2]
+
+
+def _of_head(head: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, L, D) of one query head and of the key/value head that it reads."""
+    shared = head // (q.shape[2] // k.shape[2])
+    return q[:, :, head], k[:, :, shared], v[:, :, shared]
+
+
+def _scores(rows: Tensor, keys: Tensor, scale: float, causal: bool) -> Tensor:
+    scores = scale * (rows @ keys.mT)
+    if not causal:
+        return scores
+    count, seen = scores.shape[-2:]
+    hidden = torch.ones(count, seen, dtype=torch.bool, device=rows.device).triu(seen - count + 1)
+    return scores.masked_fill(hidden, -math.inf)
+
+
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """e^(scores − lse), 0 in rows that see no key, whatever infinity their lse is."""
+    return torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])
+
+
+def _refuse(dropout: float, window: tuple[int, int], softcap: float, alibi: Tensor | None) -> None:
+    asked = {
+        "dropout": dropout,
+        "a window": window != (-1, -1),
+        "softcap": softcap,
+        "ALiBi": alibi is not None,
+    }
+    found = [what for what, value in asked.items() if value]
+    if found:
+        raise BackendError("attention without dropout, windows, soft caps and ALiBi", ", ".join(found))
+
+
+def _absent(*_: Any, **__: Any) -> Any:
+    raise BackendError("_flash_attn_forward or _flash_attn_backward", "another function of flash-attn")
+
+
+@contextmanager
+def in_place_of_flash_attn() -> Iterator[None]:
+    """While packages are imported, `import flash_attn` gives the stand-in; an installed one is left alone afterwards."""
+    package, interface = ModuleType("flash_attn"), ModuleType("flash_attn.flash_attn_interface")
+    package.__path__ = []
+    package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)
+    interface.__spec__ = ModuleSpec("flash_attn.flash_attn_interface", None)
+    package.__version__ = CONTRACT  # type: ignore[attr-defined]
+    package.flash_attn_interface = interface  # type: ignore[attr-defined]
+    package.flash_attn_func = _absent  # type: ignore[attr-defined]
+    for name in ("_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
+        setattr(interface, name, _absent)
+    for function in (_flash_attn_forward, _flash_attn_backward):
+        setattr(interface, function.__name__, function)
+    names = {package.__name__: package, interface.__name__: interface}
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module

@@ -1,0 +1,55 @@
+"""A known package of ring attention as a target: where it comes from, and whose kernel computes its blocks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ringlab.conformance.target import Target
+from ringlab.errors import BackendError
+
+OWN_KERNEL = "its own"
+STAND_IN = "a stand-in for flash-attn's, in float32 on the CPU"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One function of a package that others publish.
+
+    package, pinned: its name on PyPI, and the version that the extra [peers] installs; "" where ringlab
+    needs the package anyhow. make: imports it and returns the target. kernel: what computes a block.
+    without: why it cannot be made on this machine, None if it can.
+    """
+
+    name: str
+    package: str
+    pinned: str
+    make: Callable[[], Target]
+    kernel: str = OWN_KERNEL
+    without: Callable[[], BackendError | None] = lambda: None
+
+    @property
+    def version(self) -> str:
+        """Return the installed version. Raises: BackendError where the package is not installed."""
+        try:
+            return importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError:
+            wanted = f"{self.package}=={self.pinned}"
+            raise BackendError(
+                f"the package {self.package}, for peer:{self.name}",
+                "it is not installed",
+                f"pip install '{wanted}', or all peers: pip install -c requirements.lock -e '.[peers]'",
+            ) from None
+
+    @property
+    def about(self) -> str:
+        """Return package, version and kernel in words, for a report. Raises: BackendError."""
+        return f"{self.package} {self.version} ({self.name}; kernel: {self.kernel})"
+
+    def target(self) -> Target:
+        """Return the target, named after package and version. Raises: BackendError where it cannot be made."""
+        about, obstacle = self.about, self.without()
+        if obstacle is not None:
+            raise obstacle
+        return replace(self.make(), name=about).completed()

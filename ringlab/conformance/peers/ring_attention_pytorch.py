@@ -1,0 +1,48 @@
+"""ring-attention-pytorch: `ring_flash_attn`, its ring for CPUs in plain torch, contiguous or striped.
+
+It gives no lse and takes no scale. On one rank its backward sends to itself, which gloo refuses.
+Its query head h reads key/value head h mod K, where others have h // (H / K): the heads are put in that order.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ringlab.conformance.target import Target
+
+RANKS = (2, 3, 4)
+
+
+def make() -> Target:
+    """Return the target. Raises: ImportError."""
+    module = importlib.import_module("ring_attention_pytorch.ring_flash_attention")
+    return Target(
+        attend_with(module.ring_flash_attn), over="torch.distributed", layouts=("contiguous", "striped"),
+        causal=(False, True), dtypes=("float32",), ranks=RANKS, ragged=False, axes="BLHD",
+    )  # fmt: skip
+
+
+def attend_with(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return attention on this rank's shards by the package's `function`."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, layout: Any, world_size: int) -> Tensor:
+        groups = q.shape[2] // k.shape[2]
+        out = function(
+            reordered(q, groups), k, v,
+            causal=causal,
+            ring_reduce_col=True,
+            striped_ring_attn=causal and layout.name == "striped",
+            ring_size=world_size,
+        )  # fmt: skip
+        return reordered(out, k.shape[2])
+
+    return attend
+
+
+def reordered(x: Tensor, inner: int) -> Tensor:
+    """Return (B, L, H, D) with head a·inner + b at b·(H / inner) + a."""
+    return x.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2, 3)
