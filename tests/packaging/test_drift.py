@@ -52,8 +52,8 @@ def in_environment(change: Callable[[list[Any]], object]) -> Callable[[Files], F
 
 DRIFTED = {
     "a new dependency is not locked": (
-        in_project(lambda p: p["project"]["dependencies"].append("einops>=0.8")),
-        "dependencies: einops is not in the lock",
+        in_project(lambda p: p["project"]["dependencies"].append("polars>=1.0")),
+        "dependencies: polars is not in the lock",
     ),
     "a new test dependency is not locked": (
         in_project(lambda p: p["project"]["optional-dependencies"]["test"].append("pytest-cov")),
