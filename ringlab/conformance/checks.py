@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringlab.conformance.checks_faults import FAULT_CHECKS
 from ringlab.conformance.checks_order import ORDER_CHECKS
+from ringlab.conformance.checks_precision import PRECISION_CHECKS
 from ringlab.conformance.checks_resources import RESOURCE_CHECKS
 from ringlab.conformance.checks_values import VALUE_CHECKS
 from ringlab.conformance.plan_runs import Check
@@ -12,7 +13,7 @@ from ringlab.errors import BackendError
 LOADS = "loads"
 """The check that comes before all others: the target can be imported and says what it claims."""
 
-CHECKS: tuple[Check, ...] = (*VALUE_CHECKS, *ORDER_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS)
+CHECKS: tuple[Check, ...] = (*VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS)
 
 
 def names() -> tuple[str, ...]:

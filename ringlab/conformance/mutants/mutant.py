@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +19,7 @@ class Mutant:
 
     changes: (old, new) pairs; each `old` stands in the text of the plain ring exactly once.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
-    "communication", "memory", "precision" or "behaviour".
+    "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Mutant:
     fault: str
     changes: tuple[tuple[str, str], ...]
     found_by: str
+    dtypes: tuple[str, ...] = ()
 
     def source(self) -> str:
         """Return the wrong ring's text. Raises: ValueError unless every change applies exactly once."""
@@ -52,4 +53,5 @@ class Mutant:
 
     def target(self) -> Target:
         """Return the wrong ring as a target that claims what the plain ring claims."""
-        return Target(self.module().attend, name=self.name).completed()
+        target = Target(self.module().attend, name=self.name)
+        return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
