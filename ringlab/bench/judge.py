@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ringlab.bench.four_ranks import FOUND, FourRanks
 from ringlab.bench.judge_watch import PHASES, Watched, rss_kib
 from ringlab.bench.machine import machine
 from ringlab.course.gradebook.collect import handed_in
@@ -22,8 +23,9 @@ from ringlab.errors import CourseError
 
 SOLUTIONS = Path("solutions")
 WRONG = Path("tests/course/submissions")
-EXERCISES = {"numpy": "01", "ring": "05", "flat": "01"}
-"""Attention in NumPy, one worker; the ring program, at most eight ranks, each a worker with torch."""
+EXERCISES = {"numpy": "01", "ring": "05", "eight": "05", "flat": "01"}
+"""Attention in NumPy, one worker; the ring program, on four ranks, or as the course grades it, on one to
+eight and with its other functions; each rank is a worker with torch."""
 WARM = 0.2
 """The share of a process's submissions before its memory counts: caches fill, allocators grow."""
 GOALS = {"numpy": (60, 60), "ring": (10, 10)}
@@ -36,7 +38,7 @@ Tick = Callable[[], None]
 def bench_judge(
     counts: dict[str, int], processes: int = 2, checkout: Path | None = None, tick: Tick = lambda: None
 ) -> dict[str, Any]:
-    """Return rates, times and memory for JSON: one part for each kind in `counts` (numpy, ring, flat).
+    """Return rates, times and memory for JSON: one part for each kind in `counts` (numpy, ring, eight, flat).
 
     Submissions are copies of the solution, every other one with a wrong answer out of the course's own
     tests. They go through the runner, a pool and a book, as `ringlab grade` sends them.
@@ -44,17 +46,32 @@ def bench_judge(
     """
     checkout = checkout or Path.cwd()
     parts = {
-        kind: measure(notebooks(checkout, EXERCISES[kind], count), EXERCISES[kind], processes, tick)
+        kind: measure(
+            notebooks(checkout, EXERCISES[kind], count, FOUND if kind == "ring" else ()),
+            EXERCISES[kind],
+            processes,
+            tick,
+            FourRanks if kind == "ring" else Watched,
+        )
         for kind, count in counts.items()
         if count
     }
     return {"bench": "judge", "processes": processes, **parts, "machine": machine()}
 
 
-def notebooks(checkout: Path, exercise: str, count: int) -> list[tuple[str, bool]]:
-    """Return `count` notebooks as text, no two the same, each with whether it is right; by turns."""
+def notebooks(
+    checkout: Path, exercise: str, count: int, found_by: Sequence[str] = ()
+) -> list[tuple[str, bool]]:
+    """Return `count` notebooks as text, no two the same, each with whether it is right; by turns.
+
+    `found_by` names the checks, as in 05.forward:values, whose wrong submissions are taken; () takes all.
+    """
     solutions = sorted((checkout / SOLUTIONS).glob(f"{exercise}_*.ipynb"))
-    wrong = sorted((checkout / WRONG / exercise).glob("wrong_*.py"))
+    wrong = [
+        path
+        for path in sorted((checkout / WRONG / exercise).glob("wrong_*.py"))
+        if not found_by or expected(path.read_text(encoding="utf-8")) in found_by
+    ]
     if not solutions or not wrong:
         raise CourseError("a checkout, with solutions and wrong submissions", str(checkout), "cd to it")
     text = solutions[0].read_text(encoding="utf-8")
@@ -69,13 +86,18 @@ def notebooks(checkout: Path, exercise: str, count: int) -> list[tuple[str, bool
 
 def _changed(document: dict[str, Any], number: int, wrong: Path | None) -> str:
     if wrong is not None:
-        header, _, source = wrong.read_text(encoding="utf-8").partition("\n")
-        stage = header.partition("check=")[2].partition(":")[0]
+        text = wrong.read_text(encoding="utf-8")
+        stage, source = expected(text).partition(":")[0], text.partition("\n")[2]
         for cell in document["cells"]:
             if cell["metadata"].get("grade") == stage:
                 cell["source"] = source
     document["metadata"]["copy"] = number
     return json.dumps(document)
+
+
+def expected(text: str) -> str:
+    """Return the check that a wrong submission's first line names, as in 05.forward:values."""
+    return text.partition("\n")[0].partition("check=")[2].split()[0]
 
 
 def measure(

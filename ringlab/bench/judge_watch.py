@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ringlab.course.contract import Exercise
+
 PHASES = ("start", "load", "calls", "checks", "rest")
 """Seconds waited for workers to start, to load the code, to answer; the checks' own work; all else."""
 
@@ -51,7 +53,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, path: Path, exercise: str | None, **options: Any) -> Any:
+    def __call__(self, path: Path, exercise: Exercise | str | None, **options: Any) -> Any:
         watch = _watch()
         watch.begin()
         report = watch.grade(path, exercise, **options)

@@ -137,7 +137,10 @@ def ring(
 @app.command()
 def judge(
     numpy: Annotated[int, typer.Option("--numpy", min=0, help="NumPy submissions.")] = 60,
-    rings: Annotated[int, typer.Option("--ring", min=0, help="Ring submissions, eight ranks each.")] = 10,
+    rings: Annotated[int, typer.Option("--ring", min=0, help="Ring submissions, four ranks each.")] = 10,
+    eight: Annotated[
+        int, typer.Option("--eight", min=0, help="Exercise 05 as the course grades it, up to eight ranks.")
+    ] = 0,
     flat: Annotated[
         int, typer.Option("--flat", min=0, help="NumPy submissions that memory is watched over.")
     ] = 0,
@@ -149,7 +152,7 @@ def judge(
     with errors_told(as_json), progress_bar() as bar:
         from ringlab.bench.judge import bench_judge
 
-        counts = {"numpy": numpy, "ring": rings, "flat": flat}
+        counts = {"numpy": numpy, "ring": rings, "eight": eight, "flat": flat}
         task = bar.add_task("bench judge", total=sum(counts.values()))
         measured = bench_judge(counts, jobs, tick=lambda: bar.advance(task))
     _write(measured, output)

@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ringlab.bench import judge_watch
-from ringlab.bench.judge import bench_judge, goals_missed, measure, memory_of, notebooks
+from ringlab.bench.four_ranks import FOUND, four_ranks
+from ringlab.bench.judge import bench_judge, expected, goals_missed, measure, memory_of, notebooks
 from ringlab.bench.judge_watch import PHASES, Stopwatch, Watched
+from ringlab.course.reports import run_in_process
 from ringlab.errors import CourseError
 from tests.course.gradebook import stub
+from tests.course.submissions_of import namespace, solution_code, submissions
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEPT: list[bytes] = []
@@ -94,6 +98,27 @@ def test_memory_is_a_line_through_what_comes_after_the_warming_up() -> None:
 def test_copies_are_right_and_wrong_by_turns_and_all_different() -> None:
     copies = notebooks(CHECKOUT, "05", 6)
     assert [right for _, right in copies] == [True, False] * 3 and len({text for text, _ in copies}) == 6
+
+
+class Counted(Exception):
+    """Instead of an outcome: how many ranks a check asked for."""
+
+
+class Counting:
+    def run_ring(self, world_size: int, *args: Any, **kwargs: Any) -> Any:
+        raise Counted(world_size)
+
+
+def test_the_contract_of_four_ranks_tells_right_from_wrong() -> None:
+    (stage,) = four_ranks().stages
+    for check in stage.checks:
+        with pytest.raises(Counted, match="^4$"):
+            check.run(Counting(), np.random.default_rng(1))
+    wrong = [path for path in submissions("wrong_*") if expected(path.read_text()) in FOUND]
+    assert len(wrong) >= 10
+    for path in wrong:
+        assert not run_in_process(stage, namespace(path), tier="all", seed=1).ok, path.stem
+    assert run_in_process(stage, solution_code("05"), tier="all", seed=1).ok
 
 
 def test_outside_of_a_checkout_it_says_so(tmp_path) -> None:
