@@ -89,7 +89,8 @@ hint("09.block")
 # position. Return this rank's `(dq, dk, dv)`, in the dtype of `lse`.
 #
 # - Everything goes to the next rank. K and V make P − 1 hops, in the dtype in which they came. dK and dV of a block go with it, in the dtype
-#   of `lse`, and make P. Nothing else travels, and no heads are repeated. From P to 2P − 1 exchanges.
+#   of `lse`, from its owner on, and make P. Nothing else travels, and no heads are repeated. From P to 2P − 1 exchanges. **One rank alone
+#   sends nothing**, not even to itself.
 # - Shards may have different lengths, some may be empty: `ring.post(x, y, length=n)` says that what arrives has n tokens.
 # - Memory: your shard, one block in use and one arriving, one courier, one arriving. It does not grow with the number of ranks.
 # - Make each call of `block_backward` through `ring.compute(label, block_backward, …)`, once per block, so that a clock can see it. There
@@ -131,7 +132,7 @@ hint("09.couriers")
 #
 # `lengths[r]` are the tokens of rank r, `itemsize` the bytes of an element of K and V: 2, 4 or 8. Return `(forward, backward)`: the
 # bytes that `rank` sends in a forward ring (exercise 05) and in your backward ring. Sums travel in float32 at least, in float64 for
-# float64.
+# float64. One rank alone sends nothing.
 
 # %% grade="09.traffic"
 def bytes_sent(lengths, rank, B, K, D, itemsize):

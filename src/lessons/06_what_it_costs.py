@@ -445,9 +445,17 @@ print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 print(chosen.request.command())
 
 # %% [markdown]
-# And if your ranks are others? The map shows all of them at once. Go across to your tokens per rank and up to your link's
-# bandwidth: the colour says which way of sharing attention waits least there, and right of the heavy line, the threshold of
-# section 2, a ring's hops are hidden. Each diamond is the threshold of a machine that you can rent.
+# And if your ranks are others? The map below shows all of them at once. Beside the ring and the all-gather it knows one
+# more way, **Ulysses** (arXiv 2309.14509): one exchange, in which every rank sends something to every other, gives each
+# rank *all* tokens of a few heads; it attends to them alone, and a second such exchange takes the output home. While
+# there are heads to deal out, a rank's bytes hardly grow with the number of ranks, where a ring's do; but none of them
+# hide behind attention, and heads are few.
+#
+# Go across to your tokens per rank and up to your link's bandwidth: the colour says which of the three leaves the least
+# communication exposed, and right of the heavy line, the threshold of section 2, a ring's hops are hidden. Each diamond
+# is the threshold of a known machine on one of its links. Like section 2 the map counts with the **peak** FLOP/s, which
+# no kernel reaches, and it begins with 32 query heads on 8 K/V heads. So it asks for more tokens than section 6 and the
+# planner did, for the same H100s on InfiniBand.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)

@@ -10,8 +10,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
 # The forward ring was kind to us. Queries stayed at home, and so did their results; only K and V travelled, and nobody changed them. In the backward
-# something travels that *grows on its way*. Several published ring attentions went wrong
-# just here.
+# something travels that *grows on its way*. Several published ring attentions went wrong just here.
 
 # %%
 import math
@@ -46,8 +45,12 @@ def sees(layout, rank, origin):
     return None if layout is None else layout.positions(rank)[:, None] >= layout.positions(origin)[None, :]
 
 # %% [markdown]
-# Suppose that rank 3 wants the gradients that come of *its* queries and *rank 1's* keys. Lesson 03 gave the recipe for one tile, with $P = e^{S -
-# \mathrm{lse}}$ and $\delta = \mathrm{rowsum}(dO \circ O)$. Nothing in it has to be a tile: any block of queries and any block of keys will do.
+# Suppose that rank 3 wants the gradients that come of *its* queries and *rank 1's* keys. Lesson 03 gave the recipe for one tile. It wrote P for the
+# weights; here P counts ranks, so let the weights be $W = e^{S - \mathrm{lse}}$, and again $\delta = \mathrm{rowsum}(dO \circ O)$:
+#
+# $$dS = W\circ(dO\,V^\top - \delta),\qquad dQ = \mathrm{scale}\cdot dS\,K,\qquad dK = \mathrm{scale}\cdot dS^\top Q,\qquad dV = W^\top dO.$$
+#
+# Nothing in it has to be a tile: any block of queries and any block of keys will do.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask=None):
@@ -65,7 +68,7 @@ def attend_backward(dout, q, k, v, lse, delta, mask=None):
 
 # %% tags=["nbval-ignore-output"]
 predict("09.saved", "Beside its own q, k and v, what must a rank keep from the forward, to take part in the backward?",
-        choices=["out and lse of its rows", "its weights P for every block", "the K/V blocks that came by"])
+        choices=["out and lse of its rows", "its weights for every block", "the K/V blocks that came by"])
 
 # %%
 def cut(layout, *whole):
@@ -73,10 +76,15 @@ def cut(layout, *whole):
     return [(*layout.shard(whole[:-1], rank), layout.shard(whole[-1], rank, dim=-1)) for rank in range(layout.P)]
 
 
+def term(rank, origin):
+    """What the rows of `rank` and the keys of `origin` add to (dq, dk, dv)."""
+    dout, q, _, _, out, lse = shards[rank]
+    _, _, k, v, _, _ = shards[origin]
+    return attend_backward(dout, q, k, v, lse, (dout * out).sum(-1), sees(layout, rank, origin))
+
+
 shards = cut(layout, dout, q, k, v, out, lse)
-deltas = [(d * o).sum(-1) for d, _, _, _, o, _ in shards]
-parts = [[attend_backward(*shards[r][:2], *shards[o][2:4], shards[r][5], deltas[r], sees(layout, r, o))
-          for o in range(4)] for r in range(4)]
+parts = [[term(rank, origin) for origin in range(4)] for rank in range(4)]
 dq3 = sum(parts[3][origin][0] for origin in range(4))
 right = torch.from_numpy(truth.dq[..., 24:, :])
 enough = (dq3 - right).abs().max() < 1e-5
@@ -85,10 +93,11 @@ compare("09.saved", "out and lse of its rows" if enough else "more")
 
 # %% [markdown]
 # `parts[r][o]` holds what rank r's queries and rank o's keys give, and rank 3's row of it adds up to its dQ. Each pair was computed alone, from rank
-# r's own rows and one K/V block. P is not kept but computed again; the blocks are not kept either, they come around once more.
+# r's own rows and one K/V block. Weights are not kept but computed again; the blocks are not kept either, they come around once more.
 #
 # Two numbers per row stand for all the other blocks. **lse** knows how much weight the row gave elsewhere, so $e^{S-\mathrm{lse}}$ is this block's
-# share of the *whole* row. **delta** knows how much the other weights mattered, and is had from out and dout, before the first message. Both must be
+# share of the *whole* row. **delta** knows what the weights elsewhere were worth: a softmax weight grows only at the cost of the others, and delta is
+# the sum of $W \circ dO\,V^\top$ over *all* keys of the row. It is had from out and dout, before the first message. Both must be
 # final. Here is what a block's own softmax would do, the lse over the keys that happen to be here:
 
 # %%
@@ -132,7 +141,8 @@ compare("09.who", {1: "1: its owner", 4: "4: all"}.get(adds[0], str(adds[0])))
 #
 # - Every rank keeps a dK and dV for the whole sequence and adds them up at the end. That is a tensor of length S on every rank: what the ring was
 #   built to avoid.
-# - Every rank sends each term straight to the block's owner. The owner then receives P − 1 messages from everywhere; it is no ring any more.
+# - Every rank sends each term straight to the block's owner. That is as many bytes, but in step s the owner is s ranks away: messages no longer go to
+#   a neighbour, and where the machines themselves are joined in a ring, each takes s links.
 # - The terms are added up **on the way**. The block visits just those ranks that have a term. So let the sum visit them too.
 #
 # We call the travelling sum of a block, dK and dV in float32, its *courier*.
@@ -148,7 +158,8 @@ predict("09.hops", "4 ranks: K/V make 3 hops. How many does a courier make until
 # %% [markdown]
 # ## 3 · The backward ring, in ten lines
 #
-# As in lesson 05, plus a courier. Attend to the block that is here, add your term to the courier that is here, send on both.
+# As in lesson 05, plus a courier. Attend to the block that is here, add your term to the courier that is here, send on both. How a courier is sent on
+# is an argument, `carry`, since section 5 will try another way. A `tag` names a message in the trace; by it we count.
 
 # %%
 def ring_backward(ring, dout, q, k, v, out, lse, layout, carry=Ring.shift):
@@ -185,16 +196,21 @@ def hops(trace, rank=0):
 straight = run(ring_backward, layout, shards)
 print("dQ, dK, dV: relative errors below 1e-5:", [error < 1e-5 for error in errors(straight, layout, truth)])
 blocks, couriers = hops(straight.trace)
-print(f"K/V {blocks} hops, dK/dV {couriers} hops, all to rank {straight.trace.peers(0)}")
+print(f"K/V {blocks} hops, dK/dV {couriers} hops, rank 0 sends all of them to rank", *straight.trace.peers(0))
 compare("09.hops", couriers)
 
 # %% [markdown]
 # **P − 1 and P.** The last K/V block to arrive is used and forgotten: its owner has it. A courier is different. After P − 1 hops it has been on every
 # rank, and stands on the rank *before* its owner. It is complete, and in the wrong place. The P-th hop brings it home.
 #
+# Two remarks on that P. One rank alone would send its courier to itself, which does no harm and brings nothing; the package leaves that out, and so will
+# you in the exercise. And P hops are what a courier makes that *starts at its owner*. The owner could keep its own term and let the courier start one
+# rank later: then P − 1 hops do, for one more dK and dV held all the way. We count P, as the package does.
+#
 # ## 4 · See it grow
 #
-# The next picture is read off the messages of such a run, without a mask. A box is the courier on a rank when it is sent on. Each rank has a colour
+# The next picture is read off the messages of such a run, without a mask. Its inputs are chosen so that each pair's term is a digit of its own: what a
+# sum is made of can then be read off the sum. A box is the courier on a rank when it is sent on. Each rank has a colour
 # and a place in the box, filled when it has added its term; the number says *whose* block the term belongs to. Press Play, or move the slider with
 # the arrow keys.
 
@@ -236,9 +252,9 @@ title = "Couriers against the blocks: terms of different blocks in one sum"
 show(courier_view.figure(reverse, title), courier_view.describe(reverse))
 
 # %% [markdown]
-# Blocks and couriers run past each other, and in every step a courier meets a rank that holds *another* block. Boxes fill up
-# as before, but in the end half of what is in them belongs to another block. Shapes fit, nothing crashes, dQ is right. And **with two ranks it is exact**, as there next
-# and previous are the same: a test on two ranks finds nothing.
+# Blocks and couriers run past each other, and in every step a courier meets a rank that holds *another* block: a dashed box holds terms that do not belong
+# to one block. In the end half of what is in it is another block's. Shapes fit, nothing crashes, dQ is right. And **with two ranks it is exact**, as
+# there next and previous are the same: a test on two ranks finds nothing.
 #
 # The true picture of "reverse" is this: the backward of *send* is *receive*. Autograd through a ring of sends would indeed run messages backwards,
 # with all blocks kept or fetched backwards too. Our backward is another program: it goes around once more, forwards, and takes the sums along.
@@ -282,8 +298,8 @@ names = ["Compute, then send", "Blocks ahead, couriers one hop behind"]
 show(gantt.compare([straight.trace, behind.trace], names), gantt.describe_all([straight.trace, behind.trace], names))
 
 # %% [markdown]
-# Every hop has found a computation to hide behind, but one: the last courier's. When it leaves there is nothing left to compute, so a backward ring
-# ends with one exposed hop, however fast the rest.
+# Above, 4 computations and 7 hops stand one after the other. Below, every hop has found a computation to hide behind, but one: the last courier's. When
+# it leaves there is nothing left to compute, so a backward ring ends with one exposed hop, however fast the rest.
 #
 # ## 7 · What it costs
 #
@@ -298,13 +314,13 @@ even = zigzag(S, P)
 text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
 
 
-def train(ring):
+def train(ring, layout, whole):
     """Forward and backward of the package's ring attention on this rank."""
-    own = [x.requires_grad_() for x in even.shard(text, ring.rank)]
-    ring_attention(*own, ring=ring, layout=even, causal=True).sum().backward()
+    own = [x.requires_grad_() for x in layout.shard(whole, ring.rank)]
+    ring_attention(*own, ring=ring, layout=layout, causal=True).sum().backward()
 
 
-sent = [event.bytes_sent for event in VirtualCluster(P).run(train).trace.exchanges(0)]
+sent = [event.bytes_sent for event in VirtualCluster(P).run(train, even, text).trace.exchanges(0)]
 forward, backward = sum(sent[: P - 1]), sum(sent[P - 1 :])
 block = 2 * (S // P) * K * D  # elements of K and V, or of dK and dV
 print(f"forward  {forward:>9,} bytes, (P − 1) blocks of 2 bytes an element: {(P - 1) * block * 2:,}")
@@ -313,7 +329,8 @@ compare("09.bytes", backward / forward)
 
 # %% [markdown]
 # With e bytes an element, backward over forward is $1 + \frac{P}{P-1}\cdot\frac{\max(e, 4)}{e}$. And the arithmetic? Forward multiplies two pairs of
-# matrices per block, backward five. Hiding is a race of bytes against FLOPs, so compare the two:
+# matrices per block, backward five. Hiding is a race of bytes against FLOPs. Bytes grow like the tokens per rank, FLOPs like their square (lesson 06):
+# with twice the bytes per FLOP it takes shards twice as long.
 
 # %%
 for name, e in (("bfloat16", 2), ("float32", 4)):
@@ -326,9 +343,23 @@ print(f"heads repeated before sending, {H} in place of {K}: {H // K} times the b
 # In bfloat16 the backward needs somewhat longer shards than the forward to hide its traffic; in float32 shorter ones. Mind the last line. 8 query
 # heads share 2 K/V heads here. Each of the four heads of a group gives a term for the shared dK: **add them up first**, then send.
 #
+# And what does a rank hold? 64 tokens on every rank, more and more ranks:
+
+# %%
+for ranks in (2, 4, 8, 16):
+    wider = zigzag(64 * ranks, ranks)
+    peak = VirtualCluster(ranks).run(train, wider, corpus.qkv(wider.S, heads=H, kv_heads=K, head_dim=D)).memory[0].peak_bytes
+    print(f"{ranks:2} ranks, peak in couriers: {peak / (2 * 64 * K * D * 4):4.1f}")
+
+# %% [markdown]
+# Beside its shard, which is not counted, a rank holds a block in use and one that arrives, a courier that leaves and one that arrives, and what it
+# computes with: 8 query heads of each, where a courier has 2. None of it grows with P; gradients of the whole sequence would add a courier for
+# every rank.
+#
 # ## 8 · Why float32
 #
-# What would bfloat16 couriers cost in accuracy? Every stop adds a term *and rounds the whole sum*. Here is a program with a few faults to choose from.
+# What would bfloat16 couriers cost in accuracy? Every stop adds a term *and rounds the whole sum*. Here is `ring_backward` once more, with faults to
+# choose from: one for this section, the others for the next.
 
 # %%
 def faulty(ring, dout, q, k, v, out, lse, layout, fault="none"):
@@ -342,7 +373,9 @@ def faulty(ring, dout, q, k, v, out, lse, layout, fault="none"):
         part = attend_backward(dout, q, k, v, total, delta, mask)
         if step > 0 or fault != "own block left out":
             dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
-        if fault == "bfloat16 couriers":
+        if fault == "couriers go back":
+            dk, dv = backwards(ring, dk, dv, tag="dkv")
+        elif fault == "bfloat16 couriers":
             dk, dv = (x.float() for x in ring.shift(dk.bfloat16(), dv.bfloat16()))
         elif step < P - 1 or fault != "no last hop":
             dk, dv = ring.shift(dk, dv)
@@ -385,29 +418,29 @@ show(figure, "Relative error of dV against the number of ranks, both axes logari
      "ranks. bfloat16 couriers begin thousands of times higher and rise with the ranks.")
 
 # %% [markdown]
-# With float32 the number of stops does not show. In bfloat16 it does, and more ranks make it worse: a training run that was fine on two
-# devices need not be fine on 32. Lesson 10 is about such curves.
+# With float32 the number of stops does not show. In bfloat16 it does: the curve trembles, as roundings go up or down by chance, but it rises, and a
+# training run that was fine on two devices need not be fine on 32. Lesson 10 is about such curves.
 #
 # ## 9 · What else goes wrong, and who notices
 #
-# The faults of `faulty`, on two ranks and on four. All were found in published code or write-ups, or are a line away from it.
+# The faults of `faulty`, on one rank, two and four. All were found in published code or write-ups, or are a line away from it.
 
 # %%
-FAULTS = ("none", "bfloat16 couriers", "no last hop", "own block left out", "the block's own lse", "dQ scaled twice",
-          "K/V of the first step")
-print(f"{'':24} 2 ranks: dQ, dK, dV      4 ranks: dQ, dK, dV")
+FAULTS = ("none", "dQ scaled twice", "own block left out", "the block's own lse", "K/V of the first step", "no last hop",
+          "bfloat16 couriers", "couriers go back")
+print(f"{'':21}   1 rank: dQ, dK, dV       2 ranks                  4 ranks")
 for fault in FAULTS:
     cells = []
-    for P in (2, 4):
+    for P in (1, 2, 4):
         even = contiguous(32, P)
         found = errors(run(faulty, even, cut(even, dout, q, k, v, out, lse), fault=fault), even, truth)
         cells.append("  ".join("  ok  " if error < 1e-5 else f"{error:6.3f}" for error in found))
-    print(f"{fault:24} {cells[0]}   {cells[1]}")
+    print(f"{fault:21}   {'   '.join(cells)}")
 
 # %% [markdown]
-# Read it as a doctor would. *No last hop*: dQ is right, dK and dV are the neighbour's. *Scaled twice*: dQ alone. *The block's own lse*: nothing is
-# right, and yet at P = 1 everything is. *bfloat16*: some thousandths, which a tolerance of 1e-2 lets pass. So check **all three** gradients, on
-# **three ranks or more**, to **1e-5** in float32.
+# Read it as a doctor would. *Scaled twice*: dQ alone. *The block's own lse*, *K/V of the first step*: nothing is right, and yet on one rank everything
+# is. *No last hop*: dQ is right, dK and dV are the neighbour's. *bfloat16*: some thousandths, by chance more or less of them, and a tolerance of 1e-2
+# lets them pass. *Couriers go back*: only the last column knows. So check **all three** gradients, on **three ranks or more**, to **1e-5** in float32.
 #
 # Two more faults are about time, and may or may not show on a given day. A tensor that has been posted belongs to the transport until `wait`: you may
 # read it, not write it. And a receive buffer holds nothing yet. `Strict`, which wraps the transport in the exercise, makes both show at once:
@@ -461,13 +494,14 @@ print("4 processes, bit for bit the virtual ranks:", same, "  hops:", hops(real.
 # %% [markdown]
 # ## Recap
 #
-# - The backward of a pair of blocks needs q, k, v, dout, and the **final** lse and delta of its rows. P is computed again, blocks come around again.
+# - The backward of a pair of blocks needs q, k, v, dout, and the **final** lse and delta of its rows. Weights are computed again, blocks come
+#   around again.
 # - dQ is a sum over blocks and stays at home. dK and dV are sums over *ranks*: they travel **with their block**, in the same direction, one term
 #   richer at every stop.
 # - K/V make P − 1 hops, dK/dV make P. One hop less, and every gradient ends on the neighbour. The other way, and terms of different blocks mix; with
 #   two ranks nobody notices.
 # - Couriers run one hop behind and hide, but for the last hop.
-# - Bytes: the forward's, and P couriers in float32, with K/V heads only.
+# - Bytes: the forward's, and P couriers in float32, with K/V heads only. Memory does not grow with P.
 #
 # ## Self-check
 #
@@ -475,5 +509,7 @@ print("4 processes, bit for bit the virtual ranks:", same, "  hops:", hops(real.
 # 2. dQ is right, dK and dV are wrong on 4 ranks and right on 2. Your first suspicion? *(The direction of the couriers.)*
 # 3. Why may rank 0 not skip a step in which it sees nothing of the block? *(The courier passes through its hands, even if it adds nothing.)*
 # 4. What would you have to keep in order to run the backward without sending K and V again? *(All visitors: the whole sequence.)*
+# 5. `trace.exchanges` of somebody's ring shows P − 1 hops of dK and dV. A bug? *(If the owner's own term is added at home, no. If not, all gradients are the
+#    neighbour's.)*
 #
 # Now build it: [exercise 09](../exercises/09_backward_ring.ipynb), delta, a block, the couriers, and their bytes.
