@@ -66,6 +66,42 @@ def processes(
 
 
 @app.command()
+def peers(
+    tokens: Tokens = 8192,
+    heads: Heads = 8,
+    head_dim: HeadDim = 64,
+    ranks: Annotated[str, typer.Option("--ranks", help="Numbers of gloo processes, with commas.")] = "2,4",
+    rounds: Rounds = 7,
+    names: Annotated[
+        str, typer.Option("--peers", help="Peers by name, with commas; those of the bench if empty.")
+    ] = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, or bfloat16.")] = "float32",
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Known packages of ring attention beside ringlab's, in turn: causal, gloo processes of one thread. Status 1 where ringlab is wrong."""
+    numbers = [each.strip() for each in ranks.split(",")]
+    if not all(each.isdigit() for each in numbers):
+        raise typer.BadParameter("numbers with commas are needed", param_hint="--ranks")
+    with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.peers import PEERS, bench_peers
+        from ringlab.bench.work import Work
+
+        task = bar.add_task("bench peers", total=len(numbers))
+        measured = bench_peers(
+            Work(H=heads, S=tokens, D=head_dim), [int(each) for each in numbers], rounds,
+            [each.strip() for each in names.split(",")] if names else PEERS, dtype,
+            progress=lambda: bar.advance(task),
+        )  # fmt: skip
+    _write(measured, output)
+    if as_json:
+        print_json(measured)
+        finish(measured["ok"])
+    _print_peers(measured)
+    finish(measured["ok"])
+
+
+@app.command()
 def plan(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Answers that are counted.")] = 11,
     output: Output = None,
@@ -192,6 +228,25 @@ def draw(
         return
     for path, alt in drawn:
         people.print(str(path), alt, sep="\n    ", markup=False, highlight=False)
+
+
+def _print_peers(measured: dict[str, Any]) -> None:
+    for name, about in measured["about"].items():
+        people.print(f"{name}: {about}", markup=False, highlight=False)
+    for case in measured["cases"]:
+        people.print(f"P={case['P']}, {case['pass'].replace('_', ' + ')}")
+        for name, found in case["contenders"].items():
+            worst = max(found["errors"], key=found["errors"].get)
+            verdict = "right" if found["correct"] else f"WRONG: {worst} off by {found['errors'][worst]:.2g}"
+            line = f"  {name:24} {found['median_s']:8.3f} s  {found['ratio']:6.2f} times ringlab's  {verdict}"
+            people.print(line, markup=False, highlight=False)
+        for name, reason in measured["not_run"][str(case["P"])].items():
+            people.print(f"  {name:24} not run: {reason}", markup=False, highlight=False)
+        people.print(f"  fastest that is right: {case['fastest_correct']}", markup=False, highlight=False)
+    machine = measured["machine"]
+    people.print(
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {machine['date']}"
+    )
 
 
 def _write(measured: dict[str, Any], output: Path | None) -> None:

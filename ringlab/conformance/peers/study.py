@@ -1,0 +1,119 @@
+"""What the quick tier finds about every peer, as files with versions, and a page that sums them up.
+
+`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md` runs what is installed
+and writes both; names of studies after that run only these. The page is made of all files in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringlab.conformance.peers import PEERS, peer
+from ringlab.conformance.runner import Report, check
+from ringlab.errors import BackendError
+
+LIMIT = 60.0
+HEAD = """\
+# What the suite finds about known packages
+
+Written by `python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md`, from the
+files of that folder, which hold the evidence in full. Each row is one run of `ringlab check peer:NAME --quick` in gloo
+processes on a CPU. It says what this run showed about this version, and nothing about others.
+
+Packages that need flash-attn's compiled kernels ran over a stand-in for these, which computes their documented
+contract in float32; messages, masks and the sums over blocks are the package's own code. Their kernels take
+float16 and bfloat16. The studies in float32 are outside what these take, and show where a package's own code
+relies on that. "wrong shape" and "rank dies" are what gloo and the package do together.
+"""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A peer, and the claims that are put in place of its own."""
+
+    name: str
+    peer: str
+    claims: dict[str, Any] = field(default_factory=dict)
+
+
+_IN_FLOAT32 = ("ring-flash-attn", "ring-flash-attn-zigzag", "yunchang")
+STUDIES: dict[str, Study] = {name: Study(name, name) for name in PEERS} | {
+    f"{name}-float32": Study(f"{name}-float32", name, {"dtypes": ("float32",)}) for name in _IN_FLOAT32
+}
+
+
+def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
+    """Return what was found about a peer, or why it cannot run here, ready for JSON. Raises: BackendError if it is not installed."""
+    of = peer(chosen.peer)
+    about = {
+        "study": chosen.name, "peer": of.name, "package": of.package, "version": of.version,
+        "kernel": of.kernel, "claims": {key: list(value) for key, value in chosen.claims.items()},
+        "torch": torch.__version__, "python": platform.python_version(), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+    obstacle = of.without()
+    if obstacle is not None:
+        return {**about, "cannot_run": f"needs {obstacle.needed}; got: {obstacle.got}"}
+    return {**about, **run(f"peer:{of.name}", quick=True, limit=LIMIT, **chosen.claims).as_dict()}
+
+
+def page(found: Sequence[dict[str, Any]]) -> str:
+    """Return the page: a row for each study, then the evidence of each check that failed."""
+    lines = [HEAD, "| study | package | kernel | checks failed | of |", "|---|---|---|---|---|"]
+    for each in found:
+        package = f"{each['package']} {each['version']}"
+        applied = [one for one in each.get("checks", []) if one["applies"]]
+        failed = ", ".join(one["name"] for one in applied if not one["ok"]) or "none"
+        told = "cannot run on a CPU" if "cannot_run" in each else failed
+        lines.append(
+            f"| [{each['study']}](#{each['study']}) | {package} | {each['kernel']} | {told} | {len(applied)} |"
+        )
+    for each in found:
+        lines += ["", f"## {each['study']}", "", _run_of(each), ""]
+        lines += [f"- **{one['name']}**: {_text(one)}" for one in each.get("checks", []) if not one["ok"]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _run_of(each: dict[str, Any]) -> str:
+    if "cannot_run" in each:
+        return f"Not run: {each['cannot_run']}."
+    claims = "".join(f" --{key} {','.join(value)}" for key, value in each["claims"].items())
+    command = f"`ringlab check peer:{each['peer']} --quick{claims}`"
+    where = f"torch {each['torch']}, Python {each['python']}, {each['date']}"
+    return f"{command}: {each['runs']} runs, seed {each['seed']}, {where}."
+
+
+def _text(one: dict[str, Any]) -> str:
+    smallest = f" Smallest: {one['counterexample']}." if one["counterexample"] else ""
+    return f"{one['evidence']}.{smallest}".replace("<", "&lt;").replace("|", "\\|")
+
+
+def main(folder: Path, to: Path, names: Sequence[str]) -> int:
+    """Run the studies, all by default, and write their files and the page; return 1 where a package is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = 0
+    for name in names or STUDIES:
+        try:
+            result = study(STUDIES[name])
+        except BackendError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            missing = 1
+            continue
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        failed = [one["name"] for one in result.get("checks", []) if not one["ok"]]
+        print(f"{name}: {result.get('cannot_run') or ', '.join(failed) or 'all passed'}", flush=True)
+    paths = [folder / f"{name}.json" for name in STUDIES if (folder / f"{name}.json").exists()]
+    to.write_text(page([json.loads(path.read_text(encoding="utf-8")) for path in paths]), encoding="utf-8")
+    return missing
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
