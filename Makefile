@@ -1,7 +1,8 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run every check
+# make site   build the course as web pages that load nothing from anywhere, into build/site
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
-# The first two use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
+# The first three use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
 # All paths are relative, so the checkout may lie in a directory with spaces in its name.
 
 SHELL := /bin/sh
@@ -11,7 +12,7 @@ LAB_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist loadscope
 export PYTHON
 
-.PHONY: help lab test gpu check build format lock clean setup-lab setup-test
+.PHONY: help lab test site gpu check build format lock clean setup-lab setup-test setup-site
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -24,7 +25,10 @@ setup-lab:
 	@sh tools/setup.sh
 
 setup-test:
-	@sh tools/setup.sh test,instructor
+	@sh tools/setup.sh test,instructor,site
+
+setup-site:
+	@sh tools/setup.sh site
 
 lab: setup-lab
 	@$(RUN) tools/lab.py $(LAB_ARGS)
@@ -32,6 +36,9 @@ lab: setup-lab
 test: setup-test
 	@sh tools/system_packages.sh
 	@$(MAKE) --no-print-directory check
+
+site: setup-site
+	@$(RUN) -m tools.website
 
 gpu:
 	@sh tools/gpu_check.sh

@@ -131,8 +131,8 @@ def test_the_lock_is_complete() -> None:
 
 
 def installed_closure() -> dict[str, str]:
-    """Return name and version of what ringlab[test,instructor] needs here, as installed."""
-    pending: list[tuple[str, str]] = [("ringlab", extra) for extra in ("", "test", "instructor")]
+    """Return name and version of what ringlab[test,instructor,site] needs here, as installed."""
+    pending: list[tuple[str, str]] = [("ringlab", extra) for extra in ("", "test", "instructor", "site")]
     reached = set(pending)
     found: dict[str, str] = {}
     while pending:

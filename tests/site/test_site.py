@@ -1,0 +1,250 @@
+"""The built pages: complete, linked, quiet on the network, and readable on a phone and in the dark."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import nbformat
+import pytest
+
+import ringlab
+from ringlab.course.catalogue import LESSONS
+from ringlab.course.contract import Stage
+from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab.course.sources import targets
+from tests.browser.window import Window
+from tools.website import links, misconceptions
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+EVERY = targets(CHECKOUT)
+LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]
+EXERCISE_PAGES = [target for target in EVERY if target.kind == "exercise"]
+LOOKED_AT = (
+    "index.html",
+    "notebooks/02_online_softmax.html",
+    "notebooks/05_emulated_ring.html",
+    "exercises/05_emulated_ring.html",
+    "misconceptions/index.html",
+    "misconceptions/05_emulated_ring.html",
+    "api/ringlab.html",
+    "docs/kill-matrix.html",
+)
+
+
+def text_of(page: Path) -> str:
+    """What a reader sees, roughly: the page without its tags."""
+    body = page.read_text(encoding="utf-8").split("<article", 1)[1]
+    return html.unescape(re.sub(r"<[^>]+>", "", body))
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    assert links.problems(site) == []
+    assert len([*site.rglob("*.html")]) > 2 * len(LESSON_PAGES)
+
+
+def test_the_first_page_lists_every_lesson(site: Path) -> None:
+    first = links.Page(site / "index.html")
+    text = text_of(site / "index.html")
+    for lesson in LESSONS:
+        assert lesson.title in text
+        assert (f"notebooks/{lesson.slug}.html" in first.links) == lesson.available
+    assert "make lab" in text and "make test" in text
+
+
+def test_every_exercise_is_there_and_linked_from_its_lesson(site: Path) -> None:
+    listed = links.Page(site / "exercises/index.html").links
+    for target in EXERCISE_PAGES:
+        assert f"{target.slug}.html" in listed
+    for lesson, exercise in (
+        (a, b) for a in LESSON_PAGES for b in EXERCISE_PAGES if a.slug[:2] == b.slug[:2]
+    ):
+        page = links.Page(site / f"notebooks/{lesson.slug}.html")
+        assert f"../exercises/{exercise.slug}.html" in page.links
+
+
+def solution_lines(source: str) -> set[str]:
+    """The longer lines that stand between the marks of a solution, and nowhere else in the source."""
+    inside = re.findall(r"# BEGIN SOLUTION.*?\n(.*?)# END SOLUTION", source, re.DOTALL)
+    outside = re.sub(r"# BEGIN SOLUTION.*?# END SOLUTION", "", source, flags=re.DOTALL)
+    lines = {line.strip() for part in inside for line in part.splitlines()}
+    return {line for line in lines if len(line) > 30 and line not in outside}
+
+
+def test_no_page_gives_a_solution_away(site: Path) -> None:
+    found = 0
+    for target in EXERCISE_PAGES:
+        lines = solution_lines(target.source.read_text(encoding="utf-8"))
+        text = text_of(site / f"exercises/{target.slug}.html")
+        found += len(lines)
+        assert [line for line in lines if line in text] == []
+        assert "NotImplementedError" in text
+    assert found > 100
+    assert not (site / "solutions").exists()
+
+
+def stages() -> Iterator[tuple[str, Stage]]:
+    for exercise in map(load_exercise, exercise_ids()):
+        yield from ((exercise.slug, stage) for stage in exercise.stages)
+
+
+def missing_mistakes(site: Path) -> list[str]:
+    """The mistakes of the contracts that the index does not lead to, or whose page does not explain them."""
+    missing = []
+    index = links.Page(site / "misconceptions/index.html")
+    for slug, stage in stages():
+        page = site / f"misconceptions/{slug}.html"
+        if not stage.misconceptions:
+            continue
+        written = page.read_text(encoding="utf-8")
+        seen = " ".join(text_of(page).split())
+        if " ".join(stage.hints[0].replace("`", "").split()) not in seen:
+            missing.append(f"{stage.id}: its question")
+        for entry in misconceptions.entries(stage):
+            if (
+                f"{slug}.html#{entry.anchor(stage)}" not in index.links
+                or f'id="{entry.anchor(stage)}"' not in written
+            ):
+                missing.append(f"{stage.id}: {entry.names[0]}")
+            if " ".join(entry.message.replace("`", "").split()) not in seen:
+                missing.append(f"{stage.id}: what {entry.names[0]} says")
+        for misconception in stage.misconceptions:
+            if f">{html.escape(misconception.name)}<" not in written:
+                missing.append(f"{stage.id}: {misconception.name}")
+    return missing
+
+
+def test_the_index_leads_to_every_misconception_of_the_contracts(site: Path) -> None:
+    assert missing_mistakes(site) == []
+
+
+def test_a_misconception_that_is_not_there_is_missed(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "misconceptions").mkdir()
+    for page in (site / "misconceptions").glob("*.html"):
+        (tmp_path / "misconceptions" / page.name).write_text(
+            page.read_text(encoding="utf-8").replace("averages_partials", "another")
+        )
+    assert "05.step: averages_partials" in missing_mistakes(tmp_path)
+
+
+@pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES])
+def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
+    notebook = nbformat.read(CHECKOUT / "notebooks" / f"{slug}.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    drawn = [output for output in outputs if "image/png" in output.get("data", {})]
+    page = site / f"notebooks/{slug}.html"
+    pictures = re.findall(r"<img [^>]*>", page.read_text(encoding="utf-8").split("<article", 1)[1])
+    text = text_of(page)
+    assert len(pictures) == len(drawn) and all(re.search(r'alt="[^"]{20}', tag) for tag in pictures)
+    assert all(output.text.splitlines()[0] in text for output in outputs if output.output_type == "stream")
+    for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
+        assert junk not in text
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    page = links.Page(site / "api/ringlab.html")
+    index = text_of(site / "api/index.html")
+    for name, home in ringlab._HOME.items():
+        assert name in index
+        room = ".".join(home.split(".")[:2]) if home.startswith("ringlab.comm") else "ringlab"
+        assert f"{home}.{name}" in links.Page(site / f"api/{room}.html").anchors
+    assert {"module-ringlab-oracle", "module-ringlab-errors"} <= page.anchors
+    for package in ("ringlab.conformance", "ringlab.course", "ringlab.cost.planner", "ringlab.course.judge"):
+        described = text_of(site / f"api/{package}.html")
+        public = __import__(package, fromlist=["__all__"]).__all__
+        assert [name for name in public if not re.search(rf"\b{name}\b", described)] == []
+
+
+def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:
+    def loads(name: str) -> bool:
+        return any("mathjax" in link for link in links.Page(site / name).loads)
+
+    assert loads("notebooks/02_online_softmax.html")
+    assert not loads("index.html") and not loads("docs/kill-matrix.html")
+
+
+def strangers(window: Window) -> list[str]:
+    """Addresses asked for that are neither files nor this machine's."""
+    return [url for url in window.strangers() if urlsplit(url).scheme != "file"]
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("way", ["http", "file"])
+def test_no_request_leaves_the_machine(site: Path, address: str, browser: Window, way: str) -> None:
+    base = address if way == "http" else site.as_uri()
+    browser.asked.clear()
+    browser.complaints.clear()
+    for name in LOOKED_AT:
+        browser.page.goto(f"{base}/{name}")
+        browser.page.wait_for_load_state("networkidle")
+    assert len(browser.asked) > len(LOOKED_AT)
+    assert strangers(browser) == [] and browser.complaints == []
+
+
+@pytest.mark.needs_chromium
+def test_a_request_that_leaves_is_noticed(site: Path, browser: Window, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<script>fetch('http://ringlab.invalid/x').catch(() => 0)</script>")
+    browser.asked.clear()
+    browser.page.goto(page.as_uri())
+    browser.page.wait_for_load_state("networkidle")
+    assert strangers(browser) == ["http://ringlab.invalid/x"]
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("way", ["http", "file"])
+def test_the_search_works_without_a_network(site: Path, address: str, browser: Window, way: str) -> None:
+    base = address if way == "http" else site.as_uri()
+    browser.complaints.clear()
+    browser.page.goto(f"{base}/search.html?q=zig-zag")
+    browser.page.wait_for_selector("ul.search li a")
+    found = browser.page.locator("ul.search li a").all_inner_texts()
+    assert any("Striped and zig-zag" in title for title in found), found
+    assert browser.complaints == []
+
+
+@pytest.mark.needs_chromium
+def test_formulas_are_drawn(site: Path, browser: Window) -> None:
+    browser.page.goto((site / "notebooks/02_online_softmax.html").as_uri())
+    browser.page.wait_for_selector("mjx-container svg")
+    browser.page.wait_for_function("MathJax.startup.promise.then(() => true)")
+    drawn = browser.page.locator("mjx-container svg").count()
+    assert drawn == browser.page.locator("article .math").count() > 10
+    assert browser.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str) -> None:
+    browser.page.set_viewport_size({"width": 390, "height": 844})
+    browser.page.goto((site / name).as_uri())
+    assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
+    # What is wider scrolls in itself.
+    if name == "docs/kill-matrix.html":
+        wide = "[...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth)"
+        assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")
+        assert browser.page.evaluate(f"{wide}.length") > 10
+    browser.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def brightness(colour: str) -> float:
+    """From 0, black, to 255."""
+    return sum(float(number) for number in re.findall(r"[\d.]+", colour)[:3]) / 3
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_dark_is_dark_and_pictures_stay_on_white(site: Path, browser: Window, scheme: str) -> None:
+    browser.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    browser.page.goto((site / "notebooks/05_emulated_ring.html").as_uri())
+    page = brightness(browser.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    words = brightness(browser.page.evaluate("getComputedStyle(document.querySelector('article p')).color"))
+    plate = browser.page.evaluate(
+        "getComputedStyle(document.querySelector('.cell_output img')).backgroundColor"
+    )
+    browser.page.emulate_media(color_scheme="light")
+    assert (page < 60 and words > 180) if scheme == "dark" else (page > 240 and words < 60)
+    assert brightness(plate) == 255

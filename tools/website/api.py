@@ -1,0 +1,171 @@
+"""The API reference, read from the package's source without importing it.
+
+A package that says which names are public (`__all__`, or `import x as x`) is described by those; of
+another one, every module is described, by all its names without an underscore.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import members
+from .docstrings import first_sentence, to_markdown
+from .markdown import escape, table, toctree
+from .names import spelled_out
+
+ROOMS = (
+    ("ringlab", "ring_attention, layouts, plans, the merge and the oracle"),
+    ("ringlab.comm", "ranks and messages: the virtual cluster, real processes, the ring"),
+    ("ringlab.blocks", "attention of one query block on one K/V block"),
+    ("ringlab.blocks.triton", "a whole ring step in one launch"),
+    ("ringlab.schedules", "the ring and its contrast, forward and backward"),
+    ("ringlab.cost", "FLOPs, bytes, memory and time, without running anything"),
+    ("ringlab.cost.planner", "does a context fit on a cluster"),
+    ("ringlab.conformance", "checks for anybody's ring attention"),
+    ("ringlab.course", "what lessons and exercises call"),
+    ("ringlab.course.judge", "grading in a sandbox"),
+    ("ringlab.viz", "pictures and widgets"),
+)
+"""Packages that a reader of the course may want to call, and what each is for."""
+
+_FIRST = ("attention", "layout", "plan", "merge", "oracle", "types", "errors")
+"""Modules of ringlab itself in the order in which a reader meets them; the others follow."""
+
+_INTRO = """\
+# The package, name by name
+
+Made from the docstrings of ringlab {version}. Axis letters in annotations and text are those of
+[the legend](ringlab.md): B batch, H query heads, K key/value heads, S and L tokens of all ranks and of one, D head dim,
+P ranks.
+
+## What `from ringlab import …` gives
+
+{names}
+
+## Packages
+
+{rooms}
+"""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's source: its dotted name, and what was parsed."""
+
+    name: str
+    tree: ast.Module
+
+    @property
+    def docstring(self) -> str:
+        """Its docstring, cleaned; "" where there is none."""
+        return ast.get_docstring(self.tree) or ""
+
+
+def pages(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name of the page, its text): the index, and a page for each of ROOMS."""
+    everything = frozenset(_full_names(root))
+    rooms = [(f"[{name}]({name}.md)", escape(purpose)) for name, purpose in ROOMS]
+    named = [
+        (f"[`{name}`](#{_anchor(root, home, name)})", first_sentence(_docstring_of(root, home, name)))
+        for name, home in sorted(exports(read(root, "ringlab")).items())
+    ]
+    version = next(
+        ast.literal_eval(node.value)
+        for node in read(root, "ringlab").tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    )
+    index = _INTRO.format(
+        version=version,
+        names=table(("Name", "Returns, or is"), named),
+        rooms=table(("Package", "For"), rooms),
+    )
+    yield "api/index", index + "\n" + toctree([f"/api/{name}" for name, _ in ROOMS])
+    for name, _ in ROOMS:
+        yield f"api/{name}", _page(root, name, everything)
+
+
+def read(root: Path, name: str) -> Module:
+    """Return the module or package called `name` of the checkout at `root`."""
+    path = root.joinpath(*name.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return Module(name, ast.parse(file.read_text(encoding="utf-8")))
+
+
+def exports(package: Module) -> dict[str, str]:
+    """Return the names that a package says are public, each with the module that defines it."""
+    listed = _listed(package)
+    found = {}
+    for node in ast.walk(package.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ringlab"):
+            for alias in node.names:
+                if alias.asname == alias.name or alias.name in listed:
+                    found[alias.name] = node.module or ""
+    return {name: home for name, home in found.items() if not name.startswith("_")}
+
+
+def _listed(package: Module) -> set[str]:
+    """The strings of `__all__`."""
+    for node in package.tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return {
+                n.value
+                for n in ast.walk(node.value)
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            }
+    return set()
+
+
+def _modules(root: Path, package: str) -> list[Module]:
+    folder = root.joinpath(*package.split("."))
+    stems = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    first = [stem for stem in _FIRST if stem in stems and package == "ringlab"]
+    return [read(root, f"{package}.{stem}") for stem in (*first, *sorted(stems - {*first}))]
+
+
+def _is_module(root: Path, home: str, name: str) -> bool:
+    return root.joinpath(*home.split("."), f"{name}.py").exists()
+
+
+def _anchor(root: Path, home: str, name: str) -> str:
+    return f"module-{home}.{name}" if _is_module(root, home, name) else f"{home}.{name}"
+
+
+def _docstring_of(root: Path, home: str, name: str) -> str:
+    if _is_module(root, home, name):
+        return read(root, f"{home}.{name}").docstring
+    return next(m.docstring for m in members.of(read(root, home).tree) if m.name == name)
+
+
+def _contents(root: Path, name: str) -> list[tuple[Module, set[str] | None]]:
+    """The modules of a room, each with the names that are public, None for all of them."""
+    package = read(root, name)
+    named = {} if name == "ringlab" else exports(package)
+    if named:
+        homes = dict.fromkeys(named.values())
+        return [(read(root, home), {n for n, h in named.items() if h == home}) for home in homes]
+    return [(package, None), *((module, None) for module in _modules(root, name))]
+
+
+def _members(module: Module, wanted: set[str] | None) -> list[members.Member]:
+    return [member for member in members.of(module.tree) if wanted is None or member.name in wanted]
+
+
+def _full_names(root: Path) -> Iterator[str]:
+    """The full names of all that the reference describes."""
+    for name, _ in ROOMS:
+        for module, wanted in _contents(root, name):
+            yield from (f"{module.name}.{member.name}" for member in _members(module, wanted))
+
+
+def _page(root: Path, name: str, everything: frozenset[str]) -> str:
+    parts = [f"# {name}", to_markdown(read(root, name).docstring)]
+    for module, wanted in _contents(root, name):
+        spelled_out(module.name, module.tree, everything)
+        described = [members.render(member, module.name) for member in _members(module, wanted)]
+        if wanted is None and module.name != name and (described or module.name == "ringlab.types"):
+            parts += [f"(module-{module.name})=\n## {module.name}", to_markdown(module.docstring)]
+        parts += described
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,43 @@
+"""Settings of Sphinx for the course's pages. Nothing here may make a page load anything from another host."""
+
+from ringlab import __version__
+
+project = "ringlab"
+author = "The ringlab authors"
+copyright = "The ringlab authors. Code: Apache-2.0. Text and pictures of the lessons: CC BY 4.0"
+release = version = __version__
+language = "en"
+smartquotes = False
+add_module_names = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 72
+
+extensions = ["myst_nb"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[
+    str, dict[str, str]
+] = {}  # widgets stand as pictures; their code would come from a CDN
+nb_merge_streams = True
+
+mathjax_path = "mathjax/tex-svg.js"
+mathjax3_config = {"options": {"enableMenu": False}}
+
+html_theme = "furo"
+html_title = "ringlab"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = ["offline.js"]
+html_favicon = html_logo = "static/ring.svg"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "light_css_variables": {"color-brand-primary": "#0a5b8c", "color-brand-content": "#0a5b8c"},
+    "dark_css_variables": {"color-brand-primary": "#6cc3f0", "color-brand-content": "#6cc3f0"},
+}

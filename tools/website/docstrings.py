@@ -1,0 +1,80 @@
+"""Docstrings of this house as Markdown: paragraphs, rows of names, drawings, doctests, Raises and Source."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from .markdown import escape
+
+_NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
+_LABEL = re.compile(r"\b(Raises|Source|Returns|Yields|Args):(?=\s|$)")
+
+
+def to_markdown(docstring: str) -> str:
+    """Return a cleaned docstring (as `inspect.cleandoc` gives it) as Markdown."""
+    return "\n\n".join(_block(block) for block in _blocks(docstring))
+
+
+def first_sentence(docstring: str) -> str:
+    """Return its first line as Markdown, as one line of a table."""
+    return escape(docstring.strip().split("\n\n")[0].replace("\n", " "))
+
+
+def _blocks(docstring: str) -> list[str]:
+    """Cut at empty lines, and where the indentation sets a drawing or a table apart from the text before it."""
+    blocks = []
+    for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
+        lines: list[str] = []
+        for line in paragraph.splitlines():
+            if lines and _apart(line, lines):
+                blocks.append("\n".join(lines))
+                lines = []
+            lines.append(line)
+        blocks.append("\n".join(lines))
+    return [block for block in blocks if block.strip()]
+
+
+def _apart(line: str, before: list[str]) -> bool:
+    if line.startswith(">>> ") != before[0].startswith((">>> ", "... ")) and line.startswith(">>> "):
+        return True
+    indented, was = line.startswith("    "), before[0].startswith("    ")
+    if _NAMED.match(before[0]) and indented:
+        return False  # a named row goes on below itself
+    return indented != was
+
+
+def _block(block: str) -> str:
+    lines = block.splitlines()
+    if lines[0].startswith(">>> "):
+        return f"```pycon\n{block}\n```"
+    if all(line.startswith("    ") for line in lines):
+        return f"```text\n{textwrap.dedent(block)}\n```"
+    if _NAMED.match(lines[0]) and not _LABEL.match(lines[0]):
+        return _named(lines)
+    if re.search(r"\S {3,}\S", block):  # columns, drawn with spaces
+        return f"```text\n{block}\n```"
+    return _labelled(escape(block))
+
+
+def _named(lines: list[str]) -> str:
+    """Rows of `name: what it is`, each of which may go on in the lines below it."""
+    rows: list[str] = []
+    for line in lines:
+        if not rows or _NAMED.match(line) or _LABEL.match(line):
+            rows.append(line)
+        else:
+            rows[-1] += " " + line.strip()
+    texts = []
+    for row in rows:
+        found = _NAMED.match(row)
+        if found and not _LABEL.match(row):
+            names = ", ".join(f"`{name}`" for name in found[1].split(", "))
+            texts.append(f"- {names}: {_labelled(escape(row[found.end() :]))}")
+        else:
+            texts.append("\n" + _labelled(escape(row)))
+    return "\n".join(texts)
+
+
+def _labelled(text: str) -> str:
+    return _LABEL.sub(r"**\1:**", text)

@@ -1,0 +1,100 @@
+"""The first page and the list of exercises, from the catalogue and the contracts: a new lesson appears by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringlab.course.catalogue import LESSONS, PARTS, Lesson
+from ringlab.course.contract import Exercise
+from ringlab.course.sources import Target
+
+from . import misconceptions, moving_ring
+from .markdown import escape, table, toctree
+from .notebooks import stage_anchor
+
+TEXTS = Path(__file__).parent / "text"
+REFERENCE = ("conformance", "kill-matrix", "errata")
+TEACHING = ("instructors", "nbgrader")
+
+
+def shown(lessons: list[Target]) -> list[Lesson]:
+    """Return the lessons of the catalogue that are there, in its order.
+
+    Raises: ValueError for a notebook that the catalogue does not call available, or the other way round.
+    """
+    there = {target.slug for target in lessons}
+    available = {lesson.slug for lesson in LESSONS if lesson.available}
+    if there != available:
+        raise ValueError(
+            f"needed: lessons as in the catalogue\n   got: {sorted(there ^ available)} in one of them only"
+        )
+    return [lesson for lesson in LESSONS if lesson.slug in there]
+
+
+def front(lessons: list[Target], exercises: list[Target], documents: list[str]) -> str:
+    """Return the first page, with the navigation of all pages."""
+    here = shown(lessons)
+    planned = [f"{lesson.id} {lesson.title}" for lesson in LESSONS if not lesson.available]
+    text = (TEXTS / "front.md").read_text(encoding="utf-8")
+    known = (
+        len(stage.misconceptions) for exercise in misconceptions.exercises() for stage in exercise.stages
+    )
+    filled = text.format(
+        moving_ring=moving_ring.picture(),
+        first=here[0].slug,
+        first_id=here[0].id,
+        first_minutes=here[0].minutes,
+        mistakes=sum(known),
+        lessons=_map(here),
+        planned=f"Planned: {'; '.join(map(escape, planned))}." if planned else "",
+    )
+    return filled + "\n" + "\n\n".join(_navigation(here, documents)) + "\n"
+
+
+def _map(lessons: list[Lesson]) -> str:
+    """The lessons by part, one line each."""
+    parts = []
+    for part in PARTS:
+        rows = [
+            (
+                f"[{lesson.id}](notebooks/{lesson.slug}.ipynb)",
+                f"[**{escape(lesson.title)}**](notebooks/{lesson.slug}.ipynb): {escape(lesson.afterwards)}",
+                f"{lesson.minutes}\N{NO-BREAK SPACE}min",
+            )
+            for lesson in lessons
+            if lesson.part == part
+        ]
+        if rows:
+            parts.append(f"### {part}\n\n{table(('', 'Afterwards you can', 'Time'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
+    trees = [
+        toctree([f"notebooks/{lesson.slug}" for lesson in lessons if lesson.part == part], part)
+        for part in PARTS
+        if any(lesson.part == part for lesson in lessons)
+    ]
+    others = [name for name in documents if name not in (*REFERENCE, *TEACHING)]
+    reference = [f"docs/{name}" for name in (*REFERENCE, *others) if name in documents]
+    teaching = [f"docs/{name}" for name in TEACHING if name in documents]
+    trees.append(toctree(["exercises/index", "misconceptions/index"], "Practice"))
+    trees.append(toctree(["api/index", *reference], "Reference"))
+    return [*trees, toctree(teaching, "For instructors")]
+
+
+def exercise_list(exercises: list[Target], titles: dict[str, str]) -> str:
+    """Return the page of all exercises."""
+    contracts = {contract.slug: contract for contract in misconceptions.exercises()}
+    rows = [_of_exercise(target, titles[target.slug], contracts.get(target.slug)) for target in exercises]
+    text = (TEXTS / "exercises.md").read_text(encoding="utf-8")
+    pages = toctree([f"/exercises/{target.slug}" for target in exercises])
+    return text.format(table=table(("Exercise", "You write", "Points"), rows)) + "\n" + pages + "\n"
+
+
+def _of_exercise(target: Target, title: str, contract: Exercise | None) -> tuple[str, ...]:
+    link = f"[{escape(title.removeprefix('Exercise '))}]({target.slug}.ipynb)"
+    if contract is None:
+        return link, "", ""
+    stages = ", ".join(f"[`{stage.function}`](#{stage_anchor(stage.id)})" for stage in contract.stages)
+    return link, stages, str(contract.points)

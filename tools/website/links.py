@@ -1,0 +1,134 @@
+"""Whether every link of built pages leads somewhere, and whether a page would load anything from another host.
+
+Read from the HTML and CSS alone; what scripts ask for is seen in a browser only (tests/site).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_LOADS = {
+    "script": ("src",),
+    "img": ("src", "srcset"),
+    "source": ("src", "srcset"),
+    "iframe": ("src",),
+    "video": ("src", "poster"),
+    "audio": ("src",),
+    "embed": ("src",),
+    "object": ("data",),
+    "input": ("src",),
+    "image": ("href", "xlink:href"),
+    "use": ("href", "xlink:href"),
+}
+"""Attributes whose address a browser fetches by itself."""
+_PASSIVE = {"next", "prev", "index", "search", "license", "canonical", "author", "help", "up", "alternate"}
+"""What a `<link>` may be without being fetched."""
+_IN_CSS = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
+_IN_SCRIPT = re.compile(
+    r"""(?:fetch|import|importScripts|Worker|WebSocket|sendBeacon)\s*\(\s*['"]((?:\w+:)?//[^'"]+)"""
+)
+
+
+@dataclass
+class Page(HTMLParser):
+    """What one page has and wants: anchors, links, things to load, styles and scripts written into it."""
+
+    path: Path
+    anchors: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    _inside: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what an element is called, where it leads and what it loads."""
+        found = {name: value or "" for name, value in attrs}
+        self._inside = tag
+        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag == "link":
+            kinds = set(found.get("rel", "").split())
+            (self.links if kinds & _PASSIVE else self.loads).append(found.get("href", ""))
+        for name in _LOADS.get(tag, ()):
+            if value := found.get(name):
+                self.loads += [part.split()[0] for part in value.split(",")] if name == "srcset" else [value]
+        if tag == "form" and found.get("action"):
+            self.links.append(found["action"])
+        if tag == "meta" and found.get("http-equiv", "").lower() == "refresh":
+            self.loads.append(found.get("content", "").partition("url=")[2])
+        self.loads += in_css(found.get("style", ""))
+
+    def handle_data(self, data: str) -> None:
+        """Read styles and scripts that stand in the page."""
+        if self._inside == "style":
+            self.loads += in_css(data)
+        elif self._inside == "script":
+            self.loads += _IN_SCRIPT.findall(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave a style or a script."""
+        self._inside = ""
+
+
+def in_css(text: str) -> list[str]:
+    """Return the addresses that a style sheet loads."""
+    return [first or second for first, second in _IN_CSS.findall(text)]
+
+
+def problems(folder: Path) -> list[str]:
+    """Return a line for each link that leads nowhere and each thing that is not loaded from `folder` itself."""
+    folder = folder.resolve()
+    pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+    found = [] if pages else [f"{folder}: no page"]
+    for path, page in pages.items():
+        name = path.relative_to(folder).as_posix()
+        found += [f"{name}: {why}" for link in page.links if (why := _broken(link, path, pages, folder))]
+        found += [f"{name}: {why}" for link in page.loads if (why := _foreign(link, path, folder))]
+    for path in sorted(folder.rglob("*.css")):
+        name = path.relative_to(folder).as_posix()
+        loads = in_css(path.read_text(encoding="utf-8"))
+        found += [f"{name}: {why}" for link in loads if (why := _foreign(link, path, folder))]
+    return list(dict.fromkeys(found))
+
+
+def _foreign(link: str, path: Path, folder: Path) -> str:
+    """Why a thing to load is not there, or not here; "" if it is."""
+    parts = urlsplit(link)
+    if parts.scheme == "data" or link.startswith("#"):
+        return ""
+    if parts.scheme or parts.netloc:
+        return f"loads {link}"
+    target = _target(parts.path, path)
+    if folder not in target.parents:
+        return f"loads {link}, outside of the pages"
+    return "" if target.is_file() else f"loads {link}, which is not there"
+
+
+def _broken(link: str, path: Path, pages: dict[Path, Page], folder: Path) -> str:
+    """Why a link leads nowhere; "" if it leads somewhere, or to another host."""
+    parts = urlsplit(link)
+    if parts.scheme in ("http", "https", "mailto"):
+        return ""
+    if parts.scheme or parts.netloc:
+        return f"links to {link}"
+    target = _target(parts.path, path) if parts.path else path
+    if target.is_dir():
+        target /= "index.html"
+    if folder not in target.parents or not target.is_file():
+        return f"links to {link}, which is not there"
+    anchor = unquote(parts.fragment)
+    if anchor and target in pages and anchor not in pages[target].anchors | {"top"}:
+        return f"links to {link}: no such place on that page"
+    return ""
+
+
+def _target(link: str, path: Path) -> Path:
+    return (path.parent / unquote(link)).resolve()

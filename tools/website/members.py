@@ -1,0 +1,131 @@
+"""Functions, classes and constants of a module, from its source, and their entries in the reference."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .docstrings import to_markdown
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Member:
+    """One public name: its kind in Sphinx's Python domain, how it is called, what it says of itself."""
+
+    kind: str
+    name: str
+    signature: str
+    docstring: str
+    options: tuple[str, ...] = ()
+    inner: tuple[Member, ...] = ()
+
+
+def of(tree: ast.Module) -> list[Member]:
+    """Return the public members that have a docstring, in the order of the source."""
+    found = []
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=False):
+        if isinstance(node, Function) and _shown(node):
+            found.append(Member("function", node.name, _signature(node), ast.get_docstring(node) or ""))
+        elif isinstance(node, ast.ClassDef) and _shown(node):
+            found.append(_class(node))
+        elif (
+            (name := _constant(node))
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            text = after.value.value
+            found.append(Member("data", name, name, text if isinstance(text, str) else ""))
+    return found
+
+
+def render(member: Member, module: str, depth: int = 3) -> str:
+    """Return the entry of a member and of what is in it."""
+    fence = ":" * (depth + (1 if member.inner else 0))
+    options = [f":module: {module}", *member.options] if depth == 3 else list(member.options)
+    body = [to_markdown(member.docstring), *(render(inner, module, 2 + 1) for inner in member.inner)]
+    lines = [f"{fence}{{py:{member.kind}}} {member.signature}", *options, "", "\n\n".join(body), fence]
+    return "\n".join(lines)
+
+
+def _shown(node: Function | ast.ClassDef) -> bool:
+    overloaded = any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return not node.name.startswith("_") and not overloaded and ast.get_docstring(node) is not None
+
+
+def _constant(node: ast.stmt) -> str:
+    """The name that a statement gives to a constant; "" where it does not."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(target, ast.Name):
+        return ""
+    return "" if target.id.startswith("_") else target.id
+
+
+def _class(node: ast.ClassDef) -> Member:
+    inner = []
+    for child in node.body:
+        if isinstance(child, Function) and _shown(child):
+            inner.append(_method(child))
+    raised = any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+    return Member(
+        "exception" if raised else "class",
+        node.name,
+        node.name + _construction(node),
+        ast.get_docstring(node) or "",
+        inner=tuple(inner),
+    )
+
+
+def _method(node: Function) -> Member:
+    decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+    docstring = ast.get_docstring(node) or ""
+    if decorators & {"property", "cached_property", "functools.cached_property"}:
+        kind = (f":type: {ast.unparse(node.returns)}",) if node.returns else ()
+        return Member("property", node.name, node.name, docstring, kind)
+    options = tuple(f":{name}:" for name in ("classmethod", "staticmethod") if name in decorators)
+    static = "staticmethod" in decorators
+    return Member("method", node.name, _signature(node, own=not static), docstring, options)
+
+
+def _construction(node: ast.ClassDef) -> str:
+    """How an object is made: from `__init__`, or from the fields of a dataclass."""
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef) and child.name == "__init__":
+            return _signature(child, own=True).removeprefix("__init__").split(" -> ")[0]
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return f"({', '.join(_fields(node))})"
+    return ""
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    for child in node.body:
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+            if child.target.id.startswith("_") or "ClassVar" in ast.unparse(child.annotation):
+                continue
+            yield f"{child.target.id}: {ast.unparse(child.annotation)}{_default(child.value)}"
+
+
+def _default(value: ast.expr | None) -> str:
+    if value is None:
+        return ""
+    return " = ..." if isinstance(value, ast.Call) else f" = {ast.unparse(value)}"
+
+
+def _signature(node: Function, own: bool = False) -> str:
+    """How a function is called; without its first parameter where that is `self` or `cls`."""
+    arguments = node.args
+    if own:
+        places = arguments.posonlyargs or arguments.args
+        arguments = ast.arguments(
+            posonlyargs=arguments.posonlyargs[1:],
+            args=arguments.args if arguments.posonlyargs else places[1:],
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults,
+        )
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{node.name}({ast.unparse(arguments)}){returned}"

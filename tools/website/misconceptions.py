@@ -1,0 +1,115 @@
+"""Every mistake that the checks know by name: what it is, who finds it, and the question that leads out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringlab.course.contract import Exercise, Misconception, Stage
+from ringlab.course.contracts import exercise_ids, load_exercise
+
+from .markdown import escape, slug, toctree
+from .notebooks import stage_anchor
+
+_INTRO = """\
+# Misconceptions
+
+A wrong answer is worth more than a red cross. Each check of the exercises computes the common mistakes as well, compares
+them with what it got, and says which one it sees. Here are all {count} that the checks know by name, in the words that
+learners read, with the question that leads out of each: the first hint of its stage.
+
+Which wrong program stands for which of them, and which check finds it: [the kill matrix](../docs/kill-matrix.md).
+
+{all}
+"""
+_PAGE = """\
+# Misconceptions {id} · {title}
+
+From {where}. Each name is one that the checks use.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One message, and the names of the mistakes that earn it: variants of one mistake share its message."""
+
+    names: tuple[str, ...]
+    message: str
+    found_by: tuple[str, ...]
+
+    def anchor(self, stage: Stage) -> str:
+        """Return where it stands on the page of its exercise."""
+        return slug("mistake", stage.id, self.names[0])
+
+
+def exercises() -> list[Exercise]:
+    """Return the contracts of all exercises."""
+    return [load_exercise(exercise_id) for exercise_id in exercise_ids()]
+
+
+def entries(stage: Stage) -> list[Entry]:
+    """Return the mistakes of a stage in its own order, those with the same message together."""
+    together: dict[str, list[Misconception]] = {}
+    for misconception in stage.misconceptions:
+        together.setdefault(misconception.message, []).append(misconception)
+    found = []
+    for message, same in together.items():
+        names = tuple(misconception.name for misconception in same)
+        titles = tuple(check.title for check in stage.checks if set(check.kills) & set(names))
+        found.append(Entry(names, message, titles))
+    return found
+
+
+def pages(there: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name of the page, its text): the index, and a page for each exercise.
+
+    `there` are the exercises that have a page to link to.
+    """
+    known = [exercise for exercise in exercises() if any(stage.misconceptions for stage in exercise.stages)]
+    count = sum(len(stage.misconceptions) for exercise in known for stage in exercise.stages)
+    index = _INTRO.format(count=count, all="\n\n".join(map(_summary, known)))
+    names = [f"misconceptions/{exercise.slug}" for exercise in known]
+    yield "misconceptions/index", index + "\n" + toctree([f"/{name}" for name in names])
+    for name, exercise in zip(names, known, strict=True):
+        yield name, _page(exercise, exercise.slug in there)
+
+
+def _summary(exercise: Exercise) -> str:
+    """An exercise in the index: its stages, their questions, and a link to each mistake."""
+    parts = [f"## [{exercise.id} · {escape(exercise.title)}]({exercise.slug}.md)"]
+    for stage in exercise.stages:
+        if stage.misconceptions:
+            links = ", ".join(
+                f"[{escape(_spoken(entry.names[0]))}](#{entry.anchor(stage)})" for entry in entries(stage)
+            )
+            parts += [f"**{stage.id}** {escape(stage.title)}. *{escape(stage.hints[0])}*", f"{links}."]
+    return "\n\n".join(parts)
+
+
+def _page(exercise: Exercise, linked: bool) -> str:
+    where = (
+        f"[exercise {exercise.id}](../exercises/{exercise.slug}.ipynb)"
+        if linked
+        else f"exercise {exercise.id}"
+    )
+    parts = [_PAGE.format(id=exercise.id, title=escape(exercise.title), where=where)]
+    for stage in exercise.stages:
+        if stage.misconceptions:
+            parts.append(f"## {stage.id} · {escape(stage.title)}")
+            parts.append(f"**Ask yourself:** {escape(stage.hints[0])}")
+            if linked:
+                parts.append(f"The task: [{stage.id}](#{stage_anchor(stage.id)}).")
+            parts += [_entry(entry, stage) for entry in entries(stage)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(entry: Entry, stage: Stage) -> str:
+    others = [f"`{name}`" for name in entry.names[1:]]
+    variants = f" (also {', '.join(others)})" if others else ""
+    found = "; ".join(escape(title) for title in entry.found_by)
+    found_by = f"\n\n  *Found by:* {found}" if found else ""
+    return f"({entry.anchor(stage)})=\n`{entry.names[0]}`{variants}\n: {escape(entry.message)}{found_by}"
+
+
+def _spoken(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,83 @@
+"""The sources of all pages, written into one folder for Sphinx: nothing of it is committed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+
+from ringlab.course.builder import find_root
+from ringlab.course.sources import targets
+
+from . import api, front, misconceptions, notebooks
+
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def write(folder: Path, root: Path | None = None) -> None:
+    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first."""
+    root = root or find_root()
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, text in _texts(root):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _texts(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file, text) of every page. Solutions are no page."""
+    every = targets(root)
+    lessons = [target for target in every if target.kind == "lesson"]
+    exercises = [target for target in every if target.kind == "exercise"]
+    documents = {path.stem: path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("*.md"))}
+    yield "index.md", front.front(lessons, exercises, [*documents])
+    known = {f"docs/{name}.md" for name in documents}
+    known |= {f"notebooks/{target.path.name}" for target in lessons}
+    known |= {f"exercises/{target.path.name}" for target in exercises}
+    practice = {target.slug[:2]: target.slug for target in exercises}
+    for target in lessons:
+        page = notebooks.lesson_page(target, practice.get(target.slug[:2]))
+        yield f"notebooks/{target.slug}.ipynb", _written(page, "notebooks", known)
+    titles = {}
+    for target in exercises:
+        page = notebooks.exercise_page(target, root)
+        titles[target.slug] = notebooks.title(page)
+        yield f"exercises/{target.slug}.ipynb", _written(page, "exercises", known)
+    yield "exercises/index.md", front.exercise_list(exercises, titles)
+    for name, text in documents.items():
+        yield f"docs/{name}.md", only_known_links(text, "docs", known)
+    for pages in (misconceptions.pages({*titles}), api.pages(root)):
+        for name, text in pages:
+            yield f"{name}.md", text
+
+
+def _written(page: nbformat.NotebookNode, folder: str, known: set[str]) -> str:
+    for cell in page.cells:
+        if cell.cell_type == "markdown":
+            cell.source = only_known_links(cell.source, folder, known)
+    return nbformat.writes(page)
+
+
+def only_known_links(text: str, folder: str, known: set[str]) -> str:
+    """Return `text` of a page in `folder` with links to files that are no pages turned into the files' names."""
+
+    def replaced(found: re.Match[str]) -> str:
+        path = _normal(f"{folder}/{found[2]}")
+        if path in known:
+            return found[0]
+        return found[1] if found[1].strip("`") == path else f"{found[1]} (`{path}`)"
+
+    return _LINK.sub(replaced, text)
+
+
+def _normal(path: str) -> str:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/".join(parts)
