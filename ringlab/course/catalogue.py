@@ -273,6 +273,7 @@ LESSONS = (
         90,
         "diagnose from traces, errors and meters",
         ("09", "10"),
+        available=True,
     ),
     Lesson(
         "17",

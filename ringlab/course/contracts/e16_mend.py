@@ -1,0 +1,239 @@
+"""Checks of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.conformance.runs import Run
+from ringlab.course.answers import expect_array, expect_tuple
+from ringlab.course.clinic.examine import errors_of, needed_bytes, shards_of
+from ringlab.course.clinic.patients import PATIENTS, TO_MEND, Patient
+from ringlab.course.contract import Check, Failure, Misconception, Stage
+from ringlab.course.contracts import e16_half_mended as half_mended
+from ringlab.course.contracts.e16_texts import HALF, HINTS, TITLES
+from ringlab.course.faults import Faults
+
+Results = list[tuple[torch.Tensor, ...]]
+
+
+def _plain(rng: np.random.Generator) -> list[Run]:
+    """Equal shards, the smallest first: every layout, 1 to 4 ranks."""
+    seed = int(rng.integers(1 << 30))
+    runs = [
+        Run(P, P * L, layout, causal, H=1, K=1, D=4, seed=seed + P)
+        for P, L, layout, causal in (
+            (1, 3, "contiguous", True), (2, 2, "striped", True), (2, 3, "contiguous", False), (3, 1, "contiguous", True),
+            (3, 4, "contiguous", True), (3, 4, "zigzag", True), (4, 2, "striped", True), (4, 4, "contiguous", False),
+        )
+    ]  # fmt: skip
+    return runs
+
+
+def _hard(rng: np.random.Generator) -> list[Run]:
+    """Eight ranks, lengths that do not divide, ranks without a token, other dtypes, scores of every size."""
+    seed = int(rng.integers(1 << 30))
+    run = partial(Run, H=2, K=2, D=8, causal=True)
+    return [
+        run(2, 5, "striped", seed=seed),
+        run(3, 2, "contiguous", seed=seed + 1),
+        run(3, 11, "zigzag", seed=seed + 2, dtype="float64"),
+        run(3, 24, "striped", seed=seed + 3, values="negative"),
+        run(3, 24, "contiguous", seed=seed + 4, values="rising"),
+        run(4, 16, "token-fold", seed=seed + 5, dtype="bfloat16"),
+        run(8, 35, "zigzag", seed=seed + 6),
+        run(8, 40, "striped", seed=seed + 7, causal=False),
+    ]
+
+
+def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = None) -> tuple[Results, Any]:
+    """Return what every rank of the learner's program returned, as tensors of the right shapes, and the outcome."""
+    given = shards_of(run)
+    shared = {"positions": given.positions, "causal": run.causal}
+    outcome = subject.run_ring(run.P, *given.of(patient.returns), faults=faults, **shared)
+    found: Results = []
+    for rank, answer in enumerate(outcome.results):
+        parts = expect_tuple(answer, patient.returns)
+        like = given.qs[rank].shape
+        for name, part in zip(patient.returns, parts, strict=True):
+            expect_array(part, like[:-1] if name == "lse" else like, name=name)
+        found.append(tuple(torch.as_tensor(part) for part in parts))
+    return found, outcome
+
+
+def _verify(
+    subject: Any, patient: Patient, runs: Iterable[Run], faults: Callable[[], Faults | None] = lambda: None
+) -> None:
+    """Return if every run is right. Raises: Failure of the first one that is wrong, named if all runs look like one mistake."""
+    seen: list[tuple[Run, Results]] = []
+    first: Failure | None = None
+    try:
+        for run in runs:
+            results, _ = _results(subject, patient, run, faults())
+            seen.append((run, results))
+            first = first or _wrong(patient, run, results)
+    except Failure:
+        if first is None:
+            raise
+    if first is None:
+        return
+    for mistake in mistakes(patient.name):
+        if mistake.imitate and all(_same(mistake, run, results) for run, results in seen):
+            raise mistake.failure(first.counterexample)
+    raise first
+
+
+def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
+    """Return what is wrong with these results, None if nothing is."""
+    found = errors_of(run, patient.returns, results)
+    ill = {name: each for name, each in found.items() if not each.ok}
+    if not ill:
+        return None
+    well = [name for name in found if name not in ill]
+    blank = any(part.isnan().any() for result in results for part in result)
+    told = "NaN" if blank else "wrong values"
+    rest = f"; {' and '.join(well)} {'is' if len(well) == 1 else 'are'} right" if well else ""
+    lines = [str(run)]
+    for name, each in ill.items():
+        worst = int(np.argmax([np.inf if np.isnan(error) else error for error in each.by_rank]))
+        lines.append(
+            f"{name}: relative error {each.error:.1e}, allowed {each.bound:.1e}; largest on rank {worst}"
+        )
+    return Failure(f"{patient.name}: {told} in {' and '.join(ill)}{rest}.", "\n".join(lines))
+
+
+def _same(mistake: Misconception, run: Run, results: Results) -> bool:
+    """Return whether the imitation returns the same, up to rounding."""
+    assert mistake.imitate is not None
+    imitated = mistake.imitate(run)
+    if imitated is None:
+        return False
+    near = 1e-2 if run.dtype == "bfloat16" else 1e-4
+    pairs = [(a, b) for x, y in zip(results, imitated, strict=True) for a, b in zip(x, y, strict=True)]
+    return all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=near, atol=near, equal_nan=True)
+        for a, b in pairs
+    )
+
+
+@lru_cache(maxsize=256)
+def _imitation(name: str, half: bool, run: Run) -> Results | None:
+    """Return what the patient as it was, or half mended, returns; None where it breaks off."""
+    given, patient = shards_of(run), PATIENTS[name]
+    program = getattr(half_mended, name) if half else patient.program
+    arguments = given.of(patient.returns)
+
+    def on_rank(ring: Any) -> Any:
+        own = (each[ring.rank].clone() for each in arguments)
+        return program(ring, *own, positions=given.positions, causal=run.causal)
+
+    try:
+        return VirtualCluster(run.P, memory=False).run(on_rank).results
+    except Exception:
+        return None
+
+
+@lru_cache
+def mistakes(name: str) -> tuple[Misconception, ...]:
+    """Return the mistakes that can be made in mending this patient."""
+    return (
+        Misconception(
+            "as_it_was",
+            f"{name} is as it was: what is returned, and sent, is what the patient returned and sent.",
+            partial(_imitation, name, False),
+        ),
+        Misconception(HALF[name][0], f"{name}: {HALF[name][1]}", partial(_imitation, name, True)),
+        Misconception(
+            "asks_everybody",
+            f"{name} asks every rank for its share now. A ring talks to the next rank only: mend the line that is wrong, and leave the ring a ring.",
+        ),
+    )
+
+
+def _values(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    return lambda subject, rng: _verify(subject, patient, _plain(rng))
+
+
+def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        _verify(subject, patient, _hard(rng), lambda: Faults(seed=int(rng.integers(1 << 30)), late=0.5))
+
+    return run
+
+
+def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    named = {mistake.name: mistake for mistake in mistakes(patient.name)}
+
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        for P, S, layout in (
+            (1, 3, "contiguous"),
+            (2, 4, "contiguous"),
+            (4, 11, "zigzag"),
+            (3, 6, "striped"),
+        ):
+            given = Run(P, S, layout, True, H=2, K=2, D=4, seed=int(rng.integers(1 << 30)))
+            trace = _results(subject, patient, given)[1].trace
+            most = 2 * (P - 1) if patient.is_forward else 4 * P - 2
+            for rank in range(P):
+                sends = [event for event in trace.exchanges(rank) if event.bytes_sent]
+                sent, needed = sum(e.bytes_sent for e in sends), needed_bytes(given, patient.returns, rank)
+                example = f"{given}: rank {rank} sent {sent:,} bytes in {len(sends)} messages; {needed:,} are needed, in {most} at most"
+                if {e.to for e in sends} - {(rank + 1) % P}:
+                    raise named["asks_everybody"].failure(example)
+                if sent > needed and P > 1 and _sent_before(patient.name, given, rank) == sent:
+                    raise named["as_it_was"].failure(example)
+                if sent > needed or len(sends) > most:
+                    raise Failure(f"{patient.name}: more is sent than needed.", example)
+
+    return run
+
+
+def _sent_before(name: str, run: Run, rank: int) -> int:
+    """Return what `rank` sent before anybody mended the patient, 0 if it broke off."""
+    given, patient = shards_of(run), PATIENTS[name]
+    arguments = given.of(patient.returns)
+
+    def on_rank(ring: Any) -> Any:
+        own = (each[ring.rank].clone() for each in arguments)
+        return patient.program(ring, *own, positions=given.positions, causal=run.causal)
+
+    try:
+        return VirtualCluster(run.P, memory=False).run(on_rank).trace.bytes_sent(rank)
+    except Exception:
+        return 0
+
+
+def _stage(name: str) -> Stage:
+    patient, half = PATIENTS[name], HALF[name][0]
+    what = " and ".join(patient.returns) if patient.is_forward else "dQ, dK and dV"
+    at_once = name not in ("ash", "larch")
+    return Stage(
+        id=f"16.{name}",
+        function=name,
+        title=TITLES[name],
+        kind="ring",
+        hints=HINTS[name],
+        misconceptions=mistakes(name),
+        checks=(
+            Check(
+                "values", 2, "visible", f"{what} of every rank, any layout, P = 1 to 4", _values(patient),
+                (half,) if at_once else ("as_it_was",),
+            ),
+            Check(
+                "any", 2, "held-out", "8 ranks, lengths that do not divide, other dtypes, scores of any size", _any(patient),
+                () if at_once else (half,),
+            ),
+            Check(
+                "cost", 2, "visible", "to the next rank only, no byte more than needed", _cost(patient),
+                ("asks_everybody",), kind="cost",
+            ),
+        ),
+    )  # fmt: skip
+
+
+STAGES = tuple(_stage(name) for name in TO_MEND)

@@ -1,0 +1,24 @@
+# expects: check=16.fir:values misconception=mended_for_even_numbers
+from ringlab.course.clinic.bedside import attend, nothing_seen, receive, sees, send
+
+
+def fir(ring, q, k, v, positions, causal=True):
+    """Even ranks expect V first: right while all neighbours are odd."""
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        out, lse = attend(q, k, v, visible, out, lse)
+        if step == ring.world_size - 1:
+            break
+        length = len(positions[ring.origin(step + 1)])
+        if ring.rank % 2 == 0:
+            send(ring, k)
+            send(ring, v)
+            next_v = receive(ring, v, length)
+            k, v = receive(ring, k, length), next_v
+        else:
+            next_k, next_v = receive(ring, k, length), receive(ring, v, length)
+            send(ring, v)
+            send(ring, k)
+            k, v = next_k, next_v
+    return out.to(q.dtype), lse
