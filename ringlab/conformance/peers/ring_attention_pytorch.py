@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringlab.conformance.target import Target
 
-RANKS = (2, 3, 4)
+RANKS = (2, 3, 4, 8)
 
 
 def make() -> Target:

@@ -20,7 +20,7 @@ from ringlab.conformance.peers.flash_attn import in_place_of_flash_attn
 from ringlab.conformance.target import Target
 
 PACKAGE = "ring_flash_attn"
-RANKS = (2, 3, 4)
+RANKS = (2, 3, 4, 8)
 DTYPES = ("float16", "bfloat16")
 
 

@@ -1,0 +1,156 @@
+"""Known packages beside ringlab's ring: who is right, who is timed, and what is said of those that are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from ringlab.bench import peers as bench
+from ringlab.bench.peers import OURS, PEERS, Sampled, bench_peers
+from ringlab.bench.reference import reference, sample
+from ringlab.bench.work import Work
+from ringlab.cli import app
+from ringlab.conformance import peers
+from ringlab.conformance.peers.peer import Peer
+from ringlab.errors import BackendError
+
+WORK = Work(H=2, S=64, D=16)
+
+
+def test_the_peers_of_the_bench_are_known() -> None:
+    assert set(PEERS) <= set(peers.PEERS)
+
+
+@pytest.mark.slow
+def test_ringlab_is_right_and_torchs_ring_beside_it() -> None:
+    told: list[None] = []
+    measured = bench_peers(
+        WORK, (2,), rounds=2, names=("torch-context-parallel",), progress=lambda: told.append(None)
+    )
+    assert measured["ok"] and len(told) == 1 and measured["not_run"] == {"2": {}}
+    assert [case["pass"] for case in measured["cases"]] == ["forward", "forward_backward"]
+    for case in measured["cases"]:
+        assert set(case["contenders"]) == {OURS, "torch-context-parallel"}
+        assert case["fastest_correct"] in case["contenders"]
+        for found in case["contenders"].values():
+            assert found["correct"] and len(found["times_s"]) == 2 and found["median_s"] > 0
+        assert case["contenders"][OURS]["ratio"] == 1.0
+    assert set(measured["cases"][1]["contenders"][OURS]["errors"]) == {"out", "dq", "dk", "dv"}
+    assert measured["about"]["torch-context-parallel"].startswith(f"torch {torch.__version__}, kernel: ")
+    json.dumps(measured)
+
+
+def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], Any]:
+    """A contender whose rows are those of the truth, dv of one of them off by `wrong`, from two ranks."""
+    inputs = bench._inputs(WORK, "float32")
+    expected = reference(inputs, True, sample(WORK.S, torch.Generator().manual_seed(1)))
+    rows = {name: x.clone() for name, x in expected.true.items() if name != "lse"}
+    rows["dv"][1, 3] *= 1.0 + wrong
+    halves = torch.arange(len(expected.tokens)).chunk(2)
+    parts = [
+        Sampled(half.tolist(), {name: x[:, half] for name, x in rows.items()}, finite or number == 0)
+        for number, half in enumerate(halves)
+    ]
+    return {
+        "them": bench._errors(parts, expected, WORK),
+        OURS: bench._errors(parts, expected, WORK),
+    }, expected
+
+
+def case(found: dict[str, Any], expected: Any, of: str = "forward_backward") -> dict[str, Any]:
+    return bench._case(2, of, found, expected, {OURS: (2.0, 2.0, 2.0), "them": (1.0, 3.0, 9.0)})
+
+
+def test_one_wrong_row_is_enough_and_its_error_is_told() -> None:
+    found, expected = sampled(wrong=0.01)
+    of = case(found, expected)
+    assert not of["contenders"]["them"]["correct"] and of["fastest_correct"] is None
+    assert of["contenders"]["them"]["errors"]["dv"] == pytest.approx(0.01, rel=0.01)
+    forward = case(found, expected, "forward")
+    assert forward["contenders"]["them"]["correct"] and set(forward["contenders"]["them"]["errors"]) == {
+        "out"
+    }
+
+
+def test_the_true_rows_are_right_and_the_ratio_is_that_of_the_rounds() -> None:
+    found, expected = sampled()
+    of = case(found, expected)
+    assert of["contenders"]["them"]["correct"] and of["contenders"]["them"]["ratio"] == 1.5
+    assert of["fastest_correct"] == OURS and of["contenders"]["them"]["median_s"] == 3.0
+
+
+def test_a_rank_whose_results_are_not_finite_is_wrong() -> None:
+    found, expected = sampled(finite=False)
+    assert not case(found, expected)["contenders"]["them"]["correct"]
+
+
+def test_a_row_that_no_rank_gave_is_wrong() -> None:
+    _, expected = sampled()
+    part = Sampled([0], {n: x[:, :1] for n, x in expected.true.items() if n != "lse"}, True)
+    errors = bench._errors([part], expected, WORK)
+    assert not bool((errors["out"] <= expected.bounds["out"]).all())
+
+
+def test_a_peer_that_is_not_installed_is_listed_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Peer("absent", "ringlab-no-such-package", "1.0", lambda: pytest.fail("not made"))
+    monkeypatch.setitem(peers.PEERS, "absent", absent)
+    assert "pip install 'ringlab-no-such-package==1.0'" in (bench._obstacle("absent", 2, "float32") or "")
+
+
+def test_a_peer_that_needs_a_gpu_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "needs a GPU" in (bench._obstacle("torch-context-parallel-public", 2, "float32") or "")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "dtype"),
+    [
+        ((1,), PEERS, "float32"),
+        ((3,), PEERS, "float32"),
+        ((2,), ("nobody",), "float32"),
+        ((2,), PEERS, "int8"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(ranks: Any, names: Any, dtype: str) -> None:
+    with pytest.raises(BackendError):
+        bench_peers(WORK, ranks, 1, names, dtype)
+
+
+def test_the_command_prints_ratios_and_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = sampled(wrong=0.5)
+    asked: list[Any] = []
+
+    def measured(*given: Any, **_: Any) -> dict[str, Any]:
+        asked.extend(given)
+        return {
+            "ok": True, "about": {"them": "made-up 1.0"}, "cases": [case(found, expected)],
+            "not_run": {"2": {"absent": "it is not installed"}},
+            "machine": {"processor": "a processor", "cores": 2, "torch": "2", "date": "today"},
+        }  # fmt: skip
+
+    monkeypatch.setattr(bench, "bench_peers", measured)
+    written = tmp_path / "made" / "peers.json"
+    command = [
+        "bench",
+        "peers",
+        "--tokens",
+        "64",
+        "--ranks",
+        "2,4",
+        "--peers",
+        "a,b",
+        "--output",
+        str(written),
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert asked[0].S == 64 and asked[1] == [2, 4] and asked[3] == ["a", "b"]
+    assert "1.50 times ringlab's  WRONG: dv off by 0.5" in done.output
+    assert "absent" in done.output and "not run: it is not installed" in done.output
+    assert json.loads(written.read_text())["cases"][0]["P"] == 2
+    assert CliRunner().invoke(app, ["bench", "peers", "--ranks", "two"]).exit_code == 2
