@@ -22,11 +22,12 @@ _LENGTH = 24
 
 
 def _faulty(kind: str, backward: bool = False) -> Runs:
-    """The run with this fault, after the same one without."""
+    """The run with this fault, after the same one without. What is no ring may send a single message."""
 
     def runs(plan: Plan) -> list[Run]:
         run = plan.run(plan.ranks(3)[0], _LENGTH, backward=backward and plan.claims.backward)
-        return [run, replace(run, fault=kind)]
+        at_once = kind == "dies" and plan.claims.schedule != "ring"
+        return [run, replace(run, fault="dies at once" if at_once else kind)]
 
     return runs
 
@@ -41,6 +42,11 @@ def _noticed(what: str) -> Judge:
             return Verdict(False, f"no rank had a fault, and yet: {right.trouble} ({right.run})")
         if ran.trouble is not None and ran.trouble.kind in ("hung", "printed without end"):
             return Verdict(False, f"{what}, and the others never end: {ran.trouble} ({ran.run})")
+        waiting = [rank for rank in ran.stopped if rank != 1]
+        if waiting:
+            return Verdict(False, f"{what}, and rank {waiting[0]} goes on until it is stopped ({ran.run})")
+        if ran.spared:
+            return Verdict(True, f"does not apply: rank 1 sends no message at which it could die ({ran.run})")
         if others:
             return Verdict(False, f"{what}, and rank {others[0]} returns a result all the same ({ran.run})")
         if ran.trouble is None:

@@ -15,14 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from ringlab.comm.launch import _environment as environment
-from ringlab.conformance.perform import Subject, leave, ran_path, ranks_left
-from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.perform import Subject, any_left, joined, leave, ran_path, ranks_left
+from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims
 
 START_SECONDS = 120.0
@@ -32,6 +33,8 @@ MOST_OUTPUT = 4 << 20
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
+_LATE = 10.0
+"""Seconds more for a run of which some rank has ended: the others', to end too or to be stopped."""
 
 
 class Isolated:
@@ -145,16 +148,18 @@ class _Child:
             if ran_path(self.folder, index).exists():
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
                 return ran
+            if (ran := joined(self.folder, index, run)) is not None:
+                return ran  # its launch goes on: what goes wrong from now on is another run's
             self._output.pump(_POLL)
             if self._now() != now:
                 now, since = self._now(), time.monotonic()
                 self._output.begin()
             limit = self.limit if now is not None and now >= 0 else START_SECONDS
-            trouble = self._ended(since + limit, limit, "one run")
+            late = _LATE if any_left(self.folder, index, run) else 0.0
+            trouble = self._ended(since + limit + late, limit, "one run")
             if trouble is not None and not ran_path(self.folder, index).exists():
                 parts = ranks_left(self.folder, index, run)
-                returned = tuple(r for r, part in enumerate(parts) if part is not None and not part.trouble)
-                return Ran(run, trouble=trouble, seconds=time.monotonic() - since, returned=returned)
+                return Ran(run, trouble=trouble, seconds=time.monotonic() - since, returned=gave(parts))
 
     def _now(self) -> int | None:
         path = self.folder / "now"
@@ -162,7 +167,7 @@ class _Child:
 
     def _ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
         """Why the child gives nothing more, if so; it is then gone."""
-        code = self.process.poll()
+        code = self._code()
         trouble = None
         if self._output.count > MOST_OUTPUT:
             trouble = Trouble("printed without end", f"more than {MOST_OUTPUT >> 20} MiB in {what}")
@@ -179,20 +184,30 @@ class _Child:
     def kill(self) -> None:
         """End the child and what it started, first with a word, then without."""
         self.alive = False
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self._wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self.process.poll() is None:
+        if self._code() is not None:
+            return
+        self.process.terminate()
+        end = time.monotonic() + _GRACE
+        while self._code() is None:
             self._output.pump(_POLL)  # a child that prints could not end with nobody reading
             if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("child", seconds)
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def _code(self) -> int | None:
+        """The exit status of a child that has ended; what it started and left behind is then ended too."""
+        if self.process.returncode is None and _is_over(self.process):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        return self.process.returncode
+
+
+def _is_over(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended; where the system allows, it keeps its number, which is its group's, for now."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class _Output:

@@ -211,7 +211,8 @@ class SendFault:
 
     def __init__(self, kind: str, world_size: int, die: Callable[[], None]) -> None:
         self.kind, self.die, self.count = kind, die, 0
-        self.last = {"dies": min(2, world_size - 1), "dies in backward": 2 * world_size}.get(kind, 0)
+        dies_at = {"dies at once": 1, "dies": min(2, world_size - 1), "dies in backward": 2 * world_size}
+        self.last = dies_at.get(kind, 0)
 
     def __call__(self) -> None:
         self.count += 1

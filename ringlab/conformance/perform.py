@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ringlab.comm.faulty import Fault, Faulty
-from ringlab.comm.launch import launch
+from ringlab.comm.launch import ProcessesFailedError, launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.comm.worker import kill_this_process
 from ringlab.conformance.meters import STALL, SendFault
-from ringlab.conformance.rank import RankPart, trouble_of
-from ringlab.conformance.runs import Ran, RankResult, Run, join
+from ringlab.conformance.rank import RankPart, WrongResult, trouble_of
+from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.target import RING, Target, as_target, load
 
 VIRTUAL = "virtual"
@@ -53,18 +53,28 @@ def transport_of(target: Target, transport: str) -> str:
 def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
     """Return what came of the run, on virtual ranks."""
     returned: list[int] = []
+    struck: list[Fault] = []
+    faults = _faults(run)
 
     def program(ring: Ring) -> RankResult:
-        result = RankPart(target, run, ring.rank, ring, device).result()
-        returned.append(ring.rank)
-        return result
+        comm = Faulty(ring.comm, faults) if faults else ring.comm
+        try:
+            result = RankPart(target, run, ring.rank, Ring(comm), device).result()
+            returned.append(ring.rank)
+            return result
+        except WrongResult:
+            returned.append(ring.rank)
+            raise
+        finally:
+            struck.extend(comm.fired if isinstance(comm, Faulty) else ())
 
     start = time.monotonic()
     try:
-        outcome = VirtualCluster(run.P, memory=False, faults=_faults(run)).run(program)
+        outcome = VirtualCluster(run.P, memory=False).run(program)
         ran = join(run, outcome.results)
     except Exception as error:
         ran = Ran(run, trouble=trouble_of(error), returned=tuple(sorted(returned)))
+    ran.spared = run.fault.startswith("dies") and not struck
     ran.seconds = time.monotonic() - start
     return ran
 
@@ -110,11 +120,39 @@ def _with_fault(ring: Ring, run: Run, over_ring: bool) -> tuple[Ring | None, Cal
 
 
 def _faults(run: Run) -> tuple[Fault, ...]:
-    if run.fault.startswith("dies"):
-        return (Fault("kill", rank=1, exchange=min(1, run.P - 2) if run.fault == "dies" else run.P),)
+    exchange = {"dies at once": 0, "dies": min(1, run.P - 2), "dies in backward": run.P}.get(run.fault)
+    if exchange is not None:
+        return (Fault("kill", rank=1, exchange=exchange),)
     if run.fault == "stalls":
         return (Fault("delay", rank=1, exchange=0, seconds=STALL), Fault("delay", 1, 1, seconds=STALL))
     return ()
+
+
+def first_told(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:
+    """Return what the rank says that failed first; the others often only say that it is gone."""
+    told = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
+    first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
+    order = sorted(told, key=lambda rank: (told[rank].kind == RAISED, rank != first, rank))
+    return told[order[0]] if order else None
+
+
+def crash_in(failure: Exception | None) -> Trouble | None:
+    """Return how the first process that left nothing ended, if one did."""
+    for rank, text in sorted(_told_by_ranks(failure).items()):
+        if text.startswith(("its process ended", "killed by signal")):
+            return Trouble("crashed", f"rank {rank}: {text}")
+    return None
+
+
+def stopped_in(failure: Exception | None) -> tuple[int, ...]:
+    """Return the ranks that went on, and had to be stopped, when another one had failed."""
+    return tuple(
+        rank for rank, text in _told_by_ranks(failure).items() if text.startswith("stopped by launch")
+    )
+
+
+def _told_by_ranks(failure: Exception | None) -> dict[int, str]:
+    return failure.errors if isinstance(failure, ProcessesFailedError) else {}
 
 
 def rank_path(folder: Path, index: int, rank: int) -> Path:
@@ -143,6 +181,23 @@ def ranks_left(folder: Path, index: int, run: Run) -> list[RankResult | None]:
     """Return what each rank has left of run `index`, None where nothing is there yet."""
     paths = [rank_path(folder, index, rank) for rank in range(run.P)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+
+
+def any_left(folder: Path, index: int, run: Run) -> bool:
+    """Return whether some rank has left a result, or its error."""
+    return any(rank_path(folder, index, rank).exists() for rank in range(run.P))
+
+
+def joined(folder: Path, index: int, run: Run) -> Ran | None:
+    """Return what came of run `index` on processes, None unless every rank has left a result."""
+    if not all(rank_path(folder, index, rank).exists() for rank in range(run.P)):
+        return None
+    parts = [part for part in ranks_left(folder, index, run) if part is not None and part.trouble is None]
+    if len(parts) < run.P:
+        return None
+    ran = join(run, parts)
+    ran.spared = run.fault.startswith("dies")  # a process that died would have left nothing
+    return ran
 
 
 def one_thread() -> None:

@@ -15,7 +15,7 @@ from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.comm.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
-from ringlab.conformance.runs import Meter, RankResult, Run, Trouble, inputs
+from ringlab.conformance.runs import RAISED, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, tensors_of
 
 Tensors = dict[str, Tensor]
@@ -188,14 +188,14 @@ class RankPart:
 def trouble_of(error: BaseException) -> Trouble:
     """Return what an exception of a run says, in the words of a report."""
     if isinstance(error, WrongResult):
-        return Trouble("wrong result", str(error))
+        return Trouble(WRONG_RESULT, str(error))
     if isinstance(error, ModuleNotFoundError):
         return Trouble("a package is missing", str(error))
     cause = error.__cause__ if type(error).__name__.endswith("FailedError") else None
     if cause is not None:
         return trouble_of(cause)
     text = " ".join(str(error).split())
-    return Trouble("raised", f"{type(error).__name__}: {text[:400]}")
+    return Trouble(RAISED, f"{type(error).__name__}: {text[:400]}")
 
 
 def _kind(value: Any) -> str:

@@ -5,6 +5,7 @@ Runs are planned before any is made, and several checks may look at the same one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -24,8 +25,8 @@ class Run:
     values: how the inputs are drawn (see `inputs`). strided: inputs that do not lie densely in memory.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), what is
     different from the run without it. twice: computed again, for equality and for what the second call does
-    to the first one's results. meter: count messages, memory and work. fault: "dies", "dies in
-    backward", "stalls" or "wrong shape".
+    to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
+    "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
     """
 
     P: int
@@ -114,7 +115,11 @@ class RankResult:
 
 @dataclass
 class Ran:
-    """A run and what came of it: whole arrays by name, notes (kind, text) of all ranks, meters per rank."""
+    """A run and what came of it: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
+
+    returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was to die
+    at a message that it never sent. stopped: ranks that went on without it until their processes were ended.
+    """
 
     run: Run
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -123,6 +128,8 @@ class Ran:
     backward: list[Meter] = field(default_factory=list)
     trouble: Trouble | None = None
     returned: tuple[int, ...] = ()
+    spared: bool = False
+    stopped: tuple[int, ...] = ()
     seconds: float = 0.0
 
     def noted(self, kind: str) -> list[str]:
@@ -130,9 +137,23 @@ class Ran:
         return [text for its, text in self.notes if its == kind]
 
 
+RAISED = "raised"
+WRONG_RESULT = "wrong result"
+"""The kind of trouble of a target that gave something back, and no attention."""
+
+
+def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
+    """Return the ranks on which the target ended without an error of its own, whatever it gave back."""
+    return tuple(
+        rank
+        for rank, part in enumerate(parts)
+        if part is not None and (part.trouble is None or part.trouble.kind == WRONG_RESULT)
+    )
+
+
 def join(run: Run, parts: list[RankResult]) -> Ran:
     """Return the run with the whole results, from those of all ranks in rank order."""
-    ran = Ran(run, returned=tuple(rank for rank, part in enumerate(parts) if part.trouble is None))
+    ran = Ran(run, returned=gave(parts))
     ran.seconds = max(part.seconds for part in parts)
     ran.trouble = next((part.trouble for part in parts if part.trouble is not None), None)
     ran.notes = [note for part in parts for note in part.notes]

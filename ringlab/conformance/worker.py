@@ -70,7 +70,7 @@ def _launched(
     """Make runs in one launch; return those that come after one that failed."""
     from ringlab.conformance import perform
     from ringlab.conformance.rank import trouble_of
-    from ringlab.conformance.runs import Ran, join
+    from ringlab.conformance.runs import Ran, gave
 
     perform.leave(folder / "now", -1)
     failure = None
@@ -79,14 +79,16 @@ def _launched(
     except Exception as error:
         failure = error
     for place, (index, run) in enumerate(numbered):
-        parts = perform.ranks_left(folder, index, run)
-        if all(part is not None and part.trouble is None for part in parts):
-            perform.leave(perform.ran_path(folder, index), join(run, [part for part in parts if part]))
+        ran = perform.joined(folder, index, run)
+        if ran is not None:
+            perform.leave(perform.ran_path(folder, index), ran)
             continue
-        told = next((part.trouble for part in parts if part is not None and part.trouble), None)
-        trouble = told or trouble_of(failure or RuntimeError("a rank left no result"))
-        returned = tuple(r for r, part in enumerate(parts) if part is not None and part.trouble is None)
-        perform.leave(perform.ran_path(folder, index), Ran(run, trouble=trouble, returned=returned))
+        parts = perform.ranks_left(folder, index, run)
+        told = perform.first_told(failure, parts)
+        crash = None if run.ends else perform.crash_in(failure)  # a fault's own victim is no news
+        trouble = crash or told or trouble_of(failure or RuntimeError("a rank left no result"))
+        ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure))
+        perform.leave(perform.ran_path(folder, index), ran)
         return numbered[place + 1 :]
     return []
 

@@ -1,12 +1,23 @@
-"""The kill matrix and the sweep over seeds say what the reports say."""
+"""The kill matrix and the sweep over seeds say what the reports say; those that are committed hold today."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
-from ringlab.conformance import evidence
+from ringlab.conformance import checks, evidence, matrix_page
+from ringlab.conformance.matrix_page import MEASURES, Row
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.own import ring
 from ringlab.conformance.runner import Finding, Report
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MATRIX = CHECKOUT / "docs" / "conformance-matrix.md"
+SEEDS = CHECKOUT / "benchmarks" / "results" / "conformance" / "seeds.json"
+AGAIN = "python -m ringlab.conformance.evidence"
 
 
 def report(*failed: str) -> Report:
@@ -18,12 +29,88 @@ def report(*failed: str) -> Report:
 
 
 def test_the_matrix_marks_the_check_that_is_named() -> None:
-    text = evidence.matrix({"no_scale": report("forward", "dq"), "heads_repeated_on_the_wire": report("dq")})
-    head, _, first, second = [line for line in text.splitlines() if line.startswith("|")]
-    assert head == "| wrong ring | what is wrong | forward | dq |"
-    assert first.endswith("| ◉ | ● |") and MUTANTS["no_scale"].fault in first
-    assert second.endswith("|  | ● |")
-    assert "1 of 2 wrong rings are found" in text
+    rows = {"no_scale": Row(("forward", "dq"), 0), "heads_repeated_on_the_wire": Row(("dq",), 2)}
+    text = matrix_page.page(rows)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    head, first, second = lines[-3:]
+    assert head == "| wrong ring | what is wrong | forward | dq | loose tests |"
+    assert first.endswith("| ◉ | ● | falls to both |") and MUTANTS["no_scale"].fault in first
+    assert second.endswith("|  | ● | passes both |")
+    assert "**1 of 2 wrong rings are found" in text and "1 of them pass the first" in text
+    assert matrix_page.read(text) == rows
+
+
+def test_rows_that_are_not_named_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "matrix.md"
+    page.write_text(matrix_page.page(dict.fromkeys([*MUTANTS][1:], Row(("dq",), 1))))
+    monkeypatch.setattr(evidence, "row", lambda target: Row(("forward",), 0))
+    first, second, third = [*MUTANTS][:3]
+    rows = evidence.rows(page, (second,))
+    assert (rows[first], rows[second], rows[third]) == (Row(("forward",), 0),) * 2 + (Row(("dq",), 1),)
+    with pytest.raises(SystemExit, match="got nonsense"):
+        evidence.rows(page, ("nonsense",))
+
+
+def test_a_page_without_a_matrix_is_no_matrix() -> None:
+    with pytest.raises(ValueError, match="got none"):
+        matrix_page.read("# A page\n")
+
+
+def test_the_committed_matrix_has_every_wrong_ring_found_by_its_check() -> None:
+    text = MATRIX.read_text(encoding="utf-8")
+    rows = matrix_page.read(text)
+    assert list(rows) == list(MUTANTS), (
+        f"{AGAIN} matrix docs/conformance-matrix.md, and the names of new ones"
+    )
+    missed = [name for name, row in rows.items() if MUTANTS[name].found_by not in row.failed]
+    assert missed == []
+    assert text == matrix_page.page(rows), f"{AGAIN} matrix docs/conformance-matrix.md"
+
+
+def test_a_row_of_the_matrix_is_what_the_checks_say_today() -> None:
+    rows = matrix_page.read(MATRIX.read_text(encoding="utf-8"))
+    for name in ("lse_is_the_larger", "keeps_every_block"):
+        assert evidence.row(MUTANTS[name].target()) == rows[name]
+
+
+def test_the_measures_are_all_checks_of_the_quick_tier_each_once() -> None:
+    counted = Counter(name for _, own in MEASURES for name in own)
+    assert counted == Counter(each.name for each in checks.CHECKS if each.tier == "quick")
+
+
+def test_a_loose_test_passes_a_right_ring_and_finds_a_coarse_fault() -> None:
+    assert all(test.passed_by(ring) for test in evidence.LOOSE_TESTS)
+    assert not any(test.passed_by(MUTANTS["averages_blocks"].target()) for test in evidence.LOOSE_TESTS)
+    first, second = evidence.LOOSE_TESTS
+    unmasked = MUTANTS["no_mask"].target()
+    assert first.passed_by(unmasked) and not second.passed_by(unmasked)
+
+
+def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure() -> None:
+    told = json.loads(SEEDS.read_text(encoding="utf-8"))
+    sweeps = told["sweeps"]
+    assert [each["target"] for each in sweeps] == list(evidence.RIGHT)
+    assert [(each["seeds"], each["passed"], each["failed"]) for each in sweeps] == [(50, 50, {})] * 2
+    assert told["checks"] == [each.name for each in checks.CHECKS if each.tier == "quick"]
+    assert told["fingerprint"] == evidence.fingerprint(), (
+        f"the checks are others than those of the sweep: {AGAIN} seeds {SEEDS.relative_to(CHECKOUT)}"
+    )
+
+
+def test_the_fingerprint_changes_with_the_checks_and_not_with_their_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ast
+
+    def dumped(source: str) -> str:
+        return ast.dump(evidence._without_docstrings(ast.parse(source)))
+
+    plain = 'def judge(x):\n    "Words."\n    return x < 2\n'
+    assert dumped(plain) == dumped("def judge(x):  # other words\n    return (x < 2)\n")
+    assert dumped(plain) != dumped(plain.replace("2", "3"))
+    before = evidence.fingerprint()
+    monkeypatch.setattr(evidence, "DECIDING", evidence.DECIDING[1:])
+    assert evidence.fingerprint() != before
 
 
 def test_a_failing_seed_keeps_its_evidence(monkeypatch: pytest.MonkeyPatch) -> None:

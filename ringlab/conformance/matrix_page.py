@@ -1,0 +1,122 @@
+"""The kill matrix as a page, and read back from it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ringlab.conformance import checks
+from ringlab.conformance.mutants import MUTANTS
+
+KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
+MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("messages and bytes are counted", ("rounds", "bytes")),
+    ("the largest tensor, and the peak", ("gather", "peak memory")),
+    ("masks by global position, in several layouts", ("masks", "blind rows", "causality")),
+    ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads")),
+    ("large and sloped logits", ("large logits", "sloped logits")),
+    ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
+    ("lengths that do not divide, P = 3 and 4", ("ragged",)),
+    ("tiles computed", ("work",)),
+    ("what is done to others' memory, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing")),
+    ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "wrong shape")),
+)  # fmt: skip
+"""What a test of a ring has to measure, and the checks that measure it."""
+_LOOSE = ("falls to both", "passes the first", "passes both")
+_MARKS = {"": False, "●": True, "◉": True}
+_HEAD = """# Which check finds which wrong ring
+
+Written by `python -m ringlab.conformance.evidence matrix docs/conformance-matrix.md`, which takes some minutes; a test
+holds the page to the wrong rings and their named checks. Every wrong ring is the plain ring of
+`ringlab.conformance.plain_ring`, changed in one place, and claims what that one claims. The plain ring itself passes
+all checks.
+"""
+_LEGEND = """## The matrix
+
+A cell has ● where the quick tier's check of that column fails, ◉ where that check is named for the wrong ring and must
+fail. The last column is what two loose tests say: **the first** compares out with the truth by `allclose` with a
+tolerance of 1e-2, no mask, a contiguous layout, four ranks; **the second** does so with a causal mask too, contiguous
+and zig-zag.
+"""
+
+
+class Row(NamedTuple):
+    """One wrong ring: the checks that fail, in the order of the table; how many loose tests it passes."""
+
+    failed: tuple[str, ...]
+    loose: int
+
+
+def page(rows: Mapping[str, Row]) -> str:
+    """Return the whole page."""
+    parts = [_HEAD, _summary(rows), _kinds(rows), _measures(rows), _LEGEND, _table(rows)]
+    return "\n".join(parts)
+
+
+def _summary(rows: Mapping[str, Row]) -> str:
+    total = len(rows)
+    found = sum(MUTANTS[name].found_by in row.failed for name, row in rows.items())
+    first, second = (sum(row.loose >= least for row in rows.values()) for least in (1, 2))
+    return (
+        f"**{found} of {total} wrong rings are found by the check that is named for them. {first} of them pass the first "
+        f"loose test, a comparison of out by `allclose` without a mask; {second} still pass when causal runs, contiguous and "
+        "zig-zag, are added.**\n"
+    )
+
+
+def _kinds(rows: Mapping[str, Row]) -> str:
+    counts = Counter(MUTANTS[name].kind for name in rows)
+    loose = Counter(MUTANTS[name].kind for name, row in rows.items() if row.loose == len(_LOOSE) - 1)
+    lines = [
+        "## By kind\n",
+        "| what is wrong | wrong rings | of them pass both loose tests |",
+        "|---|--:|--:|",
+    ]
+    lines += [f"| {kind} | {counts[kind]} | {loose[kind]} |" for kind in KINDS if counts[kind]]
+    return "\n".join(lines) + "\n"
+
+
+def _measures(rows: Mapping[str, Row]) -> str:
+    lines = [
+        "## What has to be measured\n",
+        "No single comparison finds them all. A wrong ring stands in the line of its named check; the last column counts "
+        "those that no check of another line finds: leave the line out, and they pass.\n",
+        "| measured | checks | named for it | found by it alone |",
+        "|---|---|--:|--:|",
+    ]
+    for measure, own in MEASURES:
+        named = sum(MUTANTS[name].found_by in own for name in rows)
+        alone = sum(bool(row.failed) and set(row.failed) <= set(own) for row in rows.values())
+        lines.append(f"| {measure} | {', '.join(f'`{each}`' for each in own)} | {named} | {alone} |")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Mapping[str, Row]) -> str:
+    columns = [each.name for each in checks.CHECKS if any(each.name in row.failed for row in rows.values())]
+    lines = [
+        f"| wrong ring | what is wrong | {' | '.join(columns)} | loose tests |",
+        "|---" * (3 + len(columns)) + "|",
+    ]
+    for name, row in rows.items():
+        mutant = MUTANTS[name]
+        cells = ["" if c not in row.failed else "◉" if c == mutant.found_by else "●" for c in columns]
+        fault = f"{mutant.kind}: {mutant.fault}".replace("|", "\\|")
+        lines.append(f"| `{name}` | {fault} | {' | '.join(cells)} | {_LOOSE[row.loose]} |")
+    return "\n".join(lines) + "\n"
+
+
+def read(text: str) -> dict[str, Row]:
+    """Return the rows of a page, by the name of the wrong ring. Raises: ValueError for a page that has no matrix."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    lines = [[cell.strip() for cell in line] for line in lines]
+    head = next((line for line in lines if line[0] == "wrong ring"), None)
+    if head is None:
+        raise ValueError("needed a page with a table of wrong rings, got none")
+    found = {}
+    for line in lines:
+        if len(line) == len(head) and line[0].startswith("`"):
+            failed = tuple(name for name, cell in zip(head[2:-1], line[2:-1], strict=True) if _MARKS[cell])
+            found[line[0].strip("`")] = Row(failed, _LOOSE.index(line[-1]))
+    return found

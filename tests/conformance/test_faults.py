@@ -1,0 +1,131 @@
+"""A neighbour is gone: who takes it for a result, waits without end, or says so; and what never sends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+
+import pytest
+
+from ringlab.conformance.runner import Report, check
+
+NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_neighbours", "tests.conformance.bad_distributed"
+LIMIT = 4.0
+
+
+def evidence(report: Report, name: str) -> str:
+    return next(finding.evidence for finding in report.findings if finding.name == name)
+
+
+def on_neighbours(name: str, *only: str, isolate: bool = True) -> Report:
+    return check(f"{NEIGHBOURS}:{name}", quick=False, only=only, limit=LIMIT, isolate=isolate)
+
+
+@pytest.mark.parametrize("name", ["zeros_instead", "nothing_instead", "text_instead"])
+def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> None:
+    """A ring that swallows the error is found, whether it gives zeros back, nothing, or text."""
+    report = on_neighbours(name, "rank dies", isolate=False)
+    assert report.failed == ["rank dies"]
+    assert re.search("rank [02] returns a result all the same", evidence(report, "rank dies"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("waits_instead", "the others never end: hung: the limit of 4 s for one run was hit"),
+        ("prints_instead", "the others never end: printed without end: more than 4 MiB in one run"),
+    ],
+)
+def test_who_never_ends_without_the_dead_rank_is_told_the_limit(name: str, says: str) -> None:
+    report = on_neighbours(name, "rank dies", "strided")
+    assert says in evidence(report, "rank dies")
+    assert report.failed == ["rank dies"]  # the other check was made
+
+
+def test_who_ends_its_process_without_the_dead_rank_returns_no_result() -> None:
+    report = on_neighbours("ends_instead", "rank dies")
+    assert report.failed == []
+    assert "exit status 7" in evidence(report, "rank dies")
+
+
+def test_who_sends_nothing_cannot_die_while_sending() -> None:
+    report = on_neighbours("sends_nothing", "rank dies", "dies in backward", isolate=False)
+    assert {each.name: each.applies for each in report.findings} == {
+        "loads": True,
+        "rank dies": False,
+        "dies in backward": False,
+    }
+    assert report.failed == []
+
+
+def test_a_single_message_is_one_at_which_a_rank_can_die() -> None:
+    report = on_neighbours("sends_once", "rank dies", isolate=False)
+    assert report.failed == []
+    assert report.findings[-1].applies and "RankKilled" in evidence(report, "rank dies")
+
+
+def test_a_signal_is_named() -> None:
+    report = on_neighbours("segfaults", "strided")
+    assert "crashed: the process ended with signal SIGSEGV" in evidence(report, "strided")
+
+
+def test_a_process_that_a_target_left_behind_is_ended() -> None:
+    report = on_neighbours("leaves_a_process", "strided")
+    found = re.search(r"left behind: (\d+)\.", evidence(report, "strided"))
+    assert found is not None, evidence(report, "strided")
+    for _ in range(100):
+        if not _alive(int(found[1])):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {found[1]} is still there")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return not told.strip().startswith("Z")  # ended, and nobody has asked for its status yet
+
+
+@pytest.mark.slow
+def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is_made() -> None:
+    """Over torch.distributed: rank 1 hangs, crashes, prints, lacks a package, returns None; and is right."""
+    says = {
+        "types": "a package is missing: No module named 'a_package_that_is_not_there'",
+        "grouped heads": "wrong result: a tensor, or a tuple that begins with one, is needed; got None",
+        "large logits": "crashed: rank 1: its process ended with status 3",
+        "scale": "printed without end: more than 4 MiB in one run",
+        "strided": "hung: the limit of 4 s for one run was hit",
+    }
+    report = check(
+        f"{DISTRIBUTED}:attend",
+        quick=True,
+        only=(*says, "sloped logits"),
+        limit=LIMIT,
+        ranks=(2,),
+        backward=False,
+        schedule="any",
+    )
+    told = {finding.name: finding.evidence for finding in report.findings if not finding.ok}
+    assert {name: says.get(name, "") in text for name, text in told.items()} == dict.fromkeys(says, True), (
+        told
+    )
+
+
+@pytest.mark.slow
+def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
+    """It would wait for ever; that its launch stops it is no merit of its own."""
+    report = check(
+        f"{DISTRIBUTED}:waits_for_the_dead",
+        only=("rank dies",),
+        limit=30.0,
+        ranks=(3,),
+        backward=False,
+        schedule="any",
+    )
+    assert report.failed == ["rank dies"]
+    assert re.search("rank [02] goes on until it is stopped", evidence(report, "rank dies"))
