@@ -6,7 +6,7 @@
 #
 # **You need first** [lesson 05](05_emulated_ring.ipynb), the ring on virtual ranks.
 #
-# **Minutes** 60 to read and run, of which the machine works for about one; the exercise takes another 60.
+# **Minutes** 60 to read and run; the exercise takes another 60.
 #
 # So far all ranks lived in this notebook. From here on each is a program of its own, which the operating system starts, runs beside the others, and may kill.
 # Nothing about attention changes. What changes is how things go *wrong*: a virtual ring that is stuck tells you so, and a real one is silent.
@@ -15,12 +15,12 @@
 import inspect
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import torch
 import torch.distributed as dist
@@ -40,8 +40,8 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## 1 · A process has its own memory
 #
-# `VirtualCluster(P).run(program)` ran a program on P ranks inside this process. `launch(program, P)` starts P new processes and runs it there. What a rank
-# prints appears here as it comes, behind the rank's number.
+# `VirtualCluster(P).run(program)` ran a program on P ranks inside this process. `launch(program, P)` starts P new processes and runs it there, joined by
+# *gloo*, PyTorch's transport for CPUs. (*NCCL* is its sister for NVIDIA's GPUs.) What a rank prints appears here as it comes, behind the rank's number.
 
 # %% tags=["nbval-ignore-output"]
 def hello(ring):
@@ -51,12 +51,13 @@ def hello(ring):
 
 started = time.monotonic()
 pids = launch(hello, 3).results
-print(f"this notebook is process {os.getpid()}; {len(set(pids))} others came and went in {time.monotonic() - started:.1f} s")
+seconds = time.monotonic() - started
+print(f"this notebook is process {os.getpid()}; {len(set(pids))} others came and went in {seconds:.1f} s")
 
 # %% [markdown]
 # How did they find each other? Somebody has to tell each process three things: its **rank**, the **world size**, and an address at which all of them meet, the
 # **rendezvous**: there everybody leaves the port it listens on and reads the ports of the others. After that they talk directly. `launch` chooses a free port,
-# passes all three on, and clears up behind them.
+# passes all three on, and clears up behind them. Nearly all of the seconds went into importing PyTorch once in every process.
 #
 # Now a program that writes into a list of this notebook, on two ranks.
 
@@ -113,20 +114,23 @@ def on_shards(ring, layout, program, *whole):
 layout, qkv = contiguous(S=1024, P=2), corpus.qkv(1024, heads=4, head_dim=32)
 virtual = VirtualCluster(2).run(on_shards, layout, overlapped_ring, *qkv)
 real = launch(on_shards, 2, layout, overlapped_ring, *qkv)
-same = [torch.equal(a, b) for x, y in zip(virtual.results, real.results, strict=True) for a, b in zip(x, y, strict=True)]
+pairs = zip(virtual.results, real.results, strict=True)
+same = [torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True)]
 print("out and lse of both ranks, bit for bit:", same)
 sent = [sorted((e.rank, e.to, e.shapes, e.bytes_sent) for e in run.trace.exchanges()) for run in (virtual, real)]
 print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace.bytes_sent(0))
 
 # %% [markdown]
 # Not one bit differs, and the same messages were sent. This is what makes virtual ranks worth having: what is left to differ is **time**, and who is there. On
-# the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, another time on every run; below, the processes' own
-# clocks.
+# the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, another time on every run. Below are the processes' own
+# clocks: the computations of each rank, and under them its message, from `post` to the end of `wait`. What is hatched was waited for.
 
 # %% tags=["nbval-ignore-output"]
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
+# The ranks neither begin together nor take equally long, and yet a rank seldom waits: while it computed, the next block came.
+#
 # ## 3 · A deadlock, produced
 #
 # Underneath are two operations: *send* to one rank, *receive* from one rank. `ring.shift` posts both at once. Take it apart:
@@ -162,7 +166,7 @@ def plain_torch(ring):
 
 
 try:
-    launch(plain_torch, 2, timeout=5)
+    launch(plain_torch, 2, timeout=2)
     outcome = "it works: 4 bytes fit into any buffer"
 except TransportTimeout as error:
     outcome = "both wait for ever"
@@ -170,9 +174,9 @@ except TransportTimeout as error:
 compare("11.send", outcome)
 
 # %% [markdown]
-# Nothing would ever have happened: *we* had set a limit of 5 seconds, and all that can be said is who has not come back. A send is over when the other side has
-# received, and nobody receives. (MPI and NCCL buffer small messages in some cases; such a program then works until the day your tensors grow.) The same orders
-# on the virtual cluster, without a limit:
+# Nothing would ever have happened: *we* had set a limit, two seconds from when all are connected, and all that can be said is who has not come back. A send is
+# over when the other side has received, and nobody receives. (MPI and NCCL buffer small messages in some cases; such a program then works until the day your
+# tensors grow.) Now the same orders on the virtual cluster, without a limit, and on three ranks, so that one can see which way round they wait:
 
 # %%
 try:
@@ -183,7 +187,7 @@ except DeadlockError as error:
 # %% [markdown]
 # It knows who waits for whom, and so sees the circle. **When a real run hangs, run it on virtual ranks.**
 #
-# The cure is to break the circle: somebody must receive first. One rank is enough. Or every second one:
+# The cure is to break the circle: somebody must receive first. One rank is enough. Or every second one. `in_order` takes the ranks that send first:
 
 # %%
 def in_order(ring, sends_first):
@@ -200,20 +204,26 @@ predict("11.chain", "8 ranks, all but rank 0 send first. How many messages' time
         unit="messages")
 
 # %%
-def in_messages(run):
-    assert run.results == [7, 0, 1, 2, 3, 4, 5, 6]
-    return max(event.done for event in run.trace.exchanges()) / 0.5  # a virtual message takes half a second
+def in_messages(P, program, *args):
+    run = VirtualCluster(P).run(program, *args)
+    assert run.results == [(rank - 1) % P for rank in range(P)]
+    return round(max(event.done for event in run.trace.exchanges()) / 0.5)  # a virtual message takes half a second
 
 
-line, evens = (in_messages(VirtualCluster(8).run(in_order, first)) for first in (range(1, 8), range(0, 8, 2)))
-both = in_messages(VirtualCluster(8).run(lambda ring: ring.shift(torch.tensor([ring.rank])).item()))
-print(f"all but rank 0 send first: {line:.0f} messages; even ranks: {evens:.0f}; both ends posted at once: {both:.0f}")
+def at_once(ring):
+    return ring.shift(torch.tensor([ring.rank])).item()
+
+
+line = in_messages(8, in_order, range(1, 8))
+evens = [in_messages(P, in_order, range(0, P, 2)) for P in (8, 9)]
+print(f"all but rank 0 send first: {line} messages; even ranks: {evens[0]}, and {evens[1]} among 9 ranks")
+print("both ends posted at once:", in_messages(8, at_once))
 compare("11.chain", line)
 
 # %% [markdown]
 # With one receiver the ranks wait in a *line*: rank 7 can only begin to receive when rank 0 has taken its message, and so on around. With every second rank
-# first it takes 2 messages' time, 3 where P is odd; posting both ends at once needs one. In plain PyTorch that is `dist.batch_isend_irecv`, and it is what
-# `ring.post` does.
+# first it takes 2 messages' time, 3 where P is odd and two neighbours do the same; posting both ends at once needs one. In plain PyTorch that is
+# `dist.batch_isend_irecv`, and it is what `ring.post` does. Both cures, on real processes:
 
 # %%
 def plain_batch(ring):
@@ -230,7 +240,8 @@ print("whose x, batched and in order, on three processes:", cured)
 # %% [markdown]
 # ## 4 · Called otherwise
 #
-# Deadlock has an evil twin: ranks that exchange *something else*. Let odd ranks send V before K, all of one shape.
+# Deadlock has an evil twin: ranks that exchange *something else*. Let odd ranks send V before K, all of one shape. Virtual ranks will do, and here they
+# know no more than real ones, since nobody is stuck.
 
 # %%
 def mixed_up(ring):
@@ -239,11 +250,11 @@ def mixed_up(ring):
     return {name: ring.shift({"k": k, "v": v}[name]).item() for name in order}
 
 
-print("what each rank takes for k and v:", launch(mixed_up, 2).results)
+print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up).results)
 
 # %% [markdown]
 # No error, no hang: K arrived as V. Messages between two ranks come in the order of sending, and nobody but you knows what they mean. So send K and V in *one*
-# exchange. A wrong shape, dtype or tag is noticed, as ringlab sends a header ahead of each message. And options never travel at all: what if one rank was
+# exchange. A wrong shape, dtype or tag is noticed, as ringlab sends a header ahead of each message. And options never travel at all: what if one process was
 # called with `causal=True`, another one without?
 
 # %% tags=["nbval-ignore-output"]
@@ -295,15 +306,16 @@ for rank in (0, 1, 3):
     print(f"rank {rank}: a PeerDiedError: {'PeerDiedError' in text}, which names rank 2: {'rank 2' in text}")
 
 # %% [markdown]
-# The other three got a `PeerDiedError` that names the dead rank, rank 0 too, which never spoke with it. Look at the seconds: nobody waited for the timeout,
-# here a minute and a half. The system closes a dead process's connections, so its neighbours know in a moment; rank 0 hears when *they* have gone, and failed
-# ranks stay two seconds for last words. `launch` then gives *one* error, of the rank that failed first, with what the others saw in `errors`, and leaves no
-# process behind. Plain gloo gives a line like "connection closed by peer", and who the peer was is up to you.
+# The other three got a `PeerDiedError` that names the dead rank, rank 0 too, which never spoke with it. Look at the seconds: nobody waited for a timeout,
+# which for one message is three quarters of the 120 s that we allowed. The system closes a dead process's connections, so its neighbours know in a moment;
+# rank 0 hears when *they* have gone, and failed ranks stay two seconds for last words. `launch` then gives *one* error, of the rank that failed first, with
+# what the others saw in `errors`, and leaves no process behind. Plain gloo gives a line like "connection closed by peer", and who the peer was is up to you.
 #
-# Who notices when? Not everybody at once: only a missing message tells. Take eight ranks, of which rank 3 dies before its first exchange.
+# Who notices when? Not everybody at once: only a missing message tells. Take eight ranks, of which rank 3 dies before its first exchange. Virtual ones, and
+# `run_virtual`, which the exercise's checks use: it goes on when a rank is killed, and gives what the others returned.
 
 # %% tags=["nbval-ignore-output"]
-predict("11.cone", "Rank 3 of 8 dies before its first exchange. How many blocks will rank 7 have had?",
+predict("11.cone", "Rank 3 of 8 dies before its first exchange. How many blocks will rank 7 have had, with its own?",
         unit="blocks")
 
 # %%
@@ -318,12 +330,13 @@ def how_many(ring):
 
 
 lost = run_virtual(8, how_many, Faults(kill=(3, 0))).results
-print("blocks on each rank:", [getattr(count, "error", count) for count in lost])
+print("blocks on ranks 0 to 7:", ["dead" if rank == 3 else count for rank, count in enumerate(lost)])
 compare("11.cone", lost[7])
 
 # %% [markdown]
-# News of a death travel **one rank per step**, both ways round: the neighbours miss their first exchange, *their* neighbours the second. Rank 7, on the other
-# side, gets three blocks more than rank 4. What it holds is a correct partial over the blocks that came. The exercise keeps it.
+# News of a death travel **one rank per step**, both ways round: the neighbours miss their first exchange, *their* neighbours the second. So a rank holds as
+# many blocks as it is ranks away. Rank 7, on the other side, gets three blocks more than rank 4. What it holds is a correct partial over the blocks that
+# came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -355,9 +368,9 @@ compare("11.slow", min(("0.3 s", "0.5 s", "0.9 s"), key=lambda choice: abs(float
 show(gantt.figure(slow.trace, "Rank 1 is slow"), gantt.describe(slow.trace, "Rank 1 is slow"))
 
 # %% [markdown]
-# The run ends when its slowest rank does. The two others get one step ahead of it, wait for its next block, and are then through, as there are only three blocks;
-# in a longer ring they would wait again and again. Who is at fault? **The slow rank is the one that does not wait.** A profile of rank 0 alone would show time
-# spent in `wait`, and blame the network.
+# The run ends when its slowest rank does. The two others get one step ahead of it, wait for its next block, and are then through, as there are only three
+# blocks; in a longer ring they would wait again and again. Who is at fault? **The slow rank is the one that does not wait.** A profile of rank 0 alone would
+# show time spent in `wait`, and blame the network.
 #
 # ## 7 · Does `isend` mean overlap?
 #
@@ -406,23 +419,23 @@ def all_orders(ring, layout, *whole):
         ring_in_order(ring, *layout.shard(whole, ring.rank), order)
 
 
-measured = launch(all_orders, 2, contiguous(S=4096, P=2), *corpus.qkv(4096, heads=4, head_dim=64)).trace
+measured = launch(all_orders, 2, contiguous(S=2048, P=2), *corpus.qkv(2048, heads=4, head_dim=64)).trace
 for order, *hops in zip(ORDERS, measured.exchanges(0), measured.exchanges(1), strict=True):
     waited = " and ".join(f"{1000 * hop.exposed:.1f}" for hop in hops)
     print(f"{', '.join(order)}: the ranks waited {waited} ms for {hops[0].bytes_received:,} bytes")
 show(gantt.figure(measured, "Three orders, one after another"), gantt.describe(measured, "Three orders"))
 
 # %% [markdown]
-# Run the cell again: these numbers move. Mind what the wait contains. A rank waits for the *other rank* as well as for the bytes. On a processor with two cores
-# and two ranks no core is left over for gloo's threads, so what a hidden hop saves in waiting, the computation may pay back. What you can say without a
-# stopwatch is the order of the events, and that is what the exercise looks at; for speed, measure on the machine that you mean, more than once. On GPUs, lesson
-# 13 will.
+# (Dotted is the barrier between two orders: the ranks agree to go on.) Run the cell again: these numbers move. Mind what the wait contains. A rank
+# waits for the *other rank* as well as for the bytes. On a processor with two cores and two ranks no core is left over for gloo's threads, so what a hidden
+# hop saves in waiting, the computation may pay back. What you can say without a stopwatch is the order of the events, and that is what the exercise looks at;
+# for speed, measure on the machine that you mean, more than once. On GPUs, lesson 13 will.
 #
 # ## 8 · torchrun
 #
 # On a cluster it is not this notebook that starts processes, but **torchrun**, on each machine. It tells each process what it needs through its environment:
 # `RANK`, `WORLD_SIZE`, and `MASTER_ADDR` with `MASTER_PORT` for the rendezvous. `connect()` reads them. The program below is made of the source of this
-# notebook's cells.
+# notebook's cells, and each rank leaves what it has in a file.
 
 # %%
 PROGRAM = """import math, sys, torch
@@ -441,10 +454,11 @@ functions = "\n\n".join(inspect.getsource(function) for function in (attend, ove
 
 # %%
 def torchrun(program, ranks, *args):
-    """Run a file under torchrun on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), program, *args]
+    """Run a file under torchrun; `--standalone` says that all ranks are on this machine."""
+    options = ["--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, program, *args]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-2, text=True, start_new_session=True) as agent:
+    with Popen(command, env=environment, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True) as agent:
         try:
             said, _ = agent.communicate(timeout=120)
         finally:
