@@ -1,0 +1,98 @@
+"""The errata as a page of Markdown: every figure on it comes out of a computation."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+
+from ringlab.conformance.mutants import MUTANTS
+from ringlab.course.catalogue import lesson
+from ringlab.course.errata.collection import GROUPS, Group
+from ringlab.course.errata.entry import Entry, Values
+
+_HEAD = """# Errata: published claims about ring attention that are wrong
+
+Each claim below circulates in write-ups, talks or code. Each is followed by what is true, the computation that shows
+it, and what it printed. Claims are paraphrased, and nobody is named: the mistakes are easy to make, and most of them
+were found by making them. What costs people most comes first.
+
+`python -m ringlab.course.errata docs/errata.md` computes everything anew and writes this page; a test fails where a
+figure is no longer what the computation gives, or where it agrees with the claim.
+"""
+
+
+def page(computed: Mapping[str, Values]) -> str:
+    """Return the page; `computed` holds each entry's values, by its title."""
+    numbered = [(group, entry) for group in GROUPS for entry in group.entries]
+    parts = [_HEAD, _contents(numbered)]
+    for number, (group, entry) in enumerate(numbered, start=1):
+        if entry is group.entries[0]:
+            parts.append(f"## {group.title}\n\n{group.about}\n")
+        parts.append(_entry(number, entry, computed[entry.title]))
+    return "\n".join(parts)
+
+
+def compute() -> dict[str, Values]:
+    """Return all entries' values, by title."""
+    return {entry.title: entry.compute() for group in GROUPS for entry in group.entries}
+
+
+def amiss(computed: Mapping[str, Values]) -> list[str]:
+    """Return what is amiss with each entry's refutation, after its title."""
+    entries = [entry for group in GROUPS for entry in group.entries]
+    return [f"{each.title}: {what}" for each in entries for what in each.refuted(computed[each.title])]
+
+
+def _contents(numbered: list[tuple[Group, Entry]]) -> str:
+    lines = []
+    for number, (group, entry) in enumerate(numbered, start=1):
+        if entry is group.entries[0]:
+            lines.append(f"\n**{group.title}**\n")
+        lines.append(f"{number}. [{entry.title}](#{_anchor(number, entry)})")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _anchor(number: int, entry: Entry) -> str:
+    """The anchor that GitHub and Sphinx give the heading."""
+    kept = re.sub(r"[^\w\- ]", "", f"{number}. {entry.title}".lower())
+    return kept.replace(" ", "-")
+
+
+def _entry(number: int, entry: Entry, values: Values) -> str:
+    taught = lesson(entry.lesson)
+    link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
+    parts = [
+        f"### {number}. {entry.title}",
+        f"**Claim.** {entry.told(entry.claim, values)}",
+        f"**In fact.** {entry.told(entry.truth, values)}",
+        _table(entry, values),
+        f"**Why it matters.** {entry.told(entry.matters, values)} Lesson {link}.",
+        "<details><summary>The computation</summary>",
+        f"```python\n{source(entry)}\n```",
+        *(f"```diff\n{_difference(name)}\n```" for name in entry.wrong_rings),
+        "</details>",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(entry: Entry, values: Values) -> str:
+    lines = ["| | claimed | computed |", "|---|--:|--:|"]
+    for figure in entry.figures:
+        right = " (right)" if figure.holds else ""
+        lines.append(f"| {figure.label} | {figure.told}{right} | {figure.shown(values[figure.key])} |")
+    return "\n".join(lines)
+
+
+def source(entry: Entry) -> str:
+    """Return the text of an entry's computation."""
+    return inspect.getsource(entry.compute).strip().replace("def _", "def ", 1)
+
+
+def _difference(name: str) -> str:
+    """The lines in which a wrong ring differs from the plain one."""
+    lines = [f"  # ringlab.conformance.mutants:{name}, beside ringlab.conformance.plain_ring"]
+    for old, new in MUTANTS[name].changes:
+        lines += [f"- {line}" for line in old.strip("\n").splitlines() if line not in new.splitlines()]
+        lines += [f"+ {line}" for line in new.strip("\n").splitlines() if line not in old.splitlines()]
+    return "\n".join(line.rstrip() for line in lines)
