@@ -52,6 +52,8 @@ def test_the_first_page_lists_every_lesson(site: Path) -> None:
     for lesson in LESSONS:
         assert lesson.title in text
         assert (f"notebooks/{lesson.slug}.html" in first.links) == lesson.available
+    rooms = {"exercises/index.html", "misconceptions/index.html", "api/index.html", "docs/instructors.html"}
+    assert rooms <= set(first.links)
     assert "make lab" in text and "make test" in text
 
 

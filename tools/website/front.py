@@ -13,6 +13,8 @@ from .markdown import escape, table, toctree
 from .notebooks import stage_anchor
 
 TEXTS = Path(__file__).parent / "text"
+ROOMS = ("exercises", "misconceptions", "api")
+"""Folders of pages that begin with a list of what is in them."""
 REFERENCE = ("conformance", "kill-matrix", "errata")
 TEACHING = ("instructors", "nbgrader")
 
@@ -31,7 +33,7 @@ def shown(lessons: list[Target]) -> list[Lesson]:
     return [lesson for lesson in LESSONS if lesson.slug in there]
 
 
-def front(lessons: list[Target], exercises: list[Target], documents: list[str]) -> str:
+def front(lessons: list[Target], documents: list[str]) -> str:
     """Return the first page, with the navigation of all pages."""
     here = shown(lessons)
     planned = [f"{lesson.id} {lesson.title}" for lesson in LESSONS if not lesson.available]

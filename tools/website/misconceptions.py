@@ -25,7 +25,7 @@ Which wrong program stands for which of them, and which check finds it: [the kil
 _PAGE = """\
 # Misconceptions {id} · {title}
 
-From {where}. Each name is one that the checks use.
+From {where}. Try it first: this page says what is easy to get wrong there. Each name is one that the checks use.
 """
 
 

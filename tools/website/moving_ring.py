@@ -89,11 +89,11 @@ def _coverage(steps: list[Frame]) -> Iterator[str]:
 
 def _rules(steps: list[Frame]) -> Iterator[str]:
     for origin in range(P):
+        turn = steps[0].held.index(origin)
         stops = []
         for frame in steps:
-            x, y = _place(frame.held.index(origin))
-            here = f"transform:translate({x}px,{y}px)"
-            stops += [(frame.step * SHARE, here), (frame.step * SHARE + STAY, here)]
+            turn += (frame.held.index(origin) - turn) % P  # on around the ring, never back
+            stops += [(frame.step * SHARE, _turned(turn)), (frame.step * SHARE + STAY, _turned(turn))]
         last = stops[-1][1]
         text = "".join(f"{percent}%{{{where};opacity:1}}" for percent, where in stops)
         yield f"@keyframes b{origin}{{{text}96%{{{last};opacity:1}}100%{{{last};opacity:0}}}}"
@@ -104,3 +104,11 @@ def _rules(steps: list[Frame]) -> Iterator[str]:
         yield f"@keyframes s{frame.step}{{{hidden}{begin + 4}%,96%{{opacity:1}}100%{{opacity:0}}}}"
         yield f".moving-ring .s{frame.step}{{animation:s{frame.step} 12s linear infinite}}"
     yield "@media (prefers-reduced-motion:reduce){.moving-ring *{animation:none!important}}"
+
+
+def _turned(quarters: int) -> str:
+    """CSS that puts a block on the ring; between two of these it moves along the circle, upright."""
+    angle = quarters * 360 / P
+    return (
+        f"transform:translate(112px,112px) rotate({angle:g}deg) translateY(-{RADIUS}px) rotate({-angle:g}deg)"
+    )

@@ -33,10 +33,10 @@ def _texts(root: Path) -> Iterator[tuple[str, str]]:
     lessons = [target for target in every if target.kind == "lesson"]
     exercises = [target for target in every if target.kind == "exercise"]
     documents = {path.stem: path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("*.md"))}
-    yield "index.md", front.front(lessons, exercises, [*documents])
-    known = {f"docs/{name}.md" for name in documents}
+    known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
+    yield "index.md", only_known_links(front.front(lessons, [*documents]), "", known)
     practice = {target.slug[:2]: target.slug for target in exercises}
     for target in lessons:
         page = notebooks.lesson_page(target, practice.get(target.slug[:2]))
