@@ -46,7 +46,11 @@ def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure
         ax.tick_params(length=0, labelcolor=INK)
         for spine in ax.spines.values():
             spine.set_visible(False)
-        keys = [Line2D([], [], linestyle="", marker=f"${SIGNS[v]}$", color=BLUE if v else QUIET, label=WORDS[v]) for v in WORDS]  # fmt: skip
+        looks = {True: ("s", BLUE), False: (".", QUIET), None: ("_", QUIET)}
+        keys = [
+            Line2D([], [], linestyle="", marker=marker, color=colour, label=WORDS[found])
+            for found, (marker, colour) in looks.items()
+        ]
         drawn.legend(handles=keys, loc="outside lower center", ncols=3)
     return drawn
 

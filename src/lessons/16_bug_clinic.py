@@ -166,8 +166,8 @@ predict(
 )
 
 # %%
-layout = contiguous(8, 4)
-positions = [torch.from_numpy(layout.positions(rank)) for rank in range(4)]
+layout = contiguous(6, 3)
+positions = [torch.from_numpy(layout.positions(rank)) for rank in range(3)]
 programs = {"sound": SOUND[BACKWARD].program, "rowan": PATIENTS["rowan"].program}
 journeys = {
     name: courier_frames.follow(partial(program, positions=positions, causal=False), layout)
@@ -182,7 +182,7 @@ title = "Rowan: every sum holds one rank's terms, of all blocks"
 show(courier_view.figure(journeys["rowan"], title), courier_view.describe(journeys["rowan"]))
 
 # %% [markdown]
-# In lesson 09 a box filled with *four colours and one number*. Here each box has one colour and four numbers: the sum never leaves its rank. What is
+# In lesson 09 a box filled with *all colours and one number*. Here each box has one colour and all numbers: the sum never leaves its rank. What is
 # drawn are the sums that were *sent*; each rank sends its own, and goes on with its own.
 
 # %%

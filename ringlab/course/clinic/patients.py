@@ -41,7 +41,7 @@ _COMPLAINTS = {
     "hazel": "Gradient checks pass on our two-GPU workstation. On the cluster the loss goes down and then up again.",
     "larch": "Trains well in mixed precision. Somebody ran the unit tests in float32, and they are red.",
     "oak": "Inference is fine on any number of ranks. Fine-tuning on more than one goes nowhere.",
-    "rowan": "The loss goes down, but more slowly than on one device. With a tolerance of 1e-2 the gradient test is red, too.",
+    "rowan": "The loss goes down, but more slowly than on one device. The gradient test passes; it allows an absolute error of 0.01, and gradients are small.",
     "willow": "Everything passes at 1e-2. A colleague insists on 1e-5, and says that we lose digits somewhere.",
     "yew": "It hangs. On one rank it does not.",
 }

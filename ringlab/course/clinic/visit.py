@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from typing import Any
 
 from ringlab.conformance.runner import Report
@@ -17,7 +18,8 @@ def ward(*names: str) -> None:
     """Print who complains of what: the patients of exercise 16, or those that are named."""
     for name in names or TO_MEND:
         each = patient(name)
-        print(f"{each.name:7} returns {', '.join(each.returns):10}  “{each.complaint}”")
+        print(f"{each.name}, returns {', '.join(each.returns)}")
+        print(textwrap.indent(textwrap.fill(f"“{each.complaint}”", 96), "    "))
 
 
 def examine(name: str, ranks: int, tokens: int, **case: Any) -> Findings:

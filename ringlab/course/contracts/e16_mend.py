@@ -83,7 +83,7 @@ def _verify(
     if first is None:
         return
     for mistake in mistakes(patient.name):
-        if mistake.imitate and all(_same(mistake, run, results) for run, results in seen):
+        if mistake.imitate and all(_same(patient, mistake, run, results) for run, results in seen):
             raise mistake.failure(first.counterexample)
     raise first
 
@@ -107,18 +107,23 @@ def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
     return Failure(f"{patient.name}: {told} in {' and '.join(ill)}{rest}.", "\n".join(lines))
 
 
-def _same(mistake: Misconception, run: Run, results: Results) -> bool:
-    """Return whether the imitation returns the same, up to rounding."""
+def _same(patient: Patient, mistake: Misconception, run: Run, results: Results) -> bool:
+    """Return whether the imitation returns the same up to rounding, and is wrong in the same results."""
     assert mistake.imitate is not None
     imitated = mistake.imitate(run)
     if imitated is None:
         return False
     near = 1e-2 if run.dtype == "bfloat16" else 1e-4
     pairs = [(a, b) for x, y in zip(results, imitated, strict=True) for a, b in zip(x, y, strict=True)]
-    return all(
+    return _ill(patient, run, results) == _ill(patient, run, imitated) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=near, atol=near, equal_nan=True)
         for a, b in pairs
     )
+
+
+def _ill(patient: Patient, run: Run, results: Results) -> list[str]:
+    """Return the names of the results that are wrong."""
+    return [name for name, each in errors_of(run, patient.returns, results).items() if not each.ok]
 
 
 @lru_cache(maxsize=256)

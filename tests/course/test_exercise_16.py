@@ -1,0 +1,173 @@
+"""The clinic: every patient is ill of what its chart says, sound rings are well, and charts are tried, not believed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.conformance.runs import Run
+from ringlab.course.clinic import suite, visit
+from ringlab.course.clinic.examine import Case, errors_of, examine, needed_bytes, shards_of
+from ringlab.course.clinic.patients import BACKWARD, FAULTS, FORWARD, PATIENTS, SOUND, TO_MEND
+from ringlab.course.contract import Failure
+from ringlab.course.contracts import e16_charts, e16_mend
+from ringlab.course.contracts.e16_charts import KEY, curing, expect_smallest
+from ringlab.errors import CourseError
+
+STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)
+SMALLEST = {
+    "ash": (STRIPED, {"layout", "causal"}),
+    "birch": (THREE, set()),
+    "cedar": (STRIPED, {"layout", "causal"}),
+    "elm": (SINGLE, set()),
+    "fir": ((2, 1, "contiguous", False), {"causal"}),
+    "hazel": (THREE, set()),
+    "larch": (SINGLE, {"dtype"}),
+    "oak": (SINGLE, set()),
+    "rowan": (SINGLE, set()),
+    "willow": (((1, 2)), {"dtype"}),
+    "yew": (SINGLE, set()),
+}
+"""By patient: its smallest ill case, and what of it matters."""
+SYMPTOMS = {
+    "birch": {"out"},
+    "cedar": {"out", "lse"},
+    "elm": set(),
+    "fir": {"out", "lse"},
+    "hazel": {"dk", "dv"},
+    "larch": {"dq"},
+    "oak": {"dq", "dk", "dv"},
+    "rowan": {"dv"},
+    "willow": {"dq"},
+}
+"""By patient: the results that are wrong, and finite, on three ranks."""
+
+
+@pytest.mark.parametrize("name", PATIENTS)
+def test_every_patient_is_ill_of_the_smallest_case_and_gets_well_by_what_matters_alone(name: str) -> None:
+    size, matters = SMALLEST[name]
+    case = Case(*size)
+    assert not examine(PATIENTS[name], case).well
+    expect_smallest(name, case)
+    assert curing(name, case) == matters
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_a_patient_shows_its_symptoms_and_no_others(name: str) -> None:
+    found = examine(PATIENTS[name], Case(3, 4, "striped"))
+    ill = {result for result, each in found.errors.items() if not each.ok}
+    assert ill == SYMPTOMS[name]
+    assert all(np.isfinite(each.error) for each in found.errors.values())
+    assert (found.sent > found.needed) == (name == "elm")
+
+
+def test_ash_has_nan_in_rows_that_see_no_key_and_yew_names_the_circle() -> None:
+    by_rank = examine(PATIENTS["ash"], Case(2, 2, "striped")).errors["out"].by_rank
+    assert np.isnan(by_rank[0]) and by_rank[1] < 1e-6
+    assert "cycle: 0 → 1 → 2 → 0" in examine(PATIENTS["yew"], Case(3, 1)).stopped
+
+
+@pytest.mark.parametrize("returns", [FORWARD, BACKWARD], ids=["forward", "backward"])
+def test_sound_rings_are_well_on_every_case_and_within_half_of_the_bounds(returns: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(16)
+    for run in (*e16_mend._plain(rng), *e16_mend._hard(rng)):
+        given = shards_of(run)
+        arguments = given.of(returns)
+
+        def on_rank(ring, given=given, arguments=arguments, run=run):
+            own = (each[ring.rank].clone() for each in arguments)
+            return SOUND[returns].program(ring, *own, positions=given.positions, causal=run.causal)
+
+        outcome = VirtualCluster(run.P, memory=False).run(on_rank)
+        for name, each in errors_of(run, returns, outcome.results).items():
+            assert each.error <= each.bound / 1.5, (run, name, each)
+        for rank in range(run.P):
+            assert outcome.trace.bytes_sent(rank) == needed_bytes(run, returns, rank)
+
+
+def test_a_sound_ring_passes_the_clinics_checks_and_a_patient_falls_to_some() -> None:
+    some = ("masks", "bytes", "dq")
+    assert suite.report(SOUND[BACKWARD], some).ok
+    matrix = suite.kill_matrix([PATIENTS["elm"], PATIENTS["larch"]], some)
+    assert matrix.found_by("elm") == ["bytes"] and matrix.found_by("larch") == ["masks", "dq"]
+    assert matrix.finds("elm", "dq") is None and matrix.finds("larch", "bytes") is False
+
+
+def test_the_key_names_faults_that_exist_and_no_two_patients_have_the_same() -> None:
+    assert set(KEY) == set(TO_MEND) and len(set(KEY.values())) == len(KEY)
+    assert set(KEY.values()) < set(FAULTS)
+
+
+def test_nothing_that_a_notebook_prints_of_a_patient_tells_its_fault() -> None:
+    for name, each in PATIENTS.items():
+        shown = f"{each!r} {each.complaint} {examine(each, Case(2, 2))}"
+        if name in KEY:
+            assert KEY[name] not in shown and "program" not in repr(each)
+
+
+CHART = {"fault": "deadlock", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": []}  # fmt: skip
+
+
+def test_a_source_opens_for_a_case_that_holds_and_for_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    visit.open_source("ash", CHART | {"case": {"ranks": 3, "tokens": 2, "layout": "striped"}})
+    assert "stays closed" in (told := capsys.readouterr().out) and "def ash" not in told
+    visit.open_source("ash", CHART)
+    assert "def ash(ring, q, k, v, positions, causal=True):" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"fault": "it is broken"}, "no_such_fault"),
+        ({"check": "allclose"}, "no_such_check"),
+        ({"case": {"ranks": 2}}, "no_case"),
+        ({"case": {"ranks": 2, "tokens": 10**6}}, "no_case"),
+        ({"case": {"ranks": 2, "tokens": 1, "layout": "spiral"}}, "no_case"),
+        ({"case": [2, 1]}, "no_case"),
+    ],
+)
+def test_a_chart_that_cannot_be_read_is_told_so(change: dict[str, object], name: str) -> None:
+    with pytest.raises(Failure) as caught:
+        e16_charts.read("ash", CHART | change)
+    assert caught.value.misconception == name
+
+
+@pytest.mark.parametrize("answer", [None, 3, {}, CHART | {"matters": "layout"}, CHART | {"matters": ["P"]}])
+def test_what_is_no_chart_fails_without_a_crash(answer: object) -> None:
+    with pytest.raises(Failure):
+        e16_charts.read("ash", answer)
+
+
+def test_a_right_answer_is_never_called_half_mended() -> None:
+    """Even where it were wrong by bad luck: an imitation has to be wrong in the very same results."""
+    run = Run(2, 6, "contiguous", True, H=1, K=1, D=4, seed=3)
+    given, larch = shards_of(run), PATIENTS["larch"]
+    arguments = given.of(BACKWARD)
+    right = VirtualCluster(2).run(
+        lambda ring: SOUND[BACKWARD].program(
+            ring, *(each[ring.rank].clone() for each in arguments), positions=given.positions
+        )
+    )
+    was = next(m for m in e16_mend.mistakes("larch") if m.name == "as_it_was")
+    assert not e16_mend._same(larch, was, run, right.results)
+    assert e16_mend._same(larch, was, run, was.imitate(run))  # type: ignore[misc]
+
+
+def test_an_unknown_patient_and_an_unknown_case_are_errors() -> None:
+    with pytest.raises(CourseError, match="a patient: ash"):
+        visit.examine("pine", ranks=2, tokens=1)
+    for wrong in ({"ranks": 0, "tokens": 1}, {"ranks": 2, "tokens": 1, "dtype": "int8"}, {"ranks": True, "tokens": 1}):  # fmt: skip
+        with pytest.raises(CourseError):
+            visit.examine("ash", **wrong)
+
+
+def test_helpers_of_the_ward_are_right_on_a_row_that_sees_nothing() -> None:
+    from ringlab.course.clinic.bedside import attend, nothing_seen
+
+    q = torch.randn(1, 1, 2, 4)
+    visible = torch.tensor([[False, False], [True, False]])
+    out, lse = attend(q, q, q, visible, *nothing_seen(q))
+    assert torch.equal(out[0, 0, 0], torch.zeros(4)) and lse[0, 0, 0] == -torch.inf
+    assert torch.allclose(out[0, 0, 1], q[0, 0, 0])
