@@ -129,7 +129,7 @@ hint("11.uneven")
 # - When nobody dies, `seen` names all ranks.
 # - When a rank dies, `PeerDiedError` reaches you. Return what you have: every block that you held is in `(out, lse)` and
 #   named in `seen`, no other one is. Ask nothing of the ring any more.
-# - Every other error goes through. It is a bug, and nobody is helped by half an answer.
+# - Every other error goes through, from an exchange too. It is a bug, and nobody is helped by half an answer.
 
 # %% grade="11.lost"
 def ring_with_losses(ring, q, k, v):
