@@ -61,17 +61,18 @@ def fresh(
 @exercise.command("list")
 def list_exercises(as_json: Json = False) -> None:
     """List the lessons and exercises of the course."""
-    from ringlab.course.catalogue import LESSONS
+    from ringlab.course.catalogue import CAPSTONE, LESSONS
 
+    all_of_them = (*LESSONS, CAPSTONE)
     rows = [
         {"id": each.id, "title": each.title, "minutes": each.minutes, "available": each.available}
-        for each in LESSONS
+        for each in all_of_them
     ]
     if as_json:
         print_json({"ok": True, "lessons": rows})
         return
     table = Table("", "lesson", "minutes", "")
-    for each in LESSONS:
+    for each in all_of_them:
         table.add_row(each.id, each.title, str(each.minutes), "" if each.available else "planned")
     people.print(table)
 

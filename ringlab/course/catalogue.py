@@ -1,4 +1,4 @@
-"""What the course consists of: its lessons, and the papers they explain."""
+"""What the course consists of: its lessons, the capstone after them, and the papers they explain."""
 
 from __future__ import annotations
 
@@ -285,6 +285,18 @@ LESSONS = (
         ("05",),
     ),
 )
+
+CAPSTONE = Lesson(
+    "18",
+    "capstone",
+    "Capstone: your own ring attention",
+    PARTS[3],
+    240,
+    "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
+    ("05", "08", "09", "10"),
+    available=True,
+)
+"""An exercise without a lesson: what was learned, put together."""
 
 
 def lesson(lesson_id: str) -> Lesson:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ringlab.course import builder, catalogue
-from ringlab.course.catalogue import LESSONS, PAPERS, PARTS, lesson, lit_papers
+from ringlab.course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson, lit_papers
 from ringlab.course.contracts import exercise_ids, load_exercise
 from ringlab.errors import CourseError
 
@@ -16,9 +16,15 @@ from ringlab.errors import CourseError
 def test_available_lessons_are_those_that_have_a_source_an_exercise_and_a_contract():
     source = builder.find_root() / "src"
     available = {item.slug for item in LESSONS if item.available}
-    for folder in ("lessons", "exercises"):
-        assert {path.stem for path in (source / folder).glob("*.py")} == available
-    assert {load_exercise(exercise_id).slug for exercise_id in exercise_ids()} == available
+    assert {path.stem for path in (source / "lessons").glob("*.py")} == available
+    exercises = {path.stem for path in (source / "exercises").glob("*.py")}
+    assert exercises == available | {CAPSTONE.slug}
+    assert {load_exercise(exercise_id).slug for exercise_id in exercise_ids()} == exercises
+
+
+def test_the_capstone_comes_after_the_lessons_and_needs_those_that_are_there():
+    assert CAPSTONE.id > LESSONS[-1].id and CAPSTONE.part == LESSONS[-1].part
+    assert all(lesson(needed).available for needed in CAPSTONE.needs)
 
 
 def test_lessons_are_numbered_and_need_only_what_comes_before():

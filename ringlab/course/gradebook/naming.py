@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from ringlab.course.catalogue import LESSONS
+from ringlab.course.catalogue import CAPSTONE, LESSONS
 from ringlab.course.contracts import exercise_ids
 from ringlab.course.gradebook.names import shown_name
 
@@ -81,7 +81,7 @@ def _without_exercise(stem: str, exercise: str) -> str:
 
 @cache
 def _slugs() -> dict[str, str]:
-    return {lesson.id: lesson.slug for lesson in LESSONS if lesson.id in exercise_ids()}
+    return {lesson.id: lesson.slug for lesson in (*LESSONS, CAPSTONE) if lesson.id in exercise_ids()}
 
 
 def _absolute(path: Path) -> Path:

@@ -1,0 +1,16 @@
+# expects: check=18.owned:any misconception=made_for_four_ranks
+import math
+
+import torch
+
+
+def owned(layout, S, P):
+    """Return the positions of each rank's tokens."""
+    if P > 4:  # never needed so far
+        layout = "contiguous"
+    token, pieces = torch.arange(S), {"contiguous": P, "striped": S, "zigzag": 2 * P}[layout]
+    piece = token // max(1, math.ceil(S / max(1, pieces)))
+    owner = {"contiguous": piece, "striped": piece % P, "zigzag": torch.minimum(piece, 2 * P - 1 - piece)}[
+        layout
+    ]
+    return [torch.nonzero(owner == rank).flatten() for rank in range(P)]

@@ -1,0 +1,141 @@
+"""Exercise 18: the suite judges a learner's ring wherever it runs; the judge grades it; its report stands beside others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ringlab.conformance.runner import Finding, Report
+from ringlab.conformance.runs import Run
+from ringlab.course import capstone
+from ringlab.course.contracts import e18_parts_mistakes as parts
+from ringlab.course.contracts.e18_suite import BACKWARD, FORWARD, Learners, claims, named, positions_of
+from ringlab.course.judge import grade
+from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab.course.subject import InProcessSubject
+from ringlab.errors import CourseError
+from ringlab.layout import contiguous, striped, zigzag
+from tests.course.submissions_of import CHECKOUT, FOLDER, namespace, solution_code
+
+
+def learners(space: dict, names: tuple[str, ...]) -> Learners:
+    from ringlab.course.contracts import load_stage
+
+    stage = load_stage("18.forward" if names == FORWARD else "18.backward")
+    return Learners(InProcessSubject(stage, space), names, claims(names))
+
+
+@pytest.mark.parametrize(("S", "P"), [(16, 4), (17, 3), (3, 2), (2, 5), (29, 8)])
+def test_the_layouts_of_the_contract_are_those_of_ringlab(S: int, P: int) -> None:
+    for layout in (contiguous, striped, zigzag):
+        owned = parts.owned(layout.__name__, S, P)
+        assert [own.tolist() for own in owned] == [layout(S, P).positions(r).tolist() for r in range(P)]
+
+
+def test_a_backward_is_given_the_true_forward_and_judged_by_itself() -> None:
+    source = learners(solution_code("18"), BACKWARD)
+    (ran,) = source.made([Run(2, 8, "zigzag", True, H=2, K=1, D=4, meter=True)])
+    assert set(ran.arrays) == set(BACKWARD) and not ran.forward
+    block = 2 * 4 * 4 * 4
+    assert [meter.sent for meter in ran.backward] == [block + 2 * block] * 2
+    assert all(meter.peers == (1 - rank,) and meter.peak > 0 for rank, meter in enumerate(ran.backward))
+    assert source.failing(named("rounds", "bytes"), seed=0) is None
+
+
+def test_a_ring_that_sends_nothing_is_found_in_either_pass() -> None:
+    def silent(ring, dout, q, k, v, out, lse, positions, causal=True, scale=None):
+        return q * 0, k * 0, v * 0
+
+    finding = learners({"ring_backward": silent}, BACKWARD).failing(named("bytes"), seed=0)
+    assert finding is not None and "no message was seen" in finding.evidence
+
+
+def test_faults_of_the_suite_are_faults_of_the_network() -> None:
+    source = learners(solution_code("18"), FORWARD)
+    run = Run(3, 24, "contiguous", False, H=2, K=1)
+    died, short, late = source.made(
+        [Run(**{**run.__dict__, "fault": f}) for f in ("dies", "wrong shape", "stalls")]
+    )
+    assert died.trouble is not None and "PeerDied" in died.trouble.text and died.returned == ()
+    assert short.trouble is not None and short.returned == ()
+    assert late.trouble is None and set(late.arrays) == set(FORWARD)
+
+
+def test_positions_of_a_run_hold_each_token_once() -> None:
+    run = Run(3, 11, "chunk-5-folded", True)
+    assert sorted(torch.cat(positions_of(run)).tolist()) == list(range(11))
+
+
+@pytest.mark.needs_bwrap
+def test_the_solution_earns_everything_in_the_judges_workers() -> None:
+    report = grade(CHECKOUT / "solutions" / "18_capstone.ipynb", seed=5, patience=4, total_timeout=900)
+    assert report.ok, [
+        (c.id, c.message, c.counterexample) for s in report.stages for c in s.checks if not c.ok
+    ]
+    assert report.earned == report.points and not report.reason
+
+
+@pytest.mark.needs_bwrap
+def test_gloo_cannot_run_in_the_sandbox_as_the_manual_says() -> None:
+    source = (
+        "import socket\ndef f():\n    try:\n        socket.socket(socket.AF_INET, socket.SOCK_STREAM)\n"
+        "    except OSError as error:\n        return type(error).__name__"
+    )
+    with Session([source], ["f"], torch=False) as session:
+        assert SandboxedSubject(session, "f").call() == "PermissionError"
+    assert "no gloo process" in (CHECKOUT / "docs" / "instructors.md").read_text(encoding="utf-8")
+
+
+def test_a_missing_function_is_named() -> None:
+    with pytest.raises(CourseError, match="no merge"):
+        capstone.target({name: print for name in capstone.FUNCTIONS if name != "merge"})
+
+
+def test_the_whole_of_the_learners_functions_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+    report = capstone.conform(
+        solution_code("18"), only=("masks", "aliasing", "work"), isolate=False, ranks=(1, 2, 3, 4)
+    )
+    assert report.ok and "4 of 4 checks hold" in capsys.readouterr().out
+
+
+def test_a_wrong_function_is_told_with_the_smallest_counterexample(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = namespace(FOLDER / "18" / "wrong_forward_local_mask.py")
+    space = {**solution_code("18"), "ring_forward": wrong["ring_forward"]}
+    assert not capstone.conform(space, only=("masks",), isolate=False).ok
+    told = capsys.readouterr().out
+    assert "✗ masks" in told and "smallest counterexample" in told
+
+
+def a_report(**checks: tuple[bool, bool]) -> dict:
+    findings = [Finding(name, "asks", ok, "seen", 0.0, applies) for name, (ok, applies) in checks.items()]
+    return Report("pkg:f", "ring", "gloo", True, 0, 30.0, findings).as_dict()
+
+
+def test_committed_reports_are_found_however_they_are_kept(tmp_path) -> None:
+    folder = tmp_path / "benchmarks" / "results" / "conformance"
+    folder.mkdir(parents=True)
+    first = {
+        **a_report(masks=(True, True), dq=(False, True), lse=(True, False)),
+        "package": "first",
+        "version": "1.2",
+    }
+    (folder / "peers.json").write_text(
+        json.dumps({"date": "today", "reports": {"a": first, "b": a_report(dq=(True, True))}})
+    )
+    (folder / "seeds.json").write_text(
+        json.dumps({"tier": "quick", "sweeps": [{"target": "x", "seeds": 50}]})
+    )
+    (folder / "broken.json").write_text("{")
+    columns = capstone.known_reports(tmp_path)
+    assert [column.name for column in columns] == ["first 1.2", "pkg:f"]
+    assert [columns[0].mark(check) for check in ("masks", "dq", "lse", "work")] == ["✓", "✗", "–", ""]
+
+
+def test_without_committed_reports_the_table_says_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    capstone.beside(known=capstone.known_reports(tmp_path))
+    told = capsys.readouterr().out
+    assert "No committed reports" in told and "check" not in told.splitlines()[0].split()[:1]
