@@ -38,19 +38,23 @@ def make() -> Target:
 
 
 def public() -> Target:
-    """Return the public `context_parallel` as a target: for machines with a GPU. Raises: ImportError."""
+    """Return the public `context_parallel` as a target, forward only: for machines with a GPU. Raises: ImportError.
+
+    It wants a buffer to share out, and q, k and v are shards already: it gets one of zeros.
+    """
     experimental = importlib.import_module("torch.distributed.tensor.experimental")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, world_size: int) -> Tensor:
         mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh(
             q.device.type, (world_size,)
         )
-        with experimental.context_parallel(mesh):
+        zeros = torch.zeros(2 * world_size, device=q.device)
+        with experimental.context_parallel(mesh, buffers=[zeros], buffer_seq_dims=[0]):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return Target(
         attend, over="torch.distributed", layouts=("zigzag",), causal=(True,), dtypes=("bfloat16",),
-        ranks=(1, 2, 3, 4), grouped=False, ragged=False, schedule="any",
+        ranks=(1, 2, 3, 4), grouped=False, ragged=False, backward=False, schedule="any",
     )  # fmt: skip
 
 
