@@ -151,13 +151,16 @@ class RankPart:
             self._note("types", f"{name} is on {x.device} for inputs on {like.device}")
 
     def _aliases(self, found: Tensors, given: Tensors) -> None:
-        owners = {x.untyped_storage().data_ptr(): name for name, x in given.items() if x.numel()}
+        owners = [(name, _span(x)) for name, x in given.items() if x.numel()]
         for name, x in found.items():
-            owner = owners.get(x.untyped_storage().data_ptr()) if x.numel() else None
+            if not x.numel():
+                continue
+            begin, end = _span(x)
+            owner = next((its for its, (a, b) in owners if begin < b and a < end), None)
             if owner is not None:
                 self._note("aliasing", f"{name} lies in the memory of {owner}")
-            elif x.numel():
-                owners[x.untyped_storage().data_ptr()] = name
+            else:
+                owners.append((name, (begin, end)))
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
@@ -196,6 +199,12 @@ def trouble_of(error: BaseException) -> Trouble:
         return trouble_of(cause)
     text = " ".join(str(error).split())
     return Trouble(RAISED, f"{type(error).__name__}: {text[:400]}")
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to beyond its last: two parts of one buffer share none."""
+    reach = sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
 def _kind(value: Any) -> str:

@@ -170,3 +170,18 @@ def test_a_rank_that_failed_leaves_no_result() -> None:
     trouble = Trouble("raised", "E")
     ran = join(Run(2, 4, "contiguous", False), [RankResult(), RankResult(trouble=trouble)])
     assert (ran.trouble, ran.returned, ran.arrays) == (trouble, (0,), {})
+
+
+@pytest.mark.parametrize(("apart", "failed"), [(True, []), (False, ["aliasing"])])
+def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: bool, failed: list[str]) -> None:
+    """dK and dV as two halves of a tensor, which some rings return, disturb each other in nothing."""
+
+    def gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        both = torch.zeros(2, *k.shape)
+        return torch.zeros_like(q), both[0], both[1] if apart else both[0]
+
+    def zeros(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.zeros_like(q)
+
+    target = Target(zeros, gradients=gradients, dtypes=("float32",))
+    assert check(target, quick=True, isolate=False, only=("aliasing",)).failed == failed
