@@ -44,7 +44,7 @@ ward()
 # %%
 print(examine("ash", ranks=2, tokens=4))
 print("\nfaults:", *(f"  {name}: {text}" for name, text in FAULTS.items()), sep="\n")
-print("\nchecks:", ", ".join(CHECKS))
+print("\nchecks:", *CHECKS, sep="\n  ")
 
 # %% [markdown]
 # ## 16.chart · A chart for each patient
@@ -58,7 +58,8 @@ print("\nchecks:", ", ".join(CHECKS))
 # - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;
 # - `fault`: its name in `FAULTS`.
 #
-# Write them one by one; `None` for the others.
+# Yew's chart, in the lesson, was `{"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}`. Write them one by
+# one, and return `None` for the others.
 
 
 # %% grade="16.chart"
@@ -115,7 +116,7 @@ open_helpers("attend", "block_backward")
 # %% grade="16.ash"
 def ash(ring, q, k, v, positions, causal=True):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION open the source, copy it, mend it
+    # BEGIN SOLUTION open the source, copy it here, mend it
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
         last = step == ring.world_size - 1
@@ -152,7 +153,7 @@ hint("16.ash")
 # %% grade="16.birch"
 def birch(ring, q, k, v, positions, causal=True):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION give the old sum back to what was normalised by it
+    # BEGIN SOLUTION open the source, copy it here, mend it
     out, top = nothing_seen(q)
     total = torch.zeros_like(top)
     for step in range(ring.world_size):
@@ -186,7 +187,7 @@ hint("16.birch")
 # %% grade="16.cedar"
 def cedar(ring, q, k, v, positions, causal=True):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION decide by positions
+    # BEGIN SOLUTION open the source, copy it here, mend it
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
         last = step == ring.world_size - 1
@@ -213,7 +214,7 @@ hint("16.cedar")
 # %% grade="16.elm"
 def elm(ring, q, k, v, positions, causal=True):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION shift only what somebody still needs
+    # BEGIN SOLUTION open the source, copy it here, mend it
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
         visible = sees(positions, ring.rank, ring.origin(step), causal)
@@ -237,7 +238,7 @@ hint("16.elm")
 # %% grade="16.fir"
 def fir(ring, q, k, v, positions, causal=True):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION one order for K and V, on every rank
+    # BEGIN SOLUTION open the source, copy it here, mend it
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
         visible = sees(positions, ring.rank, ring.origin(step), causal)
@@ -271,7 +272,7 @@ hint("16.fir")
 # %% grade="16.hazel"
 def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
     """Return this rank's (dq, dk, dv)."""
-    # BEGIN SOLUTION send them where their block goes
+    # BEGIN SOLUTION open the source, copy it here, mend it
     P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
     for step in range(P):
@@ -300,7 +301,7 @@ hint("16.hazel")
 # %% grade="16.larch"
 def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
     """Return this rank's (dq, dk, dv)."""
-    # BEGIN SOLUTION give the sum memory of its own
+    # BEGIN SOLUTION open the source, copy it here, mend it
     P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
     scratch = torch.empty_like(q)
@@ -332,7 +333,7 @@ hint("16.larch")
 # %% grade="16.oak"
 def oak(ring, dout, q, k, v, out, lse, positions, causal=True):
     """Return this rank's (dq, dk, dv)."""
-    # BEGIN SOLUTION compute with the block that is here
+    # BEGIN SOLUTION open the source, copy it here, mend it
     P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
     for step in range(P):

@@ -16,7 +16,7 @@ from ringlab.course.clinic.examine import errors_of, needed_bytes, shards_of
 from ringlab.course.clinic.patients import PATIENTS, TO_MEND, Patient
 from ringlab.course.contract import Check, Failure, Misconception, Stage
 from ringlab.course.contracts import e16_half_mended as half_mended
-from ringlab.course.contracts.e16_texts import HALF, HINTS, TITLES
+from ringlab.course.contracts.e16_texts import HALF, HINTS
 from ringlab.course.faults import Faults
 
 Results = list[tuple[torch.Tensor, ...]]
@@ -220,7 +220,7 @@ def _stage(name: str) -> Stage:
     return Stage(
         id=f"16.{name}",
         function=name,
-        title=TITLES[name],
+        title=f"{name.capitalize()}, mended",
         kind="ring",
         hints=HINTS[name],
         misconceptions=mistakes(name),
