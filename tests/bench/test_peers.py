@@ -70,7 +70,9 @@ def test_one_wrong_row_is_enough_and_its_error_is_told() -> None:
     found, expected = sampled(wrong=0.01)
     of = case(found, expected)
     assert not of["contenders"]["them"]["correct"] and of["fastest_correct"] is None
-    assert of["contenders"]["them"]["errors"]["dv"] == pytest.approx(0.01, rel=0.01)
+    them = of["contenders"]["them"]
+    assert them["row_errors"]["dv"] == pytest.approx(0.01, rel=0.01)
+    assert them["bounds"]["dv"] < them["errors"]["dv"] <= them["row_errors"]["dv"]
     forward = case(found, expected, "forward")
     assert forward["contenders"]["them"]["correct"] and set(forward["contenders"]["them"]["errors"]) == {
         "out"
@@ -92,8 +94,9 @@ def test_a_rank_whose_results_are_not_finite_is_wrong() -> None:
 def test_a_row_that_no_rank_gave_is_wrong() -> None:
     _, expected = sampled()
     part = Sampled([0], {n: x[:, :1] for n, x in expected.true.items() if n != "lse"}, True)
-    errors = bench._errors([part], expected, WORK)
-    assert not bool((errors["out"] <= expected.bounds["out"]).all())
+    found = {"them": bench._errors([part], expected, WORK), OURS: sampled()[0][OURS]}
+    of = case(found, expected)
+    assert not of["contenders"]["them"]["correct"] and of["contenders"][OURS]["correct"]
 
 
 def test_a_peer_that_is_not_installed_is_listed_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +153,7 @@ def test_the_command_prints_ratios_and_writes_them(tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert asked[0].S == 64 and asked[1] == [2, 4] and asked[3] == ["a", "b"]
-    assert "1.50 times ringlab's  WRONG: dv off by 0.5" in done.output
+    assert "1.50 times ringlab's  WRONG: dv off by " in done.output
     assert "absent" in done.output and "not run: it is not installed" in done.output
     assert json.loads(written.read_text())["cases"][0]["P"] == 2
     assert CliRunner().invoke(app, ["bench", "peers", "--ranks", "two"]).exit_code == 2
