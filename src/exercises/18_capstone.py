@@ -128,7 +128,6 @@ hint("18.merge")
 # %% grade="18.forward"
 def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
     """Return this rank's (out, lse)."""
-
     # BEGIN SOLUTION P blocks, P − 1 hops
     def stretches(places):
         """Rows whose positions rise by the same step: such a stretch lies before, after or across another."""
@@ -171,7 +170,6 @@ hint("18.forward")
 # %% grade="18.backward"
 def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=None):
     """Return this rank's (dq, dk, dv)."""
-
     # BEGIN SOLUTION dq stays, dk and dv follow their block and come home
     def stretches(places):
         steps = places.diff()
@@ -179,7 +177,6 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
         return [rows for rows in torch.arange(len(places)).tensor_split(cuts) if len(rows)]
 
     def tile(q, k, v, dout, lse, delta, hidden):
-        """What some rows and some keys add to (dq, dk, dv)."""
         shared = k.shape[1], q.shape[1] // k.shape[1]
         q, dout, lse, delta = (x.unflatten(1, shared) for x in (q, dout, lse, delta))
         k, v = k[:, :, None], v[:, :, None]
@@ -195,8 +192,8 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
     for step in range(P):
         here, due = positions[ring.origin(step)], len(positions[ring.origin(step + 1)])
         coming = ring.post(k, v, length=due) if step < P - 1 else None
-        wide_k, wide_v = k.to(lse.dtype), v.to(lse.dtype)
-        dk, dv = torch.zeros_like(wide_k), torch.zeros_like(wide_v)
+        wide_k, wide_v = (x.to(lse.dtype) for x in (k, v))
+        dk, dv = (torch.zeros_like(x) for x in (wide_k, wide_v))
         for rows in stretches(mine):
             seen = here <= mine[rows].max() if causal else torch.ones_like(here, dtype=torch.bool)
             hidden = (here[seen] > mine[rows, None]) & causal
@@ -208,7 +205,7 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
             dk, dv = (own.add_(arrived) for own, arrived in zip((dk, dv), courier.wait(), strict=True))
         courier = ring.post(dk, dv, length=due) if P > 1 else None
         k, v = (k, v) if coming is None else coming.wait()
-    dk, dv = (dk, dv) if courier is None else courier.wait()
+    dk, dv = courier.wait() if P > 1 else (dk, dv)
     return tuple(x.to(dtype) for x, dtype in zip((dq, dk, dv), dtypes, strict=True))
     # END SOLUTION
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -57,8 +58,8 @@ def _own_only(held: Held, rank: int, owner: int) -> np.ndarray:
     return held.visible(rank, owner) if rank == owner else _all(held, rank, owner)
 
 
-def _as_in_05(name: str, imitate: object) -> Misconception:
-    return Misconception(name, _TEXTS[name], imitate)  # type: ignore[arg-type]
+def _as_in_05(name: str, imitate: Callable[..., State]) -> Misconception:
+    return Misconception(name, _TEXTS[name], imitate)
 
 
 VALUES = (
