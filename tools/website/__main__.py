@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from ringlab.course.builder import find_root
@@ -11,29 +13,41 @@ from ringlab.course.builder import find_root
 from . import links, stage
 
 SETTINGS = Path(__file__).parent
+OURS = ".nojekyll"
+"""Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
 
 
 def build(folder: Path, root: Path | None = None) -> list[str]:
-    """Build the pages into `folder`, which is emptied first; return what is wrong with their links.
+    """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
     Raises: SystemExit where Sphinx fails or warns, or `folder` holds something else.
     """
-    from sphinx.cmd.build import build_main
-
     folder = folder.resolve()
-    if folder.exists() and any(folder.iterdir()) and not (folder / ".buildinfo").exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / OURS).exists():
         raise SystemExit(
             f"needed: a folder to empty and fill with pages\n   got: {folder}, which holds something else"
         )
-    sources, cache = folder.with_name(f"{folder.name}-sources"), folder.with_name(f"{folder.name}-cache")
-    for old in (folder, cache):
-        shutil.rmtree(old, ignore_errors=True)
-    stage.write(sources, root)
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "2"]
-    status = build_main([*options, "-c", str(SETTINGS), "-d", str(cache), str(sources), str(folder)])
-    if status:
-        raise SystemExit(status)
-    (folder / ".nojekyll").touch()  # hosts that hide folders with an underscore would hide styles and scripts
+    with tempfile.TemporaryDirectory() as scratch:
+        sources, cache, built = (Path(scratch) / name for name in ("sources", "cache", "site"))
+        stage.write(sources, root)
+        # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "--fail-on-warning",
+            "--keep-going",
+            "--quiet",
+            "--jobs",
+            "2",
+        ]
+        command += ["-c", str(SETTINGS), "-d", str(cache), str(sources), str(built)]
+        if status := subprocess.run(command).returncode:
+            raise SystemExit(status)
+        (built / OURS).touch()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(built, folder)
     return links.problems(folder)
 
 
