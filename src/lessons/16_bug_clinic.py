@@ -50,7 +50,7 @@ for name, text in FAULTS.items():
 # ## 2 · The instruments
 #
 # `examine` runs a patient on virtual ranks, with so many tokens on each, and reads four things at once: whether the ranks **end**; the **error** of every
-# result against the float64 oracle, and on which rank's rows; the **messages**; and their **bytes**, beside what is needed. Errors within their
+# result against the float64 oracle, on which rank's rows and at which tokens; the **messages**; and their **bytes**, beside what is needed. Errors within their
 # derived bound (lesson 10) are shown as "rounding". On yew, on one rank and on two:
 
 # %%

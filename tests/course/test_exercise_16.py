@@ -66,6 +66,9 @@ def test_a_patient_shows_its_symptoms_and_no_others(name: str) -> None:
 def test_ash_has_nan_in_rows_that_see_no_key_and_yew_names_the_circle() -> None:
     by_rank = examine(PATIENTS["ash"], Case(2, 2, "striped")).errors["out"].by_rank
     assert np.isnan(by_rank[0]) and by_rank[1] < 1e-6
+    assert examine(PATIENTS["ash"], Case(2, 3, "striped")).errors["out"].tokens == (
+        0,
+    )  # sees no key of rank 1
     assert "cycle: 0 → 1 → 2 → 0" in examine(PATIENTS["yew"], Case(3, 1)).stopped
 
 

@@ -95,11 +95,12 @@ def shards_of(run: Run) -> Shards:
 
 @dataclass(frozen=True)
 class Errors:
-    """One result: its relative error, the bound, and the relative error on every rank's rows."""
+    """One result: its relative error, the bound, the error on every rank's rows, and the tokens that are beyond it."""
 
     error: float
     bound: float
     by_rank: tuple[float, ...]
+    tokens: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -130,14 +131,20 @@ class Findings:
         lines = [f"{self.case}: {'well' if self.well else 'ill'}"]
         for name, each in self.errors.items():
             ranks = "  ".join(_shown(error, each.bound) for error in each.by_rank)
-            lines.append(f"  {name:4} error {_shown(each.error, each.bound):>8}   by rank  {ranks}")
+            worst = max(each.by_rank, key=lambda error: np.inf if np.isnan(error) else error)
+            where = f"   tokens {_listed(each.tokens)}" if each.tokens else ""
+            lines.append(f"  {name:4} error {_shown(worst, each.bound)}   by rank  {ranks}{where}")
         lines.append(f"  a rank sent {self.messages} messages, {self.sent} bytes; {self.needed} are needed")
         return "\n".join(lines)
 
 
 def _shown(error: float, bound: float) -> str:
     """Rounding, whose size differs from machine to machine, in a word."""
-    return "rounding" if error <= bound else f"{error:8.1e}"
+    return "rounding" if error <= bound else f"{'NaN' if np.isnan(error) else f'{error:.1e}':>8}"
+
+
+def _listed(tokens: Sequence[int], most: int = 8) -> str:
+    return f"{' '.join(map(str, tokens[:most]))}{' …' if len(tokens) > most else ''}"
 
 
 def examine(patient: Patient, case: Case) -> Findings:
@@ -185,7 +192,7 @@ def errors_of(run: Run, returns: Sequence[str], results: Sequence[Any]) -> dict[
     found = {}
     for number, name in enumerate(returns):
         right = getattr(true, name)
-        whole, by_rank = np.full(right.shape, np.nan), []
+        whole, by_rank, beyond = np.full(right.shape, np.nan), [], list[int]()
         largest = np.abs(right[np.isfinite(right)]).max(initial=0.0) or 1.0
         for rank in range(run.P):
             own = layout.positions(rank)
@@ -195,9 +202,13 @@ def errors_of(run: Run, returns: Sequence[str], results: Sequence[Any]) -> dict[
                 by_rank.append(np.inf)
                 continue
             whole[:, :, own] = part
-            apart = np.abs(np.where(part == there, 0.0, part - there)).max(initial=0.0)
-            by_rank.append(float(apart / largest))
-        found[name] = Errors(float(relative_error(whole, right)), bounds[name], tuple(by_rank))
+            apart = np.abs(np.where(part == there, 0.0, part - there)) / largest
+            by_rank.append(float(apart.max(initial=0.0)))
+            rows = (apart if apart.ndim == 4 else apart[..., None]).max(axis=(0, 1, 3), initial=0.0)
+            beyond += own[~(rows <= bounds[name])].tolist()
+        found[name] = Errors(
+            float(relative_error(whole, right)), bounds[name], tuple(by_rank), tuple(sorted(beyond))
+        )
     return found
 
 

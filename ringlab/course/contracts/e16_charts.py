@@ -82,7 +82,7 @@ def well(name: str, case: Case) -> bool:
 def read(name: str, answer: Any) -> Chart:
     """Return the chart that `answer` is. Raises: Failure with what is missing or unknown in it."""
     if answer is None:
-        raise Failure(f"The chart of {name} is None: is the `return` missing?")
+        raise Failure(f"The chart of {name} is None: not written yet, or is the `return` missing?")
     if not isinstance(answer, Mapping) or any(key not in answer for key in FIELDS):
         raise Failure(f"A chart is a dict with {', '.join(FIELDS)}.", f"{name}: {_short(answer)}")
     fault, check, matters = answer["fault"], answer["check"], answer["matters"]
