@@ -259,3 +259,16 @@ def test_what_cannot_run_on_a_cpu_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     assert "cannot run on a CPU" in study.page([found])
     with pytest.raises(BackendError, match="peer:torch-context-parallel"):
         load("peer:torch-context-parallel-public")
+
+
+def test_the_page_is_made_of_the_committed_files() -> None:
+    checkout = Path(__file__).resolve().parents[2]
+    folder = checkout / "benchmarks" / "results" / "conformance" / "peers"
+    paths = [folder / f"{name}.json" for name in study.STUDIES]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    assert {"ring-attention-pytorch", "ring-flash-attn", "torch-context-parallel"} <= {
+        e["study"] for e in found
+    }
+    assert (checkout / "docs" / "peers.md").read_text(encoding="utf-8") == study.page(found)
+    for each in found:
+        assert each["version"] == (peers.PEERS[each["peer"]].pinned or each["torch"])
