@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ringlab import ring_attention
+from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.cost.flops import attention_flops

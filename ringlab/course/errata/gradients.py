@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab import ring_attention
+from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.course.errata.entry import Entry, Figure
