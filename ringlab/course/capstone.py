@@ -6,9 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from ringlab.course.frontend import in_notebook
@@ -23,11 +24,11 @@ HOLDS, FAILS, NOT_ASKED = "✓", "✗", "–"
 
 @dataclass(frozen=True)
 class Column:
-    """One target in the table: its name, and per check whether it holds, None where it does not apply."""
+    """One target in the table: its name, per check whether it holds, None where it does not apply, and how it was run."""
 
     name: str
     checks: Mapping[str, bool | None]
-    evidence: Mapping[str, str]
+    about: str = ""
 
     def mark(self, check: str) -> str:
         """Return how the table shows a check: holds, fails, does not apply; empty where nobody asked."""
@@ -129,7 +130,7 @@ def known_reports(root: str | os.PathLike[str] | None = None) -> tuple[Column, .
             except (OSError, ValueError):
                 continue
             for report in _reports_in(content):
-                column = _column(_label(report), report)
+                column = _column(_label(report), report, _about(report))
                 found.setdefault(column.name, column)
     return tuple(found.values())
 
@@ -138,10 +139,12 @@ def beside(*yours: Any, known: Sequence[Column] | None = None) -> None:
     """Show a table: a row per check, a column per report of yours, then one per committed report."""
     known = known_reports() if known is None else tuple(known)
     columns = [_column(f"yours, {report.transport}", report.as_dict()) for report in yours]
-    columns += known
+    columns += [replace(column, name=letter) for letter, column in zip(ascii_lowercase, known, strict=False)]
     rows = list(dict.fromkeys(check for column in columns for check in column.checks))
     if columns:
         _table(columns, rows)
+    for letter, column in zip(ascii_lowercase, known, strict=False):
+        print(f"{letter}  {column.name}{column.about}")
     if not known:
         print("No committed reports of known packages are here: a checkout of the course may have them.")
 
@@ -169,16 +172,30 @@ def _reports_in(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _label(report: Mapping[str, Any]) -> str:
-    names = [report.get(key) for key in ("package", "name", "target") if report.get(key)]
+    names = [report.get(key) for key in ("study", "package", "name", "target") if report.get(key)]
     version = report.get("version")
     return f"{names[0] if names else 'unnamed'}{f' {version}' if version else ''}"
 
 
-def _column(name: str, report: Mapping[str, Any]) -> Column:
+def _about(report: Mapping[str, Any]) -> str:
+    """How a known package was run, as its report says."""
+    tier = "quick tier" if report.get("quick") else "full tier"
+    claims = report.get("claims") or {}
+    less = [
+        f"{name}: {', '.join(map(str, claims[name]))} only"
+        for name in claims
+        if isinstance(claims[name], list)
+    ]
+    kernel = f"kernel: {report['kernel']}" if report.get("kernel") else ""
+    told = [kernel, *less, tier, str(report.get("date", ""))]
+    return f" ({'; '.join(filter(None, told))})"
+
+
+def _column(name: str, report: Mapping[str, Any], about: str = "") -> Column:
     checks = {
         each["name"]: bool(each["ok"]) if each.get("applies", True) else None for each in report["checks"]
     }
-    return Column(name, checks, {each["name"]: str(each.get("evidence", "")) for each in report["checks"]})
+    return Column(name, checks, about)
 
 
 def _show(rows: list[list[str]]) -> None:
