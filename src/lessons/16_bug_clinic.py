@@ -311,8 +311,8 @@ compare("16.two", 1 if any(covers((a,)) for a in matrix.checks) else 2 if pairs 
 # %% [markdown]
 # Read it in both directions.
 #
-# **By columns** it says what a check is worth. Masks by position in several layouts, on three ranks, is the strongest single check here, as it looks at
-# every value in the hardest case. It is blind to one patient, and so no test of values will ever do alone: *somebody has to count*.
+# **By columns** it says what a check is worth. Masks by position in several layouts find every patient but one, and so do lengths that do not divide. Both
+# look at all values in a hard case; and both are blind to the same patient. No test of values will ever do alone: *somebody has to count*.
 #
 # **By rows** it is a differential diagnosis, and an incomplete one. Some patients have the very same row:
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 _FRESH = "held out: cases that no visible check has, for an answer that was fitted to those."
-_ANY = (
-    "8 ranks, ragged and empty shards, other dtypes and large scores: who mends one symptom may break these."
-)
 
 TOGETHER = {
     "01.causal:any": _FRESH,
@@ -46,11 +43,5 @@ TOGETHER = {
     "12.table:ragged": "rows and keys that fill no tile, and foreign rows beside them.",
     "12.table:heads": "grouped heads by the table; 12.step:grouped looks at another kernel.",
     "12.table:without_mask": _FRESH,
-    "16.birch:any": _ANY,
-    "16.cedar:any": _ANY,
-    "16.elm:any": _ANY,
-    "16.fir:any": _ANY,
-    "16.hazel:any": _ANY,
-    "16.oak:any": _ANY,
 }
 """By stage and check."""

@@ -1,0 +1,13 @@
+# expects: check=16.elm:any misconception=assumes_equal_lengths
+from ringlab.course.clinic.bedside import attend, nothing_seen, sees
+
+
+def elm(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        out, lse = attend(q, k, v, visible, out, lse)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v)
+    return out.to(q.dtype), lse
