@@ -60,7 +60,7 @@ HINTS = {
         r"$\sum_{t=0}^{P-2}$ of the blocks of $r - t$: the block of $r + 1$ is attended to, and not sent on",
     ),
     "fir": (
-        "Write down for two ranks, in time order, what each one sends and what each one thinks that it receives.",
+        "On two ranks, in time order: what does each one send, and what does each one think that it receives?",
         "Who goes first may differ from rank to rank. What goes first may not: a message is told apart by its place in the order alone.",
         r"for every rank: $K$ before $V$, in what is sent and in what is received",
     ),
