@@ -216,7 +216,7 @@ BACKWARD_STAGE = _stage(
     checks=(
         Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16")), (
             "goes_the_other_way", "ends_at_the_neighbour", "gradients_stay", "owner_alone", "drops_own_block", "drops_last_block",
-            "dq_of_the_last_block", "averages_the_ranks", "swaps_dk_and_dv", "scales_dq_again", "lse_of_the_block", "scale_of_its_own",
+            "dq_of_the_last_block", "averages_the_ranks", "swaps_dk_and_dv", "scales_dq_again", "lse_of_the_block", "ignores_the_scale",
             "another_dtype", *COMMON)),
         Check("masks", 2, "visible", "causal by global position, and no gradient from the past to the future", asks(BACKWARD, "masks", "causality", ranks=(3,)),
               ("no_mask", "local_mask", "assumes_contiguous", "nan_in_blind_rows")),
