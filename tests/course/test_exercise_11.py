@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -9,13 +10,14 @@ import re
 import pytest
 import torch
 
-from ringlab import VirtualCluster, launch
+from ringlab import VirtualCluster, errors, launch
 from ringlab.comm.faulty import Fault
 from ringlab.course.contract import Crashed, Failure
-from ringlab.course.contracts import e11_lost, e11_order, e11_uneven
+from ringlab.course.contracts import e11_lost, e11_order, e11_uneven, load_exercise
 from ringlab.course.contracts.e11_order import HOP
 from ringlab.course.faults import Ended, Faults
 from ringlab.course.in_process import run_virtual
+from ringlab.course.reports import run_in_process
 from ringlab.errors import RankFailedError
 from tests.course.submissions_of import FOLDER, namespace
 
@@ -120,3 +122,49 @@ def test_a_rank_named_that_does_not_exist_is_told_so() -> None:
     for seen, words in (([0, 2], "from 0 to 1"), (["a"], "no rank"), (7, "a list of ranks")):
         with pytest.raises(Failure, match=words):
             e11_lost._read((*parts, seen), 0, 2, "P=2")
+
+
+def losing(caught: str) -> dict[str, object]:
+    """A right answer but for what it catches around the exchange."""
+    code = (FOLDER / "11" / "wrong_lost_goes_on_after_the_death.py").read_text(encoding="utf-8")
+    code = code.replace("except PeerDiedError", f"except {caught}").replace("continue", "break")
+    space: dict[str, object] = {"__name__": "losing"} | vars(errors)
+    exec(code, space)
+    return space
+
+
+@pytest.mark.parametrize(
+    ("caught", "name"),
+    [
+        ("PeerDiedError", None),
+        ("Exception", "swallows_a_mismatch"),
+        ("RinglabError", "swallows_a_mismatch"),
+        ("CommError", "swallows_a_mismatch"),
+        ("(PeerDiedError, MismatchError)", "swallows_a_mismatch"),
+    ],
+)
+def test_around_the_exchange_nothing_but_a_death_may_be_caught(caught: str, name: str | None) -> None:
+    stage = load_exercise("11").stage("11.lost")
+    report = run_in_process(stage, losing(caught), tier="all", seed=1)
+    failed = {check.id: check.misconception for check in report.checks if not check.ok}
+    assert failed == ({"other_errors": name} if name else {})
+
+
+def test_a_ring_that_asks_for_lengths_has_no_mismatch_to_let_through() -> None:
+    """It answers rightly where blocks differ in length, and catches nothing that it should not."""
+
+    def asks(ring, q, k, v):
+        told = [k.shape[-2]] * ring.world_size
+        with contextlib.suppress(errors.PeerDiedError):
+            told = [int(n) for n in ring.all_gather(torch.tensor([k.shape[-2]]))]
+        (out, lse), seen = RIGHT["nothing_seen"](q), []
+        for step in range(ring.world_size):
+            out, lse = RIGHT["attend"](q, k, v, out, lse)
+            seen.append(ring.origin(step))
+            if step < ring.world_size - 1:
+                k, v = ring.shift(k, v, length=told[ring.origin(step + 1)])
+        return out, lse, seen
+
+    stage = load_exercise("11").stage("11.lost")
+    report = run_in_process(stage, RIGHT | {"ring_with_losses": asks}, tier="all", seed=1)
+    assert next(check for check in report.checks if check.id == "other_errors").ok

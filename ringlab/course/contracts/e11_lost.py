@@ -7,6 +7,7 @@ block in exchange e + m − 1 if the dead rank ended before its exchange e; so i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
     *parts, seen = expect_tuple(answer, NAMES)
     if not isinstance(seen, (list, tuple)):
         raise Failure(
-            f"seen: a list of ranks is wanted, not a {type(seen).__name__}.", f"{text}: rank {rank}"
+            f"seen: a list of ranks is wanted, and this is of type {type(seen).__name__}.",
+            f"{text}: rank {rank}",
         )
     try:
         ranks = [int(one) for one in seen]
@@ -101,6 +103,11 @@ def _near(case: Shards, rank: int, parts: Any, right: State) -> bool:
 
 def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], example: str) -> None:
     """Raise the Failure for (out, lse) that are attention over no first blocks at all."""
+    if any(
+        _near(case, rank, parts, _over(case, rank, [*held, *[held[-1]] * more]))
+        for more in range(1, case.world_size - len(held) + 1)
+    ):
+        raise MISTAKES["goes_on_after_the_death"].failure(example)
     right = _over(case, rank, held)
     scaled = right[0] * case.world_size / len(held), right[1]
     if len(held) < case.world_size and _near(case, rank, parts, scaled):
@@ -182,19 +189,39 @@ def _check_far_away(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
-    """A rank whose q has another head dim than its k is a bug of the caller, and nobody's death."""
+    """Two bugs of the caller, and nobody's death: one shows where a rank computes, one where it exchanges.
+
+    The judge ends a run itself where lengths do not match, before a rank can catch it: there the second always holds.
+    """
     case = shards(rng, [2] * 3, 1, 1, 4)
     _run(subject, case)
-    qs = [q[..., :3].clone() if rank == 1 else q for rank, q in enumerate(case.qs)]
-    text = f"{case.text}: on rank 1 q has head dim 3 and k has 4"
-    try:
-        subject.run_ring(3, qs, case.ks, case.vs)
-    except NotWritten:
-        raise
-    except Crashed as crash:
-        if "cannot finish" not in crash.message:  # else the ranks only waited for one that had returned
-            return
-    raise MISTAKES["swallows_every_error"].failure(f"{text}, and rank 1 returned")
+    narrow = [q[..., :3].clone() if rank == 1 else q for rank, q in enumerate(case.qs)]
+    longer = [
+        [torch.cat([x, x[..., :1, :]], dim=-2) if rank == 1 else x for rank, x in enumerate(xs)]
+        for xs in (case.ks, case.vs)
+    ]
+    bad_q = replace(case, qs=narrow, text=f"{case.text}: on rank 1 q has head dim 3 and k has 4")
+    bad_k = replace(
+        case, ks=longer[0], vs=longer[1], text=f"{case.text}: on rank 1 k and v have a token more"
+    )
+    for name, given in (("swallows_every_error", bad_q), ("swallows_a_mismatch", bad_k)):
+        try:
+            results = subject.run_ring(3, given.qs, given.ks, given.vs).results
+        except NotWritten:
+            raise
+        except Crashed as crash:
+            if "cannot finish" not in crash.message or "MismatchError" in crash.message:
+                continue  # else the ranks only waited for one that had returned
+        else:
+            if given is bad_k and _all_whole(given, results):
+                continue  # it asks how long the blocks are, and has no error to let through
+        raise MISTAKES[name].failure(f"{given.text}, and a rank returned all the same")
+
+
+def _all_whole(case: Shards, results: Sequence[Any]) -> bool:
+    """Whether every rank returned attention over all blocks."""
+    answers = [_read(answer, rank, case.world_size, case.text)[0] for rank, answer in enumerate(results)]
+    return all(len(_inside(case, rank, parts) or ()) == case.world_size for rank, parts in enumerate(answers))
 
 
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
@@ -245,6 +272,7 @@ STAGE = Stage(
                 "drops_the_block_in_hand",
                 "meets_at_a_barrier",
                 "scales_the_part",
+                "goes_on_after_the_death",
             ),
         ),
         Check(
@@ -261,7 +289,7 @@ STAGE = Stage(
             "stress",
             "errors that are nobody's death go through",
             _check_other_errors,
-            ("swallows_every_error",),
+            ("swallows_every_error", "swallows_a_mismatch"),
         ),
         Check(
             "traffic",

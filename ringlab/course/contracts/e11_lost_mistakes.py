@@ -39,6 +39,11 @@ LOST = (
         "ask for more, or after the error.",
     ),
     Misconception(
+        "goes_on_after_the_death",
+        "After the error the loop went on, and the block in hand was merged again: its keys count more than once. Leave the loop, and ask "
+        "nothing of the ring any more.",
+    ),
+    Misconception(
         "stops_with_the_first",
         "All ranks stopped in the same step, as if each were the dead one's neighbour. News of a death travel one rank per step, and "
         "what is still on its way arrives. Do not ask in every step whether all are alive: a barrier waits for the dead, too.",
@@ -52,6 +57,12 @@ LOST = (
         "swallows_every_error",
         "An error of the program itself was caught as well and came out as half an answer. Only PeerDiedError says that a rank "
         "died: catch that one, around the exchange alone.",
+    ),
+    Misconception(
+        "swallows_a_mismatch",
+        "Blocks of different lengths met in an exchange. That is a MismatchError, a bug that somebody has to mend, and it was taken for "
+        "a death and came out as half an answer. Around the exchange, too, catch PeerDiedError alone: not Exception, and no other of "
+        "its bases.",
     ),
     Misconception(
         "scales_the_part",
