@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.fuzz.beside import fuzz_beside
 from tests.fuzz.bugs import PARSER, READER
 from tests.fuzz.engine import TARGETS, fuzz, input_of
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 INPUTS = 6000
 BUGS = [("protocol", name) for name in PARSER] + [("notebooks", name) for name in READER]
 
@@ -34,3 +38,13 @@ def test_an_input_can_be_had_again() -> None:
 def test_a_process_that_ends_is_a_finding(monkeypatch) -> None:
     beside = fuzz_beside("protocol", 1, 40, 2)
     assert (beside.inputs, beside.findings) == (40, [])
+
+
+def test_the_long_run_found_nothing() -> None:
+    """The record names the digests of the sources that it ran on; the quick runs above are for those of today."""
+    record = json.loads((CHECKOUT / "benchmarks/results/fuzz/judge.json").read_text())
+    assert set(record["targets"]) == {"protocol", "notebooks"}
+    for run in record["targets"].values():
+        assert run["inputs"] == sum(run["outcomes"].values()) >= 1_000_000 and run["findings"] == []
+        assert min(run["outcomes"][what] for what in ("read", "refused")) > 100_000
+    assert all((CHECKOUT / source).is_file() for source in record["sources"])
