@@ -16,6 +16,9 @@ from torch import Tensor
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 
 LAYOUT_OF_ANY_RANK = ""
+CHANCE = 1.5
+"""By how much bounds are widened here. A report holds hundreds of results to them, and luck passes a bound of twice
+the plainest implementation's error by some percent in one report of 25: it did in 2 of 50 for ringlab's own ring."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +209,14 @@ def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
 
 @lru_cache(maxsize=64)
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
-    """Return the true results of `run.plain` and the bounds of their errors."""
+    """Return the true results of `run.plain` and the bounds of their errors, widened by CHANCE."""
     tensors = inputs(plain)
     true = truth(*tensors, causal=plain.causal, scale=plain.scale)
     limits = bounds(*tensors, causal=plain.causal, scale=plain.scale, true=true)
     if plain.values != "normal":
         more = score_rounding(*tensors, causal=plain.causal, scale=plain.scale, true=true)
         limits = {name: limits[name] + more[name] for name in NAMES}
-    return true, limits
+    return true, {name: CHANCE * limits[name] for name in NAMES}
 
 
 @dataclass(frozen=True)
