@@ -248,3 +248,69 @@ def test_the_oracle_counts_the_heads_that_share_a_key():
     one = oracle.gradients(case.qs[0], case.ks[0], case.vs[0], case.douts[0], causal=True)
     two = oracle.gradients(double[0], case.ks[0], case.vs[0], double[1], causal=True)
     assert np.allclose(two.dk, 2 * one.dk) and np.allclose(two.dv, 2 * one.dv)
+
+
+def failing(stage_id, **mine):
+    """Which checks of a stage find the right answer wrong with these functions in it, and how they call it."""
+    report = run_in_process(load_exercise("09").stage(stage_id), RIGHT | mine, tier="all", seed=1)
+    assert not any(check.broken for check in report.checks)
+    return {check.id: check.misconception for check in report.checks if not check.ok}
+
+
+def test_couriers_on_a_second_lap_have_right_values_and_are_told_of_the_hop_that_they_save():
+    """All terms are kept until the blocks have been everywhere; then the couriers set out, empty of their owner's."""
+
+    def second_lap(ring, dout, q, k, v, out, lse, positions):
+        P, delta, lengths = ring.world_size, RIGHT["row_delta"](dout, out), [len(own) for own in positions]
+        dq, terms = torch.zeros(q.shape, dtype=lse.dtype), {}
+        for step in range(P):
+            owner = ring.origin(step)
+            mask = positions[ring.rank][:, None] >= positions[owner]
+            part, *terms[owner] = ring.compute(
+                "step", RIGHT["block_backward"], dout, q, k, v, lse, delta, mask
+            )
+            dq += part
+            if step < P - 1:
+                k, v = ring.shift(k, v, length=lengths[ring.origin(step + 1)])
+        sums = [torch.zeros_like(x) for x in terms[ring.origin(1)]]
+        for step in range(1, P + 1):
+            owner = ring.origin(step)
+            sums = [x + y for x, y in zip(sums, terms[owner], strict=True)]
+            if step < P:
+                sums = ring.shift(*sums, length=lengths[ring.origin(step + 1)])
+        return dq, *sums
+
+    found = failing("09.couriers", ring_backward=second_lap)
+    assert {check: found.get(check) for check in ("values", "hops", "bytes")} == {
+        "values": None,
+        "hops": "starts_after_the_owner",
+        "bytes": "starts_after_the_owner",
+    }
+    assert "values" not in found
+
+
+def test_bfloat16_is_blamed_for_what_it_does_and_for_nothing_else():
+    """For a dtype, for a crash over dtypes and for small errors; a float64 result or a large error has another reason."""
+    block, delta = RIGHT["block_backward"], RIGHT["row_delta"]
+
+    def converted(dtype):
+        return lambda *inputs: tuple(part.to(dtype) for part in block(*inputs))
+
+    def mixed(dout, q, k, v, lse, own, mask=None):
+        return block(dout, q, k, v, lse, own, mask)[0] + 0 * (lse[..., None].mT @ dout).sum(), None, None
+
+    def only_here(factor):
+        return lambda *inputs: tuple(
+            part * (factor if inputs[1].dtype == torch.bfloat16 else 1) for part in block(*inputs)
+        )
+
+    assert failing("09.block", block_backward=converted(torch.bfloat16))["bfloat16"] == "block_in_bfloat16"
+    assert failing("09.block", block_backward=mixed)["bfloat16"] == "block_in_bfloat16"
+    assert failing("09.block", block_backward=only_here(1.005)) == {"bfloat16": "block_in_bfloat16"}
+    assert failing("09.block", block_backward=only_here(1.5)) == {"bfloat16": None}
+    assert failing("09.block", block_backward=converted(torch.float64)) == {"bfloat16": None}
+    assert failing("09.delta", row_delta=lambda dout, out: delta(dout, out).double()) == {"bfloat16": None}
+    assert (
+        failing("09.delta", row_delta=lambda dout, out: delta(dout, out).bfloat16())["bfloat16"]
+        == "delta_in_bfloat16"
+    )

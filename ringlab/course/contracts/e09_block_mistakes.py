@@ -9,7 +9,7 @@ import numpy as np
 
 from ringlab import oracle
 from ringlab.course.contract import Misconception
-from ringlab.course.contracts.e09_truth import Gradients, pair
+from ringlab.course.contracts.e09_truth import Gradients, pair, split, weights_of
 
 
 def _over(axis: int) -> Callable[..., np.ndarray]:
@@ -61,6 +61,15 @@ def _own_lse(dout, q, k, v, lse, delta, mask=None) -> Gradients:
     return pair(dout, q, k, v, own, delta, mask)
 
 
+def _own_delta(dout, q, k, v, lse, delta, mask=None) -> Gradients:
+    """Σ_j P_ij dP_ij over the keys of this block alone."""
+    seen = None if mask is None else np.asarray(mask)
+    q64, k64, v64, lse64, dout64 = map(oracle.float64, (q, k, v, lse, dout))
+    weights = weights_of(q64, k64, lse64, seen, q.shape[-1] ** -0.5)
+    dweights = split(dout64, k64) @ v64[:, :, None].swapaxes(-1, -2)
+    return pair(dout, q, k, v, lse, (weights * dweights).sum(-1).reshape(lse64.shape), mask)
+
+
 def _swapped(*inputs: Any) -> Gradients:
     dq, dk, dv = pair(*inputs)
     return dq, dv, dk
@@ -86,6 +95,14 @@ def _tiled_groups(dout, q, k, v, lse, delta, mask=None) -> Gradients:
     k, v = (np.tile(oracle.float64(x), (1, group, 1, 1)) for x in (k, v))
     dq, dk, dv = pair(dout, q, k, v, lse, delta, mask)
     return dq, _folded(dk, group, K), _folded(dv, group, K)
+
+
+def _mixed_groups(dout, q, k, v, lse, delta, mask=None) -> Gradients:
+    """Query head h with K/V head h mod K, and what it adds to the gradients of K/V head h // (H / K)."""
+    group = q.shape[1] // k.shape[1]
+    tiled = (np.tile(oracle.float64(x), (1, group, 1, 1)) for x in (k, v))
+    dq, dk, dv = pair(dout, q, *tiled, lse, delta, mask)
+    return dq, split(dk, k).sum(2), split(dv, k).sum(2)
 
 
 def _folded(x: np.ndarray, group: int, K: int) -> np.ndarray:
@@ -115,6 +132,12 @@ BLOCK = (
         "plus_delta",
         "delta has the wrong sign: dS = P·(dP − delta), so that the rows of dS add up to 0 over all keys.",
         _pair(delta=-1.0),
+    ),
+    Misconception(
+        "delta_of_the_block",
+        "delta was summed over the keys that are here. It is Σ_j P_ij dP_ij over ALL keys of the row, and so the rows of one block's dS "
+        "do not add up to 0. Use the delta that you are given.",
+        _own_delta,
     ),
     Misconception(
         "unscaled_dq",
@@ -165,6 +188,12 @@ BLOCK = (
         "wrong_groups",
         "Heads were paired in the wrong order: query head h reads K/V head h // (H // K), so neighbours share one.",
         _tiled_groups,
+    ),
+    Misconception(
+        "mixes_the_groups",
+        "Forward and back, heads are grouped in two ways: query head h was given K/V head h % K, and its gradients to K/V head "
+        "h // (H // K). It is h // (H // K) both times: neighbours share one.",
+        _mixed_groups,
     ),
     Misconception(
         "first_head_of_the_group",

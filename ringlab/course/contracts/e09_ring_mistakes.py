@@ -321,6 +321,15 @@ BEHAVES = (
         "way home.",
     ),
     Misconception(
+        "sends_to_itself",
+        "One rank alone sends nothing, not even to itself: its gradients are at home when they are computed.",
+    ),
+    Misconception(
+        "starts_after_the_owner",
+        "Every value is right, but the couriers make P − 1 hops: some terms wait, at home or for a second lap. Here a courier starts "
+        "at its owner, with the owner's term in it, and makes P hops.",
+    ),
+    Misconception(
         "repeats_heads_on_the_wire",
         "More bytes travel than there are K/V heads: heads were repeated before sending, or dK and dV are sent once for each query head. "
         "Add up what the heads that share a K/V head contribute, then send.",

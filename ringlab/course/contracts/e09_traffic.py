@@ -31,13 +31,15 @@ class Rule:
     own_length: bool = False
     alone: bool = False
     towards: int = -1
+    first: int = 0
 
     def __call__(self, lengths: list[int], rank: int, B: int, K: int, D: int, itemsize: int) -> np.ndarray:
         P = len(lengths)
         if P == 1 and not self.alone:
             return np.zeros(2)
         of = [
-            lengths[rank] if self.own_length else lengths[(rank + self.towards * t) % P] for t in range(2 * P)
+            lengths[rank] if self.own_length else lengths[(rank + self.towards * (t + self.first)) % P]
+            for t in range(2 * P)
         ]
         token = self.tensors * B * K * D
         blocks = sum(of[: P + self.kv_hops]) * token * self.kv_bytes(itemsize)
@@ -93,6 +95,12 @@ MISTAKES = (
         "The blocks counted are not those that pass through this rank's hands. It sends, in this order, its own, that of rank − 1, that of "
         "rank − 2, …; which one it never sends makes the difference.",
         Rule(towards=1),
+    ),
+    Misconception(
+        "counts_what_arrives",
+        "The blocks counted are those that this rank receives: that of rank − 1, that of rank − 2, … It sends its own first, and never "
+        "the one that arrives last.",
+        Rule(first=1),
     ),
     Misconception(
         "sends_to_itself",
@@ -155,7 +163,7 @@ STAGE = Stage(
     checks=(
         Check("equal", 2, "visible", "shards of one length, float32 and bfloat16", _check_equal,
               ("kv_makes_p_hops", "couriers_stop_short", "narrow_couriers", "widens_the_blocks", "one_tensor", "kv_not_sent_again")),
-        Check("ragged", 1, "visible", "shards of different lengths", _check_ragged, ("own_length", "other_direction")),
+        Check("ragged", 1, "visible", "shards of different lengths", _check_ragged, ("own_length", "other_direction", "counts_what_arrives")),
         Check("any", 1, "held-out", "one rank, float64, real sizes", _check_any, ("sends_to_itself", "always_four_bytes")),
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ def pair(
     """What these rows and these keys add to (dq, dk, dv), from the lse and delta that are given."""
     dout, q, k, v, lse, delta = map(oracle.float64, (dout, q, k, v, lse, delta))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    weights, (dout, q, delta) = weights_of(q, k, lse, mask, scale), (_split(x, k) for x in (dout, q, delta))
+    weights, (dout, q, delta) = weights_of(q, k, lse, mask, scale), (split(x, k) for x in (dout, q, delta))
     k, v = k[:, :, None], v[:, :, None]
     dscores = weights * (dout @ v.swapaxes(-1, -2) - delta[..., None])
     dq = scale * (dscores @ k)
@@ -37,14 +37,14 @@ def pair(
 
 def weights_of(q: np.ndarray, k: np.ndarray, lse: np.ndarray, mask: Any, scale: float) -> np.ndarray:
     """P of a pair, (B, K, H/K, Lq, Lk); 0 where a query does not see the key."""
-    scores = scale * (_split(q, k) @ k[:, :, None].swapaxes(-1, -2))
-    total = _split(lse, k)[..., None]
+    scores = scale * (split(q, k) @ k[:, :, None].swapaxes(-1, -2))
+    total = split(lse, k)[..., None]
     seen = np.isfinite(total) & (True if mask is None else np.asarray(mask))
     with np.errstate(all="ignore"):
         return np.where(seen, np.exp(np.where(seen, scores - total, -np.inf)), 0.0)
 
 
-def _split(x: np.ndarray, k: np.ndarray) -> np.ndarray:
+def split(x: np.ndarray, k: np.ndarray) -> np.ndarray:
     """The heads that share a K/V head, on an axis of their own."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
@@ -82,7 +82,7 @@ def sizes_of(
     dout, q, k, v, out, lse = map(oracle.float64, (dout, q, k, v, out, lse))
     scale = q.shape[-1] ** -0.5
     weights = weights_of(q, k, lse, mask, scale)
-    dout, q, out = (np.abs(_split(x, k)) for x in (dout, q, out))
+    dout, q, out = (np.abs(split(x, k)) for x in (dout, q, out))
     k, v = np.abs(k[:, :, None]), np.abs(v[:, :, None])
     dscores = weights * (dout @ v.swapaxes(-1, -2) + (dout * out).sum(-1, keepdims=True))
     exponent = scale * (q @ k.swapaxes(-1, -2)).max(initial=0.0) + np.abs(lse[np.isfinite(lse)]).max(

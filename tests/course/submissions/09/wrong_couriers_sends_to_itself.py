@@ -1,0 +1,45 @@
+# expects: check=09.couriers:hops misconception=sends_to_itself
+"""One rank alone has a courier, too."""
+
+import math
+
+import torch
+
+
+def row_delta(dout, out):
+    return (dout.to(out.dtype) * out).sum(-1)
+
+
+def block_backward(dout, q, k, v, lse, delta, mask=None):
+    scale, group = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    dout, q, k, v = (x.to(lse.dtype) for x in (dout, q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = scale * (q @ k.mT)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    safe = lse.masked_fill(lse == -math.inf, math.inf)[..., None]
+    weights = torch.exp(scores - safe)
+    dscores = weights * (dout @ v.mT - delta[..., None])
+    dq, dk, dv = scale * dscores @ k, scale * dscores.mT @ q, weights.mT @ dout
+    return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)
+
+
+def ring_backward(ring, dout, q, k, v, out, lse, positions):
+    P, mine = ring.world_size, positions[ring.rank]
+    delta = row_delta(dout, out)
+    dq, courier = torch.zeros(q.shape, dtype=lse.dtype), None
+    for step in range(P):
+        due = len(positions[ring.origin(step + 1)])
+        blocks = ring.post(k, v, length=due) if step < P - 1 else None
+        mask = mine[:, None] >= positions[ring.origin(step)][None, :]
+        part, dk, dv = ring.compute(f"attend backward {step}", block_backward, dout, q, k, v, lse, delta, mask)
+        dq += part
+        if courier is not None:
+            dk_before, dv_before = courier.wait()
+            dk, dv = dk_before + dk, dv_before + dv
+        courier = ring.post(dk, dv, length=due)
+        if blocks is not None:
+            k, v = blocks.wait()
+    if courier is not None:
+        dk, dv = courier.wait()
+    return dq, dk, dv

@@ -1,0 +1,48 @@
+# expects: check=09.couriers:hops misconception=starts_after_the_owner
+"""The own term stays at home until the sum of the others comes back."""
+
+import math
+
+import torch
+
+
+def row_delta(dout, out):
+    return (dout.to(out.dtype) * out).sum(-1)
+
+
+def block_backward(dout, q, k, v, lse, delta, mask=None):
+    scale, group = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    dout, q, k, v = (x.to(lse.dtype) for x in (dout, q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = scale * (q @ k.mT)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    safe = lse.masked_fill(lse == -math.inf, math.inf)[..., None]
+    weights = torch.exp(scores - safe)
+    dscores = weights * (dout @ v.mT - delta[..., None])
+    dq, dk, dv = scale * dscores @ k, scale * dscores.mT @ q, weights.mT @ dout
+    return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)
+
+
+def ring_backward(ring, dout, q, k, v, out, lse, positions):
+    P, mine = ring.world_size, positions[ring.rank]
+    delta = row_delta(dout, out)
+    dq, courier = torch.zeros(q.shape, dtype=lse.dtype), None
+    for step in range(P):
+        due = len(positions[ring.origin(step + 1)])
+        blocks = ring.post(k, v, length=due) if step < P - 1 else None
+        mask = mine[:, None] >= positions[ring.origin(step)][None, :]
+        part, dk, dv = ring.compute(f"attend backward {step}", block_backward, dout, q, k, v, lse, delta, mask)
+        dq += part
+        if courier is not None:
+            dk_before, dv_before = courier.wait()
+            dk, dv = dk_before + dk, dv_before + dv
+        if step == 0:
+            own = dk, dv
+        else:
+            courier = ring.post(dk, dv, length=due)
+        if blocks is not None:
+            k, v = blocks.wait()
+    if courier is not None:
+        own = [a + b for a, b in zip(own, courier.wait(), strict=True)]
+    return dq, *own
