@@ -76,7 +76,9 @@ def test_the_tests_import_what_is_declared() -> None:
     for folder in ("tests", "tools"):
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             found += undeclared(
-                path.relative_to(CHECKOUT).as_posix(), path.read_text(), declared("test", "instructor", "site")
+                path.relative_to(CHECKOUT).as_posix(),
+                path.read_text(),
+                declared("test", "instructor", "site"),
             )
     assert found == []
 
