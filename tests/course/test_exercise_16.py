@@ -9,11 +9,13 @@ import torch
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.conformance.runs import Run
 from ringlab.course.clinic import suite, visit
+from ringlab.course.clinic.bedside import block_backward, sees
 from ringlab.course.clinic.examine import Case, errors_of, examine, needed_bytes, shards_of
 from ringlab.course.clinic.patients import BACKWARD, FAULTS, FORWARD, PATIENTS, SOUND, TO_MEND
 from ringlab.course.contract import Failure
 from ringlab.course.contracts import e16_charts, e16_mend
 from ringlab.course.contracts.e16_charts import KEY, curing, expect_smallest
+from ringlab.course.subject import InProcessSubject
 from ringlab.errors import CourseError
 
 STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)
@@ -174,3 +176,39 @@ def test_helpers_of_the_ward_are_right_on_a_row_that_sees_nothing() -> None:
     out, lse = attend(q, q, q, visible, *nothing_seen(q))
     assert torch.equal(out[0, 0, 0], torch.zeros(4)) and lse[0, 0, 0] == -torch.inf
     assert torch.allclose(out[0, 0, 1], q[0, 0, 0])
+
+
+def _hazel_backwards(ring, dout, q, k, v, out, lse, positions, causal=True):  # type: ignore[no-untyped-def]
+    """Couriers and blocks go to the previous rank, and `origin` still counts as if they went to the next."""
+    P, delta = ring.world_size, (dout * out).sum(-1)
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+
+    def back(*tensors: torch.Tensor, length: int, tag: str) -> tuple[torch.Tensor, ...]:
+        room = tuple(x.new_empty((*x.shape[:-2], length, x.shape[-1])) for x in tensors)
+        return ring.comm.exchange(
+            send=tensors, to=ring.previous, receive=room, source=ring.next, tag=tag
+        ).wait()
+
+    for step in range(P):
+        part = block_backward(
+            dout, q, k, v, lse, delta, sees(positions, ring.rank, ring.origin(step), causal)
+        )
+        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
+        length = len(positions[ring.origin(step + 1)])
+        if P > 1:
+            dk, dv = back(dk, dv, length=length, tag="dkv")
+        if step < P - 1:
+            k, v = back(k, v, length=length, tag="kv")
+    return dq, dk, dv
+
+
+def test_a_ring_turned_round_is_told_its_direction_and_not_another_fault() -> None:
+    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.hazel")
+    subject = InProcessSubject(stage, {"hazel": _hazel_backwards})
+    said = {}
+    for check in stage.checks:
+        with pytest.raises(Failure) as caught:
+            check.run(subject, np.random.default_rng(3))
+        said[check.id] = caught.value
+    assert "sends to the previous rank" in said["cost"].message and said["cost"].misconception is None
+    assert said["any"].misconception is None

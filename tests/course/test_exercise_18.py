@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,3 +140,17 @@ def test_without_committed_reports_the_table_says_so(tmp_path, capsys: pytest.Ca
     capstone.beside(known=capstone.known_reports(tmp_path))
     told = capsys.readouterr().out
     assert "No committed reports" in told and "check" not in told.splitlines()[0].split()[:1]
+
+
+def test_shares_that_are_right_but_not_ascending_are_told_so() -> None:
+    """Every owner is right there, so the message must not say that one is wrong."""
+    from ringlab.course.contract import Failure
+    from ringlab.course.contracts import load_stage
+
+    def owned(layout: str, S: int, P: int) -> list[torch.Tensor]:
+        return [torch.tensor(part).flip(0) for part in parts.owned(layout, S, P)]
+
+    stage = load_stage("18.owned")
+    for check in stage.checks:
+        with pytest.raises(Failure, match="not in ascending order"):
+            check.run(InProcessSubject(stage, {"owned": owned}), np.random.default_rng(3))

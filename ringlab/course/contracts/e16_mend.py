@@ -21,6 +21,7 @@ from ringlab.course.contracts.e16_texts import HALF, HINTS
 from ringlab.course.faults import Faults
 
 Results = list[tuple[torch.Tensor, ...]]
+ONWARD = "In this ring everything goes to the next one, which is what `ring.origin` counts on."
 
 
 def _plain(rng: np.random.Generator) -> list[Run]:
@@ -62,6 +63,8 @@ def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = N
         told = f"{crash.message} {crash.counterexample}"
         if len(set(given.layout.lengths)) == 1 or not re.search(r"MismatchError|size of tensor|shape", told):
             raise
+        if not _right_on_equal_shards(subject, patient):
+            raise  # what it meets is not the block that it takes it for, whatever the lengths
         named = next(m for m in mistakes(patient.name) if m.name == "assumes_equal_lengths")
         raise named.failure(f"{run}\n{crash.counterexample}") from None
     found: Results = []
@@ -72,6 +75,15 @@ def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = N
             expect_array(part, like[:-1] if name == "lse" else like, name=name)
         found.append(tuple(torch.as_tensor(part) for part in parts))
     return found, outcome
+
+
+def _right_on_equal_shards(subject: Any, patient: Patient) -> bool:
+    """Return whether three ranks with two tokens each get the right results."""
+    run = Run(3, 6, "contiguous", True, H=1, K=1, D=4, seed=5)
+    try:
+        return _wrong(patient, run, _results(subject, patient, run)[0]) is None
+    except (Crashed, Failure):
+        return False
 
 
 def _verify(
@@ -200,7 +212,10 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
                 sends = [event for event in trace.exchanges(rank) if event.bytes_sent]
                 sent, needed = sum(e.bytes_sent for e in sends), needed_bytes(given, patient.returns, rank)
                 example = f"{given}: rank {rank} sent {sent:,} bytes in {len(sends)} messages; {needed:,} are needed, in {most} at most"
-                if {e.to for e in sends} - {(rank + 1) % P}:
+                others = {e.to for e in sends} - {(rank + 1) % P}
+                if others == {(rank - 1) % P}:
+                    raise Failure(f"{patient.name} sends to the previous rank. {ONWARD}", example)
+                if others:
                     raise named["asks_everybody"].failure(example)
                 if sent > needed and P > 1 and _sent_before(patient.name, given, rank) == sent:
                     raise named["as_it_was"].failure(example)

@@ -55,6 +55,8 @@ def _explain(answered: list[Dealt], wrong: Dealt) -> Failure:
         expect_owned_once(wrong.got, wrong.inputs[1], wrong.example.split(":")[0])
     except Failure as failure:
         return failure
+    if same_shares([np.sort(share) for share in wrong.got], wrong.truth):
+        return Failure("Every rank owns what it should, but not in ascending order.", wrong.example)
     return Failure(
         "Every token has one owner, but some have another one than the layout says.", wrong.example
     )
