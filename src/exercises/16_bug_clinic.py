@@ -38,7 +38,7 @@ ward()
 # ## Instruments
 #
 # `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or `"zigzag"`, `causal`
-# True or False, `dtype` `"float32"` or `"bfloat16"`; the first ones are the usual ones. `report("ash")` runs the conformance suite,
+# True or False, `dtype` `"float32"` or `"bfloat16"`; the first of each is the default. `report("ash")` runs the conformance suite,
 # `report("ash", "masks")` one check of it. `examine(…).trace` holds every message.
 
 # %%
@@ -51,8 +51,8 @@ print("\nchecks:", *CHECKS, sep="\n  ")
 #
 # Return, for the patient of that name, a dict with
 #
-# - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask and dtype it is well for
-#   every smaller number of ranks or tokens (and no more of the other);
+# - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask and dtype every case
+#   of fewer ranks or fewer tokens, and not more of the other, is well;
 # - `matters`: which of `"layout"`, `"causal"`, `"dtype"` matter: another value of that one alone, with the same ranks and tokens, and the
 #   patient is well. `[]` if none does;
 # - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;

@@ -21,7 +21,7 @@
 # 2. **Order.** `positions[r][i]` is the global position of token i of rank r, in any layout whatever. With `causal`, a query sees the keys at
 #    or before its position; without, all of them. A row without keys has out 0 and lse −∞, and no gradient comes from it.
 # 3. **Numbers.** `scale=None` stands for 1/√D. Inputs are bfloat16, float32 or float64, scores may be ±16,000. Whatever is carried from block
-#    to block is float32 at least. Rounding errors do not grow with P.
+#    to block, the *state*, is float32 at least, and float64 for float64. Rounding errors do not grow with P.
 # 4. **Messages.** All go to the next rank. K and V make P − 1 hops, in their dtype, heads not repeated; dK and dV make P, in float32 at least.
 #    Not a byte more, also where lengths differ. Until `wait()` returns, what is sent is not written and what is received is not read.
 # 5. **Memory and work.** No tensor grows with P while shards stay as they are. In contiguous and zig-zag, stretches of tokens that hide
@@ -38,7 +38,7 @@ import math
 import torch
 
 from ringlab.course import check, hint
-from ringlab.course.capstone import beside, conform, known_reports
+from ringlab.course.capstone import beside, conform
 
 # %% [markdown]
 # ## 18.owned
@@ -70,7 +70,7 @@ hint("18.owned")
 # %% [markdown]
 # ## 18.block
 #
-# Return `(out, lse)` of these queries over these keys alone, in float32, or float64 for float64. There may be no queries and no keys.
+# Return `(out, lse)` of these queries over these keys alone, in the state's dtype: float32, or float64 for float64. There may be no queries and no keys.
 
 
 # %% grade="18.block"

@@ -135,8 +135,8 @@ show(
 )
 
 # %% [markdown]
-# Two kinds of curve, and it pays to know both. A **level** near 10⁻³, whatever P is, whatever the dtype: something is rounded to 8 bits, once. In
-# bfloat16 that is what everybody has, and so the patient is *well* there. A **cliff** between one rank and two: a fault of the algorithm, which needs a second
+# Two kinds of curve, and it pays to know both. A **level** of some 10⁻³, whatever P is, whatever the dtype: something is rounded to 8 bits, once. In
+# bfloat16 that is what everybody has, oak on one rank too, and so the patient is *well* there. A **cliff** between one rank and two: a fault of the algorithm, which needs a second
 # block to show. (Of a third kind, errors that *climb* with P, lesson 10 was full: a sum that is rounded at every stop.)
 
 # %%
@@ -182,8 +182,8 @@ title = "Rowan: every sum holds one rank's terms, of all blocks"
 show(courier_view.figure(journeys["rowan"], title), courier_view.describe(journeys["rowan"]))
 
 # %% [markdown]
-# In lesson 09 a box filled with *all colours and one number*. Here each box has one colour and all numbers: the sum never leaves its rank. What is
-# drawn are the sums that were *sent*; each rank sends its own, and goes on with its own.
+# In lesson 09 a box filled with *all colours and one number*. Here each box has one colour and all numbers: the sum never leaves its rank. (Dashed, as
+# there: terms of several blocks in one sum.) The arrows show what was *sent*. Each rank sends its own sum, and goes on with its own.
 
 # %%
 rowan = {"fault": "sent for received", "check": "dv", "case": {"ranks": 2, "tokens": 1}, "matters": []}
@@ -191,12 +191,18 @@ open_source("rowan", rowan)
 
 # %% [markdown]
 # `passed` returns what arrived *and* what was sent, and the caller has taken the wrong one of them for dv. A package's CPU backward does this with both
-# gradients. Its own test allowed an absolute error of 1e-2. Mend a patient by the **smallest** change, and examine it again:
+# gradients. Its own test allowed an absolute error of 1e-2. Mend a patient by the **smallest** change, here one line, and
+# follow it again:
 
 
 # %%
 def mended(ring, dout, q, k, v, out, lse, positions, causal=True):
     """Rowan, with both sums taken from what arrived."""
+
+    def passed(*tensors, length, tag):
+        """Return what arrived, and behind it what was sent."""
+        return *ring.post(*tensors, length=length, tag=tag).wait(), *tensors
+
     P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
     for step in range(P):
@@ -205,9 +211,9 @@ def mended(ring, dout, q, k, v, out, lse, positions, causal=True):
         dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
         length = len(positions[ring.origin(step + 1)])
         if P > 1:
-            dk, dv = ring.post(dk, dv, length=length, tag="dkv").wait()
+            dk, dv, _, _ = passed(dk, dv, length=length, tag="dkv")
         if step < P - 1:
-            k, v = ring.post(k, v, length=length, tag="kv").wait()
+            k, v, _, _ = passed(k, v, length=length, tag="kv")
     return dq, dk, dv
 
 
@@ -289,6 +295,9 @@ print(len(matrix.patients), "patients,", len(matrix.checks), "checks")
 compare("16.elm", len(matrix.found_by("elm")))
 
 # %% [markdown]
+# Some of the checks' names: *blind rows* are queries that see no key of a block; *ragged* means lengths that do not divide; *large logits* are scores of some
+# hundreds, *sloped* ones rise or fall from block to block; *error growth* puts the errors on many ranks beside those on one.
+#
 # Move through it with the arrow keys: one slider for the patient, one for the check. Below the table stands what that check asked and what it saw.
 
 # %% tags=["nbval-ignore-output"]
@@ -325,8 +334,8 @@ for found, names in rows.items():
         print(" and ".join(names), "fall to the same checks:", ", ".join(found))
 
 # %% [markdown]
-# What tells such patients apart is not *which* checks fail but *what they saw*: NaN or wrong numbers, on all ranks or on every second one. A red cross is no
-# diagnosis. So read the evidence:
+# What tells such patients apart is not *which* checks fail but *what they saw*: NaN or wrong numbers, on all ranks or on every second one. A filled
+# cell is no diagnosis. So read the evidence:
 
 # %%
 rowans = report("rowan", "dq", "dk", "dv", "bytes")
@@ -356,7 +365,7 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 # - Levels are rounding, cliffs are algorithms, slopes are sums that are rounded again and again.
 # - What travels can be followed: let it carry who added what.
 # - No single check finds everything. Masks in several layouts find most; somebody has to count bytes as well.
-# - A failing check is a symptom. The evidence, not the cross, is what leads to a cause.
+# - A failing check is a symptom. What the check saw, not that it failed, leads to a cause.
 #
 # ## Self-check
 #
