@@ -43,9 +43,9 @@ class Subject:
         return as_target(self.what, **self.claims)
 
 
-def transport_of(target: Target, transport: str) -> str:
-    """Return the transport on which a target runs where `transport` was asked for."""
-    if target.over == RING:
+def transport_of(over: str, transport: str) -> str:
+    """Return the transport on which a target over `over` runs where `transport` was asked for."""
+    if over == RING:
         return transport
     return "gloo" if transport == VIRTUAL else transport
 

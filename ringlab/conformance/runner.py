@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ringlab.conformance import checks
 from ringlab.conformance.isolation import Isolated
-from ringlab.conformance.perform import VIRTUAL, Subject, on_virtual_ranks
+from ringlab.conformance.perform import VIRTUAL, Subject, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
 from ringlab.conformance.runs import Ran, Run, Trouble, measure
 from ringlab.conformance.target import Claims
@@ -92,6 +92,8 @@ def check(
     Raises: BackendError for a bad request: an unknown check, a limit that is none.
     """
     selected = checks.chosen(tuple(only))
+    if quick and not only:
+        selected = _quick(selected)
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
     subject = Subject(target, transport, device, claims)
@@ -115,7 +117,12 @@ class Source(Protocol):
 def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0, quick: bool = True) -> Report:
     """Return what the `selected` checks find about a target whose runs `source` makes."""
     nothing = Subject("")
-    return _Suite(source, nothing, tuple(selected), quick, seed, LIMIT, lambda finding: None).report()
+    chosen = _quick(selected) if quick else tuple(selected)
+    return _Suite(source, nothing, chosen, quick, seed, LIMIT, lambda finding: None).report()
+
+
+def _quick(selected: Sequence[Check]) -> tuple[Check, ...]:
+    return tuple(each for each in selected if each.tier == "quick")
 
 
 class _Here:
@@ -157,7 +164,7 @@ class _Suite:
         progress: Callable[[Finding], None],
     ) -> None:
         self.source, self.subject, self.progress = source, subject, progress
-        self.selected = [each for each in selected if each.tier == "quick" or not quick]
+        self.selected = selected
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
@@ -176,6 +183,7 @@ class _Suite:
                 )
         else:
             self.result.target, self.result.over = self.result.target or claims.name, claims.over
+            self.result.transport = transport_of(claims.over, self.result.transport)
             told = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}"
             self._found(Finding(checks.LOADS, "the target can be imported", True, told, took))
             self._run(Plan(claims, self.result.quick, self.result.seed))

@@ -43,6 +43,9 @@ RING, TORCH = "ring", "torch.distributed"
 _FIRST = ("ring", "comm")
 
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
 @dataclass(frozen=True)
 class Target:
     """A function to be checked, with its claims; what it does not claim is not asked of it.
@@ -110,6 +113,13 @@ class Target:
         ):
             if value not in among:
                 raise BackendError(f"{what}= one of {', '.join(among)}", repr(value))
+        named = self.layouts.values() if isinstance(self.layouts, Mapping) else self.layouts
+        for layout in named:
+            if not callable(layout) and layout not in LAYOUTS:
+                raise BackendError(f"a layout among {', '.join(LAYOUTS)}, or a function", repr(layout))
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                raise BackendError(f"a dtype among {', '.join(DTYPES)}", repr(dtype))
         return Claims(
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,

@@ -50,7 +50,7 @@ def main(folder: Path, parent: int) -> int:
 def _make(folder: Path, subject: Any, target: Any, numbered: list[tuple[int, Any]]) -> None:
     from ringlab.conformance import perform
 
-    transport = perform.transport_of(target, subject.transport)
+    transport = perform.transport_of(target.over, subject.transport)
     if transport == perform.VIRTUAL:
         for index, run in _wanted(folder, numbered):
             perform.begins(folder, index)

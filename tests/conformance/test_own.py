@@ -24,6 +24,11 @@ def test_our_ring_is_not_blamed_for_bad_luck(name: str, seed: int) -> None:
     assert check(own.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
 
 
+def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
+    report = check(own.ring, quick=True, only=("more seeds",), isolate=False)
+    assert [each.name for each in report.findings] == ["loads", "more seeds"] and report.runs > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
 @pytest.mark.parametrize("name", ["ring", "allgather"])
@@ -40,7 +45,7 @@ def test_our_ring_passes_on_processes(name: str, transport: str) -> None:
 def test_a_ring_over_torch_distributed_passes_in_gloo_processes() -> None:
     report = check("ringlab.conformance.plain_distributed:attend", quick=True, limit=60.0, ranks=(1, 3))
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
-    assert report.over == "torch.distributed"
+    assert (report.over, report.transport) == ("torch.distributed", "gloo")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringlab import oracle, ring_attention, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.conformance import Target, check
+from ringlab.conformance import Target, check, plain_ring
 from ringlab.conformance.plain_ring import Call, backward, forward
 from ringlab.conformance.runs import Run, inputs, join
 from ringlab.conformance.target import as_target, call, load
@@ -185,3 +185,16 @@ def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: boo
 
     target = Target(zeros, gradients=gradients, dtypes=("float32",))
     assert check(target, quick=True, isolate=False, only=("aliasing",)).failed == failed
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ({"dtypes": ("float31",)}, "a dtype among"),
+        ({"layouts": ("spiral",)}, "a layout among"),
+        ({"layouts": {"mine": "spiral"}}, "a layout among"),
+    ],
+)
+def test_a_claim_that_is_none_is_a_bad_request_and_no_fault_of_the_target(claim, told) -> None:
+    with pytest.raises(BackendError, match=told):
+        as_target(plain_ring.attend, **claim).claims()
