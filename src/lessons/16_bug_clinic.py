@@ -190,9 +190,9 @@ rowan = {"fault": "sent for received", "check": "dv", "case": {"ranks": 2, "toke
 open_source("rowan", rowan)
 
 # %% [markdown]
-# `passed` returns what arrived *and* what was sent, and the caller has taken the wrong one of them for dv. A package's CPU backward does this with both
-# gradients. Its own test allowed an absolute error of 1e-2. Mend a patient by the **smallest** change, here one line, and
-# follow it again:
+# `passed` returns what arrived *and* what was sent, and the caller has taken the wrong one of them for dv. A published package's CPU backward goes
+# further: it takes the whole pair, (received, sent), for the pair (dK, dV). Its own test allowed an absolute error of 1e-2. Mend a patient by the
+# **smallest** change, here one line, and follow it again:
 
 
 # %%

@@ -193,7 +193,7 @@ GRADIENTS = (
         "Gradients are tested by `allclose` with an absolute tolerance of `1e-2`, and agree.",
         "Gradients of a mean loss are far smaller than that. A ring that takes what it sent for what arrived has a "
         "relative error of {error} in dV, and passes; so do zeros. A bound relative to the largest true value finds both.",
-        "A widely used package had this fault, and this test beside it.",
+        "A widely used package takes the pair (received, sent) for the pair (dK, dV), and has such a test beside it.",
         "10",
         (
             Figure("error", "relative error of dV", 0.0, "{:.3g}"),
