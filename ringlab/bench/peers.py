@@ -40,6 +40,7 @@ PEERS = (
 )
 PASSES = {"forward": ("out",), "forward_backward": ("out", "dq", "dk", "dv")}
 DTYPES = ("float32", "bfloat16")
+HALF = ("float16", "bfloat16")
 WARM_UP = 2
 OPERATOR = "torch's flash operator for CPUs, in place of flash-attn's kernels"
 METHOD = {
@@ -95,7 +96,7 @@ def bench_peers(
         "ok": all(case["contenders"][OURS]["correct"] for case in cases),
         "work": {**work.as_dict(), "dtype": dtype, "backend": "gloo", "threads_per_process": 1},
         "method": METHOD,
-        "about": {name: _about(name) for name in names if _version(name) is None},
+        "about": {name: _about(name, dtype) for name in names if _version(name) is None},
         "cases": cases,
         "not_run": not_run,
         "machine": machine(),
@@ -116,10 +117,11 @@ def _inputs(work: Work, dtype: str) -> Inputs:
     return Inputs(*(x.to(getattr(torch, dtype)) for x in work.tensors()))
 
 
-def _about(name: str) -> str:
+def _about(name: str, dtype: str) -> str:
     of = peers.peer(name)
-    kernel = OPERATOR if of.kernel == peers.STAND_IN else of.kernel
-    return f"{of.package} {of.version}, kernel: {kernel}"
+    stand_in = of.kernel == peers.STAND_IN
+    outside = f"; {dtype} is outside what its own kernels take" if stand_in and dtype not in HALF else ""
+    return f"{of.package} {of.version}, kernel: {OPERATOR if stand_in else of.kernel}{outside}"
 
 
 def _version(name: str) -> str | None:
