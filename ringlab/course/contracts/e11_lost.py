@@ -189,10 +189,7 @@ def _check_far_away(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
-    """Two bugs of the caller, and nobody's death: one shows where a rank computes, one where it exchanges.
-
-    The judge ends a run itself where lengths do not match, before a rank can catch it: there the second always holds.
-    """
+    """Two bugs of the caller, and nobody's death: one shows where a rank computes, one where it exchanges."""
     case = shards(rng, [2] * 3, 1, 1, 4)
     _run(subject, case)
     narrow = [q[..., :3].clone() if rank == 1 else q for rank, q in enumerate(case.qs)]

@@ -58,8 +58,8 @@ class Posted:
 
     @property
     def done(self) -> bool:
-        """Whether all its messages have met their other end."""
-        return not self.open_ends
+        """Whether all its messages have met their other end, or one that does not match."""
+        return not self.open_ends or self.error is not None
 
     def event(self) -> Exchange:
         """Return what the trace says of it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm, Work
-from ringlab.errors import CommError, PeerDiedError, WorldSizeError
+from ringlab.errors import CommError, MismatchError, PeerDiedError, WorldSizeError
 
 if TYPE_CHECKING:
     from ringlab.course.judge.worker import Channel
@@ -86,7 +86,8 @@ class _JudgeWork(Work):
             self._comm._channel.send("wait", index=self._index)
             frame = self._comm._channel.receive()
             if frame.kind == "lost":
-                raise PeerDiedError(*(str(frame.fields.get(part)) for part in ("needed", "got", "remedy")))
+                kind = MismatchError if frame.fields.get("error") == MismatchError.__name__ else PeerDiedError
+                raise kind(*(str(frame.fields.get(part)) for part in ("needed", "got", "remedy")))
             if frame.kind != "received":
                 from ringlab.course.judge.worker import Abort
 

@@ -104,7 +104,7 @@ class Network:
         Once a rank was killed, ranks that broke off have an `Ended` for a result, and there is no more
         than the results.
 
-        Raises: RankRaised; DeadlockError, MismatchError, UnreceivedError; Overdue, Endless, WorkerDied,
+        Raises: RankRaised, of a MismatchError too; DeadlockError, UnreceivedError; Overdue, Endless, WorkerDied,
         ProtocolError. After the first two kinds the workers can take another call; of the others,
         those for which `idle` is false are to be killed.
         """
@@ -172,9 +172,13 @@ class Network:
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():
-            error, rank = peer_died(work, self.dead.rank, Killed()), self.ranks[number]
-            rank.waiting = None
-            self._send(rank, "lost", needed=error.needed, got=error.got, remedy=error.remedy)
+            self._tell(self.ranks[number], peer_died(work, self.dead.rank, Killed()))
+
+    def _tell(self, rank: _Rank, error: RinglabError) -> None:
+        """Let the exchange that the rank waits for raise `error`."""
+        rank.waiting = None
+        told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+        self._send(rank, "lost", error=type(error).__name__, **told)
 
     def _kill(self, rank: _Rank) -> None:
         """Let the rank's program end where it stands; what it sends from now on is not listened to."""
@@ -276,8 +280,11 @@ class Network:
         other = others[half.pair].popleft()
         send, receive = (half, other) if half.sending else (other, half)
         problem = mismatch(send, receive)
-        if problem:
-            raise MismatchError(*problem)
+        if problem:  # both ranks hear of it when they wait, as on the virtual cluster
+            for end in (send, receive):
+                end.work.error = MismatchError(*problem)
+                end.work.open_ends.remove(end)
+            return
         sent = cast(Form, send.tensor)
         start = max(send.work.posted, receive.work.posted)
         arrival = start + self.costs.message(send.rank, receive.rank, sent.nbytes)
@@ -294,6 +301,8 @@ class Network:
         work.waited, rank.waiting = rank.time, work
 
     def _deliver(self, rank: _Rank, work: Posted) -> None:
+        if work.error is not None:
+            return self._tell(rank, work.error)
         rank.waiting = None
         rank.time = max(rank.time, work.arrival)
         rank.events.append(work)

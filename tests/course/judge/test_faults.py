@@ -237,3 +237,13 @@ def test_a_deadlock_is_told_rank_by_rank_and_no_tag_can_draw_it(session, faults)
             subject.run_ring(3, shards(3), faults=faults)
         assert "waits for a rank that has ended already" in failure.value.message
         assert "circle" not in failure.value.message
+
+
+def test_a_mismatch_is_raised_where_both_ranks_wait_and_can_be_caught(session) -> None:
+    unequal = [torch.ones(2), torch.ones(3)]
+    for subject in subjects(session, "ring_sum"):
+        with pytest.raises(Crashed, match="MismatchError") as failure:
+            subject.run_ring(2, unequal)
+        assert "float32[2]" in failure.value.counterexample and "float32[3]" in failure.value.counterexample
+    for subject in subjects(session, "swallows"):
+        assert same(subject.run_ring(2, unequal).results, unequal)
