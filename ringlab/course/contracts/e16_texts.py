@@ -52,7 +52,7 @@ HINTS = {
     "cedar": (
         "In the smallest case, write down each rank's tokens. Which query should see which key, and which one does?",
         "Rank 1 of 2, striped, has the tokens 1, 3, 5: token 1 does not see all of rank 0's. There is a helper that compares positions. No block may be skipped by its rank alone.",
-        r"query $i$ of rank $r$ sees key $j$ of rank $o$ $\iff p_r[i] \ge p_o[j]$",
+        r"query $i$ of rank $r$ sees key $j$ of rank $o$ $\Leftrightarrow p_r[i] \ge p_o[j]$",
     ),
     "elm": (
         "Count the messages for 2, 3 and 4 ranks, and read what each of them brings. Which one would nobody miss?",
