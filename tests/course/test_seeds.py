@@ -23,7 +23,9 @@ def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason
 def test_what_was_swept_had_no_fault():
     """`python -m tests.course.seeds` runs what is not there, or was changed since."""
     entries = seeds.read(seeds.RESULTS)
-    assert entries and set(entries) <= set(seeds.wants())
+    assert set(entries) <= set(seeds.wants())
+    right = {name for name in seeds.wants() if "/wrong_" not in name}
+    assert right <= set(entries), f"not swept: {sorted(right - set(entries))}: python -m tests.course.seeds"
     for name, entry in entries.items():
         assert entry["seeds"] >= 20 and not entry["faults"], name
         current = name.endswith("/solution") or entry["submission"] == seeds.digest(name)
