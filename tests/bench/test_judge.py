@@ -149,8 +149,13 @@ GOOD = {
 SHORT = {
     "numpy": {**GOOD["numpy"], "per_minute": 59.9},
     "ring": {**GOOD["ring"], "per_minute": 9.9},
-    "flat": {**GOOD["flat"], "memory": {"runner": {"kib_per_submission": 16.5}}},
+    "flat": {**GOOD["flat"], "memory": {"runner": {"kib_per_submission": 32.5}}},
 }
+
+
+def test_the_published_figures_meet_the_goals() -> None:
+    published = json.loads((CHECKOUT / "benchmarks/results/judge/throughput.json").read_text())
+    assert goals_missed(published) == [] and published["machine"]["cores"] == 2
 
 
 def test_what_meets_the_goals_meets_them() -> None:
