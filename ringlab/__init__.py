@@ -16,11 +16,15 @@ _HOME = {
     "striped": "ringlab.layout",
     "zigzag": "ringlab.layout",
     "dealt": "ringlab.layout",
+    "per_document": "ringlab.layout",
     "Layout": "ringlab.layout",
     "Run": "ringlab.layout",
+    "Mask": "ringlab.mask",
     "Partial": "ringlab.merge",
     "VirtualCluster": "ringlab.comm.virtual",
     "Ring": "ringlab.comm.ring",
+    "ShardedCache": "ringlab.schedules.cache",
+    "decode": "ringlab.schedules.decode",
     "launch": "ringlab.comm.launch",
     "connect": "ringlab.comm.connect",
 }
@@ -39,9 +43,13 @@ if TYPE_CHECKING:
     from ringlab.layout import Run as Run
     from ringlab.layout import contiguous as contiguous
     from ringlab.layout import dealt as dealt
+    from ringlab.layout import per_document as per_document
     from ringlab.layout import striped as striped
     from ringlab.layout import zigzag as zigzag
+    from ringlab.mask import Mask as Mask
     from ringlab.merge import Partial as Partial
+    from ringlab.schedules.cache import ShardedCache as ShardedCache
+    from ringlab.schedules.decode import decode as decode
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
     if not torch.equal(letters, letter.expand_as(letters)):
         distances = [(comm.rank - rank) % comm.world_size for rank in range(comm.world_size)]
         texts = (bytes(letters[distance].cpu().numpy())[len(digest) :] for distance in distances)
-        heard = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+        heard = [text.rstrip(b"\0").decode(errors="replace").replace("\n", "\n        ") for text in texts]
         raise AgreementError(
             f"the same call on all {comm.world_size} ranks",
             "\n        ".join(f"rank {rank}: {each}" for rank, each in enumerate(heard)),

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
-from ringlab.blocks import get_block
+from ringlab.blocks import choice, get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.errors import DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
-from ringlab.merge import state_dtype
-from ringlab.schedules import backward, forward, get_schedule
-from ringlab.schedules.call import Call, Saved
+from ringlab.mask import Mask
+from ringlab.schedules import get_schedule
+from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
+from ringlab.scores import Scores, check_scale
 
 
 @overload
@@ -31,9 +31,13 @@ def ring_attention(
     ring: Ring,
     layout: Layout,
     causal: bool = ...,
+    mask: Mask | None = ...,
     scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
     block: str | Block = ...,
-    schedule: str = ...,
+    schedule: str | Schedule = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
 ) -> Tensor: ...
@@ -48,9 +52,13 @@ def ring_attention(
     ring: Ring,
     layout: Layout,
     causal: bool = ...,
+    mask: Mask | None = ...,
     scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
     block: str | Block = ...,
-    schedule: str = ...,
+    schedule: str | Schedule = ...,
     return_lse: Literal[True],
     validate: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
@@ -64,43 +72,59 @@ def ring_attention(
     ring: Ring,
     layout: Layout,
     causal: bool = True,
+    mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
     block: str | Block = "auto",
-    schedule: str = "ring",
+    schedule: str | Schedule = "ring",
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
     q is (B, H, L, D), k and v are (B, K, L, D): this rank's shards under `layout`, H % K == 0,
-    and K/V travel as they are, never repeated. `causal` is in global positions. scale defaults to
-    D^−½. `block`: "native", "blockwise", "naive", "triton" or "auto", whose choice is told in
+    and K/V travel as they are, never repeated. `causal` is in global positions; `mask` says more, a
+    window, a prefix, packed documents, and stands in its place: every block and schedule honours all of it.
+    scale defaults to D^−½. `softcap` c makes scores c·tanh(s/c). `dropout` drops weights with this probability
+    and divides the others by 1 − dropout; which ones follows from `seed`, 64 bits, and from batch, head and global
+    positions, so that they are the same in backward and however the sequence is laid out (`ringlab.scores`). All
+    blocks compute both; for "native" the tiles go to "blockwise", which is told in the trace.
+    `block`: "native", "blockwise", "naive", "triton" or "auto", whose choice is told in
     the trace, or a block object, such as TritonBlock(precision="tf32x3") of
-    `ringlab.blocks.triton`. `schedule`: "ring" or "allgather".
+    `ringlab.blocks.triton`. `schedule`: how the ranks' tokens meet, one of `ringlab.schedules`: "ring",
+    "allgather", "ulysses", "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", or such an object.
     With `return_lse` the result is (out, lse), lse (B, H, L) a natural logarithm, not
-    differentiable. `validate` makes the ranks compare their calls first (512 bytes each).
+    differentiable. `validate` makes the ranks compare their calls first, forward and backward (512 bytes each). Without
+    it, all ranks must go back through several calls in one order, as `loss.backward()` does: in another, gradients of
+    equal shapes meet the wrong call, and nothing tells.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError or BackendError on a
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a
     rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2310.01889.
     """
     error: Exception | None = None
     try:
         _check(q, k, v, ring, layout)
-        _check_scale(scale, q.dtype)
-        chosen, plan = get_block(block, q), get_schedule(schedule)
+        check_scale(scale, q.dtype)
+        seen, scores = _mask(causal, mask, layout), _scores(softcap, dropout, seed)
+        chosen, plan = get_block(block, q, scores.wishes), get_schedule(schedule)
+        plan.check(q.shape[1], k.shape[1], ring.world_size)
     except (ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, ValueError) as raised:
         error = raised
     if validate and isinstance(ring, Ring):
         device = q.device if isinstance(q, Tensor) else "cpu"
-        said = "" if error else _describe(q, k, v, layout, causal, scale, chosen.name, schedule)
+        said = "" if error else _describe(q, k, v, layout, seen, scale, scores, chosen.name, plan.name)
         agree(ring.comm, said, error, device)
     elif error is not None:
         raise error
-    if block == "auto":
-        ring.comm.chose("block='auto'", chosen.name)
+    if told := choice(block, chosen, scores.wishes):
+        ring.comm.chose(*told)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    call = Call(ring, layout, chosen, bool(causal), scale)
+    ring.comm.calls += 1
+    number = ring.comm.calls if validate else None
+    call = Call(ring, layout, chosen, seen, scale, (q.shape[1], k.shape[1]), return_lse, scores, number)
     out, lse = _RingAttention.apply(q, k, v, plan, call)
     return (out, lse) if return_lse else out
 
@@ -110,9 +134,8 @@ class _RingAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule, call: Call
     ) -> tuple[Tensor, Tensor]:
-        partial = forward(schedule, call, q.detach(), k.detach(), v.detach())
-        out, lse = partial.out.to(q.dtype), partial.lse
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse, kept = schedule.forward(call, q.detach(), k.detach(), v.detach())
+        ctx.save_for_backward(*kept)
         ctx.schedule, ctx.call = schedule, call
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -120,19 +143,13 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dout = dout.contiguous()
-        delta = ctx.call.ring.compute("delta", _delta, dout, out)
-        saved = Saved(q, out, lse, dout, delta)
-        dq, dk, dv = backward(ctx.schedule, ctx.call, saved, k, v)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
-
-
-@side_by_side
-def _delta(dout: Tensor, out: Tensor) -> Tensor:
-    """rowsum(dout·out), in the state dtype."""
-    dtype = state_dtype(out.dtype)
-    return (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
+        if ctx.call.number is not None:
+            agree(
+                ctx.call.ring.comm, f"backward through call {ctx.call.number} of attention", None, dout.device
+            )
+        gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous())
+        dq, dk, dv = (x.to(dout.dtype) for x in gradients)
+        return dq, dk, dv, None, None
 
 
 def _check(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
@@ -161,24 +178,44 @@ def _check(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     length = layout.length(ring.rank)
     for name, x in named.items():
         if x.shape[2] != length:
-            whole = x.shape[2] == layout.S
             raise ShapeError(
                 f"{name} with the {length} tokens that rank {ring.rank} owns under {layout!r}",
-                f"{x.shape[2]} tokens" + (", the whole sequence" if whole else ""),
-                f"pass layout.shard({name}, ring.rank)"
-                if whole
-                else "build the layout for this sequence length",
+                *_other_length(name, x, length, layout.S),
             )
 
 
-def _check_scale(scale: Any, dtype: torch.dtype) -> None:
-    """Raise unless `scale` is finite in the dtype that scores of tensors of `dtype` have."""
-    if scale is None:
-        return
-    of_scores = state_dtype(dtype)
-    largest = torch.finfo(of_scores).max
-    if not (isinstance(scale, (int, float)) and -largest <= scale <= largest):  # NaN is not between them
-        raise DtypeError(f"scale= a number that is finite in {of_scores}, or None for D^−½", repr(scale))
+def _other_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
+    """Return what came in the place of a shard of `length` tokens, and the remedy."""
+    if x.shape[2] == S:
+        return f"{S} tokens, the whole sequence", f"pass layout.shard({name}, ring.rank)"
+    if x.shape[1] in (length, S):
+        return (
+            f"{x.shape[2]} tokens and {x.shape[1]} heads",
+            f"tensors are (batch, heads, tokens, head dim): {name}.transpose(1, 2), if they lie the other way round",
+        )
+    return f"{x.shape[2]} tokens", "build the layout for this sequence length"
+
+
+def _mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
+    """Return the mask that is meant. Raises: MaskError."""
+    if mask is None:
+        return Mask(causal=causal)
+    if not isinstance(mask, Mask):
+        raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
+    if not causal:
+        raise MaskError("causal= left alone beside mask=", "both", "say Mask(causal=False, …)")
+    return mask.of_length(layout.S)
+
+
+def _scores(softcap: float | None, dropout: float, seed: int | None) -> Scores:
+    """Return what becomes of scores. Raises: MaskError."""
+    if dropout and seed is None:
+        raise MaskError(
+            "seed= beside dropout=, an integer",
+            "none",
+            "give all ranks the same, and another to each layer and training step",
+        )
+    return Scores(softcap, dropout, 0 if seed is None else seed)
 
 
 def _check_kinds(named: dict[str, Tensor]) -> None:
@@ -192,19 +229,30 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
 
 
+def _told(mask: Mask) -> str:
+    """What is said of a mask: the flag alone where it says all."""
+    if mask.plain:
+        return f"causal={mask.causal}"
+    digest = hashlib.sha256(repr(mask).encode()).hexdigest()[:12]
+    documents = f" documents={len(mask.documents)}" if mask.documents else ""
+    return f"causal={mask.causal} window={mask.window}{documents} mask #{digest}"
+
+
 def _describe(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     layout: Layout,
-    causal: bool,
+    mask: Mask,
     scale: float | None,
+    scores: Scores,
     block: str,
     schedule: str,
 ) -> str:
     """What must be equal on all ranks."""
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} D={q.shape[3]} {q.dtype}"
-    how = f"causal={bool(causal)} scale={scale} block={block} schedule={schedule} gradients={grad}"
+    more = f" softcap={scores.softcap} dropout={scores.dropout} seed={scores.seed}" if scores.wishes else ""
+    how = f"{_told(mask)} scale={scale}{more} block={block} schedule={schedule} gradients={grad}"
     digest = hashlib.sha256(repr(layout.ranks).encode()).hexdigest()[:12]  # names may be equal by chance
     return f"{layout!r} #{digest} {sizes} {how}"

@@ -35,6 +35,10 @@ class LayoutError(RinglabError, ValueError):
     """A layout is impossible, or belongs to another sequence length or world size."""
 
 
+class MaskError(RinglabError, ValueError):
+    """A mask is impossible, or cannot be honoured by what is to compute it."""
+
+
 class WorldSizeError(RinglabError, ValueError):
     """The number of ranks does not fit."""
 
@@ -45,6 +49,14 @@ class BackendError(RinglabError, ValueError):
 
 class CostError(RinglabError, ValueError):
     """A model, hardware or request that cannot be costed; `remedy` names the nearest that can."""
+
+
+class LabError(RinglabError, RuntimeError):
+    """A lab cannot begin, or a result file is none; `remedy` says what to change."""
+
+
+class TrainingError(RinglabError, ValueError):
+    """A batch, recipe or checkpoint that training cannot go on with."""
 
 
 class CommError(RinglabError, RuntimeError):

@@ -7,6 +7,8 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
+Packed documents, which do not see each other, are dealt one by one: `per_document`.
+
 Every rank stores its tokens as a few runs, run after run. All runs of a layout have the same
 step, and their starts fall into place such that any two of them mask each other in one of four
 ways only: skip, full, causal, causal shifted by one (see `ringlab.plan`).
@@ -14,6 +16,7 @@ ways only: skip, full, causal, causal shifted by one (see `ringlab.plan`).
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +64,9 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.ranks) != self.P:
             raise LayoutError(f"runs for {self.P} ranks", f"{len(self.ranks)}")
+        steps = {run.step for runs in self.ranks for run in runs}
+        if any(step < 1 for step in steps):
+            raise LayoutError("runs that ascend: steps of 1 or more", f"step {min(steps)}")
         if not self._each_once():
             owned = np.concatenate(
                 [np.zeros(0, np.int64), *(run.positions for runs in self.ranks for run in runs)]
@@ -79,7 +85,7 @@ class Layout:
             return False
         owned = np.zeros(self.S, dtype=bool)
         for run in runs:
-            owned[run.index if run.step > 0 else run.positions] = True
+            owned[run.index] = True
         return bool(owned.all())
 
     def __hash__(self) -> int:
@@ -214,6 +220,56 @@ def zigzag(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns pieces r and 2P-1-r of 2P. Source: arXiv 2407.21783."""
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // (2 * P))), folded=True, name="zigzag")
+
+
+def per_document(lengths: Sequence[int], P: int) -> Layout:
+    """Return the layout in which every rank owns a zig-zag share of each packed document.
+
+    Behind its first n mod 2P tokens a document of n is cut into 2P equal chunks, of which rank r owns chunks r and
+    2P−1−r: as many tokens and as much causal attention as any other. The few tokens before them, which see fewer
+    than 2P keys each, and documents of fewer than 2P tokens, go whole to the rank that has the fewest tokens, the
+    longest first. Each rank stores its tokens in ascending order.
+
+    Raises: LayoutError for lengths or P that are none.
+    """
+    _check_sizes(0, P)
+    whole = (int, np.integer)
+    if not isinstance(lengths, (Sequence, np.ndarray)) or not all(
+        isinstance(n, whole) and n >= 0 for n in lengths
+    ):
+        raise LayoutError("the documents' lengths in tokens, integers ≥ 0", repr(lengths))
+    return _per_document(tuple(map(int, lengths)), int(P))
+
+
+@lru_cache(maxsize=64)
+def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
+    owned: list[list[tuple[int, int]]] = [[] for _ in range(P)]
+    left: list[tuple[int, int]] = []
+    start = 0
+    for length in lengths:
+        chunk, few = divmod(length, 2 * P)
+        left += [(few, start)] * (few > 0)
+        start += few
+        for piece in range(2 * P if chunk else 0):
+            owned[min(piece, 2 * P - 1 - piece)].append((start, chunk))
+            start += chunk
+    loads = [(0, 0, rank) for rank in range(P)]  # tokens and scores beyond the equal shares
+    for few, at in sorted(left, key=lambda one: (-one[0], one[1])):
+        tokens, scores, rank = heapq.heappop(loads)
+        owned[rank].append((at, few))
+        heapq.heappush(loads, (tokens + few, scores + few * (few + 1) // 2, rank))
+    return Layout(start, P, "per_document", tuple(_joined(parts) for parts in owned))
+
+
+def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
+    """Runs of step 1 for (start, length), ascending; those that touch become one."""
+    runs: list[Run] = []
+    for start, length in sorted(parts):
+        if runs and runs[-1].last + 1 == start:
+            runs[-1] = Run(runs[-1].start, 1, runs[-1].length + length)
+        else:
+            runs.append(Run(start, 1, length))
+    return tuple(runs)
 
 
 def _runs_of_pieces(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:

@@ -43,21 +43,24 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 def merge(a: Partial, b: Partial) -> Partial:
     """Return the partial over the keys of both: L = logaddexp(La, Lb), out = oa·e^(La−L) + ob·e^(Lb−L).
 
-    The weights add up to one, so out is computed as oa + e^(Lb−L)·(ob − oa), which leaves oa
-    bitwise alone where b has seen no key.
+    Where one of the two has seen no key, the other's out comes back bitwise.
     """
-    lse = torch.logaddexp(a.lse, b.lse)
-    return Partial(torch.lerp(a.out, b.out.to(a.out.dtype), _weight(b.lse, lse)), lse)
+    weight_a, weight_b = _weights(a.lse, b.lse)
+    out = torch.addcmul(a.out * weight_a, b.out.to(a.out.dtype), weight_b)
+    return Partial(out, torch.logaddexp(a.lse, b.lse))
 
 
 def merge_into(state: Partial, rows: slice, part: Partial) -> None:
     """Merge `part` into the `rows` of `state`, in place."""
-    lse = state.lse[..., rows]
-    total = torch.logaddexp(lse, part.lse)
-    state.out[..., rows, :].lerp_(part.out.to(state.out.dtype), _weight(part.lse, total))
-    lse.copy_(total)
+    out, lse = state.out[..., rows, :], state.lse[..., rows]
+    weight, weight_part = _weights(lse, part.lse)
+    out.mul_(weight).addcmul_(part.out.to(out.dtype), weight_part)
+    lse.copy_(torch.logaddexp(lse, part.lse))
 
 
-def _weight(lse: Tensor, total: Tensor) -> Tensor:
-    """e^(lse − total), and 0 where lse is −inf: there −inf − (−inf) would be NaN."""
-    return torch.exp(lse - total).masked_fill_(lse == -math.inf, 0.0).unsqueeze(-1)
+def _weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """e^(a − L) and e^(b − L) as functions of b − a: L, rounded where it is large, would spoil their sum, and
+    1 − e^(b − L) would lose the digits of a small e^(a − L). Where b is −inf: 1 and 0.
+    """
+    gap = (b - a).masked_fill_(b == -math.inf, -math.inf).unsqueeze(-1)
+    return torch.sigmoid(-gap), torch.sigmoid(gap)

@@ -6,6 +6,9 @@ For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible p
     dV_j = Σ_i p_ij dO_i         dS_ij = p_ij (dO_i·v_j − delta_i + dlse_i),  delta_i = Σ_j p_ij dO_i·v_j
     dQ_i = scale Σ_j dS_ij k_j   dK_j = scale Σ_i dS_ij q_i
 
+With `softcap` c the scores are c·tanh(s_ij/c), and dS_ij has a factor 1 − tanh²(s_ij/c) more. With `factors` f, which
+dropout draws (0, or 1/(1−p)), out_i = Σ_j f_ij p_ij v_j, and f_ij stands before p_ij in dV_j and before dO_i·v_j.
+
 Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a
 masked position. Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and
 device are taken as well; this module does not import torch.
@@ -24,6 +27,7 @@ from ringlab.errors import DtypeError, ShapeError
 Query: TypeAlias = Float[Any, "B H Lq D"]
 KeyValue: TypeAlias = Float[Any, "B K Lk D"]
 Mask: TypeAlias = Bool[Any, "#B #H #Lq #Lk"]
+Factors: TypeAlias = Float[Any, "#B #H #Lq #Lk"]
 # One head's arrays; rows and columns are queries and keys, or the other way round.
 Vectors: TypeAlias = Float64[np.ndarray, "columns D"]
 Matrix: TypeAlias = Float64[np.ndarray, "rows columns"]
@@ -57,12 +61,15 @@ def attention(
     causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    factors: Factors | None = None,
 ) -> Result:
     """Return softmax(scale · q kᵀ) v and the natural-log lse, in float64.
 
     Query head h uses key/value head h // (H // K). `mask` is True where a query may see a key and
     broadcasts to (B, H, Lq, Lk); with `causal`, query i also sees no key after i (aligned top-left).
-    `scale` defaults to D ** −0.5.
+    `scale` defaults to D ** −0.5. `softcap` and `factors`, which broadcasts like `mask`, are those of
+    the module's docstring; lse is that of all weights, dropped or not.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 
@@ -71,14 +78,14 @@ def attention(
     (2.0, 0.6931)
     """
     q, k, v = _checked(q, k, v)
-    mask, scale = _mask(mask, q, k), _scale(scale, q)
+    mask, factors, scale = _mask(mask, q, k), _factors(factors, q, k), _scale(scale, q)
     out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
     with np.errstate(all="ignore"):
         for query, kv, rows in _pieces(q, k):
-            weights, visible, lse[query][rows] = _softmax(
-                q[query][rows], k[kv], rows, causal, mask[query], scale
+            weights, visible, lse[query][rows], _ = _softmax(
+                q[query][rows], k[kv], rows, causal, mask[query], scale, softcap
             )
-            out[query][rows] = _visible_sum(weights, visible, v[kv])
+            out[query][rows] = _visible_sum(factors[query][rows] * weights, visible, v[kv])
     return Result(out, lse)
 
 
@@ -91,6 +98,8 @@ def gradients(
     causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    factors: Factors | None = None,
     dlse: Float[Any, "B H Lq"] | None = None,
 ) -> Gradients:
     """Return the gradients of Σ dout · out + Σ dlse · lse with respect to q, k and v, in float64.
@@ -100,18 +109,21 @@ def gradients(
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
     """
     q, k, v = _checked(q, k, v)
-    mask, scale = _mask(mask, q, k), _scale(scale, q)
+    mask, factors, scale = _mask(mask, q, k), _factors(factors, q, k), _scale(scale, q)
     dout = _same_shape("dout", float64(dout), q.shape)
     dlse = np.zeros(q.shape[:-1]) if dlse is None else _same_shape("dlse", float64(dlse), q.shape[:-1])
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     with np.errstate(all="ignore"):
         for query, kv, rows in _pieces(q, k):
-            weights, visible, _ = _softmax(q[query][rows], k[kv], rows, causal, mask[query], scale)
-            cotangent = dout[query][rows]
-            dscores = _dscores(weights, visible, cotangent @ v[kv].T, dlse[query][rows])
+            weights, visible, _, slope = _softmax(
+                q[query][rows], k[kv], rows, causal, mask[query], scale, softcap
+            )
+            cotangent, kept = dout[query][rows], factors[query][rows]
+            dscores = _dscores(weights, visible, kept * (cotangent @ v[kv].T), dlse[query][rows])
+            dscores = np.where(visible, slope * dscores, 0.0)
             dq[query][rows] = scale * _visible_sum(dscores, visible, k[kv])
             dk[kv] += scale * _visible_sum(dscores.T, visible.T, q[query][rows])
-            dv[kv] += _visible_sum(weights.T, visible.T, cotangent)
+            dv[kv] += _visible_sum((kept * weights).T, visible.T, cotangent)
     return Gradients(dq, dk, dv)
 
 
@@ -132,18 +144,26 @@ def _softmax(
     causal: bool,
     mask: Bool[np.ndarray, "Lq columns"],
     scale: float,
-) -> tuple[Matrix, Visible, Column]:
-    """Return the weights, which pairs are visible, and lse, for the query rows `rows` of one head."""
+    softcap: float | None,
+) -> tuple[Matrix, Visible, Column, Matrix | float]:
+    """Return the weights, which pairs are visible, lse, and what capped scores gain for the query rows `rows`.
+
+    All of one head; the gain of a score by one of q kᵀ · scale is 1 where there is no cap.
+    """
     visible = mask[rows]
     if causal:
         visible = visible & (np.arange(len(k)) <= np.arange(rows.start, rows.stop)[:, None])
-    scores = np.where(visible, scale * (q @ k.T), -np.inf)
+    scores, slope = scale * (q @ k.T), 1.0
+    if softcap is not None:
+        part = np.tanh(scores / softcap)
+        scores, slope = softcap * part, 1 - part**2
+    scores = np.where(visible, scores, -np.inf)
     top = scores.max(-1, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
     powers = np.exp(scores - top[:, None])
     total = powers.sum(-1)
     weights = np.where(visible, powers / total[:, None], 0.0)
-    return weights, visible, np.log(total) + top
+    return weights, visible, np.log(total) + top, slope
 
 
 def _dscores(weights: Matrix, visible: Visible, dweights: Matrix, dlse: Column) -> Matrix:
@@ -224,3 +244,13 @@ def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
             f"shape {mask.shape}",
             "give the last two axes as (Lq, Lk); a mask per batch needs shape (B, 1, Lq, Lk)",
         ) from None
+
+
+def _factors(factors: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Return a view of `factors` (of 1, if None) in the shape (B, H, Lq, Lk)."""
+    shape = (*q.shape[:3], k.shape[2])
+    given = float64(1.0 if factors is None else factors)
+    try:
+        return np.broadcast_to(given, shape)
+    except ValueError:
+        raise ShapeError(f"factors that broadcast to (B, H, Lq, Lk) = {shape}", f"{given.shape}") from None

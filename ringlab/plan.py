@@ -5,21 +5,22 @@ start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k
 runs is skipped (nothing visible), full (all visible), causal (d = 0), or causal after cutting d
 keys (seen by all) or d rows (seeing nothing) off; the layouts of `ringlab.layout` need no cut of
 more than one. A block backend needs to know no more than `causal: bool`, and causal tiles are
-square.
+square. Under a `ringlab.mask.Mask` runs are cut at the bounds of documents and prefixes first, and a
+sliding window gives a band of visible pairs (`ringlab.tile`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from ringlab.errors import LayoutError
 from ringlab.layout import Layout, Run
+from ringlab.mask import Mask, as_mask
+from ringlab.pieces import Piece, check_steps, meet, pieces, placed
+from ringlab.tile import Tile, cut, right_edge
 
 _FEW_RUNS = 8
 """Ranks of more runs are met one by one: there are few such ranks, and what tells pairs apart is long."""
@@ -27,51 +28,27 @@ _FEW_RUNS = 8
 _PAIRS_AT_ONCE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Local query rows [q_start, q_stop) × local keys [k_start, k_stop).
-
-    With `causal`, row i of the tile sees keys 0..i of the tile, which is square; without, all keys.
-    """
-
-    q_start: int
-    q_stop: int
-    k_start: int
-    k_stop: int
-    causal: bool
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.q_start, self.q_stop)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.k_start, self.k_stop)
-
-    @property
-    def scores(self) -> int:
-        """Return the number of visible (query, key) pairs."""
-        rows, keys = self.q_stop - self.q_start, self.k_stop - self.k_start
-        return rows * (rows + 1) // 2 if self.causal else rows * keys
-
-
 def tiles(
-    layout: Layout, rank: int, origin: int, causal: bool = True, largest_causal: int | None = None
+    layout: Layout, rank: int, origin: int, causal: bool | Mask = True, largest_causal: int | None = None
 ) -> tuple[Tile, ...]:
     """Return the tiles in which queries of `rank` meet keys of `origin`: each visible pair once.
 
     Tiles never hold a row that sees none of their keys. They come in ascending order of rows,
     then keys; neighbours that can be one tile are one. Causal tiles of more than `largest_causal`
     rows are cut into smaller ones and full ones beside them.
-    Raises: LayoutError where the runs have different steps.
+    Raises: LayoutError where the runs have different steps; MaskError where documents do not add up to S.
     """
     return plan(layout, causal, largest_causal).of(rank, origin)
 
 
-@lru_cache(maxsize=32)
-def plan(layout: Layout, causal: bool = True, largest_causal: int | None = None) -> Plan:
+def plan(layout: Layout, causal: bool | Mask = True, largest_causal: int | None = None) -> Plan:
     """Return the tiles of all pairs of ranks: `plan(…).of(rank, origin)` is `tiles(…, rank, origin, …)`."""
-    return Plan(layout, causal, largest_causal)
+    return _plan(layout, as_mask(causal), largest_causal)
+
+
+@lru_cache(maxsize=32)
+def _plan(layout: Layout, mask: Mask, largest: int | None) -> Plan:
+    return Plan(layout, mask, largest)
 
 
 class Row(Protocol):
@@ -88,10 +65,11 @@ class Plan:
     of pairs is told apart at once, and tiles are made for those that are new.
     """
 
-    def __init__(self, layout: Layout, causal: bool, largest: int | None) -> None:
-        self.layout, self.causal, self.largest = layout, causal, largest
+    def __init__(self, layout: Layout, mask: Mask, largest: int | None) -> None:
+        self.layout, self.mask, self.largest = layout, mask.of_length(layout.S), largest
         self._rows: dict[int, Row] = {}
         self._known: dict[Any, tuple[Tile, ...]] = {}
+        self._pieces: dict[int, dict[int, list[Piece]]] = {}
         self._most_runs = max(1, *map(len, layout.ranks))
 
     def of(self, rank: int, origin: int) -> tuple[Tile, ...]:
@@ -104,13 +82,26 @@ class Plan:
         row = self._rows.get(rank)
         if row is None:
             self.layout.length(rank)
-            many = self.causal and self._most_runs > _FEW_RUNS
-            row = self._rows[rank] = _LongRow(self, rank) if many else self._row(rank)
+            if not self.mask.plain:
+                row = _MaskedRow(self, rank)
+            else:
+                many = self.mask.causal and self._most_runs > _FEW_RUNS
+                row = _LongRow(self, rank) if many else self._row(rank)
+            self._rows[rank] = row
         return row
+
+    @cached_property
+    def distances(self) -> tuple[int, ...]:
+        """Return how many ranks on K/V blocks are seen by anybody's rows, ascending; 0 first, at home."""
+        P = self.layout.P
+        if self.mask.plain:
+            return tuple(range(P))
+        seen = (d for d in range(1, P) if any(self.row(rank)[(rank - d) % P] for rank in range(P)))
+        return (0, *seen)
 
     def _row(self, rank: int) -> list[tuple[Tile, ...]]:
         layout, known = self.layout, self._known
-        if not self.causal:
+        if not self.mask.causal:
             n_rows = layout.length(rank)
             return [known.setdefault((n_rows, n), _whole(n_rows, n)) for n in layout.lengths]
         ways = self._meetings(rank)
@@ -135,6 +126,12 @@ class Plan:
         way = np.dtype((np.void, told.itemsize * told.shape[1]))
         return cast(list[bytes], told.view(way).ravel().tolist())
 
+    def pieces(self, rank: int) -> dict[int, list[Piece]]:
+        """Return `pieces` of `rank`, worked out once."""
+        if rank not in self._pieces:
+            self._pieces[rank] = pieces(self.layout, self.mask, rank)
+        return self._pieces[rank]
+
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and lengths of the runs of every rank, (P, most runs), filled up with runs of nothing."""
@@ -154,6 +151,32 @@ class _LongRow:
         return _meet(self.plan.layout, self.rank, origin, self.plan.largest)
 
 
+class _MaskedRow:
+    """The row of a rank under a mask that is more than causal: pair by pair, when first asked for."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.plan, self.rank = plan, rank
+        self._known: dict[int, tuple[Tile, ...]] = {}
+
+    def __getitem__(self, origin: int, /) -> tuple[Tile, ...]:
+        if origin not in self._known:
+            self._known[origin] = _meet_masked(self.plan, self.rank, origin)
+        return self._known[origin]
+
+
+def _meet_masked(plan: Plan, rank: int, origin: int) -> tuple[Tile, ...]:
+    """The tiles of one pair of ranks under any mask."""
+    full: list[Tile] = []
+    edges: list[Tile] = []
+    theirs = plan.pieces(origin)
+    for document, queries in plan.pieces(rank).items():
+        for query in queries:
+            for key in theirs.get(document, ()):
+                for tile in meet(plan.mask, query, key, plan.layout.step):
+                    (edges if tile.causal else full).append(tile.moved(query.at, key.at))
+    return _sorted(_join_rows(_join_keys(full)), edges, plan.largest)
+
+
 def _whole(n_rows: int, n_keys: int) -> tuple[Tile, ...]:
     return (Tile(0, n_rows, 0, n_keys, False),) if n_rows and n_keys else ()
 
@@ -170,8 +193,8 @@ def _meet(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[
         return _meet_many(layout, rank, origin, largest)
     full: list[Tile] = []
     diagonal: list[Tile] = []
-    for q_start, q_run in _placed(q_runs):
-        for k_start, k_run in _placed(k_runs):
+    for q_start, q_run in placed(q_runs):
+        for k_start, k_run in placed(k_runs):
             for tile in _pair(q_start, q_run, k_start, k_run, layout.step):
                 (diagonal if tile.causal else full).append(tile)
     return _sorted(_join_rows(_join_keys(full)), diagonal, largest)
@@ -226,7 +249,7 @@ def _join(tiles: np.ndarray, same: int, along: int) -> np.ndarray:
     return joined
 
 
-def work(layout: Layout, rank: int, origin: int, causal: bool = True) -> int:
+def work(layout: Layout, rank: int, origin: int, causal: bool | Mask = True) -> int:
     """Return how many score elements `rank` computes against the keys of `origin`."""
     return sum(tile.scores for tile in tiles(layout, rank, origin, causal))
 
@@ -238,43 +261,11 @@ def _ascending(runs: tuple[Run, ...]) -> bool:
     return inside and all(before.last < after.start for before, after in pairwise(there))
 
 
-def _placed(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:
-    """The runs with the local index at which each begins."""
-    starts = np.cumsum([0, *(run.length for run in runs)])
-    return [(int(start), run) for start, run in zip(starts, runs, strict=False)]
-
-
 def _pair(q0: int, q: Run, k0: int, k: Run, step: int) -> list[Tile]:
     """The tiles of one query run, at local index q0, and one key run, at k0."""
-    if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
-        raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")
-    shift = (q.start - k.start) // step
-    if shift <= -q.length:
-        return []
-    if shift >= k.length - 1:
-        return [Tile(q0, q0 + q.length, k0, k0 + k.length, False)]
-    first, last = max(0, -shift), min(q.length, k.length - shift)
-    parts = [Tile(q0 + first, q0 + last, k0 + first + shift, k0 + last + shift, True)]
-    if first + shift > 0:
-        parts.append(Tile(q0 + first, q0 + last, k0, k0 + first + shift, False))
-    if last < q.length:
-        parts.append(Tile(q0 + last, q0 + q.length, k0, k0 + k.length, False))
-    return parts
-
-
-def cut(tile: Tile, largest: int | None) -> Iterator[Tile]:
-    """Yield a causal tile as two of about half the rows and a full one beside, down to `largest` rows."""
-    rows = tile.q_stop - tile.q_start
-    if not tile.causal or largest is None or rows <= largest:
-        yield tile
-        return
-    half = largest
-    while 2 * half < rows:
-        half *= 2
-    row, key = tile.q_start + half, tile.k_start + half
-    yield from cut(Tile(tile.q_start, row, tile.k_start, key, True), largest)
-    yield Tile(row, tile.q_stop, tile.k_start, key, False)
-    yield from cut(Tile(row, tile.q_stop, key, tile.k_stop, True), largest)
+    check_steps(q, k, step)
+    found = right_edge(q.length, k.length, (q.start - k.start) // step)
+    return [tile.moved(q0, k0) for tile in found]
 
 
 def _join_keys(tiles: list[Tile]) -> list[Tile]:

@@ -51,6 +51,14 @@ def missing_nbgrader() -> str | None:
 
 
 @cache
+def missing_jax() -> str | None:
+    """Return why no program can run on simulated devices here, None if one can."""
+    from ringlab.course.extras import extra_is_missing
+
+    return extra_is_missing("jax") or None
+
+
+@cache
 def missing_cuda() -> str | None:
     """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
     from ringlab.bench.device import no_cuda  # late: shape checks have to be installed before it is imported
@@ -93,6 +101,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "needs_chromium": missing_chromium,
     "needs_cuda": missing_cuda,
     "needs_interpreter": missing_interpreter,
+    "needs_jax": missing_jax,
     "needs_nbgrader": missing_nbgrader,
     "needs_triton": missing_triton,
     "needs_two_gpus": missing_two_gpus,

@@ -15,6 +15,7 @@ from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.layout import Layout
+from ringlab.mask import Mask
 
 S, P, H, K, D = 37, 4, 4, 2, 8  # more keys than a vector register holds: torch's SDPA drops NaN from fewer
 POISONS = (math.nan, math.inf, -math.inf)
@@ -111,6 +112,57 @@ def test_an_infinite_key_hides_or_spoils(layout: str, block: str) -> None:
         truth = torch.from_numpy(oracle.attention(x["q"], x["k"], x["v"], causal=causal).out).float()
         assert torch.equal(reached(out), reached(truth))
         torch.testing.assert_close(out, truth, equal_nan=True)
+
+
+MASKS = {
+    "window": Mask(window=6),
+    "window-both": Mask(causal=False, window=4),
+    "documents": Mask(documents=(9, 1, 27)),
+    "packed": Mask(documents=(9, 1, 27), prefix=(0, 0, 3), window=5),
+}
+
+
+def masked(ring: Ring, x: dict[str, Tensor], layout: Layout, block: str, mask: Mask) -> tuple[Tensor, ...]:
+    q, k, v = (layout.shard(x[name], ring.rank).requires_grad_() for name in ("q", "k", "v"))
+    out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, mask=mask)
+    return out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_a_window_or_a_document_hides_stays_hidden(mask: str, block: str) -> None:
+    """Key j reaches exactly the rows that see it, also where the edge of a window runs through a tile."""
+    everyone = np.arange(S)
+    visible = torch.from_numpy(MASKS[mask].visible(everyone, everyone))
+    for layout_name, (name, poison), j in itertools.product(
+        ("contiguous", "token-fold"), (("v", math.nan), ("v", math.inf), ("k", math.nan)), (9, 20)
+    ):
+        x = tensors()
+        x[name][0, 1, j, 2] = poison
+        layout = LAYOUTS[layout_name](S, P)
+        shards = VirtualCluster(P, memory=False).run(masked, x, layout, block, MASKS[mask]).results
+        out = layout.unshard([shard[0] for shard in shards])
+        expected = torch.zeros(1, H, S, D, dtype=torch.bool)
+        expected[0, H // K :, visible[:, j], slice(2, 3) if name == "v" else slice(None)] = True
+        assert torch.equal(reached(out), expected), (layout_name, name, poison, j)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_gradients_of_other_documents_know_nothing_of_it(block: str) -> None:
+    """A document full of NaN: all else, out and gradients, has the bits that it has beside a sound one."""
+    mask, layout = MASKS["documents"], LAYOUTS["zigzag"](S, P)
+    sound, spoiled = tensors(), tensors()
+    for x in spoiled.values():
+        x[..., :9, :] = math.nan
+    results = [
+        VirtualCluster(P, memory=False).run(masked, x, layout, block, mask).results for x in (sound, spoiled)
+    ]
+    for name, one, other in zip(
+        ("out", "dq", "dk", "dv"), *(zip(*r, strict=True) for r in results), strict=True
+    ):
+        before, after = layout.unshard(one), layout.unshard(other)
+        assert torch.equal(before[..., 9:, :], after[..., 9:, :]) and after[..., 9:, :].isfinite().all(), name
+        assert after[..., :9, :].isnan().any()
 
 
 def test_finite_inputs_give_no_warning_and_no_nan() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ringlab import VirtualCluster, launch, ring_attention
+from ringlab.blocks.native import Native
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
@@ -18,11 +20,14 @@ from ringlab.errors import (
     DeviceError,
     DtypeError,
     LayoutError,
+    MaskError,
     RinglabError,
     ShapeError,
     WorldSizeError,
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
+from ringlab.mask import Mask
+from tests.plain_block import Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]
@@ -92,6 +97,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "heads that do not divide": (one_head_too_few, ShapeError, "divisible"),
     "no key/value heads": (no_heads, ShapeError, "divisible"),
     "a shard too short": (put("q", lambda q: q[..., 1:, :]), ShapeError, "12 tokens"),
+    "heads behind tokens": (everything(lambda t: t.transpose(1, 2)), ShapeError, "q.transpose(1, 2)"),
     "unsharded": (whole_sequence, ShapeError, "layout.shard(q, ring.rank)"),
     "mixed dtypes": (put("k", lambda k: k.double()), DtypeError, "torch.float64"),
     "integers": (integers, DtypeError, "floating point"),
@@ -114,6 +120,28 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     ),
     "a scale beyond float64": (lambda x: x.update(scale=10**400), DtypeError, "finite in torch.float32"),
     "no head dim": (everything(lambda t: t[..., :0]), ShapeError, "head dim"),
+    "a softcap of 0": (lambda x: x.update(softcap=0.0), MaskError, "softcap"),
+    "a softcap that a block has not": (
+        lambda x: x.update(softcap=30.0, block=Plain()),
+        BackendError,
+        "'plain'",
+    ),
+    "dropout that a block has not": (
+        lambda x: x.update(dropout=0.1, seed=1, block=Plain()),
+        BackendError,
+        "block='blockwise'",
+    ),
+    "all dropped": (lambda x: x.update(dropout=1.0, seed=1), MaskError, "dropout"),
+    "dropout without a seed": (lambda x: x.update(dropout=0.1), MaskError, "the same"),
+    "causal that is no bool": (lambda x: x.update(causal="no"), MaskError, "causal=True or causal=False"),
+    "causal left empty": (lambda x: x.update(causal=None), MaskError, "causal=True or causal=False"),
+    "a mask that is none": (lambda x: x.update(mask="causal"), MaskError, "a str"),
+    "a mask beside causal=False": (lambda x: x.update(causal=False, mask=Mask()), MaskError, "Mask(causal="),
+    "documents of another length": (
+        lambda x: x.update(mask=Mask(documents=(S, 1))),
+        MaskError,
+        f"2 documents of {S + 1} tokens",
+    ),
     "an unknown schedule": (lambda x: x.update(schedule="tree"), BackendError, "'tree'"),
 }
 
@@ -129,6 +157,10 @@ DIFFERENT: dict[str, Spoil] = {
     "head dim": everything(lambda t: t[..., :4]),
     "heads": put("q", lambda q: q[:, :2]),
     "dtype": everything(lambda t: t.double()),
+    "window": lambda x: x.update(mask=Mask(window=3)),
+    "documents": lambda x: x.update(mask=Mask(documents=(1, S - 1))),
+    "softcap": lambda x: x.update(softcap=2.0),
+    "dropout": lambda x: x.update(dropout=0.5, seed=1),
     "gradients": put("q", lambda q: q.requires_grad_()),
 }
 
@@ -160,6 +192,8 @@ def test_one_rank_called_wrongly(name: str) -> None:
         errors = run({wrong: spoil}).results
         assert_clear(errors[wrong], kind, words)
         assert_clear(errors[1 - wrong], AgreementError, f"rank {wrong}: error {kind.__name__}")
+        remedies = [line for line in str(errors[1 - wrong]).splitlines() if line.startswith("remedy:")]
+        assert remedies == ["remedy: no data was sent; mend the rank that differs"]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -185,6 +219,47 @@ def test_ranks_called_differently(name: str) -> None:
     """Each call is right by itself; only together they are not."""
     for error in run({1: DIFFERENT[name]}).results:
         assert_clear(error, AgreementError, "rank 1: ")
+
+
+def test_masks_of_one_kind_that_differ() -> None:
+    """As many documents, other lengths; another window; another seed."""
+    for one, other in (
+        ({"mask": Mask(documents=(4, S - 4))}, {"mask": Mask(documents=(5, S - 5))}),
+        ({"mask": Mask(prefix=3)}, {"mask": Mask(prefix=4)}),
+        ({"dropout": 0.5, "seed": 1}, {"dropout": 0.5, "seed": 2}),
+    ):
+        spoils: dict[int, Spoil] = {0: lambda x, w=one: x.update(w), 1: lambda x, w=other: x.update(w)}  # type: ignore[misc]
+        for error in run(spoils).results:
+            assert_clear(error, AgreementError, "rank 1: ")
+
+
+def test_auto_takes_a_block_that_can() -> None:
+    for more in ({"softcap": 3.0}, {"dropout": 0.2, "seed": 5}):
+        spoil: Spoil = lambda x, w=more: x.update(w, block="auto")  # type: ignore[misc] # noqa: E731
+        outcome = VirtualCluster(P, memory=False).run(call, dict.fromkeys(range(P), spoil))
+        assert all(torch.is_tensor(out) for out in outcome.results)
+        assert {choice.chosen for choice in outcome.trace.choices()} == {"blockwise"}
+
+
+@pytest.mark.parametrize("block", ["native", Native()], ids=["name", "object"])
+def test_what_computes_in_the_place_of_native_is_told(block: str | Native) -> None:
+    """In the bits of the block that is named."""
+    more = {"softcap": 3.0, "dropout": 0.2, "seed": 5}
+
+    def outcome(chosen: Any) -> Outcome:
+        spoil: Spoil = lambda x: x.update(more, block=chosen)  # noqa: E731
+        return VirtualCluster(P, memory=False).run(call, dict.fromkeys(range(P), spoil))
+
+    found, expected = outcome(block), outcome("blockwise")
+    for one, other in zip(found.results, expected.results, strict=True):
+        assert torch.equal(one, other)
+    told = {(choice.asked, choice.chosen) for choice in found.trace.choices()}
+    assert told == {("block='native' with dropout and softcap", "blockwise")}
+    assert expected.trace.choices() == []
+    with_neither = VirtualCluster(P, memory=False).run(
+        call, {rank: lambda x: x.update(block=block) for rank in range(P)}
+    )
+    assert with_neither.trace.choices() == []
 
 
 def test_the_right_call_is_taken() -> None:
@@ -213,3 +288,48 @@ def test_processes_refuse_the_same() -> None:
         assert [(type(e), str(e)) for e in outcome.results[rank]] == [
             (type(e), str(e)) for e in virtual.results[rank]
         ]
+
+
+def two_calls_back(ring: Ring, order: tuple[tuple[int, int], ...]) -> list[Tensor] | RinglabError:
+    """Two calls of equal shapes, and back through them in this rank's order; returns q's gradients."""
+    x = arguments(ring)
+    k, v = x.pop("k"), x.pop("v")
+    queries = [x.pop("q"), torch.ones(1, 4, k.shape[2], 8)]
+    for query in queries:
+        query.requires_grad_()
+    outs = [ring_attention(query, k, v, **x) for query in queries]
+    try:
+        for which in order[ring.rank]:
+            outs[which].sum().backward()
+    except RinglabError as error:
+        return error
+    return [query.grad for query in queries if query.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [VirtualCluster(P, memory=False).run, partial(launch, world_size=P, timeout=60)],
+    ids=["virtual", "gloo"],
+)
+def test_ranks_that_go_back_through_different_calls_are_told(run):
+    for error in run(partial(two_calls_back, order=((0, 1), (1, 0)))).results:
+        assert isinstance(error, AgreementError)
+        assert "rank 0: backward through call 1 of attention" in str(error)
+        assert "rank 1: backward through call 2 of attention" in str(error)
+
+
+def test_any_order_is_fine_that_all_ranks_keep_to():
+    found = VirtualCluster(P, memory=False).run(two_calls_back, ((1, 0), (1, 0))).results
+    assert [len(gradients) for gradients in found] == [2, 2]
+
+
+def test_a_rank_may_make_its_ring_anew_for_every_call():
+    def back(ring):
+        made = (Ring(ring.comm) if ring.rank else ring for _ in range(2))
+        x = arguments(ring)
+        q, k, v = (x.pop(name).requires_grad_() for name in ("q", "k", "v"))
+        outs = [ring_attention(q, k, v, **(x | {"ring": each})) for each in made]
+        sum(out.sum() for out in outs).backward()
+        return q.grad
+
+    assert all(isinstance(grad, Tensor) for grad in VirtualCluster(P, memory=False).run(back).results)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab import contiguous, dealt, striped, zigzag
+from ringlab import contiguous, dealt, per_document, striped, zigzag
 from ringlab.errors import LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, Run
 
@@ -84,6 +84,12 @@ def test_impossible_sizes(S: Any, P: Any, chunk: Any) -> None:
         dealt(S, P, chunk=chunk)
 
 
+@pytest.mark.parametrize("lengths", [5, None, (3, -1), (3, 1.5), "12"])
+def test_impossible_documents(lengths: Any) -> None:
+    with pytest.raises(LayoutError, match="documents' lengths"):
+        per_document(lengths, 2)
+
+
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_that_is_none(rank: int) -> None:
     for method in (zigzag(16, 4).runs, zigzag(16, 4).length, zigzag(16, 4).positions):
@@ -96,6 +102,13 @@ def test_runs_that_do_not_partition() -> None:
         Layout(4, 2, "mine", ((Run(0, 1, 3),), (Run(2, 1, 2),)))
     with pytest.raises(LayoutError, match="2 ranks"):
         Layout(4, 2, "mine", ((Run(0, 1, 4),),))
+
+
+def test_runs_that_do_not_ascend() -> None:
+    """Tile plans read them as if they did."""
+    for step in (0, -1):
+        with pytest.raises(LayoutError, match="ascend"):
+            Layout(4, 2, "mine", ((Run(3, step, 2),), (Run(1, step, 2),)))
 
 
 def test_wrong_tensors() -> None:

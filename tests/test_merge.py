@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,6 +49,41 @@ def test_merge_into_equals_merge_on_those_rows_and_leaves_the_others() -> None:
     )
     for now, then in zip((state.out, state.lse), before, strict=True):
         assert torch.equal(now[:, :, :2], then[:, :, :2]) and torch.equal(now[:, :, 5:], then[:, :, 5:])
+
+
+def _by_lerp(a: Partial, b: Partial) -> Partial:
+    lse = torch.logaddexp(a.lse, b.lse)
+    return Partial(torch.lerp(a.out, b.out, (b.lse - lse).exp().unsqueeze(-1)), lse)
+
+
+def _by_rounded_total(a: Partial, b: Partial) -> Partial:
+    lse = torch.logaddexp(a.lse, b.lse)
+    weight_a, weight_b = ((x.lse - lse).exp().unsqueeze(-1) for x in (a, b))
+    return Partial(a.out * weight_a + b.out * weight_b, lse)
+
+
+def _in_place(a: Partial, b: Partial) -> Partial:
+    state = Partial(a.out.clone(), a.lse.clone())
+    merge_into(state, slice(0, a.lse.shape[-1]), b)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("merging", "exact"), [(merge, True), (_in_place, True), (_by_lerp, False), (_by_rounded_total, False)]
+)
+def test_large_lse_and_small_weights_cost_no_digits(merging: Callable[..., Partial], exact: bool) -> None:
+    """Both weights are functions of d = Lb − La, which is rounded to |d|·u: that is their relative error, and
+    exp, the sigmoid's sum and quotient, the product and the sum add a unit of last place or two each.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lse = (1000 + 8 * torch.randn(2, 1, 1, 20_000, generator=generator)).float()
+    out = torch.randn(2, 1, 1, 20_000, 4, generator=generator) * torch.tensor([1.0, 1e-3]).view(2, 1, 1, 1, 1)
+    parts = [Partial(out[i], lse[i]) for i in (0, 1)]
+    gap = (lse[1].double() - lse[0].double()).unsqueeze(-1)
+    terms = out[0].double() * torch.sigmoid(-gap), out[1].double() * torch.sigmoid(gap)
+    bound = (gap.abs() + 8) * torch.finfo(torch.float32).eps / 2 * (terms[0].abs() + terms[1].abs())
+    within = (merging(*parts).out.double() - sum(terms)).abs() <= bound
+    assert bool(within.all()) is exact
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

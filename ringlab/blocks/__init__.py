@@ -14,7 +14,6 @@ from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
 _BLOCKS = {block.name: block for block in _EVERYWHERE}
-_NATIVE_ON_GPUS = Native(largest_causal=None)
 _TRITON = "triton"
 
 
@@ -28,32 +27,45 @@ def known() -> tuple[str, ...]:
     return (*_BLOCKS, _TRITON)
 
 
-def get_block(name: str | Block, q: Tensor) -> Block:
+def get_block(name: str | Block, q: Tensor, wishes: frozenset[str] = frozenset()) -> Block:
     """Return the backend called `name` after making sure that it can compute tensors like `q`.
 
-    "auto" is `native` where that supports `q`, else `blockwise`.
-    Raises: BackendError for an unknown name, or where the backend does not support `q`.
+    `wishes`: what else it must compute, "softcap" or "dropout". "auto" is `native` where that can, else `blockwise`.
+    Raises: BackendError for an unknown name, or where the backend cannot compute `q` or what is wished for.
     """
     if name == "auto":
-        name = "native" if _BLOCKS["native"].supports(q) is None else "blockwise"
-    block = _named(name, q.device.type) if isinstance(name, str) else name
+        name = "native" if not wishes and _BLOCKS["native"].supports(q) is None else "blockwise"
+    block = _named(name) if isinstance(name, str) else name
     if reason := block.supports(q):
         raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _instead(q))
+    if missing := wishes - getattr(block, "offers", frozenset()):
+        raise BackendError(
+            f"a block that computes {' and '.join(sorted(missing))}",
+            f"the block '{block.name}', which does not",
+            "use block='blockwise', or block='auto', which takes it",
+        )
     return block
 
 
-def _named(name: str, device: str) -> Block:
+def choice(asked: str | Block, chosen: Block, wishes: frozenset[str]) -> tuple[str, str] | None:
+    """Return what was asked for and the block that computes, for the trace, where these are two; None elsewhere."""
+    if asked == "auto":
+        return "block='auto'", chosen.name
+    if wishes and isinstance(chosen, Native):
+        return f"block='native' with {' and '.join(sorted(wishes))}", Blockwise.name
+    return None
+
+
+def _named(name: str) -> Block:
     if name not in known():
         raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
-    if name == "native" and device == "cuda":
-        return _NATIVE_ON_GPUS
     return _triton() if name == _TRITON else _BLOCKS[name]
 
 
 def _instead(q: Tensor) -> str:
     """Return what to do where the block that was asked for does not support `q`: name one that does, if any does."""
     for name in ("native", "blockwise"):
-        if _named(name, q.device.type).supports(q) is None:
+        if _named(name).supports(q) is None:
             return f"use block='{name}'"
     return f"no block computes {q.dtype}: convert q, k and v with .to(torch.bfloat16)"
 

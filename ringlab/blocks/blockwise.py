@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ringlab.blocks.naive import Naive
 from ringlab.merge import Partial, merge_into, state_dtype
+from ringlab.scores import TileScores
 from ringlab.types import KeyValue, Query, RowState
 
 
@@ -21,6 +22,7 @@ class Blockwise:
     name = "blockwise"
     largest_causal: int | None = None
     thread_safe = True
+    offers = Naive.offers
 
     def __init__(self, tile: int = 256) -> None:
         self.tile = tile
@@ -29,11 +31,25 @@ class Blockwise:
     def supports(self, q: Query) -> str | None:
         return self.inner.supports(q)
 
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
+    def forward(
+        self,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        *,
+        causal: bool,
+        scale: float,
+        how: TileScores | None = None,
+    ) -> Partial:
         state = Partial.identity(q)
         for rows, keys, diagonal in self._tiles(q, k, causal):
             part = self.inner.forward(
-                q[..., rows, :], k[..., keys, :], v[..., keys, :], causal=diagonal, scale=scale
+                q[..., rows, :],
+                k[..., keys, :],
+                v[..., keys, :],
+                causal=diagonal,
+                scale=scale,
+                how=how and how.part(rows, keys),
             )
             merge_into(state, rows, part)
         return state
@@ -50,6 +66,7 @@ class Blockwise:
         *,
         causal: bool,
         scale: float,
+        how: TileScores | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (torch.zeros_like(x, dtype=state_dtype(x.dtype)) for x in (q, k, v))
         for rows, keys, diagonal in self._tiles(q, k, causal):
@@ -63,6 +80,7 @@ class Blockwise:
                 delta[..., rows],
                 causal=diagonal,
                 scale=scale,
+                how=how and how.part(rows, keys),
             )
             dq[..., rows, :] += dq_part
             dk[..., keys, :] += dk_part

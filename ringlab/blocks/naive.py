@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ringlab.merge import Partial, state_dtype
+from ringlab.scores import TileScores
 from ringlab.types import KeyValue, Query, RowState
 
 
@@ -17,15 +18,26 @@ class Naive:
     name = "naive"
     largest_causal: int | None = None
     thread_safe = True
+    offers = frozenset({"softcap", "dropout"})
 
     def supports(self, q: Query) -> str | None:
         return unsupported_dtype(q)
 
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
+    def forward(
+        self,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        *,
+        causal: bool,
+        scale: float,
+        how: TileScores | None = None,
+    ) -> Partial:
         q, k, v = _grouped(q, k, v)
-        scores = _scores(q, k, causal, scale)
+        scores = _hidden(_scores(q, k, scale, how), causal)
         lse = torch.logsumexp(scores, dim=-1)
         weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+        weights = _times(weights, _factors(how, q))
         return Partial(_weighted_sum(weights, v, causal).flatten(1, 2), lse.flatten(1, 2))
 
     def backward(
@@ -40,17 +52,22 @@ class Naive:
         *,
         causal: bool,
         scale: float,
+        how: TileScores | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         groups, dtype = k.shape[1], state_dtype(q.dtype)
         q, k, v = _grouped(q, k, v)
         dout, lse, delta = (x.to(dtype).unflatten(1, (groups, -1)) for x in (dout, lse, delta))
         # A row that sees no key has lse −inf; +inf in its place makes all its weights 0.
         lse = lse.masked_fill(lse == -math.inf, math.inf)
-        weights = torch.exp(_scores(q, k, causal, scale) - lse.unsqueeze(-1))
-        dscores = weights * (dout @ v.mT - delta.unsqueeze(-1))
+        scores = _scores(q, k, scale, how)
+        slope, factors = how.slope(scores) if how else None, _factors(how, q)
+        weights = torch.exp(_hidden(scores, causal) - lse.unsqueeze(-1))
+        del scores  # a tile's worth of memory
+        dscores = weights * (_times(dout @ v.mT, factors) - delta.unsqueeze(-1))
+        dscores = _times(dscores, slope)
         dq = scale * (dscores @ k)
         dk = scale * (dscores.mT @ q).sum(dim=2)
-        dv = (weights.mT @ dout).sum(dim=2)
+        dv = (_times(weights, factors).mT @ dout).sum(dim=2)
         return dq.flatten(1, 2), dk, dv
 
 
@@ -67,10 +84,24 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k.to(dtype).unsqueeze(2), v.to(dtype).unsqueeze(2)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float, how: TileScores | None) -> Tensor:
     scores = scale * (q @ k.mT)
+    return how.capped(scores) if how else scores
+
+
+def _factors(how: TileScores | None, q: Tensor) -> Tensor | None:
+    """What weights of grouped heads are multiplied by, if by anything."""
+    factors = how.factors(q.shape[0], q.shape[1] * q.shape[2], q) if how else None
+    return None if factors is None else factors.unflatten(1, q.shape[1:3])
+
+
+def _times(x: Tensor, factors: Tensor | None) -> Tensor:
+    return x if factors is None else x * factors
+
+
+def _hidden(scores: Tensor, causal: bool) -> Tensor:
     if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill_(hidden, -math.inf)
     return scores
 

@@ -9,6 +9,7 @@ from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import unsupported_dtype
 from ringlab.errors import BackendError
 from ringlab.merge import Partial
+from ringlab.scores import TileScores
 from ringlab.types import KeyValue, Query, RowState
 
 _aten = torch.ops.aten
@@ -19,10 +20,12 @@ class Native:
 
     name = "native"
     thread_safe = True
+    offers = Blockwise.offers
+    """torch's operators cap no scores, and what they drop follows from no position: `blockwise` computes both here."""
 
-    def __init__(self, largest_causal: int | None = 256) -> None:
-        # The CPU operator computes whole blocks of 512 keys on the diagonal, at least the whole square of
-        # a smaller tile; cutting to 256 halves that waste. On a GPU every cut is launches and a merge.
+    def __init__(self, largest_causal: int | None = None) -> None:
+        # The CPU operator computes whole blocks of 512 keys on the diagonal. Smaller causal tiles waste less
+        # there; on AVX-512 machines without AMX that paid, on those with it calls and merges cost more.
         self.largest_causal = largest_causal
 
     def supports(self, q: Query) -> str | None:
@@ -36,7 +39,18 @@ class Native:
             return f"on cuda needs a head dim that is a multiple of 8 up to 256, got {q.shape[-1]}"
         return None
 
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
+    def forward(
+        self,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        *,
+        causal: bool,
+        scale: float,
+        how: TileScores | None = None,
+    ) -> Partial:
+        if how and how.scores.wishes:
+            return Blockwise().forward(q, k, v, causal=causal, scale=scale, how=how)
         if q.numel() == 0 or k.numel() == 0:
             return Partial.identity(q)
         q, k, v = map(_dense, (q, k, v))
@@ -62,7 +76,10 @@ class Native:
         *,
         causal: bool,
         scale: float,
+        how: TileScores | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if how and how.scores.wishes:
+            return Blockwise().backward(dout, q, k, v, out, lse, delta, causal=causal, scale=scale, how=how)
         if q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dout, q, k, v, out = map(_dense, (dout, q, k, v, out))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ringlab.merge import Partial
 from ringlab.plan import Tile
+from ringlab.scores import TileScores
 from ringlab.types import KeyValue, Query, RowState
 
 
@@ -55,6 +56,40 @@ class Block(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoringBlock(Protocol):
+    """A block that computes more of `ringlab.scores.Scores` than a scale; its names are those of `Scores.wishes`.
+
+    `how` says where the tile's tokens stand and what becomes of its scores: weights are exp(capped − lse), those
+    that are dropped count in lse but neither in out nor in dV, and dS has the slope of the cap as a factor.
+    """
+
+    offers: frozenset[str]
+
+    def forward(
+        self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float, how: TileScores | None
+    ) -> Partial:
+        """Return the partial of these keys, as `Block.forward` does."""
+        ...
+
+    def backward(
+        self,
+        dout: Query,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        out: Query,
+        lse: RowState,
+        delta: RowState,
+        *,
+        causal: bool,
+        scale: float,
+        how: TileScores | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what these keys add to (dq, dk, dv), as `Block.backward` does; delta is that of the dropped out."""
+        ...
+
+
 @dataclass(frozen=True)
 class Gradient:
     """What some rows add to the gradients of the `keys` of a block."""
@@ -68,8 +103,11 @@ class Gradient:
 class ForwardSteps(Protocol):
     """The forward of one rank's queries while blocks pass by; it carries a state of its own."""
 
-    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue) -> None:
-        """Attend to the next block, where `tiles` says that something of it is visible."""
+    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, how: TileScores | None = None) -> None:
+        """Attend to the next block, where `tiles` says that something of it is visible.
+
+        `how` is that of all rows and all keys of the block; given to blocks that offer what it asks for.
+        """
         ...
 
     def result(self) -> Partial:
@@ -81,8 +119,10 @@ class ForwardSteps(Protocol):
 class BackwardSteps(Protocol):
     """The backward of one rank's queries while blocks pass by."""
 
-    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue) -> list[Gradient]:
-        """Return what these queries add to the gradients of the next block."""
+    def take(
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, how: TileScores | None = None
+    ) -> list[Gradient]:
+        """Return what these queries add to the gradients of the next block; `how` as in the forward."""
         ...
 
     def result(self) -> Tensor:

@@ -1,6 +1,6 @@
 """The table of cases that attention is held to, on every transport, block backend and schedule alike.
 
-The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and causality. Their full
+The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
 and always the same.
 """
@@ -20,7 +20,8 @@ from torch import Tensor
 from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import Results, bounds, truth
-from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zigzag
+from ringlab.mask import Mask
 
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "contiguous": contiguous,
@@ -31,14 +32,36 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "chunk-5-folded": lambda S, P: dealt(S, P, chunk=5, folded=True),
 }
 
+MASKS: dict[str, Callable[[int], Mask]] = {
+    "causal": lambda S: Mask(),
+    "full": lambda S: Mask(causal=False),
+    "window": lambda S: Mask(window=1 + S // 5),
+    "window-both": lambda S: Mask(causal=False, window=1 + S // 4),
+    "prefix": lambda S: Mask(prefix=1 + S // 6),
+    "documents": lambda S: Mask(documents=_lengths(S)),
+    "documents-both": lambda S: Mask(causal=False, documents=_lengths(S)),
+    "packed": lambda S: Mask(window=1 + S // 7, prefix=(0, 0, 1, S // 9, 2), documents=_lengths(S)),
+}
+"""By the length of the sequence; "packed" is a window and prefixes in documents."""
+
+
+def _lengths(S: int) -> tuple[int, ...]:
+    """Five documents: a short one, none, one token, most of all, and the rest."""
+    most = S - S // 9 - 1 - S // 4
+    return S // 9, 0, 1, most, S // 4
+
+
+ALL_LAYOUTS = LAYOUTS | {"per-document": lambda S, P: per_document(_lengths(S), P)}
+"""With the one that deals the documents of MASKS one by one; targets of the conformance suite are not asked for it."""
+
 AXES: dict[str, tuple[Any, ...]] = {
-    "layout": tuple(LAYOUTS),
+    "layout": tuple(ALL_LAYOUTS),
     "P": (1, 2, 3, 4, 8),
     "S": (3, 17, 64, 97, 131),  # primes, and fewer tokens than ranks
     "group": (1, 2, 8),  # query heads per key/value head
     "D": (16, 40, 64, 80, 128, 256),
     "dtype": ("float64", "float32", "bfloat16"),
-    "causal": (True, False),
+    "mask": tuple(MASKS),
 }
 
 
@@ -52,11 +75,10 @@ class Case:
     group: int
     D: int
     dtype: str
-    causal: bool
+    mask: str
 
     def __str__(self) -> str:
-        mask = "causal" if self.causal else "full"
-        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}-{self.dtype}-{mask}"
+        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}-{self.dtype}-{self.mask}"
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -65,7 +87,11 @@ class Case:
 
     def make_layout(self) -> Layout:
         """Return the layout of this case's sequence."""
-        return LAYOUTS[self.layout](self.S, self.P)
+        return ALL_LAYOUTS[self.layout](self.S, self.P)
+
+    def make_mask(self) -> Mask:
+        """Return who sees whom in this case's sequence."""
+        return MASKS[self.mask](self.S)
 
 
 @dataclass(frozen=True)
@@ -99,7 +125,7 @@ def covering() -> tuple[Case, ...]:
 
 def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and dout of the whole sequence, normally distributed, the same every time."""
-    draw = np.random.default_rng([case.S, case.group, case.D, case.causal]).standard_normal
+    draw = np.random.default_rng([case.S, case.group, case.D, list(MASKS).index(case.mask)]).standard_normal
     heads, kv_heads = case.heads
     rows, keys = (1, heads, case.S, case.D), (1, kv_heads, case.S, case.D)
     dtype = getattr(torch, case.dtype)
@@ -111,17 +137,31 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def problem(case: Case) -> Problem:
     """Return the case's tensors with the oracle's results and the bounds derived from them."""
     tensors = inputs(case)
-    true = truth(*tensors, causal=case.causal)
-    return Problem(*tensors, true, bounds(*tensors, causal=case.causal, true=true))
+    true = truth(*tensors, mask=case.make_mask())
+    return Problem(*tensors, true, bounds(*tensors, mask=case.make_mask(), true=true))
 
 
-def attend(ring: Ring, case: Case, block: str, schedule: str, device: str = "cpu") -> tuple[Tensor, ...]:
-    """The program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`."""
+def attend(
+    ring: Ring, case: Case, block: str, schedule: str, device: str = "cpu", **scored: Any
+) -> tuple[Tensor, ...]:
+    """The program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`.
+
+    `scored`: softcap, dropout and seed, as `ring_attention` takes them.
+    """
     layout = case.make_layout()
     *qkv, dout = (layout.shard(x, ring.rank).to(device) for x in inputs(case))
     q, k, v = (x.requires_grad_() for x in qkv)
     out, lse = ring_attention(
-        q, k, v, ring=ring, layout=layout, causal=case.causal, block=block, schedule=schedule, return_lse=True
+        q,
+        k,
+        v,
+        ring=ring,
+        layout=layout,
+        mask=case.make_mask(),
+        block=block,
+        schedule=schedule,
+        return_lse=True,
+        **scored,
     )
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
     return out.detach(), lse, dq, dk, dv

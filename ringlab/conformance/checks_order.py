@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringlab.conformance.plan_runs import Check, Judge, Plan, Verdict, by_errors, needs_causal, needs_ranks
+from ringlab.conformance.plan_runs import (
+    Check,
+    Judge,
+    Plan,
+    Verdict,
+    by_errors,
+    needs_backward,
+    needs_causal,
+    needs_ranks,
+)
 from ringlab.conformance.runs import Ran, Run, expected
 from ringlab.conformance.tolerance import NAMES
 
@@ -93,5 +102,6 @@ ORDER_CHECKS = (
     Check("determinism", "equal calls give equal bits", "quick", _equal, _noting("determinism", "equal bits")),
     Check("inputs kept", "q, k, v and dout are as they were", "quick", _equal, _noting("inputs", "nothing was changed")),
     Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", _equal, _noting("aliasing", "each result has memory of its own")),
+    Check("two layers", "a second forward before the first one's backward changes none of its gradients", "quick", _equal, _noting("layers", "gradients are those of a call alone"), needs_backward),
     Check("early reads", "receive buffers hold NaN until they are waited for; what is sent may not change", "quick", _early, by_errors(NAMES), needs_ranks),
 )  # fmt: skip

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_causal, needs_ring
-from ringlab.conformance.runs import Meter, Ran, Run
+from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_ring
+from ringlab.conformance.runs import Ran, Run
 
 _SHARE = 64
 """Tokens per rank, in runs that are metered."""
 _D = 64
 MORE_WORK = 1.1
-"""Allowed over the products that attention needs: room for what is small beside them."""
+"""Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
+which is 2 D FLOPs a row where a row's own tile alone has 10 · 64 D. One more product of a tile is 1.2 times as many."""
+PRODUCTS = {"forward": 2, "backward": 5}
+"""Products of matrices for each pair of a query and a visible key, of 2 D FLOPs each. Forward: S = Q Kᵀ and P V.
+Backward: S again, as P is not kept, then dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q. One that keeps P needs four."""
 
 
 def _metered(plan: Plan, P: int, **changes: object) -> Run:
@@ -102,7 +106,7 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _large(plan: Plan) -> list[Run]:
-    return [_metered(plan, P, H=2, K=2, dtype=plan.dtypes("float32")[0]) for P in plan.ranks(3, 4, 8)[-2:]]
+    return [_metered(plan, P, H=2, K=2, dtype=plan.dtypes("float32")[0]) for P in plan.ranks(4, 8)]
 
 
 def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
@@ -127,8 +131,10 @@ def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """With the same tokens per rank, more ranks take less than one more K/V block."""
     few, many = rans[0], rans[-1]
-    if few.run.P < 3 or few is many:  # two ranks have no block on its way while one is in use
-        return Verdict(True, "does not apply: two numbers of ranks above 2 are needed")
+    if (
+        few.run.P < 4 or few is many
+    ):  # a block in use, one coming and one still being sent fit into three hops
+        return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     block, told = _block_bytes(many.run), []
     for which in ("forward", "backward"):
         peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
@@ -147,9 +153,9 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 def _work_runs(plan: Plan) -> list[Run]:
     P = plan.ranks(4, 8)[0]
-    runs = [_metered(plan, P, causal=False, backward=False)] if False in plan.claims.causal else []
+    runs = [_metered(plan, P, causal=False)] if False in plan.claims.causal else []
     runs += [
-        _metered(plan, P, causal=True, layout=layout, backward=False)
+        _metered(plan, P, causal=True, layout=layout)
         for layout in ("contiguous", "zigzag")
         if layout in plan.claims.layouts and True in plan.claims.causal
     ]
@@ -157,33 +163,34 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """All tiles once; under a causal mask, in whole chunks, a rank's own block and half of the others."""
+    """All tiles once, forward and backward; under a causal mask a rank's own block whole, and half of the others."""
     told = []
     for ran in rans:
         run = ran.run
-        whole = 4 * run.B * run.H * run.S**2 * run.D
-        done = sum(meter.flops for meter in ran.forward)
-        if not done:
-            return Verdict(True, "does not apply: no product of matrices was seen, so work cannot be counted")
-        share = (
-            (run.P + 1) / (2 * run.P) if run.causal else 1.0
-        )  # a rank's own block whole, half of the others
-        told.append(f"{run.layout} {'causal' if run.causal else 'full'} {done / whole:.3f} of {share:.3f}")
-        if done > MORE_WORK * share * whole:
-            tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
-            return Verdict(
-                False, f"forward computes {done / whole:.3g} of the S² pairs, where {tiles} ({run})", run
-            )
+        share = (run.P + 1) / (2 * run.P) if run.causal else 1.0
+        mask = f"{run.layout} {'causal' if run.causal else 'full'}"
+        for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+            done = sum(meter.flops for meter in meters) / _flops_of_all_pairs(run, which)
+            if meters and not done:
+                return Verdict(
+                    True,
+                    f"does not apply: no product of matrices was seen {which}, so work cannot be counted",
+                )
+            told += [f"{which} {mask} {done:.3f} of {share:.3f}"] if meters else []
+            if done > MORE_WORK * share:
+                tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
+                return Verdict(
+                    False, f"{which} computes {done:.3g} of the S² pairs, where {tiles} ({run})", run
+                )
     return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(told)}")
+
+
+def _flops_of_all_pairs(run: Run, which: str) -> int:
+    return PRODUCTS[which] * 2 * run.B * run.H * run.S**2 * run.D
 
 
 def _work_needs(plan: Plan) -> str | None:
     return needs_ring(plan) or (None if _work_runs(plan) else "no layout in whole chunks is claimed")
-
-
-def sums(meters: Sequence[Meter], name: str) -> int:
-    """Return one figure over all ranks."""
-    return sum(getattr(meter, name) for meter in meters)
 
 
 RESOURCE_CHECKS = (
@@ -191,6 +198,5 @@ RESOURCE_CHECKS = (
     Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", _full, _bytes, needs_ring),
     Check("gather", "no tensor as large as the whole sequence", "quick", _large, _gather, needs_ring),
     Check("peak memory", "more ranks of equal shards take no more memory", "quick", _large, _memory, needs_ring),
-    Check("work", "tiles computed once, and none that no row sees", "quick", _work_runs, _work, _work_needs),
+    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", _work_runs, _work, _work_needs),
 )  # fmt: skip
-__all__ = ["MORE_WORK", "RESOURCE_CHECKS", "needs_causal", "sums"]

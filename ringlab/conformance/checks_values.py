@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from ringlab.conformance.plan_runs import (
-    LENGTH,
     Check,
     Plan,
     Runs,
@@ -18,7 +18,7 @@ from ringlab.conformance.plan_runs import (
     needs_causal,
     needs_ranks,
 )
-from ringlab.conformance.runs import Ran, Run, expected, measure
+from ringlab.conformance.runs import Ran, Run, expected
 from ringlab.conformance.tolerance import NAMES
 
 GROWTH = 1.7
@@ -54,13 +54,31 @@ def _types(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _masks(plan: Plan) -> list[Run]:
+    """Two sequences, and two heads that share as far as that is claimed: a mask is the same for all of them."""
     ranks = plan.ranks(2, 3) if plan.quick else plan.ranks(2, 3, 4, 8)
-    return [plan.run(P, layout=layout, causal=True) for layout in plan.claims.layouts for P in ranks]
+    K = 2 if plan.claims.grouped else 4
+    return [
+        plan.run(P, layout=layout, causal=True, B=2, H=4, K=K)
+        for layout in plan.claims.layouts
+        for P in ranks
+    ]
 
 
 def _groups(plan: Plan) -> list[Run]:
+    """Head dims that are no power of two as well: some pad them."""
     heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
-    return [plan.run(P, 24, H=H, K=K) for P in plan.ranks(2, 3)[: 1 if plan.quick else 2] for H, K in heads]
+    return [
+        plan.run(P, 24, H=H, K=K, D=40 if H == K else 16, causal=causal)
+        for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
+        for H, K in heads
+        for causal in plan.claims.causal
+    ]
+
+
+def _long(plan: Plan) -> list[Run]:
+    """More tokens on a rank than tiles of 128 or 256 hold, and no multiple of them."""
+    P = plan.ranks(2)[0]
+    return [plan.run(P, 300 * P, causal=causal) for causal in plan.claims.causal]
 
 
 def _ragged(plan: Plan) -> list[Run]:
@@ -97,15 +115,20 @@ def _blind(plan: Plan) -> list[Run]:
 def _growth(plan: Plan) -> list[Run]:
     ranks = plan.ranks(1, 2, 4, 8)
     ranks = [ranks[0], ranks[-1]] if plan.quick else ranks
-    return [plan.run(P, 128, D=32, H=4, K=4, B=2, dtype=dtype) for dtype in plan.claims.dtypes for P in ranks]
+    return [
+        plan.run(P, 128, D=32, H=4, K=4, B=2, dtype=dtype, causal=causal)
+        for causal in plan.claims.causal
+        for dtype in plan.claims.dtypes
+        for P in ranks
+    ]
 
 
 def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Every error within its bound; in half dtypes its root mean square no more than GROWTH times that of one rank."""
     within = by_errors(NAMES)(plan, rans)
     curves, worst = [], (0.0, "")
-    for dtype in ("bfloat16", "float16"):
-        some = [ran for ran in rans if ran.run.dtype == dtype]
+    for dtype, causal in product(("bfloat16", "float16"), (False, True)):
+        some = [ran for ran in rans if (ran.run.dtype, ran.run.causal) == (dtype, causal)]
         one = next((ran for ran in some if ran.run.P == min(r.run.P for r in some)), None)
         for name in ("out", "dq", "dk", "dv"):
             errors = [(ran.run.P, rms(ran, name)) for ran in some if name in ran.arrays]
@@ -113,7 +136,7 @@ def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                 continue
             curve = " → ".join(f"{error:.2g}" for _, error in errors)
             growth = max(error for _, error in errors) / (rms(one, name) or 1.0)
-            curves.append(f"{name} {dtype} {curve}")
+            curves.append(f"{name} {dtype}{' causal' if causal else ''} {curve}")
             worst = max(
                 worst,
                 (
@@ -144,12 +167,19 @@ def rms(ran: Ran, name: str) -> float:
 
 
 def _scaled(plan: Plan) -> list[Run]:
-    return [plan.run(P, 24, scale=scale) for P in plan.ranks(2)[:1] for scale in (0.5, 0.01)]
+    return [
+        plan.run(P, 24, scale=scale, causal=causal)
+        for P in plan.ranks(2)[:1]
+        for scale in (0.5, 0.01)
+        for causal in plan.claims.causal
+    ]
 
 
 def _strided(plan: Plan) -> list[Run]:
     return [
-        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=True) for P in plan.ranks(2, 3)
+        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=True, causal=causal)
+        for P in plan.ranks(2, 3)
+        for causal in plan.claims.causal
     ]
 
 
@@ -177,13 +207,9 @@ def _has_scale(plan: Plan) -> str | None:
     return None if plan.claims.scale else "the target has no parameter scale"
 
 
-def _not_quick(plan: Plan) -> str | None:
-    return None
-
-
 VALUE_CHECKS = (
     Check("types", "shapes, dtypes and devices of all results", "quick", _typed, _types, by_values=False),
-    Check("forward", "out, all keys visible, P = 1, 2, 3, 4, 8", "quick", _plain, by_errors(("out",)), names=("out",)),
+    Check("forward", "out, without a mask where the target computes that", "quick", _plain, by_errors(("out",)), names=("out",)),
     Check("lse", "the natural logarithm of the sum of exponentials", "quick", _plain, _some_lse, names=("lse",)),
     Check("dq", "the gradient of q", "quick", _plain, by_errors(("dq",)), needs_backward, names=("dq",)),
     Check("dk", "the gradient of k", "quick", _plain, by_errors(("dk",)), needs_backward, names=("dk",)),
@@ -192,6 +218,7 @@ VALUE_CHECKS = (
     Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", _blind, by_errors(NAMES), needs_causal),
     Check("grouped heads", "fewer key/value heads than query heads", "quick", _groups, by_errors(NAMES), _grouped),
     Check("ragged", "lengths that do not divide, and ranks without tokens", "quick", _ragged, by_errors(NAMES), _uneven),
+    Check("long shards", "300 tokens on a rank: more than a tile holds", "quick", _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block", "quick", _values("rising", "falling"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", _growth, _grows),
@@ -199,5 +226,3 @@ VALUE_CHECKS = (
     Check("strided", "inputs that do not lie densely in memory", "quick", _strided, by_errors(NAMES)),
     Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", _seeds, by_errors(NAMES)),
 )  # fmt: skip
-
-__all__ = ["GROWTH", "LENGTH", "VALUE_CHECKS", "measure", "rms"]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from ringlab.conformance import checks, matrix_page
 from ringlab.conformance.matrix_page import Row
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.perform import on_virtual_ranks
-from ringlab.conformance.runner import check
+from ringlab.conformance.runner import Finding, check
 from ringlab.conformance.runs import Run, expected
 from ringlab.conformance.target import Target
 
@@ -47,6 +48,7 @@ DECIDING = (
 )
 """The modules that decide whether a target passes."""
 LOOSE = 1e-2
+_CLOSEST = re.compile(r"closest to its bound: \w+ error (\S+) within (\S+)")
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ LOOSE_TESTS = (Loose(False, ("contiguous",)), Loose(True, ("contiguous", "zigzag
 
 
 def row(target: Target) -> Row:
-    """Return what the quick tier's checks, and the loose tests, say of a target."""
-    report = check(target, quick=True, isolate=False)
+    """Return what all checks, in as many runs as the quick tier has, and the loose tests say of a target."""
+    names = [each.name for each in checks.CHECKS]
+    report = check(target, quick=True, only=names, isolate=False)
     passed = 0
     for test in LOOSE_TESTS:
         if not test.passed_by(target):
@@ -107,18 +110,35 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def sweep(target: str, seeds: int = SEEDS, processes: int = 2) -> dict[str, Any]:
-    """Return how many of the seeds 0, 1, … the target passes in the quick tier, and which checks failed where."""
+    """Return how many of the seeds 0, 1, … the target passes in the quick tier, and which checks failed where.
+
+    closest: the largest share of its bound that an error of a check that passes takes, over all seeds.
+    """
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        told = pool.map(partial(_failures, target), range(seeds), chunksize=1)
-    failed = {str(seed): each for seed, each in enumerate(told) if each}
-    return {"target": target, "seeds": seeds, "passed": seeds - len(failed), "failed": failed}
+        told = pool.map(partial(_with_seed, target), range(seeds), chunksize=1)
+    failed = {str(seed): failures for seed, (failures, _) in enumerate(told) if failures}
+    closest = round(max(share for _, share in told), 2)
+    return {
+        "target": target,
+        "seeds": seeds,
+        "passed": seeds - len(failed),
+        "failed": failed,
+        "closest": closest,
+    }
 
 
-def _failures(target: str, seed: int) -> dict[str, str]:
-    """The evidence of each check that fails with this seed."""
+def _with_seed(target: str, seed: int) -> tuple[dict[str, str], float]:
+    """The evidence of each check that fails with this seed; the largest share of its bound that an error takes."""
     torch.set_num_threads(1)
     report = check(target, quick=True, seed=seed, isolate=False)
-    return {each.name: each.evidence for each in report.findings if not each.ok}
+    failures = {each.name: each.evidence for each in report.findings if not each.ok}
+    return failures, max(map(_share, report.findings), default=0.0)
+
+
+def _share(finding: Finding) -> float:
+    """The share of its bound that the error takes which a check found closest to it, of the two digits shown."""
+    found = _CLOSEST.search(finding.evidence)
+    return float(found[1]) / float(found[2]) if found and float(found[2]) else 0.0
 
 
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:

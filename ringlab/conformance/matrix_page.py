@@ -14,14 +14,14 @@ KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", 
 MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("messages and bytes are counted", ("rounds", "bytes")),
     ("the largest tensor, and the peak", ("gather", "peak memory")),
-    ("masks by global position, in several layouts", ("masks", "blind rows", "causality")),
+    ("masks by global position, in several layouts", ("masks", "blind rows", "causality", "more seeds")),
     ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads")),
     ("large and sloped logits", ("large logits", "sloped logits")),
     ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
-    ("lengths that do not divide, P = 3 and 4", ("ragged",)),
+    ("lengths that do not divide, P = 3 and 4, and long ones", ("ragged", "long shards")),
     ("tiles computed", ("work",)),
-    ("what is done to others' memory, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing")),
-    ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "wrong shape")),
+    ("what is done to others' memory, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
+    ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
 )  # fmt: skip
 """What a test of a ring has to measure, and the checks that measure it."""
 _LOOSE = ("falls to both", "passes the first", "passes both")
@@ -30,13 +30,13 @@ _HEAD = """# Which check finds which wrong ring
 
 Written by `python -m ringlab.conformance.evidence matrix docs/conformance-matrix.md`, which takes some minutes; a test
 holds the page to the wrong rings and their named checks. Every wrong ring is the plain ring of
-`ringlab.conformance.plain_ring`, changed in one place, and claims what that one claims. The plain ring itself passes
+`ringlab.conformance.plain_ring`, changed in one to four places, and claims what that one claims. The plain ring itself passes
 all checks.
 """
 _LEGEND = """## The matrix
 
-A cell has ● where the quick tier's check of that column fails, ◉ where that check is named for the wrong ring and must
-fail. The last column is what two loose tests say: **the first** compares out with the truth by `allclose` with a
+A cell has ● where the check of that column fails, in as many runs as the quick tier has, ◉ where that check is named
+for the wrong ring and must fail. The last column is what two loose tests say: **the first** compares out with the truth by `allclose` with a
 tolerance of 1e-2, no mask, a contiguous layout, four ranks; **the second** does so with a causal mask too, contiguous
 and zig-zag.
 """

@@ -106,12 +106,24 @@ class _Operators(TorchDispatchMode):
         if name in _SENDS:
             meter.message(_tensors(args[0]), int(args[2]))
             return
+        if name == "alltoall_base_" and self._hop(args):
+            return
         # A collective sends what this rank brings once to each other rank, or its share of it.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
         share = meter.world_size if name.startswith(("alltoall", "reduce_scatter", "_reduce_scatter")) else 1
         meter.collectives.add(name)
         meter.exchanges += 1
         meter.sent += sum(t.nbytes for t in brought) * (meter.world_size - 1) // share
+
+    def _hop(self, args: Any) -> bool:
+        """Count an all-to-all whose split sizes send to one other rank, or to none: it is a shift in other words."""
+        sent, splits = args[1], list(args[4]) if len(args) > 4 and args[4] else []
+        if len(splits) != self.meter.world_size:
+            return False
+        to = [rank for rank, rows in enumerate(splits) if rows and rank != self.meter.rank]
+        if len(to) == 1:
+            self.meter.message([sent[: splits[to[0]]]], to[0])
+        return len(to) <= 1
 
 
 def _tensors(value: Any) -> list[Tensor]:

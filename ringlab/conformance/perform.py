@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
         outcome = VirtualCluster(run.P, memory=False).run(program)
         ran = join(run, outcome.results)
     except Exception as error:
-        ran = Ran(run, trouble=trouble_of(error), returned=tuple(sorted(returned)))
+        ran = Ran(run, trouble=told_by(error), returned=tuple(sorted(returned)))
     ran.spared = run.fault.startswith("dies") and not struck
     ran.seconds = time.monotonic() - start
     return ran
@@ -105,7 +106,7 @@ def _program(
             result = RankPart(target, run, ring.rank, given, subject.device, on_send).result()
             result.seconds = time.monotonic() - start
         except BaseException as error:
-            leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=trouble_of(error)))
+            leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=told_by(error)))
             raise
         leave(rank_path(Path(folder), index, ring.rank), result)
 
@@ -126,6 +127,18 @@ def _faults(run: Run) -> tuple[Fault, ...]:
     if run.fault == "stalls":
         return (Fault("delay", rank=1, exchange=0, seconds=STALL), Fault("delay", 1, 1, seconds=STALL))
     return ()
+
+
+def told_by(error: BaseException) -> Trouble:
+    """Return what an exception of a run says; of one that has no text, its type and the line that raised it."""
+    told = trouble_of(error)
+    if not told.text.endswith(": "):
+        return told
+    while type(error).__name__.endswith("FailedError") and error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", raised by {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return replace(told, text=f"{told.text.removesuffix(': ')} without a text{where}")
 
 
 def first_told(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:

@@ -68,5 +68,4 @@ attend = Target(
     name="plain ring over torch.distributed",
     over="torch.distributed",
     layouts={"contiguous": "contiguous", "head-tail": head_tail},
-    ranks=(1, 2, 3, 4),
 )

@@ -1,6 +1,6 @@
 """A whole ring attention in one file, forward and backward, over ringlab's Ring: an example of a target.
 
-`ringlab check ringlab.conformance.plain_ring:attend` passes. Its text, changed in one place, gives the wrong
+`ringlab check ringlab.conformance.plain_ring:attend` passes. Its text, changed in one to four places, gives the wrong
 rings of `ringlab.conformance.mutants`. It is written to be read: the ring of ringlab itself is faster.
 """
 
@@ -169,7 +169,10 @@ def state(dtype: torch.dtype) -> torch.dtype:
 
 
 def repeated(kv: Tensor, heads: int) -> Tensor:
-    """Return keys or values once for each query head: head h reads h // group."""
+    """Return keys or values once for each query head: head h reads h // group.
+
+    The bounds have the same line once more: what is judged shares no code with what judges it.
+    """
     return kv.repeat_interleave(heads // kv.shape[1], dim=1)
 
 

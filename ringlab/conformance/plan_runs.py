@@ -88,15 +88,22 @@ def by_errors(names: tuple[str, ...]) -> Judge:
         worst = max(found, key=lambda each: each.ratio)
         beyond = [each for each in found if not each.ok]
         if not beyond:
-            return Verdict(True, f"{len(rans)} runs; closest to its bound: {worst}")
+            return Verdict(True, f"{len(rans)} runs, {ranks_of(rans)}; closest to its bound: {worst}")
         first = min(beyond, key=lambda each: size(each.run))
         also = "" if first is worst else f"; worst: {worst}"
         named = _names_beyond(beyond)
         return Verdict(
-            False, f"{named} wrong in {_runs(beyond)} of {len(rans)} runs; first: {first}{also}", first.run
+            False,
+            f"{named} wrong in {_runs(beyond)} of {len(rans)} runs, {ranks_of(rans)}; first: {first}{also}",
+            first.run,
         )
 
     return judge
+
+
+def ranks_of(rans: Sequence[Ran]) -> str:
+    """Return on which numbers of ranks these runs were made, as a report says it."""
+    return f"P = {', '.join(map(str, sorted({ran.run.P for ran in rans})))}"
 
 
 def _names_beyond(beyond: list[Measured]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -62,9 +62,33 @@ class RankPart:
                 if not np.array_equal(again, arrays[name], equal_nan=True):
                     furthest = float(np.nanmax(np.abs(again - arrays[name]), initial=0.0))
                     self._note("determinism", f"{name} differs by {furthest:.2g} between two equal calls")
+            if self.run.backward:
+                self._two_layers(arrays)
         meters = (*self.meters, None, None)
         own = self.positions[self.rank]
         return RankResult(own, arrays, list(dict.fromkeys(self.notes)), meters[0], meters[1])
+
+    def _two_layers(self, alone: dict[str, np.ndarray]) -> None:
+        """Two forwards, then their backwards, the last one first: as in every model of two layers."""
+        layers = []
+        for run in (self.run, replace(self.run, seed=self.run.seed + 1)):
+            *qkv, dout = self._shards(run)
+            leaves = tuple(x.requires_grad_() for x in qkv)
+            with self._pass():
+                layers.append(
+                    (leaves, dout, *self._unpacked(call(self.target.function, leaves, self._known())))
+                )
+        found: Any = ()
+        for leaves, dout, out, lse in reversed(layers):
+            with self._pass():
+                found = self._gradients(leaves, dout, out, lse)
+        for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
+            between = self._whole_precision(name, gradient)
+            if not np.array_equal(between, alone[name], equal_nan=True):
+                furthest = float(np.nanmax(np.abs(between - alone[name]), initial=0.0))
+                self._note(
+                    "layers", f"{name} differs by {furthest:.2g} where a second forward came before it"
+                )
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
         own = torch.from_numpy(self.positions[self.rank])
@@ -167,7 +191,7 @@ class RankPart:
         """One pass, forward or backward: metered where the run, or a fault, needs it."""
         run = self.run
         if not (run.meter or (self.ring is None and (run.strict or run.fault))):
-            with torch.autograd.set_multithreading_enabled(False), nullcontext():
+            with torch.autograd.set_multithreading_enabled(False):
                 yield
             return
         meter = PassMeter(self.rank, run.P, self.on_send, run.strict)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from ringlab.conformance.runner import Finding, Report
+from ringlab.conformance.checks import LOADS
+from ringlab.conformance.runner import NO_TARGET, Finding, Report
 
 
 def mark(finding: Finding) -> str:
@@ -22,12 +23,32 @@ def summary(report: Report) -> str:
     return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {failed}"
 
 
+def hint(report: Report) -> str:
+    """Return what may be behind failures of every kind, "" for nothing: no target, or tensors with other axes.
+
+    Whoever holds tokens before heads gets errors about shapes from all checks, and none of them says why.
+    """
+    by_name = {finding.name: finding for finding in report.findings}
+    left = sum(finding.evidence == NO_TARGET for finding in report.findings)
+    if left:
+        return f"There is no target to check: {left} checks were not run."
+    loads, types = by_name.get(LOADS), by_name.get("types") or by_name.get("forward")
+    if loads is None or types is None or types.ok or "q is (B, H, L, D)" not in loads.evidence:
+        return ""
+    if not types.evidence.startswith(("raised", "wrong result")):
+        return ""
+    return (
+        "q was given as (B, H, L, D): batch, heads, tokens, head dim. For a function that takes (B, L, H, D) "
+        'say --axes BLHD, or Target(…, axes="BLHD").'
+    )
+
+
 def markdown(report: Report) -> str:
     """Return the report as a Markdown table, the verdict above it."""
     lines = [
         f"# Conformance of `{report.target}`",
         "",
-        f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}.",
+        f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}. {hint(report)}".rstrip(),
         "",
         "| check | asks | verdict | evidence |",
         "|---|---|---|---|",

@@ -17,6 +17,9 @@ from ringlab.errors import BackendError
 
 LIMIT = 30.0
 """Seconds for the import of a target, and for each run."""
+HUNG = 2
+"""Runs in a row that may hang; each costs the limit."""
+NO_TARGET = "not run: the target could not be imported"
 _SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
 
@@ -168,6 +171,7 @@ class _Suite:
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
+        self.gave_up = False
         name = subject.what if isinstance(subject.what, str) else ""
         self.result = Report(name, "", subject.transport, quick, seed, limit)
 
@@ -178,13 +182,11 @@ class _Suite:
         if isinstance(claims, Trouble):
             self._found(Finding(checks.LOADS, "the target can be imported", False, str(claims), took))
             for each in self.selected:
-                self._found(
-                    Finding(each.name, each.asks, False, "not run: the target could not be imported", 0.0)
-                )
+                self._found(Finding(each.name, each.asks, False, NO_TARGET, 0.0))
         else:
             self.result.target, self.result.over = self.result.target or claims.name, claims.over
             self.result.transport = transport_of(claims.over, self.result.transport)
-            told = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}"
+            told = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}; q is ({', '.join(claims.axes)})"
             self._found(Finding(checks.LOADS, "the target can be imported", True, told, took))
             self._run(Plan(claims, self.result.quick, self.result.seed))
         order = [checks.LOADS, *(each.name for each in self.selected)]
@@ -202,11 +204,16 @@ class _Suite:
                     Finding(each.name, each.asks, True, f"does not apply: {reason}", 0.0, applies=False)
                 )
         runs = dict.fromkeys(run for each in planned.values() for run in each)
+        hung: list[Ran] = []  # in a row, with no fault that others could wait for
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
+            hangs = ran.trouble is not None and ran.trouble.kind == "hung" and not ran.run.ends
+            hung = [*hung, ran] if hangs else []
             for each in self.selected:
                 if each.name not in self.findings and ran.run in planned[each.name]:
                     self._judge(plan, each, planned)
+            if len(hung) >= HUNG:
+                self._give_up(hung, planned)
         for each in self.selected:
             if each.name not in self.findings:
                 self._found(Finding(each.name, each.asks, False, "not run", 0.0))
@@ -229,6 +236,18 @@ class _Suite:
             self.counters[each.name] = verdict.counter
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
 
+    def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:
+        """After runs that hung in a row, fail what waits for more runs of their number of ranks; where two numbers hung, all."""
+        self.gave_up = True
+        last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
+        where = f"P = {', '.join(map(str, numbers))}"
+        told = f"not run: {len(hung)} runs in a row hung, {where}; {last.trouble} ({last.run})"
+        for each in self.selected:
+            left = [run for run in planned[each.name] if run not in self.done]
+            if each.name not in self.findings and (len(numbers) > 1 or any(run.P in numbers for run in left)):
+                self._found(Finding(each.name, each.asks, False, told, 0.0))
+                self._let_go(each.name, planned)
+
     def _let_go(self, name: str, planned: dict[str, list[Run]]) -> None:
         """Skip the runs that only checks with a finding wait for."""
         awaited = {
@@ -242,7 +261,9 @@ class _Suite:
                 self.source.skip(run)
 
     def _look_for_smaller(self) -> None:
-        """Give wrong values the smallest counterexample that is found in a few runs more."""
+        """Give wrong values the smallest counterexample that is found in a few runs more, where runs end."""
+        if self.gave_up:
+            return
         names = {each.name: each.names for each in self.selected}
         order = [each.name for each in self.selected if each.name in self.counters]
         counters = {name: self.counters[name] for name in order[:_EXPLAINED]}

@@ -20,10 +20,7 @@ or (out, lse, …); gradients come from autograd, or from `gradients`, a functio
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ringlab.conformance.cases import LAYOUTS
+from ringlab.conformance.reference import named
 from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import Layout
 
@@ -123,7 +121,7 @@ class Target:
         return Claims(
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
-            backward=self.backward, schedule=self.schedule, scale=self.takes_scale,
+            backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes,
         )  # fmt: skip
 
     @property
@@ -148,6 +146,7 @@ class Claims:
     backward: bool
     schedule: str
     scale: bool
+    axes: str = "BHLD"
 
 
 def as_target(value: Any, **claims: Any) -> Target:
@@ -162,7 +161,7 @@ def as_target(value: Any, **claims: Any) -> Target:
 def load(reference: str, **claims: Any) -> Target:
     """Return the target that "package.module:name", or "peer:name", names; the current directory is searched too.
 
-    Raises: BackendError for a reference that is none; whatever the import raises.
+    Raises: BackendError for a reference that is none, or to what is not there; whatever else the import raises.
     """
     module, colon, name = reference.partition(":")
     if not (module and colon and name):
@@ -171,14 +170,7 @@ def load(reference: str, **claims: Any) -> Target:
         from ringlab.conformance import peers
 
         return as_target(peers.target(name), **claims)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    value: Any = importlib.import_module(module)
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise BackendError(f"something called {name!r} in {module}", "nothing of that name")
-        value = getattr(value, part)
-    target = as_target(value, **claims)
+    target = as_target(named(module, name), **claims)
     return (
         target
         if target.name != getattr(target.function, "__qualname__", "")

@@ -11,12 +11,19 @@ float64 for float64 inputs):
 1. One unit of last place at the result's scale: ε · max |truth|. The result has to be stored.
 2. What storing the state does. Storing `out`: a backward pass is given out, lse and delta = Σ_d dO·out.
    If each entry of out moves by its own rounding, at most ε/2 of it, delta_i moves with a standard
-   deviation below ε r_i / (2√3), r_i = √(Σ_d (dO·out)²): ε r_i is more than three of them. Summing D
-   products in the state's dtype adds ε' r_i √D / 4 (D roundings of partial sums that grow like √d).
-   A change of delta is a change of −dlse, so the oracle says what it does to dq and dk.
+   deviation below ε r_i / (2√3), r_i = √(Σ_d (dO·out)²): ε r_i is more than three of them. A change of
+   delta is a change of −dlse, so the oracle says what it does to dq and dk.
    Storing lse: it is rounded by at most ε'|lse_i|/2, which scales row i of p = e^(s−lse), and a
    partial's weight in a merge, by as much. That moves out_i by as much of itself, and the gradients
    as scaling dO_i would; the oracle says how far.
+   Summing delta: the plainest implementation takes it from the dO·v_j that it subtracts it from, so that a
+   rounding η_j of dO·v_j enters with η_j − Σ_l p_l η_l: not at all where one key has all the weight, and
+   such a row's dS is exactly 0. From a stored out it enters with η_j − η, η from summing delta itself. The
+   difference, Σ_l p_l η_l − η, is a change of delta again: by two sums of D products where p is 1. After d
+   of D products, in any order, the square of a partial sum is in the mean d/D (1 − d/D) r² + (d/D)² delta²,
+   and over all d that is D (r² + 2 delta²) / 6. Each partial sum is rounded by a deviation below ε'/(2√3)
+   of it; both sums together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three
+   of them.
 3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, ρ = scale · max √(Σ_d (q_d k_d)²),
    n = max(D, S) as rows are summed over S keys too; and lse moves by δ.
 4. The oracle's own rounding, which matters to float64 inputs only: its BLAS may round as that of the
@@ -25,17 +32,23 @@ float64 for float64 inputs):
    p; dS by 4δ p |dO||v|, dq by that times scale |k|, dk by that times scale |q| c.
 
 Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) only part 2 is left.
+
+`mask`, a `ringlab.mask.Mask` of the whole sequence, stands in the place of `causal` wherever both can be given.
+`softcap` and `factors` are those of `ringlab.oracle`. A capped score, at most c, is rounded twice more, which adds
+ε' c to δ in part 3, and moves no more than the score does, its slope being at most 1; what moves with p moves
+max f times as much.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ringlab import oracle
+from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -43,6 +56,10 @@ FACTOR = 2.0
 """How many times the plainest implementation's error is allowed."""
 ORDERS = 4
 """In how many orders of the keys the plainest implementation sums; its largest error counts."""
+
+
+How: TypeAlias = dict[str, Any]
+"""What the oracle is told besides the tensors."""
 
 
 class Results(NamedTuple):
@@ -56,11 +73,21 @@ class Results(NamedTuple):
 
 
 def truth(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, *, causal: bool = False, scale: float | None = None
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    factors: np.ndarray | None = None,
 ) -> Results:
     """Return the oracle's results for these inputs as they are, rounded to their dtype already."""
-    out, lse = oracle.attention(q, k, v, causal=causal, scale=scale)
-    return Results(out, lse, *oracle.gradients(q, k, v, dout, causal=causal, scale=scale))
+    how = _how(q, k, causal, mask, scale, softcap, factors)
+    out, lse = oracle.attention(q, k, v, **how)
+    return Results(out, lse, *oracle.gradients(q, k, v, dout, **how))
 
 
 def plainest(
@@ -70,7 +97,10 @@ def plainest(
     dout: Query,
     *,
     causal: bool = False,
+    mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    factors: np.ndarray | None = None,
     order: Tensor | None = None,
 ) -> Results:
     """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
@@ -78,13 +108,16 @@ def plainest(
     Only the sum in lse is in the state's dtype (float32 at least), as it is everywhere in ringlab.
     `order`, a permutation of the keys, is the order in which they are summed.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    how = _how(q, k, causal, mask, scale, softcap, factors)
     order = torch.arange(k.shape[-2], device=k.device) if order is None else order
     leaves = [q, k[..., order, :], v[..., order, :]]
     leaves = [x.detach().clone().requires_grad_() for x in leaves]
     with torch.enable_grad():
-        scores = _scores(leaves[0], leaves[1], order if causal else None, scale)
-        out = scores.softmax(-1) @ _for_each_query_head(leaves[2], q.shape[1])
+        scores = _scores(leaves[0], leaves[1], order, how)
+        weights = scores.softmax(-1)
+        if factors is not None:
+            weights = weights * torch.from_numpy(factors).to(q)[..., order]
+        out = weights @ _for_each_query_head(leaves[2], q.shape[1])
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
     lse = scores.detach().to(_state_dtype(q.dtype)).logsumexp(-1)
     back = torch.argsort(order)
@@ -114,16 +147,22 @@ def bounds(
     dout: Query,
     *,
     causal: bool = False,
+    mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    factors: np.ndarray | None = None,
     true: Results | None = None,
 ) -> dict[str, float]:
     """Return the largest `relative_error` allowed for out, lse, dq, dk and dv on these inputs.
 
     Give `true`, the result of `truth(...)`, if it is known already.
     """
-    true = true or truth(q, k, v, dout, causal=causal, scale=scale)
-    plain = _errors_of_the_plainest(q, k, v, dout, true, causal, scale)
-    floors = _floors(q, k, v, dout, true, causal, scale)
+    kind: How = {
+        "causal": causal, "mask": mask, "scale": scale, "softcap": softcap, "factors": factors,
+    }  # fmt: skip
+    true = true or truth(q, k, v, dout, **kind)
+    plain = _errors_of_the_plainest(q, k, v, dout, true, kind)
+    floors = _floors(q, k, v, dout, true, _how(q, k, **kind))
     return {name: FACTOR * plain[name] + floors[name] for name in NAMES}
 
 
@@ -134,7 +173,10 @@ def score_rounding(
     dout: Query,
     *,
     causal: bool = False,
+    mask: Mask | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    factors: np.ndarray | None = None,
     true: Results | None = None,
 ) -> dict[str, float]:
     """Return what part 3 of the floor, scores rounded in the state's dtype, can do to each result at the most.
@@ -142,8 +184,11 @@ def score_rounding(
     The plainest implementation normalises the very scores that it computed. One that computes them again for
     backward, from a stored lse, does not, and on scores of some hundreds the difference is larger than its error.
     """
-    true = true or truth(q, k, v, dout, causal=causal, scale=scale)
-    moves = _score_moves(q, k, v, dout, causal, scale)
+    how = _how(q, k, causal, mask, scale, softcap, factors)
+    true = true or truth(
+        q, k, v, dout, causal=causal, mask=mask, scale=scale, softcap=softcap, factors=factors
+    )
+    moves = _score_moves(q, k, v, dout, how)
     return {name: moves[name] / _scale_of(getattr(true, name)) for name in NAMES}
 
 
@@ -152,8 +197,24 @@ def errors(results: Results, true: Results) -> dict[str, float]:
     return {name: relative_error(getattr(results, name), getattr(true, name)) for name in NAMES}
 
 
+def _how(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float | None,
+    factors: np.ndarray | None,
+) -> How:
+    how: How = {"scale": scale, "softcap": softcap, "factors": factors}
+    if mask is None:
+        return how | {"causal": causal}
+    visible = mask.of_length(k.shape[-2]).visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]))
+    return how | {"mask": visible}
+
+
 def _errors_of_the_plainest(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, kind: How
 ) -> dict[str, float]:
     """The largest errors of the plainest implementation over a few orders of the keys."""
     largest = dict.fromkeys(NAMES, 0.0)
@@ -161,18 +222,16 @@ def _errors_of_the_plainest(
     for turn in range(ORDERS):
         length = k.shape[-2]
         order = torch.randperm(length, generator=generator) if turn else torch.arange(length)
-        plain = plainest(q, k, v, dout, causal=causal, scale=scale, order=order.to(k.device))
+        plain = plainest(q, k, v, dout, **kind, order=order.to(k.device))
         largest = {name: max(largest[name], error) for name, error in errors(plain, true).items()}
     return largest
 
 
-def _floors(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
-) -> dict[str, float]:
+def _floors(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how: How) -> dict[str, float]:
     """The floor of the module's docstring, in the currency of `relative_error`."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
-    moves = _storing(q, k, v, dout, true, causal, scale)
-    rounding = _score_moves(q, k, v, dout, causal, scale)
+    moves = _storing(q, k, v, dout, true, how)
+    rounding = _score_moves(q, k, v, dout, how)
     moves["lse"] += rounding["lse"]
     if q.dtype == torch.float64:
         moves = {name: moves[name] + rounding[name] for name in NAMES}
@@ -184,17 +243,16 @@ def _floors(
     }
 
 
-def _storing(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, causal: bool, scale: float | None
-) -> dict[str, float]:
-    """Part 2: how far storing out and lse moves the results."""
+def _storing(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how: How) -> dict[str, float]:
+    """Part 2: how far storing out and lse, and summing delta from what is stored, moves the results."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
     cotangent, nothing = oracle.float64(dout), np.zeros(true.out.shape)
-    spread = np.sqrt(((cotangent * true.out) ** 2).sum(-1))
-    change = (unit + state * q.shape[-1] ** 0.5 / 4) * spread
-    of_out = oracle.gradients(q, k, v, nothing, causal=causal, scale=scale, dlse=change)
+    products = cotangent * true.out
+    squares, delta = (products**2).sum(-1), products.sum(-1)
+    change = unit * np.sqrt(squares) + state * np.sqrt(q.shape[-1] * (squares + 2 * delta**2) / 3)
+    of_out = oracle.gradients(q, k, v, nothing, dlse=change, **how)
     relative = np.where(np.isfinite(true.lse), state / 2 * np.abs(true.lse), 0.0)[..., None]
-    of_lse = oracle.gradients(q, k, v, cotangent * relative, causal=causal, scale=scale)
+    of_lse = oracle.gradients(q, k, v, cotangent * relative, **how)
     return {
         "out": _largest(true.out * relative),
         "lse": 0.0,
@@ -204,32 +262,36 @@ def _storing(
     }
 
 
-def _score_moves(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, causal: bool, scale: float | None
-) -> dict[str, float]:
+def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, how: How) -> dict[str, float]:
     """Parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
     D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
-    scale = D**-0.5 if scale is None else abs(scale)
+    scale = D**-0.5 if how["scale"] is None else abs(how["scale"])
     ones = np.ones(tuple(q.shape))
-    column = _largest(oracle.gradients(q, k, v, ones, causal=causal, scale=scale).dv)
+    column = _largest(oracle.gradients(q, k, v, ones, **how | {"factors": None}).dv)
     rho = scale * float(np.linalg.norm(_each_largest(q) * _each_largest(k)))
-    delta = _state_unit(q.dtype) * rho * max(D, S) ** 0.5 / 4
-    products = _longest(dout) * _longest(v)
+    delta = _state_unit(q.dtype) * (rho * max(D, S) ** 0.5 / 4 + (how["softcap"] or 0.0))
+    most = 1.0 if how["factors"] is None else _largest(how["factors"])
+    products = most * _longest(dout) * _longest(v)
     return {
-        "out": 2 * delta * _largest(v),
+        "out": 2 * delta * most * _largest(v),
         "lse": delta,
         "dq": 4 * delta * products * scale * _longest(k),
         "dk": 4 * delta * products * scale * _longest(q) * column,
-        "dv": 2 * delta * _largest(dout) * column,
+        "dv": 2 * delta * most * _largest(dout) * column,
     }
 
 
-def _scores(q: Tensor, k: Tensor, positions: Tensor | None, scale: float) -> Tensor:
-    """Scores of all queries; those of keys at `positions` after the query's own are −inf."""
+def _scores(q: Tensor, k: Tensor, order: Tensor, how: How) -> Tensor:
+    """Scores of all queries with keys that stand in this order; those of keys that they do not see are −inf."""
+    scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
     scores = q @ _for_each_query_head(k, q.shape[1]).mT * scale
-    if positions is not None:
-        hidden = positions > torch.arange(q.shape[-2], device=q.device)[:, None]
-        scores = scores.masked_fill(hidden, -torch.inf)
+    if how["softcap"] is not None:
+        scores = how["softcap"] * torch.tanh(scores / how["softcap"])
+    if how.get("causal"):
+        scores = scores.masked_fill(order > torch.arange(q.shape[-2], device=q.device)[:, None], -torch.inf)
+    if how.get("mask") is not None:
+        visible = torch.from_numpy(how["mask"]).to(q.device)
+        scores = scores.masked_fill(~visible[:, order], -torch.inf)
     return scores
 
 

@@ -28,7 +28,6 @@ def main(folder: Path, parent: int) -> int:
     import cloudpickle
 
     from ringlab.conformance import perform
-    from ringlab.conformance.rank import trouble_of
 
     perform.one_thread()
     job = cloudpickle.loads((folder / "job.pickle").read_bytes())
@@ -36,7 +35,7 @@ def main(folder: Path, parent: int) -> int:
         target = job["subject"].target()
         perform.leave(folder / "claims", target.claims())
     except BaseException as error:
-        perform.leave(folder / "claims", trouble_of(error))
+        perform.leave(folder / "claims", perform.told_by(error))
         return 1
     number = 0
     while True:  # until the parent ends this process
@@ -69,7 +68,6 @@ def _launched(
 ) -> list[tuple[int, Any]]:
     """Make runs in one launch; return those that come after one that failed."""
     from ringlab.conformance import perform
-    from ringlab.conformance.rank import trouble_of
     from ringlab.conformance.runs import Ran, gave
 
     perform.leave(folder / "now", -1)
@@ -86,7 +84,7 @@ def _launched(
         parts = perform.ranks_left(folder, index, run)
         told = perform.first_told(failure, parts)
         crash = None if run.ends else perform.crash_in(failure)  # a fault's own victim is no news
-        trouble = crash or told or trouble_of(failure or RuntimeError("a rank left no result"))
+        trouble = crash or told or perform.told_by(failure or RuntimeError("a rank left no result"))
         ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure))
         perform.leave(perform.ran_path(folder, index), ran)
         return numbered[place + 1 :]

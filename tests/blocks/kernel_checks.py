@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ringlab import VirtualCluster, oracle, ring_attention
+from ringlab.blocks.naive import Naive
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.plan import Tile
+from ringlab.scores import Scores
 from tests.blocks.small_tiles import small_tiles
+from tests.laws.philox import factors
 
 SMALL = small_tiles()
 
@@ -37,6 +42,15 @@ class Task:
     causal: bool = True
     dtype: torch.dtype = torch.float32
     scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    seed: int = 2**63 + 2**31 + 17
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Return what the oracle is told, with what the twin in tests/laws/philox.py draws."""
+        drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
+        return {"causal": self.causal, "scale": self.scale, "softcap": self.softcap, "factors": drawn}
 
     def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
@@ -69,6 +83,7 @@ def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
         out, lse = ring_attention(
             q, k, v,
             ring=ring, layout=layout, causal=task.causal, scale=task.scale, block=SMALL, return_lse=True,
+            softcap=task.softcap, dropout=task.dropout, seed=task.seed,
         )  # fmt: skip
         return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
 
@@ -80,8 +95,8 @@ def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
 
 def hold(task: Task, results: Results, tensors: tuple[Tensor, ...]) -> None:
     """Raise AssertionError where an error against the oracle is larger than its bound."""
-    true = truth(*tensors, causal=task.causal, scale=task.scale)
-    allowed = bounds(*tensors, causal=task.causal, scale=task.scale, true=true)
+    true = truth(*tensors, **task.how)
+    allowed = bounds(*tensors, **task.how, true=true)
     found = errors(results, true)
     wrong = {name: (found[name], allowed[name]) for name in NAMES if not found[name] <= allowed[name]}
     assert not wrong, f"{task}: (error, allowed) {wrong}"
@@ -247,6 +262,51 @@ def rows_that_see_nothing() -> None:
         assert (out[:, :, unseen] == 0).all() and (back.result()[:, :, unseen] == 0).all()
 
 
+def capped_ring() -> None:
+    """A cap that many scores come close to, and, under a scale below zero, one that changes little."""
+    right(Task(S=70, D=24, H=1, K=1, P=2, softcap=0.8))
+    right(Task(S=40, H=1, K=1, scale=-0.4, softcap=300.0))
+
+
+def capped_full_ring() -> None:
+    """Tiles without a mask; three steps, so that one is neither first nor last."""
+    right(Task(S=123, P=3, H=1, K=1, causal=False, layout="contiguous", softcap=0.8))
+
+
+def dropping_ring() -> None:
+    """Two batches, two query heads of one key/value head; two steps, for out is divided after the last alone."""
+    right(Task(S=24, B=2, H=2, K=1, P=2, dropout=0.4))
+
+
+def dropping_long_ring() -> None:
+    """Tiles with a mask and without, whose positions lie in two runs."""
+    right(Task(S=110, H=1, K=1, P=2, dropout=0.4))
+
+
+def the_same_pairs() -> None:
+    """What is dropped is what `ringlab.scores` says, bit for bit: each of 16 keys has an entry of v for itself.
+
+    Positions beyond 2^30, heads from the third on, a seed of 64 bits. Backward drops what naive's does.
+    """
+    scores = Scores(dropout=0.5, seed=2**64 - 2**33 + 5, first_head=2)
+    how = scores.of_tile(np.arange(40) * 70_001 + 2**30, np.arange(16) * 100_003 + 2**29)
+    expected = how.factors(2, 5, torch.zeros(1))
+    assert expected is not None
+    q, k, v = torch.zeros(2, 5, 40, 16), torch.zeros(2, 5, 16, 16), torch.eye(16).expand(2, 5, 16, 16)
+    with poisoned():
+        out = SMALL.forward(q, k, v, causal=False, scale=1.0, how=how).out
+    assert torch.equal(out != 0, expected != 0)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(2, 5, n, 16, generator=draw) for n in (40, 16, 16, 40))
+    lse, delta = torch.full((2, 5, 40), 3.0), torch.zeros(2, 5, 40)
+    found, right = (
+        block.backward(dout, q, k, v, dout, lse, delta, causal=False, scale=0.25, how=how)
+        for block in (SMALL, Naive())
+    )
+    for one, other in zip(found, right, strict=True):
+        assert (one - other).abs().max() <= 2e-6 * other.abs().max()  # a few roundings of float32
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
@@ -260,5 +320,10 @@ CHECKS: dict[str, Callable[[], None]] = {
         carried_in_float32,
         exact_scores,
         rows_that_see_nothing,
+        capped_ring,
+        capped_full_ring,
+        dropping_ring,
+        dropping_long_ring,
+        the_same_pairs,
     )
 }

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import ringlab.blocks.triton as package
 
-SOURCE = Path(package.__file__).with_name("kernels.py")
+_FOLDER = Path(package.__file__).parent
+_IMPORT = "from ringlab.blocks.triton.scoring import kept, spoil, tanh\n"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.function.lstrip('_')}: {self.name}"
+
+
+def source() -> str:
+    """Return the text of the kernels in which the functions that they import stand before their own."""
+    kernels, parts = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("kernels.py", "scoring.py"))
+    head, own = kernels.split(_IMPORT)
+    before, first = own.split("# fmt: off\n", 1)
+    functions = parts[parts.index("@triton.jit\n") :]
+    return f"{head}{before}{functions}\n\n# fmt: off\n{first}"
 
 
 def mutated(source: str, mutant: Mutant) -> str:
@@ -126,7 +136,7 @@ BACKWARD = (
     Mutant("scores round to the dtype of q", "_add_to_dkv", "tl.dot(k, tl.trans(q), input_precision=PRECISION)", "tl.dot(k, tl.trans(q), input_precision=PRECISION).to(q.dtype)", "large_float16"),
     Mutant("dP rounds to the dtype of q", "_add_to_dkv", _DP_KEYS, f"{_DP_KEYS}.to(q.dtype)", "large_products_float16"),
     Mutant("delta is forgotten", "_add_to_dkv", "dp - delta[None, :]", "dp", "causal_ring"),
-    Mutant("dV from dS", "_add_to_dkv", "dv = tl.dot(p.to", "dv = tl.dot((p * scores).to", "causal_ring"),
+    Mutant("dV from dS", "_add_to_dkv", "dv = tl.dot(weights.to", "dv = tl.dot((p * scores).to", "causal_ring"),
     Mutant("the masked head is skipped", "backward_dkv", "tl.range(begin, split, BLOCK_M)", "tl.range(split, split, BLOCK_M)", "causal_ring"),
     Mutant("the unmasked tail is skipped", "backward_dkv", "tl.range(split, end, BLOCK_M)", "tl.range(end, end, BLOCK_M)", "full_ring"),
     Mutant("the masked head runs into the tail", "backward_dkv", "row, split, shift", "row, end, shift", "causal_ring"),
@@ -138,4 +148,57 @@ BACKWARD = (
     Mutant("the last key of a program is not written", "backward_dkv", "deep = owned[:, None]", "deep = (keys < key_stop - 1)[:, None]", "causal_ring"),
 )  # fmt: skip
 
-MUTANTS = FORWARD + BACKWARD
+_DRAW = "kept(keys_at[None, :], rows_at[:, None], draw)"
+_DRAW_KEYS = "kept(keys_at[:, None], rows_at[None, :], draw)"
+_HEAD = "first_head + query_head"
+_INNER = "inner, log2_scale = scale / cap"
+_SLOPE = "ds * (1.0 - scores * scores)"
+_DROPPED_DP = "tl.where(alive, dp * keep, 0.0)"
+
+SCORES = (
+    Mutant("small ones as large ones are", "tanh", "size < 0.625", "size < 0.0", "capped_ring"),
+    Mutant("the sign is lost", "tanh", "tl.where(x < 0.0, -large, large)", "large", "capped_ring"),
+    Mutant("e^x in the place of e^2x", "tanh", "2.8853900817779268", "1.4426950408889634", "capped_ring"),
+    Mutant("nine rounds", "kept", "tl.static_range(10)", "tl.static_range(9)", "the_same_pairs"),
+    Mutant("rows and keys change places", "kept", "c0, c1 = keys_at", "c1, c0 = keys_at", "the_same_pairs"),
+    Mutant("the seed's halves change places", "kept", "k0, k1 = seed_low", "k1, k0 = seed_low", "the_same_pairs"),
+    Mutant("one increment for both halves", "kept", "0xBB67AE85", "0x9E3779B9", "the_same_pairs"),
+    Mutant("one multiplier for both words", "kept", "umulhi(a, 0xD2511F53)", "umulhi(a, 0xCD9E8D57)", "the_same_pairs"),
+    Mutant("heads draw by twos", "kept", "lane = head % 4", "lane = head % 2", "the_same_pairs"),
+    Mutant("heads draw as those four before", "kept", "(head // 4)", "(head * 0)", "the_same_pairs"),
+    Mutant("words have a sign", "kept", "word > dropped.to(tl.uint32)", "word.to(tl.int32) > dropped", "the_same_pairs"),
+    Mutant("what is dropped is kept", "kept", "word > dropped", "word < dropped", "the_same_pairs"),
+    Mutant("no cap", "_attend", "tanh(scores * inner)", "scores * inner", "capped_ring"),
+    Mutant("the cap after the mask", "_attend", 'tl.where(visible, scores * scale, -float("inf"))', "tl.where(visible, scores, -1.0) * scale", "capped_ring"),
+    Mutant("the cap before the scale", "forward_step", "scale / cap", "1.0 / cap", "capped_ring"),
+    Mutant("the scale once more in the place of the cap", "forward_step", "cap if SOFTCAP else scale", "scale", "capped_full_ring"),
+    Mutant("what is dropped is missing in lse", "_attend", "p = tl.where(alive, p, 0.0)", "total, p = total - tl.sum(tl.where(alive, 0.0, p), 1), tl.where(alive, p, 0.0)", "dropping_ring"),
+    Mutant("local positions of keys", "_attend", "tl.load(KEYS_AT + keys, mask=inside, other=0)", "keys", "dropping_long_ring"),
+    Mutant("local positions of rows", "forward_step", "tl.load(ROWS_AT + rows, mask=owned, other=0) if DROPOUT else rows", "rows", "dropping_long_ring"),
+    Mutant("what is kept is not divided", "forward_step", "acc * keep", "acc", "dropping_ring"),
+    Mutant("divided in every step", "forward_step", "if NEGATIVE:", "if DROPOUT:\n        keep = keep * keep\n    if NEGATIVE:", "dropping_ring"),
+    Mutant("heads from 0 on", "forward_step", _HEAD, "query_head", "the_same_pairs"),
+    Mutant("batches draw alike", "forward_step", "draw = (batch,", "draw = (batch * 0,", "dropping_ring"),
+    Mutant("no slope", "_add_to_dq", _SLOPE, "ds", "capped_ring"),
+    Mutant("the slope of another function", "_add_to_dq", _SLOPE, "ds * (1.0 - scores)", "capped_ring"),
+    Mutant("no cap", "_add_to_dq", "tanh(scores * inner)", "scores * inner", "capped_ring"),
+    Mutant("the cap before the scale", "backward_dq", _INNER, "inner, log2_scale = 1.0 / cap", "capped_ring"),
+    Mutant("dP of what is dropped", "_add_to_dq", _DROPPED_DP, "dp * keep", "dropping_ring"),
+    Mutant("dP is not divided", "_add_to_dq", _DROPPED_DP, "tl.where(alive, dp, 0.0)", "dropping_ring"),
+    Mutant("delta of what is dropped is missing", "_add_to_dq", "ds = p *", "ds = tl.where(alive, p, 0.0) *", "dropping_ring"),
+    Mutant("another counter than forward", "_add_to_dq", _DRAW, "kept(rows_at[:, None], keys_at[None, :], draw)", "dropping_ring"),
+    Mutant("heads from 0 on", "backward_dq", _HEAD, "query_head", "the_same_pairs"),
+    Mutant("no slope", "_add_to_dkv", _SLOPE, "ds", "capped_ring"),
+    Mutant("no cap", "_add_to_dkv", "tanh(scores * inner)", "scores * inner", "capped_ring"),
+    Mutant("the cap before the scale", "backward_dkv", _INNER, "inner, log2_scale = 1.0 / cap", "capped_ring"),
+    Mutant("dV of what is dropped", "_add_to_dkv", "weights = tl.where(alive, p, 0.0)", "weights = p", "dropping_ring"),
+    Mutant("dP of what is dropped", "_add_to_dkv", _DROPPED_DP, "dp * keep", "dropping_ring"),
+    Mutant("dP is not divided", "_add_to_dkv", _DROPPED_DP, "tl.where(alive, dp, 0.0)", "dropping_ring"),
+    Mutant("delta of what is dropped is missing", "_add_to_dkv", "ds = p *", "ds = weights *", "dropping_ring"),
+    Mutant("another counter than forward", "_add_to_dkv", _DRAW_KEYS, "kept(rows_at[None, :], keys_at[:, None], draw)", "dropping_ring"),
+    Mutant("dV is not divided", "backward_dkv", "dv * keep if DROPOUT else dv", "dv", "dropping_ring"),
+    Mutant("heads from 0 on", "backward_dkv", _HEAD, "query_head", "the_same_pairs"),
+    Mutant("heads of the group draw alike", "backward_dkv", _HEAD, "first_head + key_head * GROUP", "dropping_ring"),
+)  # fmt: skip
+
+MUTANTS = FORWARD + BACKWARD + SCORES

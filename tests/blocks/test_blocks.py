@@ -31,15 +31,6 @@ def test_blocks_by_name() -> None:
     assert get_block(mine, q) is mine
 
 
-def test_native_gets_whole_causal_tiles_on_a_gpu_and_cut_ones_on_a_cpu() -> None:
-    """A cut saves work on the CPU; on a GPU it would be hundreds of launches, each with a merge."""
-    with FakeTensorMode():  # a shape and a device, without memory and without a GPU
-        q = torch.empty(1, 2, 16384, 128, device="cuda", dtype=torch.bfloat16)
-    assert get_block("native", q).largest_causal is None
-    assert get_block("auto", q).largest_causal is None
-    assert get_block("native", torch.zeros(1, 1, 1, 8)).largest_causal == 256
-
-
 def test_unknown_and_unfit_blocks() -> None:
     with pytest.raises(BackendError, match="naive, blockwise, native"):
         get_block("fast", torch.zeros(1, 1, 1, 8))

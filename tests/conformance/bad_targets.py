@@ -23,6 +23,11 @@ def hangs(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ring_attention(q, k, v, ring=ring, layout=_contiguous(ring, q), causal=False)
 
 
+def hangs_always(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    while True:
+        time.sleep(0.1)
+
+
 def crashes(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if ring.world_size == 2:
         print("last words")
@@ -38,6 +43,15 @@ def prints(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def leaves(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     raise SystemExit(0)
+
+
+def interrupts(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    raise KeyboardInterrupt
+
+
+def asserts(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    assert ring.world_size > 8
+    return q
 
 
 def returns_text(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Any:

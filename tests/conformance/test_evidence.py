@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ringlab.conformance import checks, evidence, matrix_page
 from ringlab.conformance.matrix_page import MEASURES, Row
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.own import ring
-from ringlab.conformance.runner import Finding, Report
+from ringlab.conformance.runner import Finding, Report, check
 
 
 def report(*failed: str) -> Report:
@@ -50,9 +51,9 @@ def test_a_page_without_a_matrix_is_no_matrix() -> None:
         matrix_page.read("# A page\n")
 
 
-def test_the_measures_are_all_checks_of_the_quick_tier_each_once() -> None:
+def test_the_measures_are_all_checks_each_once() -> None:
     counted = Counter(name for _, own in MEASURES for name in own)
-    assert counted == Counter(each.name for each in checks.CHECKS if each.tier == "quick")
+    assert counted == Counter(each.name for each in checks.CHECKS)
 
 
 def test_a_loose_test_passes_a_right_ring_and_finds_a_coarse_fault() -> None:
@@ -83,5 +84,14 @@ def test_a_failing_seed_keeps_its_evidence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         evidence, "check", lambda target, **options: report(*(["dq"] if options["seed"] == 3 else []))
     )
-    assert evidence._failures("a:b", 3) == {"dq": "evidence of dq"}
-    assert evidence._failures("a:b", 4) == {}
+    assert evidence._with_seed("a:b", 3) == ({"dq": "evidence of dq"}, 0.0)
+    assert evidence._with_seed("a:b", 4) == ({}, 0.0)
+
+
+def test_how_close_a_right_ring_comes_is_read_from_the_evidence() -> None:
+    found = check(ring, quick=True, only=("dq",), isolate=False).findings[-1]
+    assert 0.0 < evidence._share(found) <= 1.0
+    assert (
+        evidence._share(replace(found, evidence="closest to its bound: dv error 3e-7 within 4e-7 (P=2)"))
+        == 0.75
+    )

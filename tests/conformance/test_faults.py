@@ -75,7 +75,8 @@ def test_a_process_that_a_target_left_behind_is_ended() -> None:
     report = on_neighbours("leaves_a_process", "strided")
     found = re.search(r"left behind: (\d+)\.", evidence(report, "strided"))
     assert found is not None, evidence(report, "strided")
-    for _ in range(100):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
         if not _alive(int(found[1])):
             return
         time.sleep(0.05)
@@ -128,4 +129,6 @@ def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
         schedule="any",
     )
     assert report.failed == ["rank dies"]
-    assert re.search("rank [02] goes on until it is stopped", evidence(report, "rank dies"))
+    assert re.search(
+        "rank [02] goes on until it is stopped, 5 s after the last error", evidence(report, "rank dies")
+    )

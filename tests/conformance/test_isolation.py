@@ -35,6 +35,17 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
     assert report.failed == ["forward"]
 
 
+def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:
+    """Two runs on one rank, one on two: what is left fails unrun, with the limit as the reason."""
+    report = check(f"{HERE}:hangs_always", quick=True, limit=1.0)
+    assert report.runs == 3
+    assert not [each.name for each in report.findings if each.ok and each.applies and each.name != "loads"]
+    told = evidence(report, "sloped logits")
+    assert told.startswith(
+        "not run: 3 runs in a row hung, P = 1, 2; hung: the limit of 1 s for one run was hit"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -45,12 +56,19 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
         ("needs_a_package", "a package is missing: No module named 'a_package_that_is_not_there'"),
         ("needs_an_argument", "missing 1 required keyword-only argument: 'sauce'"),
         ("leaves", "SystemExit"),
+        ("interrupts", "raised: KeyboardInterrupt without a text, raised by bad_targets.py, line "),
+        ("asserts", "raised: AssertionError without a text, raised by bad_targets.py, line "),
         ("claims_a_wrong_layout", "positions that give each of 48 tokens to one of 1 ranks"),
     ],
 )
 def test_nonsense_is_named(name: str, says: str) -> None:
     report = check(
-        f"{HERE}:{name}", quick=True, only=("dq",), limit=LIMIT, isolate=name == "leaves", ranks=(1, 2)
+        f"{HERE}:{name}",
+        quick=True,
+        only=("dq",),
+        limit=LIMIT,
+        isolate=name in ("leaves", "interrupts"),
+        ranks=(1, 2),
     )
     assert report.failed == ["dq"]
     assert says in evidence(report, "dq")
@@ -64,7 +82,10 @@ def test_another_dtype_is_named() -> None:
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("tests.conformance.no_such_module:ring", "a package is missing: No module named"),
+        (
+            "tests.conformance.no_such_module:ring",
+            "needed: a module called tests.conformance.no_such_module got: no no_such_module in tests.conformance",
+        ),
         (f"{HERE}:no_such_function", "something called 'no_such_function'"),
         (f"{HERE}:NO_FUNCTION", "a function, or a ringlab.conformance.Target"),
         (f"{HERE}:claims_no_schedule", "schedule= one of ring, any"),

@@ -20,9 +20,9 @@ def test_a_mutant_is_found(name: str) -> None:
     assert report.failed == [mutant.found_by], report.findings[-1].evidence
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_plain_ring_passes(seed: int) -> None:
-    report = check(plain_ring.attend, quick=True, seed=seed, isolate=False)
+def test_the_plain_ring_passes() -> None:
+    """With one seed; the committed sweep has it pass fifty."""
+    report = check(plain_ring.attend, quick=True, isolate=False)
     assert report.failed == []
     assert all(finding.applies for finding in report.findings)
 
@@ -34,9 +34,9 @@ def test_there_are_mutants_of_all_kinds() -> None:
     assert min(kinds.values()) >= 4
 
 
-def test_every_check_of_the_quick_tier_finds_a_mutant_that_is_named_for_it() -> None:
+def test_every_check_finds_a_mutant_that_is_named_for_it() -> None:
     finders = {mutant.found_by for mutant in MUTANTS.values()}
-    assert {each.name for each in checks.CHECKS if each.tier == "quick"} - finders == set()
+    assert {each.name for each in checks.CHECKS} - finders == set()
 
 
 def test_a_change_that_does_not_apply_once_is_an_error() -> None:

@@ -49,6 +49,19 @@ def test_a_ring_over_torch_distributed_passes_in_gloo_processes() -> None:
 
 
 @pytest.mark.slow
+def test_an_all_to_all_that_sends_to_one_rank_is_a_hop() -> None:
+    """Its split sizes say so; one that sends to several, as the wrong ring below does, is a collective."""
+    report = check(
+        "tests.conformance.by_all_to_all:attend",
+        quick=True,
+        limit=60.0,
+        ranks=(3,),
+        only=("forward", "rounds", "bytes"),
+    )
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+
+
+@pytest.mark.slow
 def test_a_wrong_ring_over_torch_distributed_is_found() -> None:
     """It adds the blocks' outputs, sends its whole shard to everybody, and goes on when a rank is gone."""
     report = check(

@@ -150,6 +150,7 @@ def test_what_is_not_claimed_is_not_asked() -> None:
         "scale",
         "causality",
         "peak memory",
+        "two layers",
     }
 
 

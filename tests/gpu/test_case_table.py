@@ -11,6 +11,7 @@ from ringlab import VirtualCluster
 from ringlab.blocks import known
 from ringlab.conformance.cases import AXES, Case, attend, covering, join, problem
 from ringlab.conformance.tolerance import NAMES, errors
+from tests.substrates.test_scores import KINDS, beyond, program
 
 DTYPES = {"triton": ("float32", "bfloat16", "float16"), "native": ("bfloat16", "float16")}
 """What each block takes on CUDA; the table's float64 is for CPUs."""
@@ -25,11 +26,19 @@ TABLE = [(block, "ring", case) for block in DTYPES for case in cases(block)]
 TABLE += [(block, "allgather", case) for block in DTYPES for case in cases(block)[::5]]
 
 
+SCORED = [
+    (block, schedule, case, kind)
+    for block in DTYPES
+    for number, case in enumerate(cases(block)[::5])
+    for schedule, kind in [(("ring", "allgather")[number % 2], tuple(KINDS)[number % 3])]
+]
+
+
 def test_the_table_is_whole() -> None:
     """This one needs no GPU: no value of an axis may get lost on the way there."""
     for block in DTYPES:
         met = [case for name, _, case in TABLE if name == block]
-        for axis in ("layout", "P", "S", "group", "D", "causal"):
+        for axis in ("layout", "P", "S", "group", "D", "mask"):
             assert {getattr(case, axis) for case in met} == set(AXES[axis])
         assert {case.dtype for case in met} == set(DTYPES[block])
 
@@ -53,11 +62,29 @@ def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
     assert not wrong, f"{block}, {case}: (error, allowed) {wrong}"
 
 
+def test_every_block_meets_soft_caps_and_dropout() -> None:
+    """Needs no GPU."""
+    assert {(block, kind) for block, _, _, kind in SCORED} == {(b, kind) for b in DTYPES for kind in KINDS}
+    assert {(block, case.dtype) for block, _, case, _ in SCORED} >= {
+        (b, d) for b in DTYPES for d in DTYPES[b]
+    }
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(("block", "schedule", "case", "kind"), SCORED, ids=str)
+def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case, kind: str) -> None:
+    """The pairs that are dropped are those that the twin on the CPU says; native's tiles are computed by blockwise."""
+    cluster = VirtualCluster(case.P, memory=False)
+    results = join(case, cluster.run(program, case, block, schedule, kind, "cuda").results)
+    assert results.out.device.type == "cuda"
+    assert not beyond(case, kind, results)
+
+
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("block", DTYPES)
 def test_the_same_bits_every_time(block: str) -> None:
     """No sum depends on which program came first. torch's own backward adds dq with atomics."""
-    case = Case("zigzag", P=4, S=97, group=2, D=64, dtype="bfloat16", causal=True)
+    case = Case("zigzag", P=4, S=97, group=2, D=64, dtype="bfloat16", mask="causal")
     cluster = VirtualCluster(case.P, memory=False)
     first, second = (join(case, cluster.run(attend, case, block, "ring", "cuda").results) for _ in range(2))
     for name in NAMES if block == "triton" else ("out", "lse"):

@@ -104,6 +104,32 @@ class NoScaleInKeys(Oracle):
         return oracle.Gradients(dq, dk * q.shape[-1] ** 0.5, dv)
 
 
+class NoCapBackward(Oracle):
+    def gradients(
+        self, q: Any, k: Any, v: Any, dout: Any, softcap: Any = None, **options: Any
+    ) -> oracle.Gradients:
+        return super().gradients(q, k, v, dout, **options)
+
+
+class KeepsAllBackward(Oracle):
+    def gradients(
+        self, q: Any, k: Any, v: Any, dout: Any, factors: Any = None, **options: Any
+    ) -> oracle.Gradients:
+        return super().gradients(q, k, v, dout, **options)
+
+
+class KeepsAll(Oracle):
+    def attention(self, q: Any, k: Any, v: Any, factors: Any = None, **options: Any) -> oracle.Result:
+        return super().attention(q, k, v, **options)
+
+
+class DropsFromLse(Oracle):
+    """Keys that are dropped are masked: the others share what they had."""
+
+    def attention(self, q: Any, k: Any, v: Any, factors: Any = None, **options: Any) -> oracle.Result:
+        return super().attention(q, k, v, mask=None if factors is None else factors > 0, **options)
+
+
 class HeadsAveraged(Oracle):
     """The mean over the query heads of a key/value head, where the sum belongs."""
 

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from tests.laws.broken_oracles import (
     BottomRight,
+    DropsFromLse,
     HeadsAveraged,
     HeadsInTurn,
     IgnoresScale,
+    KeepsAll,
+    KeepsAllBackward,
     LeaksToBlindRows,
     Log2,
     MasksWithALargeNumber,
+    NoCapBackward,
     NoDelta,
     NoMaximum,
     NoScaleInKeys,
@@ -81,11 +85,18 @@ def law_equals_the_definition(
         assert lse[b, h, i] == row_lse or abs(lse[b, h, i] - row_lse) <= rounding
 
 
-def law_gradient_is_the_slope(subject: Oracle, shape: Shape, seed: int, causal: bool, masked: bool) -> None:
-    """Along a random direction, against a central difference of the loss Σ dout·out + Σ dlse·lse."""
+def law_gradient_is_the_slope(
+    subject: Oracle, shape: Shape, seed: int, causal: bool, masked: bool, more: bool = False
+) -> None:
+    """Along a random direction, against a central difference of the loss Σ dout·out + Σ dlse·lse.
+
+    With `more` scores are capped and weights dropped.
+    """
     inputs = problem(shape, seed)
     q, k, v, dout = inputs
-    options = {"causal": causal, "mask": random_mask(shape, seed) if masked else None}
+    options: dict[str, Any] = {"causal": causal, "mask": random_mask(shape, seed) if masked else None}
+    if more:
+        options |= {"softcap": 2.0, "factors": 1.25 * random_mask(shape, seed + 2)}
     generator = np.random.default_rng(seed + 1)
     dlse = generator.standard_normal(q.shape[:3])
     directions = [generator.standard_normal(x.shape) for x in (q, k, v)]
@@ -105,6 +116,23 @@ def law_gradient_is_the_slope(subject: Oracle, shape: Shape, seed: int, causal: 
     )
     fifth = 1 + max(float(np.abs(d).max(initial=0)) for d in directions[:2]) ** 5
     assert abs(slope - measured) <= 100 * fifth * size * EPSILON ** (4 / 5)
+
+
+def law_caps_and_drops(subject: Oracle, shape: Shape, seed: int, causal: bool, cap: float) -> None:
+    """Entry by entry: lse of all capped scores, out of the weights that are kept."""
+    q, k, v, _ = problem(shape, seed)
+    kept = 1.25 * random_mask(shape, seed + 2)
+    out, lse = subject.attention(q, k, v, causal=causal, softcap=cap, factors=kept)
+    for b, h, i in np.ndindex(q.shape[:3]):
+        g = h // (shape.H // shape.K)
+        seen = [j for j in range(shape.Lk) if not causal or j <= i]
+        scores = [cap * math.tanh(float(q[b, h, i] @ k[b, g, j]) * shape.D**-0.5 / cap) for j in seen]
+        total = math.fsum(map(math.exp, scores))
+        row = sum(
+            kept[b, h, i, j] * math.exp(s) / total * v[b, g, j] for s, j in zip(scores, seen, strict=True)
+        )
+        assert lse[b, h, i] == pytest.approx(math.log(total), rel=1e-12, abs=1e-12)
+        assert out[b, h, i] == pytest.approx(row, rel=1e-12, abs=1e-12)
 
 
 def law_hidden_keys_do_not_matter(subject: Oracle, shape: Shape, seed: int, poison: float) -> None:
@@ -162,9 +190,14 @@ def test_equals_the_definition(
     law_equals_the_definition(Oracle(), shape, seed, causal, masked, temperature)
 
 
-@given(**CASES, causal=st.booleans(), masked=st.booleans())
-def test_gradient_is_the_slope(shape: Shape, seed: int, causal: bool, masked: bool) -> None:
-    law_gradient_is_the_slope(Oracle(), shape, seed, causal, masked)
+@given(**CASES, causal=st.booleans(), masked=st.booleans(), more=st.booleans())
+def test_gradient_is_the_slope(shape: Shape, seed: int, causal: bool, masked: bool, more: bool) -> None:
+    law_gradient_is_the_slope(Oracle(), shape, seed, causal, masked, more)
+
+
+@given(**CASES, causal=st.booleans(), cap=st.sampled_from([0.5, 3.0, 50.0]))
+def test_capped_and_dropped_as_defined(shape: Shape, seed: int, causal: bool, cap: float) -> None:
+    law_caps_and_drops(Oracle(), shape, seed, causal, cap)
 
 
 @given(**CASES, poison=st.sampled_from([1e30, math.inf, -math.inf, math.nan]))
@@ -186,6 +219,8 @@ DEFINITION = [
     for causal in (True, False)
     for masked in (True, False)
 ]
+MORE = [(shape, 0, causal, False, True) for shape in SHAPES for causal in (True, False)]
+CAPPED = [(shape, 0, causal, 0.5) for shape in SHAPES for causal in (True, False)]
 SLOPE = [(shape, 0, causal, False) for shape in SHAPES for causal in (True, False)]
 
 
@@ -200,6 +235,10 @@ SLOPE = [(shape, 0, causal, False) for shape in SHAPES for causal in (True, Fals
         (law_gradient_is_the_slope, NoDelta(), SLOPE),
         (law_gradient_is_the_slope, NoScaleInKeys(), SLOPE),
         (law_gradient_is_the_slope, HeadsAveraged(), SLOPE),
+        (law_gradient_is_the_slope, NoCapBackward(), MORE),
+        (law_gradient_is_the_slope, KeepsAllBackward(), MORE),
+        (law_caps_and_drops, KeepsAll(), CAPPED),
+        (law_caps_and_drops, DropsFromLse(), CAPPED),
         (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.nan)]),
         (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.inf)]),
         (law_a_blind_row_is_zero, MasksWithALargeNumber(), [(SHAPES[0], 0)]),

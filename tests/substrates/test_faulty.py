@@ -145,7 +145,7 @@ def in_groups_of_their_own(
     """Run four_shifts under one fault after the other, each in a process group that may break."""
     seen: dict[tuple[str, int], tuple[str, object]] = {}
     for case in cases:
-        comm = DistributedComm(dist.new_group(), timeout=1.0)
+        comm = DistributedComm(dist.new_group(), timeout=4.0)
         faulty = Faulty(comm, [Fault(case[0], 0, case[1], seed=5)])
         try:
             result = four_shifts(Ring(faulty))

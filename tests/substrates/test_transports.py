@@ -36,6 +36,7 @@ from tests.substrates.test_launch import facts
 OTHERS = ("symmetric", "shared-gpu")
 SHARED_MEMORY = Path("/dev/shm")
 SCALE = torch.linspace(-1, 1, 7)
+LATE_S = 0.4
 JOBS = jobs_for(3)[::3]
 
 
@@ -44,7 +45,12 @@ def nothing_left_behind():
     """Whatever happens to ranks, no file of theirs stays in shared memory."""
     before = set(SHARED_MEMORY.glob("ringlab-*"))
     yield
-    assert set(SHARED_MEMORY.glob("ringlab-*")) <= before
+    deadline = (
+        time.monotonic() + 30
+    )  # ranks of other tests may open windows just now: theirs go by themselves
+    while (left := set(SHARED_MEMORY.glob("ringlab-*")) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
 
 
 def one_round(ring: Ring, hops: int, length: int, spoil: bool = False) -> list[int]:
@@ -70,14 +76,17 @@ def rounds(ring: Ring) -> list[list[int]]:
     return [one_round(ring, hops, length) for hops, length in plan for _ in range(2)]
 
 
-def come_late(ring: Ring) -> float:
-    """Rank 1 comes late; return the wall-clock seconds that this rank waited."""
-    ring.barrier()
-    if ring.rank == 1:
-        time.sleep(0.6)
-    began = time.perf_counter()
-    ring.shift(torch.zeros(3), tag="late")
-    return time.perf_counter() - began
+def come_late(ring: Ring) -> list[float]:
+    """Rank 1 comes late, three times; return the wall-clock seconds that this rank waited each time."""
+    seconds = []
+    for _ in range(3):
+        ring.barrier()
+        if ring.rank == 1:
+            time.sleep(LATE_S)
+        began = time.perf_counter()
+        ring.shift(torch.zeros(3), tag="late")
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def three_ranks(ring: Ring) -> dict[str, Any]:
@@ -154,11 +163,15 @@ def test_every_mismatch_is_the_error_that_gloo_gives_and_nothing_breaks(transpor
 def test_exposed_communication_is_a_number(transport: str) -> None:
     outcome = on(transport, 2)
     trace = outcome.trace
-    for rank in range(2):
-        [late] = [e for e in trace.exchanges(rank) if e.tag == "late"]
-        assert outcome.results[rank]["late"] >= late.exposed == late.done - late.waited
-        assert trace.exposed(rank) == sum(e.exposed for e in trace.exchanges(rank)) >= late.exposed
-        assert (late.exposed > 0.5) == (rank == 0)
+    lates = [[e for e in trace.exchanges(rank) if e.tag == "late"] for rank in range(2)]
+    for rank, late in enumerate(lates):
+        for seconds, e in zip(outcome.results[rank]["late"], late, strict=True):
+            assert seconds >= e.exposed == e.done - e.waited
+        assert trace.exposed(rank) == sum(e.exposed for e in trace.exchanges(rank)) >= late[0].exposed
+    for first, second in zip(*lates, strict=True):  # one clock: rank 0 waits at least until rank 1 has posted
+        assert first.done >= second.posted
+    # A busy machine may hold a rank up once, not three times of three.
+    assert max(e.exposed for e in lates[0]) > LATE_S / 2 > min(e.exposed for e in lates[1])
     assert trace.exposed() == pytest.approx(trace.exposed(0) + trace.exposed(1))
     events = trace.to_chrome()["traceEvents"]
     drawn = sum(e["args"].get("exposed_us", 0.0) for e in events if not e["name"].startswith("control:"))
@@ -246,7 +259,7 @@ def test_every_survivor_of_a_kill_names_the_dead_rank(transport: str, program: A
 @pytest.mark.parametrize("transport", OTHERS)
 def test_a_message_that_never_comes_ends_in_a_timeout(transport: str) -> None:
     with pytest.raises(RankFailedError) as caught:
-        launch(programs.wait_for_a_sleeper, 2, transport=transport, timeout=2, memory=False)
+        launch(programs.wait_for_a_sleeper, 2, transport=transport, timeout=8, memory=False)
     assert isinstance(caught.value.__cause__, TransportTimeout)
     assert "rank 1 to send 'shift', exchange 0 of rank 0" in caught.value.errors[0]
 

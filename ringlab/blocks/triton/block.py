@@ -14,6 +14,7 @@ from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher
 from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial
 from ringlab.plan import Tile
+from ringlab.scores import TileScores
 from ringlab.types import KeyValue, Query, RowState
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,6 +30,7 @@ class TritonBlock:
     name = "triton"
     largest_causal: int | None = None
     thread_safe = False
+    offers = frozenset({"softcap", "dropout"})
 
     def __init__(self, precision: str = "ieee", configs: Mapping[str, Config] | None = None) -> None:
         if precision not in ("ieee", "tf32x3"):
@@ -47,9 +49,18 @@ class TritonBlock:
             return "needs Triton, which is not installed here (pip install triton, on Linux)"
         return _unfit_device(q.device)
 
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
+    def forward(
+        self,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        *,
+        causal: bool,
+        scale: float,
+        how: TileScores | None = None,
+    ) -> Partial:
         steps = self.forward_steps(q, 1, scale=scale)
-        steps.take(_one_tile(q, k, causal), k, v)
+        steps.take(_one_tile(q, k, causal), k, v, how)
         return steps.result()
 
     def backward(
@@ -64,9 +75,10 @@ class TritonBlock:
         *,
         causal: bool,
         scale: float,
+        how: TileScores | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         steps = self.backward_steps(dout, q, lse, delta, 1, scale=scale)
-        gradients = steps.take(_one_tile(q, k, causal), k, v)
+        gradients = steps.take(_one_tile(q, k, causal), k, v, how)
         if not gradients:  # no rows, or no keys
             return steps.result(), torch.zeros_like(k), torch.zeros_like(v)
         return steps.result(), gradients[0].dk, gradients[0].dv

@@ -10,8 +10,10 @@ State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score 
 `total` = Σ e^(s−m), with s = scale·q·k. Rows that have seen no key hold (0, −inf, 0). Products of 16-bit numbers
 are added in float32; `scale` multiplies float32 scores and is never folded into q.
 
-All head dims are padded to BLOCK_D, a power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l`
-after a tensor's name are its strides over batch, heads and tokens, the head dim being dense.
+With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts in
+`total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide. All head dims are
+padded to BLOCK_D, a power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are
+its strides over batch, heads and tokens, the head dim being dense.
 
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
 """
@@ -23,11 +25,12 @@ import triton
 import triton.language as tl
 
 from ringlab.blocks.triton.interpreter import repair
+from ringlab.blocks.triton.scoring import kept, spoil, tanh
 
 repair()  # before a kernel is defined; does nothing where kernels are compiled
 
 # Lengths and counts differ from call to call; a kernel compiled anew for each multiple of 16 gains nothing.
-_COUNTS = ["n_programs", "n_rows", "n_keys", "H"]
+_COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "seed_high", "dropped"]
 
 
 # fmt: off
@@ -57,16 +60,18 @@ def _tile(
 # fmt: off
 @triton.jit
 def _attend(
-    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale, inner, rows_at, KEYS_AT, draw,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
+    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """The state after the keys from `key` on, one tile of them."""
+    """The state after the keys from `key` on, one tile of them. With SOFTCAP `scale` is the cap."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if SOFTCAP:
+        scores = tanh(scores * inner)
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
         scores = tl.where(visible, scores * scale, -float("inf"))
@@ -79,42 +84,37 @@ def _attend(
     p = tl.math.exp2(scores * unit - m_safe[:, None])
     decay = tl.math.exp2(m - m_safe)
     total = total * decay + tl.sum(p, 1)
+    if DROPOUT:
+        keys_at = tl.load(KEYS_AT + keys, mask=inside, other=0)
+        alive = kept(keys_at[None, :], rows_at[:, None], draw)
+        p = tl.where(alive, p, 0.0)
     v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
     acc = acc * decay[:, None]
     if MASKED and NON_FINITE:
         # 0·NaN = NaN: a hidden key has weight 0, but its value must not reach the row.
         acc = tl.dot(p.to(v.dtype), tl.where(v - v == 0.0, v, 0.0), acc, input_precision=PRECISION)
-        acc = _spoil(acc, visible, v)
+        acc = spoil(acc, visible, v)
     else:
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, m_new, total
 
 
-@triton.jit
-def _spoil(acc, visible, v):
-    """`acc` with ±inf or NaN where a row sees a value that is: products of numbers too large, 0 for hidden keys."""
-    large = tl.where(visible, 1.7e38, 0.0).to(tl.bfloat16)
-    infinite = tl.where(v == -float("inf"), -1.7e38, tl.where(v - v == 0.0, 0.0, 1.7e38))
-    acc = tl.dot(large, infinite.to(tl.bfloat16), acc)
-    return tl.dot(large, tl.where(v == v, 0.0, -1.7e38).to(tl.bfloat16), acc)  # inf − inf for NaN
-
-
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def forward_step(
-    Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
-    n_programs, n_rows, H, scale,
+    Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
+    v_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, NEGATIVE: tl.constexpr,
-    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
+    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """One step of the ring: the block (K, V) is attended to by the rows of Q.
 
     FIRST begins a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
-    instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` includes log2(e) and is
-    not below 0; NEGATIVE gives it its sign. NON_FINITE: V may hold inf or NaN, which
-    then reach no row that does not see them; without, they reach whatever shares a masked tile with them.
+    instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include log2(e),
+    and scale is not below 0; NEGATIVE gives it its sign. `keep` is 1/(1 − dropout). NON_FINITE: V may hold inf or
+    NaN, which then reach no row that does not see them; without, they reach whatever shares a masked tile with them.
     Grid: n_programs · B · H.
     """
     program = tl.program_id(0) % n_programs
@@ -134,6 +134,9 @@ def forward_step(
     q = _tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     if NEGATIVE:
         q = -q
+    inner, unit = scale / cap, cap if SOFTCAP else scale
+    rows_at = tl.load(ROWS_AT + rows, mask=owned, other=0) if DROPOUT else rows
+    draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
     state = tl.cast(head, tl.int64) * n_rows
     if FIRST:
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -151,13 +154,13 @@ def forward_step(
         shift = tl.load(SEGMENTS + 4 * segment + 3)
         for key in tl.range(begin, split, BLOCK_N):
             acc, m, total = _attend(
-                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, False, NON_FINITE, PRECISION,
+                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
+                HEAD_DIM, BLOCK_D, BLOCK_N, False, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             acc, m, total = _attend(
-                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, NON_FINITE, PRECISION,
+                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
 
     offsets = tl.cast(row, tl.int64) * HEAD_DIM
@@ -166,6 +169,8 @@ def forward_step(
     if LAST:
         unseen = total == 0.0
         total = tl.where(unseen, 1.0, total)
+        if DROPOUT:
+            acc = acc * keep
         out = acc / total[:, None]
         lse = tl.where(unseen, -float("inf"), (m + tl.math.log2(total)) * 0.6931471805599453)
         tl.store(OUT + state * HEAD_DIM + offsets, out.to(OUT.dtype.element_ty), mask=deep)
@@ -185,32 +190,43 @@ def _log2(lse):
 # fmt: off
 @triton.jit
 def _add_to_dq(
-    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, scale,
+    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, scale, inner, rows_at, KEYS_AT, draw,
+    keep,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """dQ, but for the scale, after one tile of keys."""
+    """dQ, but for the scale, after one tile of keys. With SOFTCAP `scale` is the cap."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
     v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
-    p = tl.math.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if SOFTCAP:
+        scores = tanh(scores * inner)
+    p = tl.math.exp2(scores * scale - lse[:, None])
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
         p = tl.where(visible, p, 0.0)
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    if DROPOUT:
+        keys_at = tl.load(KEYS_AT + keys, mask=inside, other=0)
+        alive = kept(keys_at[None, :], rows_at[:, None], draw)
+        dp = tl.where(alive, dp * keep, 0.0)
     ds = p * (dp - delta[:, None])
+    if SOFTCAP:
+        ds = ds * (1.0 - scores * scores)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def backward_dq(
-    Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
-    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, scale,
+    Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
+    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """What one block adds to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
@@ -244,7 +260,9 @@ def backward_dq(
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     else:
         dq = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    log2_scale = scale * 1.4426950408889634
+    inner, log2_scale = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
+    rows_at = tl.load(ROWS_AT + rows, mask=owned, other=0) if DROPOUT else rows
+    draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
 
     for segment in tl.range(first_segment, last_segment):
         begin = tl.load(SEGMENTS + 4 * segment)
@@ -253,13 +271,13 @@ def backward_dq(
         shift = tl.load(SEGMENTS + 4 * segment + 3)
         for key in tl.range(begin, split, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale, inner, rows_at,
+                KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale, inner, rows_at,
+                KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
 
     offsets = tl.cast(row, tl.int64) * HEAD_DIM
@@ -274,12 +292,13 @@ def backward_dq(
 # fmt: off
 @triton.jit
 def _add_to_dkv(
-    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, scale,
+    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, scale, inner, ROWS_AT,
+    keys_at, draw, keep,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """dK, but for the scale, and dV after one tile of rows; scores stand transposed, keys × rows."""
+    """dK, but for scales, and dV after one tile of rows; scores stand transposed, keys × rows."""
     rows = row + tl.arange(0, BLOCK_M)
     inside = rows < end
     q = _tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
@@ -291,13 +310,24 @@ def _add_to_dkv(
         lse = tl.load(lse_base + rows)
         delta = tl.load(delta_base + rows)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    if SOFTCAP:
+        scores = tanh(scores * inner)
     p = tl.math.exp2(scores * scale - _log2(lse)[None, :])
     if MASKED:
         visible = inside[None, :] & (keys[:, None] <= rows[None, :] + shift)
         p = tl.where(visible, p, 0.0)
-    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    weights = p
+    if DROPOUT:
+        rows_at = tl.load(ROWS_AT + rows, mask=inside, other=0)
+        alive = kept(keys_at[:, None], rows_at[None, :], draw)
+        weights = tl.where(alive, p, 0.0)
+    dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+    if DROPOUT:
+        dp = tl.where(alive, dp * keep, 0.0)
     ds = p * (dp - delta[None, :])
+    if SOFTCAP:
+        ds = ds * (1.0 - scores * scores)
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -305,10 +335,11 @@ def _add_to_dkv(
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def backward_dkv(
-    Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
-    dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, scale,
+    Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
+    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, first_head, seed_low, seed_high, dropped, scale,
+    cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """What the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
@@ -333,10 +364,12 @@ def backward_dkv(
     v = _tile(V + batch * v_b + key_head * v_h, key, v_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    log2_scale = scale * 1.4426950408889634
+    inner, log2_scale = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
+    keys_at = tl.load(KEYS_AT + keys, mask=owned, other=0) if DROPOUT else keys
 
     for member in tl.range(0, GROUP):
         query_head = key_head * GROUP + member
+        draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
         q_base = Q + batch * q_b + query_head * q_h
         dout_base = DOUT + batch * dout_b + query_head * dout_h
         lse_base = LSE + (batch * H + query_head) * n_rows
@@ -349,16 +382,18 @@ def backward_dkv(
             for row in tl.range(begin, split, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, keys, q_l, dout_l,
-                    log2_scale, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
+                    log2_scale, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
+                    SOFTCAP, DROPOUT,
                 )  # fmt: skip
             for row in tl.range(split, end, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l,
-                    log2_scale, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+                    log2_scale, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+                    SOFTCAP, DROPOUT,
                 )  # fmt: skip
 
     offsets = (tl.cast(head, tl.int64) * n_keys + key) * HEAD_DIM
     offsets += tl.arange(0, BLOCK_N)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
     deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
     tl.store(DK + offsets, dk * scale, mask=deep)
-    tl.store(DV + offsets, dv, mask=deep)
+    tl.store(DV + offsets, dv * keep if DROPOUT else dv, mask=deep)

@@ -35,6 +35,7 @@ NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL
 NO_SPILL_HEAD_DIM = 128
 # The steps of a ring, which are kernels of their own: (first, last).
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
+SCORES = ("softcap", "dropout")  # what may become of scores, each a kernel of its own; these may spill
 
 SOURCES = "ringlab.blocks.triton.signatures"
 
@@ -44,6 +45,7 @@ class Job:
     """One kernel to compile; the module `sources` has a function `source(job)` that gives the kernel itself.
 
     `step`: which step of a ring, for a kernel that begins a state in the first and finishes it in the last.
+    `scores`: what becomes of scores, "softcap", "dropout" or "" for nothing.
     """
 
     kernel: str
@@ -52,6 +54,7 @@ class Job:
     dtype: str
     config: Config
     step: str = "middle"
+    scores: str = ""
     sources: str = SOURCES
 
 
@@ -84,7 +87,7 @@ class Compiled:
         named = {"kernel": job.kernel, "arch": job.arch, "head_dim": job.head_dim, "dtype": job.dtype}
         return (
             named
-            | {"step": job.step, "config": asdict(job.config)}
+            | {"step": job.step, "scores": job.scores, "config": asdict(job.config)}
             | numbers
             | {"broken": list(self.broken())}
         )
@@ -116,15 +119,21 @@ def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
 def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
     """Return a job for each row of the tables of `archs` that is about one of `kernels`.
 
-    Rows that must not spill are compiled for all steps of a ring, the others for one in the middle.
+    Rows that must not spill are compiled for all steps of a ring, the others for one in the middle; and 16-bit rows
+    up to NO_SPILL_HEAD_DIM with each of SCORES.
     """
     wanted = tuple(kernels)
     jobs = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
-    return [replace(job, step=step) for job in jobs for step in (STEPS if _no_spill(job) else ("middle",))]
+    steps = [replace(job, step=step) for job in jobs for step in (STEPS if _no_spill(job) else ("middle",))]
+    return steps + [replace(job, scores=scores) for job in jobs if _usual(job) for scores in SCORES]
 
 
 def _no_spill(job: Job) -> bool:
-    return job.kernel in NO_SPILL and job.head_dim <= NO_SPILL_HEAD_DIM and job.dtype != "float32"
+    return job.kernel in NO_SPILL and _usual(job) and not job.scores
+
+
+def _usual(job: Job) -> bool:
+    return job.head_dim <= NO_SPILL_HEAD_DIM and job.dtype != "float32"
 
 
 def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:

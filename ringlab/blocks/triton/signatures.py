@@ -11,8 +11,9 @@ from ringlab.blocks.triton.offline import STEPS, Job
 
 _WIDTH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # in the dtype of q; other tensors are float32 state
-_TABLES = {"PROGRAMS", "SEGMENTS"}
+_TABLES = {"PROGRAMS", "SEGMENTS", "ROWS_AT", "KEYS_AT"}
 _COUNTS = {"n_programs", "n_rows", "n_keys", "H"}  # of any value, where strides are multiples of 16
+_FACTORS = {"scale", "cap", "keep"}
 
 _USUAL = {
     "NEGATIVE": False,
@@ -33,6 +34,7 @@ def source(job: Job) -> Source:
     }
     first, last = STEPS[job.step]
     known: dict[str, Any] = _USUAL | sizes | {"PRECISION": config.precision, "FIRST": first, "LAST": last}
+    known |= {"SOFTCAP": "softcap" in job.scores, "DROPOUT": "dropout" in job.scores}
     parameters = inspect.signature(kernel.fn).parameters.values()
     constants = {each.name: known[each.name] for each in parameters if "constexpr" in str(each.annotation)}
     types = {name: _type(name, job.dtype) for name in kernel.arg_names if name not in constants}
@@ -46,7 +48,7 @@ def _type(name: str, dtype: str) -> str:
         return "*i32"
     if name.isupper() and name not in _COUNTS:
         return f"*{_WIDTH[dtype] if name in _INPUTS else 'fp32'}"
-    return "fp32" if name == "scale" else "i32"
+    return "fp32" if name in _FACTORS else "i32"
 
 
 def _is_stride(name: str) -> bool:

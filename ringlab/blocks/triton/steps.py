@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ringlab.blocks.triton.visits import check_tiles, key_visits, row_visits
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.merge import Partial
 from ringlab.plan import Tile
+from ringlab.scores import Scores, TileScores
 
 LOG2_E = math.log2(math.e)
 Tiles = tuple[Tile, ...]
@@ -47,6 +48,44 @@ class Launcher:
             ) from error
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a launch is told of `how`: the positions of rows and keys, what dropout draws by, its factor, the cap."""
+
+    at: tuple[Tensor, Tensor]
+    draw: tuple[int, int, int, int] = (0, 0, 0, 0)
+    cap: float = 1.0
+    keep: float = 1.0
+    softcap: bool = False
+    dropout: bool = False
+
+    @classmethod
+    def of(cls, how: TileScores | None, unused: Tensor, unit: float = 1.0) -> Scored:
+        """Return it for the device of `unused`, a tensor of int32 that stands where none is read; cap in `unit`."""
+        scores = how.scores if how else Scores()
+        told = cls((unused, unused), cap=unit * (scores.softcap or 1.0), softcap=scores.softcap is not None)
+        # The largest word that is dropped: below 0 where so few are that none is.
+        dropped = round(scores.dropout * 2**32) - 1
+        if how is None or dropped < 0:
+            return told
+        at = _on_device(how.rows, unused.device), _on_device(how.keys, unused.device)
+        words = scores.seed & 0xFFFFFFFF, scores.seed >> 32, dropped
+        low, high, most = ((word + 2**31) % 2**32 - 2**31 for word in words)
+        draw = scores.first_head, low, high, most
+        return replace(told, at=at, draw=draw, keep=1 / (1 - scores.dropout), dropout=True)
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Return the constants that a kernel is compiled for."""
+        return {"SOFTCAP": self.softcap, "DROPOUT": self.dropout}
+
+
+def _on_device(positions: Tensor, device: torch.device) -> Tensor:
+    positions = positions.to(torch.int32)
+    # From pinned memory the CPU does not wait for what the stream still has to do.
+    return positions.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else positions
+
+
 class ForwardSteps:
     """The forward of one rank: rows of `q`, and a state in float32 while blocks pass by."""
 
@@ -55,9 +94,10 @@ class ForwardSteps:
         self.state: tuple[Tensor, ...] = ()
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> None:
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
         """Attend to a block where `tiles` says so, in one launch, or in none if there is nothing to do.
 
+        `how`: the positions of all rows and of all of the block's keys, and what becomes of their scores.
         Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
         """
         _check_step(self.step, self.count, tiles, self.q, k, v)
@@ -71,7 +111,7 @@ class ForwardSteps:
             self.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             self.lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         if q.numel() and (tiles or first or last):
-            self._launch(tiles, dense(k), dense(v), first, last)
+            self._launch(tiles, dense(k), dense(v), first, last, how)
         if last:
             self.state = ()
 
@@ -79,7 +119,9 @@ class ForwardSteps:
         """Return the partial over all blocks, out in the dtype of q."""
         return Partial(self.out, self.lse)
 
-    def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool) -> None:
+    def _launch(
+        self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, how: TileScores | None
+    ) -> None:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
         config = self.launcher.config("forward_step")
@@ -89,13 +131,15 @@ class ForwardSteps:
         # A kernel that never touches a tensor is given another one in its place.
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
-        arguments = (q, k, v, *state, *ends, *visits, *strides(q), *strides(k), *strides(v))
+        scored = Scored.of(how, visits.programs, LOG2_E)
+        arguments = (q, k, v, *state, *ends, *visits, *scored.at, *strides(q), *strides(k), *strides(v))
         self.launcher.launch(
             "forward_step",
             len(visits.programs),
             B * H,
-            (*arguments, len(visits.programs), L, H, abs(scale)),
+            (*arguments, len(visits.programs), L, H, *scored.draw, abs(scale), scored.cap, scored.keep),
             **sizes(q, k),
+            **scored.flags,
             FIRST=first,
             LAST=last,
             NEGATIVE=scale < 0,
@@ -116,9 +160,10 @@ class BackwardSteps:
         self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (lse, delta))
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> list[Gradient]:
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> list[Gradient]:
         """Return what these rows add to the gradients of a block, in float32: one for all keys, or nothing.
 
+        `how` is that of the forward.
         Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
         """
         _check_step(self.step, self.count, tiles, self.q, k, v)
@@ -130,16 +175,18 @@ class BackwardSteps:
         if last:
             self.dq = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
         if self.q.numel() and (tiles or first or last):
-            self._launch_dq(tiles, k, v, first, last)
+            self._launch_dq(tiles, k, v, first, last, how)
         if last:
             self.total = torch.empty(0)
-        return [self._launch_dkv(tiles, k, v)] if tiles else []
+        return [self._launch_dkv(tiles, k, v, how)] if tiles else []
 
     def result(self) -> Tensor:
         """Return dq over all blocks, in the dtype of q."""
         return self.dq
 
-    def _launch_dq(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool) -> None:
+    def _launch_dq(
+        self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, how: TileScores | None
+    ) -> None:
         B, H, L, _ = self.q.shape
         config = self.launcher.config("backward_dq")
         visits = row_visits(
@@ -147,29 +194,35 @@ class BackwardSteps:
         ).on_this_stream()
         total = self.total if not (first and last) else self.lse
         ends = (total, self.dq if last else total)
-        arguments = (*self._inputs(k, v), *ends, *visits, *self._strides(k, v))
+        scored = Scored.of(how, visits.programs)
+        arguments = (*self._inputs(k, v), *ends, *visits, *scored.at, *self._strides(k, v))
+        factors = self.launcher.scale, scored.cap, scored.keep
         self.launcher.launch(
             "backward_dq",
             len(visits.programs),
             B * H,
-            (*arguments, len(visits.programs), L, H, self.launcher.scale),
+            (*arguments, len(visits.programs), L, H, *scored.draw, *factors),
             **sizes(self.q, k),
+            **scored.flags,
             FIRST=first,
             LAST=last,
         )
 
-    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor) -> Gradient:
+    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None) -> Gradient:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         config = self.launcher.config("backward_dkv")
         visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
-        arguments = (*self._inputs(k, v), dk, dv, *visits, *self._strides(k, v))
+        scored = Scored.of(how, visits.programs)
+        arguments = (*self._inputs(k, v), dk, dv, *visits, *scored.at, *self._strides(k, v))
+        factors = self.launcher.scale, scored.cap, scored.keep
         self.launcher.launch(
             "backward_dkv",
             len(visits.programs),
             B * K,
-            (*arguments, len(visits.programs), L, Lk, H, self.launcher.scale),
+            (*arguments, len(visits.programs), L, Lk, H, *scored.draw, *factors),
             **sizes(self.q, k),
+            **scored.flags,
         )
         return Gradient(slice(0, Lk), dk, dv)
 

@@ -11,6 +11,7 @@ _ADDED = "            dk, dv = dk + arrived_dk, dv + arrived_dv\n"
 _HOME = "        dk, dv = courier.wait()\n    return dq, dk, dv"
 _SCORES = "    dscores = weights * (dweights - delta[..., None])\n"
 _RETURNED = "        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None"
+_CALLED = "        dq, dk, dv = backward(ctx.call, q, k, v, out, lse, dout)\n"
 _MOVES_ON = "        if work is not None:\n            k, v = work.wait()\n    if courier is not None:"
 
 BACKWARD = (
@@ -38,4 +39,7 @@ BACKWARD = (
     Mutant("couriers_in_the_inputs_dtype", "precision", "dK and dV travel in the inputs' dtype", (("            courier = ring.post(dk, dv,", "            courier = ring.post(dk.to(k.dtype), dv.to(v.dtype),"),), "error growth"),
     Mutant("dkv_in_float32", "precision", "dK and dV travel in float32 for float64 inputs", (("            courier = ring.post(dk, dv,", "            courier = ring.post(dk.float(), dv.float(),"),), "dk"),
     Mutant("delta_in_bfloat16", "precision", "delta is rounded to bfloat16", ((_DELTA, _DELTA + "    delta = delta.bfloat16().to(lse.dtype)\n"),), "dq"),
+    Mutant("zeros_for_an_error_in_backward", "backward", "an error in backward becomes gradients of zeros", ((_CALLED, "        try:\n    " + _CALLED + "        except Exception:\n            dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),), "dies in backward"),
+    Mutant("wrong_head_under_a_mask", "backward", "where tiles are masked, dK goes to the next key/value head", (("    return dq, shared(dk, heads), shared(dv, heads)", "    return dq, shared(dk, heads) if hidden is None else shared(dk, heads).roll(1, 1), shared(dv, heads)"),), "masks"),
+    Mutant("lse_of_the_last_forward", "backward", "backward takes the lse of the forward that came last, not of its own", (("        q, k, v, out, lse = ctx.saved_tensors\n", "        q, k, v, out, lse = ctx.saved_tensors\n        lse = _last[ctx.call.ring.rank]\n"), ("        ctx.call = call\n", "        ctx.call = call\n        _last[call.ring.rank] = lse\n"), ("@dataclass(frozen=True)\nclass Call:", "_last: dict[int, Tensor] = {}\n\n\n@dataclass(frozen=True)\nclass Call:")), "two layers"),
 )  # fmt: skip

@@ -12,6 +12,9 @@ _SEEN = "                elif mine[rows].max() >= theirs[keys].min():"
 _LEAVE = "        out = out.to(q.dtype)\n        ctx"
 _FORWARD = "        out, lse = forward(call, q.detach(), k.detach(), v.detach())\n"
 _TILES = "        return found\n"
+_EACH = "        for rows, keys, hidden in call.tiles(step):\n            of_rows"
+_EVERY = 'def every(call: Call, step: int) -> list[Any]:\n    """All pairs of runs, those too of which no row sees a key."""\n    mine, theirs = call.positions[call.ring.rank], call.positions[call.ring.origin(step)]\n    pairs = [(rows, keys) for rows in runs(mine) for keys in runs(theirs)]\n    return [(rows, keys, theirs[keys] > mine[rows, None] if call.causal else None) for rows, keys in pairs]\n\n\n'
+_PARTS = "            parts = tile_backward(call, *of_rows, k[:, :, keys], v[:, :, keys], hidden)\n"
 
 WIRE = (
     Mutant("one_hop_too_many", "communication", "K and V make P hops: the last block travels for nothing", ((_POST, _POST.replace("None if last else", "None if ring.world_size == 1 else")),), "bytes"),
@@ -33,6 +36,8 @@ WIRE = (
     Mutant("all_scores_at_once", "memory", "room for a rank's scores against the whole sequence is made", ((_START, "    ring = call.ring\n    scores = torch.zeros((*q.shape[:3], sum(map(len, call.positions))), device=q.device)\n    q = q + scores[..., :1].to(q.dtype) if scores.numel() else q\n    out = torch.zeros"),), "gather"),
     Mutant("computes_hidden_tiles", "memory", "tiles that no row sees are computed too", ((_SEEN, "                else:"),), "work"),
     Mutant("computes_tiles_twice", "memory", "every tile is computed twice", (("            tile_out, tile_lse = tile(", "            tile(call, q[:, :, rows], k[:, :, keys], v[:, :, keys], hidden)\n            tile_out, tile_lse = tile("),), "work"),
+    Mutant("backward_computes_hidden_tiles", "memory", "backward computes tiles that no row sees, too", ((_EACH, _EACH.replace("call.tiles(step)", "every(call, step)")), ("def tile_backward(", _EVERY + "def tile_backward(")), "work"),
+    Mutant("backward_computes_tiles_twice", "memory", "backward computes every tile twice", ((_PARTS, _PARTS.replace("parts = ", "") + _PARTS),), "work"),
     Mutant("scales_q_in_place", "behaviour", "q is scaled in place", ((_APPLY, "    with torch.no_grad():\n        q.mul_(1.5).mul_(2.0 / 3.0)\n" + _APPLY),), "inputs kept"),
     Mutant("out_in_the_memory_of_q", "behaviour", "out is written over q", ((_LEAVE, "        saved = q.clone()\n        out = q.detach().copy_(out) if q.numel() else out.to(q.dtype)\n        q = saved\n        ctx"),), "inputs kept"),
     Mutant("one_buffer_for_all_calls", "behaviour", "out is a buffer that the next call writes again", ((_LEAVE, "        key = (call.ring.rank, q.shape, q.dtype)\n        out = _buffers.setdefault(key, torch.empty_like(q, memory_format=torch.contiguous_format)).copy_(out).detach()\n        ctx"), ("@dataclass(frozen=True)\nclass Call:", "_buffers: dict[Any, Tensor] = {}\n\n\n@dataclass(frozen=True)\nclass Call:")), "aliasing"),

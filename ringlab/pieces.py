@@ -1,0 +1,90 @@
+"""A rank's runs cut at the bounds of documents and prefixes, how two such pieces meet, and position ids checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ringlab.errors import LayoutError
+from ringlab.layout import Layout, Run
+from ringlab.mask import Mask
+from ringlab.tile import Tile, band
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run that lies in one document: where its local indices begin, and whether it is of the prefix."""
+
+    at: int
+    run: Run
+    prefix: bool
+
+
+def pieces(layout: Layout, mask: Mask, rank: int) -> dict[int, list[Piece]]:
+    """Return a rank's runs, cut at the bounds of documents and prefixes, by document."""
+    found: dict[int, list[Piece]] = {}
+    prefixes = np.array(mask.prefixes, np.int64)
+    for at, run in placed(layout.runs(rank)):
+        if run.length == 0:
+            continue
+        positions = run.positions
+        documents = mask.document_of(positions)
+        early = positions - (mask.bounds[documents] if mask.documents else 0) < prefixes[documents]
+        changes = (documents[1:] != documents[:-1]) | (early[1:] != early[:-1])
+        cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), run.length]
+        for start, stop in pairwise(cuts):
+            part = Run(int(positions[start]), run.step, stop - start)
+            found.setdefault(int(documents[start]), []).append(Piece(at + start, part, bool(early[start])))
+    return found
+
+
+def meet(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
+    """Return the tiles of two pieces of one document, in their own indices. Raises: LayoutError for other steps."""
+    n, m = query.run.length, key.run.length
+    if key.prefix:
+        return [Tile(0, n, 0, m, False)]
+    check_steps(query.run, key.run, step)
+    apart = query.run.start - key.run.start
+    lo, hi = -n, m
+    if mask.window is not None:
+        lo, hi = (apart - mask.window) // step + 1, -(-(apart + mask.window) // step) - 1
+    if mask.causal:
+        hi = min(hi, apart // step)
+    return band(n, m, lo, hi)
+
+
+def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
+    """Return if `ids` are the positions, each in its document, of the tokens that `rank` owns, in local order.
+
+    Raises: LayoutError at the first token that has another.
+    """
+    ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    expected = mask.of_length(layout.S).position_ids(layout.positions(rank))
+    remedy = f"shard the position ids of the whole sequence as the tokens: layout.shard(ids, {rank}, dim=-1)"
+    if ids.shape != expected.shape:
+        raise LayoutError(
+            f"{len(expected)} position ids on rank {rank} of {layout!r}", f"shape {ids.shape}", remedy
+        )
+    wrong = np.flatnonzero(ids != expected)
+    if len(wrong):
+        i = int(wrong[0])
+        raise LayoutError(
+            f"position {expected[i]} for local token {i} of rank {rank} under {layout!r}",
+            f"{ids[i]}; {len(wrong)} of {len(expected)} differ",
+            remedy,
+        )
+
+
+def placed(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:
+    """Return the runs with the local index at which each begins."""
+    starts = np.cumsum([0, *(run.length for run in runs)])
+    return [(int(start), run) for start, run in zip(starts, runs, strict=False)]
+
+
+def check_steps(q: Run, k: Run, step: int) -> None:
+    """Raise LayoutError unless both runs have this step."""
+    if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
+        raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")

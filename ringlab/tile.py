@@ -1,0 +1,136 @@
+"""A tile, some query rows × some keys of two ranks, and the band of visible pairs cut into tiles.
+
+Row i of a stretch of queries meets keys i + lo … i + hi of a stretch of keys of the same step. The right edge of
+that band (hi) is what the causal mask draws, the left one (lo) a sliding window. A band is cut into full
+rectangles and triangles: a triangle at the right edge is `causal`, one at the left edge is the same seen from
+the other end, `mirrored`. So a block backend needs to know no more than `causal: bool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Local query rows [q_start, q_stop) × local keys [k_start, k_stop).
+
+    With `causal`, row i of the tile sees keys 0..i of the tile, which is square; without, all keys. With
+    `mirrored` beside `causal`, rows and keys are counted from the other end: row i sees keys i and after.
+    """
+
+    q_start: int
+    q_stop: int
+    k_start: int
+    k_stop: int
+    causal: bool
+    mirrored: bool = False
+
+    def __repr__(self) -> str:
+        edges = ", ".join(
+            f"{name}={getattr(self, name)}" for name in ("q_start", "q_stop", "k_start", "k_stop", "causal")
+        )
+        return f"Tile({edges}{', mirrored=True' if self.mirrored else ''})"
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.q_start, self.q_stop)
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.k_start, self.k_stop)
+
+    @property
+    def scores(self) -> int:
+        """Return the number of visible (query, key) pairs."""
+        rows, keys = self.q_stop - self.q_start, self.k_stop - self.k_start
+        return rows * (rows + 1) // 2 if self.causal else rows * keys
+
+    def seen_from_the_end(self, rows: int, keys: int) -> Tile:
+        """Return this tile of a block of `rows` × `keys` as it looks where both are counted backwards."""
+        return Tile(
+            rows - self.q_stop, rows - self.q_start, keys - self.k_stop, keys - self.k_start,
+            self.causal, self.causal and not self.mirrored,
+        )  # fmt: skip
+
+    def moved(self, rows: int, keys: int) -> Tile:
+        """Return this tile, `rows` and `keys` further on."""
+        return replace(
+            self, q_start=self.q_start + rows, q_stop=self.q_stop + rows,
+            k_start=self.k_start + keys, k_stop=self.k_stop + keys,
+        )  # fmt: skip
+
+
+def band(n: int, m: int, lo: int, hi: int) -> list[Tile]:
+    """Return the tiles of `n` rows and `m` keys in which row i sees keys i + lo … i + hi; any order, no overlap."""
+    lo, hi = max(lo, -n), min(hi, m)
+    first, last = max(0, -hi), min(n, m - lo)
+    if hi < lo or first >= last:
+        return []
+    if first > 0 or last < n:
+        return [tile.moved(first, 0) for tile in band(last - first, m, lo + first, hi + first)]
+    if n - 1 + lo <= 0:
+        return right_edge(n, m, hi)
+    if hi >= m - 1:
+        return _left_edge(n, m, lo)
+    tiles = []
+    width = hi - lo + 1
+    for row in range(0, n, width):
+        rows = min(width, n - row)
+        left, middle, right = row + lo, row + lo + rows, row + hi + 1
+        for start, stop, cut_left in (
+            (left, middle, True),
+            (middle, right, None),
+            (right, right + rows - 1, False),
+        ):
+            key, keys = max(0, start), min(m, stop) - max(0, start)
+            if keys <= 0:
+                continue
+            if cut_left is None:
+                parts = [Tile(0, rows, 0, keys, False)]
+            elif cut_left:
+                parts = _left_edge(rows, keys, start - key)
+            else:
+                parts = right_edge(rows, keys, start - key - 1)
+            tiles += [part.moved(row, key) for part in parts]
+    return tiles
+
+
+def right_edge(n: int, m: int, hi: int) -> list[Tile]:
+    """Return the tiles in which row i sees keys 0 … i + hi of `m`."""
+    if hi <= -n:
+        return []
+    if hi >= m - 1:
+        return [Tile(0, n, 0, m, False)]
+    first, last = max(0, -hi), min(n, m - hi)
+    parts = [Tile(first, last, first + hi, last + hi, True)]
+    if first + hi > 0:
+        parts.append(Tile(first, last, 0, first + hi, False))
+    if last < n:
+        parts.append(Tile(last, n, 0, m, False))
+    return parts
+
+
+def _left_edge(n: int, m: int, lo: int) -> list[Tile]:
+    """Return the tiles in which row i sees keys i + lo … m − 1: the right edge, counted from the other end."""
+    return [tile.seen_from_the_end(n, m) for tile in right_edge(n, m, m - n - lo)]
+
+
+def cut(tile: Tile, largest: int | None) -> Iterator[Tile]:
+    """Yield a causal tile as two of about half the rows and a full one beside, down to `largest` rows."""
+    rows = tile.q_stop - tile.q_start
+    if not tile.causal or largest is None or rows <= largest:
+        yield tile
+        return
+    if tile.mirrored:
+        for part in cut(Tile(0, rows, 0, rows, True), largest):
+            yield part.seen_from_the_end(rows, rows).moved(tile.q_start, tile.k_start)
+        return
+    half = largest
+    while 2 * half < rows:
+        half *= 2
+    row, key = tile.q_start + half, tile.k_start + half
+    yield from cut(Tile(tile.q_start, row, tile.k_start, key, True), largest)
+    yield Tile(row, tile.q_stop, tile.k_start, key, False)
+    yield from cut(Tile(row, tile.q_stop, key, tile.k_stop, True), largest)

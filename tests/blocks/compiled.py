@@ -1,0 +1,68 @@
+"""Every shipped kernel compiled once for all, by whoever changed them: `python -m tests.blocks.compiled`.
+
+Compiling all of them takes minutes, and gives the same numbers until the kernels, their tables or Triton change. So
+the file names what it was made from; where that differs from what is here, the tests compile everything themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringlab.blocks.triton import configs, offline
+from ringlab.blocks.triton.offline import Compiled, Job, shipped_jobs
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FILE = CHECKOUT / "benchmarks/results/kernels/offline.json"
+_SOURCES = ("kernels.py", "scoring.py", "signatures.py", "compiling.py", "offline.py", "configs.py")
+
+
+def made_from() -> dict[str, str]:
+    """Return what the numbers depend on: a digest of the sources and tables, and Triton's version."""
+    folder = Path(offline.__file__).parent
+    files = [*(folder / name for name in _SOURCES), *sorted(configs.TABLES.glob("*.toml"))]
+    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:24]
+    return {"sources": digest, "triton": importlib.metadata.version("triton")}
+
+
+def compile_now() -> list[dict[str, Any]]:
+    """Return the rows that the command prints, in a process of its own, which has never interpreted a kernel."""
+    code = "import sys; from ringlab.cli import main; sys.argv = ['ringlab', *sys.argv[1:]]; main()"
+    command = [sys.executable, "-c", code, "kernels", "--offline", "--json"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, env=os.environ)
+    assert done.returncode in (0, 1), done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def known() -> list[dict[str, Any]] | None:
+    """Return the rows of the file, None where it was made from something else."""
+    if not FILE.exists():
+        return None
+    found = json.loads(FILE.read_text(encoding="utf-8"))
+    return found["rows"] if found["made_from"] == made_from() else None
+
+
+def as_compiled(rows: list[dict[str, Any]]) -> dict[Job, Compiled]:
+    """Return the rows by the job that they belong to."""
+    found = {}
+    for job, row in zip(shipped_jobs(), rows, strict=True):
+        told = (row["kernel"], row["arch"], row["head_dim"], row["scores"])
+        assert told == (job.kernel, job.arch, job.head_dim, job.scores)
+        names = ("registers", "spill_bytes", "shared_bytes", "tensor_core", "tensor_core_count")
+        numbers = {name: row[name] for name in (*names, "tensor_memory_columns")}
+        error = row["broken"][0] if row["broken"] and not row["registers"] else ""
+        found[job] = Compiled(job, **numbers, error=error)
+    return found
+
+
+if __name__ == "__main__":
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"made_from": made_from(), "rows": compile_now()}, indent=1)
+    FILE.write_text(text + "\n", encoding="utf-8")

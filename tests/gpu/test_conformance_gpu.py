@@ -1,0 +1,45 @@
+"""The conformance suite on a GPU: ringlab's ring passes there, a wrong ring is found there, results stay there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
+
+from ringlab.conformance import own
+from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.runner import check
+from ringlab.conformance.target import Target
+
+CHECKS = ("types", "forward", "lse", "dq", "dk", "dv", "masks", "grouped heads", "ragged", "bytes", "gather")
+
+
+def on_the_gpu(target: Target, *only: str, **claims: object) -> dict[str, str]:
+    """The evidence of each check that fails, over few dtypes and ranks."""
+    report = check(target, quick=True, only=only, device="cuda", isolate=False, ranks=(1, 2, 3, 4), **claims)
+    return {each.name: each.evidence for each in report.findings if not each.ok}
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("dtypes", [("bfloat16",), ("float16",), ("float32",)], ids=str)
+def test_our_ring_passes(dtypes: tuple[str, ...]) -> None:
+    assert on_the_gpu(own.ring, *CHECKS, dtypes=dtypes) == {}
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("name", ["no_scale", "mask_in_local_indices", "swaps_dk_and_dv", "one_hop_too_many"])
+def test_a_wrong_ring_is_found(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert set(on_the_gpu(mutant.target(), mutant.found_by)) == {mutant.found_by}
+
+
+@pytest.mark.needs_cuda
+def test_results_on_the_cpu_are_told() -> None:
+    def elsewhere(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
+        from ringlab.conformance.plain_ring import attend
+
+        out, lse = attend(ring, q, k, v, causal=causal, positions=positions)
+        return out.cpu(), lse
+
+    told = on_the_gpu(Target(elsewhere, backward=False).completed(), "types")
+    assert "out is on cpu for inputs on cuda:0" in told["types"]

@@ -1,0 +1,244 @@
+"""Layouts of packed documents: every token has one owner, every rank an equal share of each document's work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab import contiguous, per_document, plan, zigzag
+from ringlab.errors import LayoutError, MaskError
+from ringlab.layout import Layout, Run
+from ringlab.mask import Mask
+from ringlab.pieces import check_position_ids
+from tests.laws.refute import refute
+
+Lengths = tuple[int, ...]
+Maker = Callable[[Lengths, int], Layout]
+LENGTHS = st.lists(st.integers(0, 60), max_size=6).map(tuple)
+
+
+def scores(layout: Layout, lengths: Lengths) -> list[int]:
+    """The scores that each rank computes under a causal mask in each document: a token sees those up to itself."""
+    mask = Mask(documents=lengths)
+    return [int((mask.position_ids(layout.positions(rank)) + 1).sum()) for rank in range(layout.P)]
+
+
+def law_every_token_has_one_owner(make: Maker, lengths: Lengths, P: int) -> None:
+    layout = make(lengths, P)
+    owned = np.concatenate([layout.positions(rank) for rank in range(P)])
+    assert sorted(owned) == list(range(sum(lengths)))
+    assert all((np.diff(layout.positions(rank)) > 0).all() for rank in range(P)), "not in ascending order"
+    assert layout.step == 1
+
+
+def law_equal_shares_of_each_document(make: Maker, lengths: Lengths, P: int) -> None:
+    """Of each document, behind what its length leaves over, the same tokens' number and scores to every rank."""
+    layout, mask = make(lengths, P), Mask(documents=lengths)
+    shares = []
+    for rank in range(P):
+        positions = layout.positions(rank)
+        document, place = mask.document_of(positions), mask.position_ids(positions)
+        equal = place >= np.array(lengths, int)[document] % (2 * P)
+        weights = [np.where(equal, 1, 0), np.where(equal, place + 1, 0)]
+        shares.append([np.bincount(document, weight, len(lengths)).tolist() for weight in weights])
+    assert all(share == shares[0] for share in shares)
+
+
+def law_what_is_left_is_spread(make: Maker, lengths: Lengths, P: int) -> None:
+    owned = make(lengths, P).lengths
+    assert max(owned) - min(owned) <= max((n % (2 * P) for n in lengths), default=0)
+
+
+@given(lengths=LENGTHS, P=st.integers(1, 9))
+def test_per_document(lengths: Lengths, P: int) -> None:
+    law_every_token_has_one_owner(per_document, lengths, P)
+    law_equal_shares_of_each_document(per_document, lengths, P)
+    law_what_is_left_is_spread(per_document, lengths, P)
+
+
+@given(lengths=LENGTHS, P=st.integers(1, 5))
+def test_tiles_compute_these_scores_and_no_others(lengths: Lengths, P: int) -> None:
+    layout, mask = per_document(lengths, P), Mask(documents=lengths)
+    computed = [sum(plan.work(layout, rank, origin, mask) for origin in range(P)) for rank in range(P)]
+    assert computed == scores(layout, lengths)
+
+
+def document_major(lengths: Lengths, P: int) -> Layout:
+    """Each document's chunks in zig-zag order, document after document, and then P equal stretches of that."""
+    order = np.concatenate([np.zeros(0, int), *starts_and_chunks(lengths, P)])
+    parts = np.array_split(order, P)
+    return Layout(len(order), P, "document-major", tuple(tuple(Run(int(i), 1, 1) for i in p) for p in parts))
+
+
+def starts_and_chunks(lengths: Lengths, P: int) -> list[np.ndarray]:
+    found, start = [], 0
+    for length in lengths:
+        chunks = np.array_split(np.arange(start, start + length), 2 * P)
+        found += [chunks[i] for rank in range(P) for i in (rank, 2 * P - 1 - rank)]
+        start += length
+    return found
+
+
+def all_left_to_one(lengths: Lengths, P: int) -> Layout:
+    """What a document's length leaves over goes to rank 0: a bias that grows with the number of documents."""
+    layout = per_document(lengths, P)
+    mask = Mask(documents=lengths)
+    left = mask.position_ids(np.arange(layout.S)) < np.array(lengths, int)[
+        mask.document_of(np.arange(layout.S))
+    ] % (2 * P)
+    owned = [[p for p in layout.positions(rank) if not left[p]] for rank in range(P)]
+    owned[0] = sorted([*owned[0], *np.flatnonzero(left)])
+    return Layout(
+        layout.S, P, "left to one", tuple(tuple(Run(int(p), 1, 1) for p in positions) for positions in owned)
+    )
+
+
+def zigzag_of_all(lengths: Lengths, P: int) -> Layout:
+    return zigzag(sum(lengths), P)
+
+
+def one_rank_twice(lengths: Lengths, P: int) -> Any:
+    """Not a layout: rank 0 owns what rank 1 does."""
+    layout = per_document(lengths, P)
+    other = Layout(layout.S, P, "twice", layout.ranks)
+    object.__setattr__(other, "ranks", (layout.ranks[1], *layout.ranks[1:]))
+    return other
+
+
+EXAMPLES = [((17, 5, 40), 2), ((16, 16), 2), ((3, 3, 3, 3, 3, 3, 3), 2)]
+
+
+@pytest.mark.parametrize(
+    ("law", "mutant"),
+    [
+        (law_every_token_has_one_owner, one_rank_twice),
+        (law_every_token_has_one_owner, document_major),
+        (law_equal_shares_of_each_document, zigzag_of_all),
+        (law_equal_shares_of_each_document, document_major),
+        (law_what_is_left_is_spread, all_left_to_one),
+    ],
+)
+def test_the_law_notices(law: Callable[..., None], mutant: Maker) -> None:
+    refute(law, per_document, mutant, EXAMPLES)
+
+
+# The goal, on mixes of lengths as they occur, 128k tokens on 8 ranks.
+
+TOKENS, RANKS = 1 << 17, 8
+
+
+def filled(draw: Callable[[], float]) -> Lengths:
+    """Documents until the sequence is full; the last is cut."""
+    lengths: list[int] = []
+    room = TOKENS
+    while room > 0:
+        lengths.append(min(room, max(1, int(draw()))))
+        room -= lengths[-1]
+    return tuple(lengths)
+
+
+@cache
+def mixes(seed: int) -> dict[str, Lengths]:
+    draw = np.random.default_rng(seed)
+    return {
+        "log-normal": filled(lambda: draw.lognormal(6.5, 1.3)),
+        "long log-normal": filled(lambda: draw.lognormal(8.5, 1.0)),
+        "zipf": filled(lambda: min(32768, 16 * draw.zipf(1.5))),
+        "chats": filled(lambda: draw.integers(10, 300)),
+        "shorter than two chunks": filled(lambda: draw.integers(1, 2 * RANKS)),
+    }
+
+
+def imbalance(layout: Layout, lengths: Lengths) -> float:
+    """The most work of a rank over the mean."""
+    of_ranks = scores(layout, lengths)
+    return max(of_ranks) * len(of_ranks) / sum(of_ranks)
+
+
+@pytest.mark.parametrize("mix", mixes(0))
+def test_packed_documents_are_balanced(mix: str) -> None:
+    for seed in range(4):
+        lengths = mixes(seed)[mix]
+        layout = per_document(lengths, RANKS)
+        assert imbalance(layout, lengths) <= 1.0001
+        assert max(layout.lengths) - min(layout.lengths) < 2 * RANKS
+
+
+def test_other_layouts_are_not() -> None:
+    """What they are compared with: the whole sequence dealt, and documents dealt but laid out document by document."""
+    found: dict[str, list[float]] = {"contiguous": [], "zigzag": [], "document-major": []}
+    for seed, mix in itertools.product(range(4), ("log-normal", "long log-normal", "zipf")):
+        lengths = mixes(seed)[mix]
+        found["contiguous"].append(imbalance(contiguous(TOKENS, RANKS), lengths))
+        found["zigzag"].append(imbalance(zigzag(TOKENS, RANKS), lengths))
+        mask, order = Mask(documents=lengths), np.concatenate(starts_and_chunks(lengths, RANKS))
+        parts = [int((mask.position_ids(part) + 1).sum()) for part in np.array_split(order, RANKS)]
+        found["document-major"].append(max(parts) * RANKS / sum(parts))
+    assert min(map(min, found.values())) > 1.4
+    assert min(map(max, found.values())) > 2.9
+
+
+# Position ids.
+
+
+def test_position_ids_give_the_documents() -> None:
+    assert Mask.of_position_ids(np.array([0, 1, 2, 0, 0, 1])) == Mask(documents=(3, 1, 2))
+    assert Mask.of_position_ids(np.array([0, 1, 2]), window=2) == Mask(window=2, documents=(3,))
+    assert Mask(documents=(3,)).plain and Mask.of_position_ids(np.zeros(0, int)).documents == ()
+
+
+@given(lengths=LENGTHS.map(lambda x: tuple(n for n in x if n)), P=st.integers(1, 5))
+def test_position_ids_there_and_back(lengths: Lengths, P: int) -> None:
+    mask, layout = Mask(documents=lengths), per_document(lengths, P)
+    ids = mask.position_ids(np.arange(sum(lengths)))
+    assert Mask.of_position_ids(ids) == mask
+    for rank in range(P):
+        check_position_ids(layout.shard(ids, rank, dim=-1), layout, mask, rank)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([1, 2, 3], "1 at token 0"),
+        ([0, 1, 3, 4], "1 and then 3 at token 2"),
+        ([0, 1, 1, 2], "1 and then 1 at token 2"),
+        ([0, 1, 2, 1, 0], "2 and then 1 at token 3"),
+        ([[0, 1], [0, 1]], "shape (2, 2)"),
+        ([0.0, 1.0], "float64"),
+    ],
+)
+def test_position_ids_that_are_none(ids: Any, words: str) -> None:
+    with pytest.raises(MaskError) as caught:
+        Mask.of_position_ids(np.array(ids))
+    assert words in str(caught.value)
+
+
+def test_position_ids_that_contradict_the_layout() -> None:
+    """Those of another layout, of the shard itself, of the whole sequence, or of one document only."""
+    lengths, P = (9, 20, 3), 2
+    layout, mask = per_document(lengths, P), Mask(documents=lengths)
+    ids = mask.position_ids(np.arange(sum(lengths)))
+    wrong = partial(check_position_ids, layout=layout, mask=mask, rank=1)
+    for given_ids in (
+        contiguous(sum(lengths), P).shard(ids, 1, dim=-1),
+        np.arange(layout.length(1)),
+        layout.positions(1),
+        ids,
+    ):
+        with pytest.raises(LayoutError, match="layout.shard"):
+            wrong(given_ids)
+    with pytest.raises(MaskError, match="32 tokens"):
+        check_position_ids(ids, zigzag(40, 2), mask, 0)
+
+
+@pytest.mark.parametrize(("lengths", "P"), [((4, -1), 2), ((4, 2.5), 2), ((4,), 0)])
+def test_lengths_that_are_none(lengths: Any, P: int) -> None:
+    with pytest.raises(LayoutError):
+        per_document(lengths, P)
