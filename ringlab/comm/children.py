@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,12 @@ from ringlab.comm.journal import FINISHED, STARTING, read_journal
 from ringlab.comm.worker import journal_path, report_path
 from ringlab.errors import TransportTimeout
 
-_GRACE = 5.0  # seconds for the other ranks to say what they saw, once one has failed
+GRACE = 5.0
+"""Seconds for the other ranks to say what they saw once one has failed; who then still runs is stopped.
+
+Each that fails gives the others as long again: news of a death travel one rank per step, and a failed rank stays for
+last words, so that those far away hear of it only after some seconds.
+"""
 _POLL = 0.05
 _FAILED = 1  # the exit status of a rank that reported an error
 
@@ -50,7 +56,7 @@ class Child:
         """Return whether the rank reported a while ago and its process still does not end."""
         if self.reported_at is None and self.reported():
             self.reported_at = time.monotonic()
-        return self.reported_at is not None and time.monotonic() > self.reported_at + _GRACE
+        return self.reported_at is not None and time.monotonic() > self.reported_at + GRACE
 
     def ending(self) -> str:
         """Return how the process ended, in words."""
@@ -98,18 +104,21 @@ class Children:
             child.kill("at the end")
         self.output.close()
 
-    def supervise(self, startup: float, timeout: float) -> None:
+    def supervise(self, startup: float, timeout: float, look: Callable[[], None] = lambda: None) -> None:
         """Return when every process has ended, killing those that a failed rank leaves hanging.
+
+        look: called again and again meanwhile.
 
         Raises: TransportTimeout after `startup` seconds without all connected, `timeout` after that.
         """
         deadline, connected = time.monotonic() + startup, False
         while self.running:
             self.output.pump(_POLL)
+            look()
             self._reap()
             if not connected and all(child.doing() != STARTING for child in self.all):
                 deadline, connected = time.monotonic() + timeout, True
-            if self.failed_at is not None and time.monotonic() > self.failed_at + _GRACE:
+            if self.failed_at is not None and time.monotonic() > self.failed_at + GRACE:
                 self._stop_leftovers()
             elif self.failed_at is None and time.monotonic() > deadline:
                 if self.board.first_failure() is None:
@@ -126,12 +135,12 @@ class Children:
             if not child.reported():
                 self.board.record(child.rank, f"{child.ending()}; last: {child.doing()}")
             if not child.reported() or code == _FAILED:
-                self.failed_at = self.failed_at or time.monotonic()
+                self.failed_at = time.monotonic()
 
     def _stop_leftovers(self) -> None:
         failure = self.board.first_failure()
         for child in list(self.running):
-            child.kill(f"{_GRACE:g} s after a failure ({failure})")
+            child.kill(f"{GRACE:g} s after a failure ({failure})")
             self.running.remove(child)
 
     def _timed_out(self, limit: float, connected: bool) -> TransportTimeout:

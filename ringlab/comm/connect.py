@@ -30,14 +30,15 @@ _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 @contextmanager
-def connect(transport: str = "gloo", timeout: float = 60.0) -> Iterator[Ring]:
+def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | None = None) -> Iterator[Ring]:
     """Give the ring of the processes that torchrun started; use it in a `with` statement.
 
     `transport`: "gloo" for tensors on the CPU; "nccl", or "symmetric" on one machine, where each rank
     has a GPU of its own; "shared-gpu" where ranks share one. The CUDA device of this rank is set.
+    `startup`: seconds for all ranks to come, where these are others than `timeout`, which a message may take.
     The group is closed at the end.
 
-    Raises: WorldSizeError outside torchrun; TransportTimeout if not all ranks come within `timeout`;
+    Raises: WorldSizeError outside torchrun; TransportTimeout, with the ranks that have not come, if not all do in time;
     BackendError, naming another transport, if this one cannot run here.
     """
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -54,10 +55,31 @@ def connect(transport: str = "gloo", timeout: float = 60.0) -> Iterator[Ring]:
         raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
     check(transport, here)
     # A second group on the same keys would find the addresses of the first one.
-    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", _torchrun_store(timeout))
-    comm = join(transport, timeout, timeout, store, rank, world_size)
+    startup = timeout if startup is None else startup
+    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", _torchrun_store(startup))
+    _wait_for_all(store, rank, world_size, startup)
+    comm = join(transport, startup, timeout, store, rank, world_size)
     with closing(comm):
         yield Ring(comm)
+
+
+def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> None:
+    """Return when every rank has come. Raises: TransportTimeout, with those that have not."""
+    come = [f"come/{each}" for each in range(world_size)]
+    try:
+        store.set(come[rank], socket.gethostname())
+        store.wait(come, timedelta(seconds=startup))
+    except (dist.DistError, RuntimeError) as error:
+        try:
+            missing = [str(each) for each, key in enumerate(come) if not store.check([key])]
+        except RuntimeError:  # the process that hosts the store is gone
+            raise _not_connected(error, startup) from error
+        told = f"no word from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing)} of {world_size}"
+        raise TransportTimeout(
+            f"all ranks connected within {startup:g} s",
+            told,
+            "see how those ranks fare, and on which machine",
+        ) from error
 
 
 def join(
@@ -77,7 +99,8 @@ def join(
         raise BackendError("no process group yet", "one is open", "use Ring(DistributedComm()) on it")
     if transport != "gloo" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    limit = timedelta(seconds=startup)
+    # NCCL's watchdog ends a process whose message takes longer than the group's limit: that of messages, too.
+    limit = timedelta(seconds=max(startup, timeout))
     try:
         dist.init_process_group(
             BACKENDS[transport], timeout=limit, store=store, rank=rank, world_size=world_size

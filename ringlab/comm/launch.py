@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ringlab.comm import transports
 from ringlab.comm.board import Board
 from ringlab.comm.children import Child, Children
+from ringlab.comm.live import Watch
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.trace import Trace
@@ -39,6 +40,7 @@ def launch(
     faults: Sequence[Any] | None = None,
     transport: str = "gloo",
     memory: bool = True,
+    watch: Callable[[Trace], None] | None = None,
 ) -> Outcome:
     """Return the outcome of `program(ring, *args)` on `world_size` processes of this machine.
 
@@ -46,6 +48,8 @@ def launch(
     travel by cloudpickle. What the ranks print appears here after "[rank r]". `timeout` counts in
     seconds from the moment that all ranks are connected; one message may take three quarters of it.
     `transport`: see `connect`; on a GPU each rank's CUDA device is set.
+    `watch` is called here with the trace so far, while the ranks run and once more when they have ended, whenever it
+    has grown; what it computes takes from the processor that they run on. `gantt.live` draws it.
     No process is left behind, however this ends.
 
     Raises: RankFailedError with the traceback of the rank that failed first, and in `.errors` what
@@ -57,12 +61,19 @@ def launch(
         message_timeout = _MESSAGE_SHARE * timeout
         job = Job(
             program, args, world_size, store.port, transport, message_timeout, threads,
-            tuple(faults or ()), memory, torch.is_grad_enabled(), _cells(),
+            tuple(faults or ()), memory, torch.is_grad_enabled(), _cells(), watch is not None,
         )  # fmt: skip
         _write_job(folder, job)
         board = Board(dist.PrefixStore("board", store))
         with Children(folder, world_size, board, _environment(threads)) as children:
-            children.supervise(startup=STARTUP, timeout=timeout)
+            if watch is None:
+                children.supervise(startup=STARTUP, timeout=timeout)
+            else:
+                watched = Watch(folder, world_size, watch)
+                try:
+                    children.supervise(startup=STARTUP, timeout=timeout, look=watched.look)
+                finally:
+                    watched.look_now()
             return _outcome(folder, children.all, board)
 
 

@@ -51,6 +51,8 @@ class Comm(ABC):
 
     rank: int
     world_size: int
+    calls: int = 0
+    """Calls of attention over it so far. All ranks take part in each, so the number is the same on all."""
 
     @abstractmethod
     def exchange(

@@ -36,9 +36,12 @@ class Ring:
         into: Sequence[Tensor] | None = None,
         give: bool = False,
         hops: int | None = None,
+        stride: int = 1,
         tag: str = "shift",
     ) -> Work:
         """Send `tensors` to the next rank and take as many from the previous one; returns at once.
+
+        Or, with `stride`, to the rank so many places on, and from the one so many back.
 
         What arrives has the shape of what is sent, but `length` tokens on axis -2 where ranks
         hold different numbers; `into` gives the receive buffers, else new ones are made. With `give`
@@ -57,7 +60,7 @@ class Ring:
         if into is None:
             into = [_buffer_like(t, length) for t in tensors]
         sends = tensors if whole else tuple(t.contiguous() for t in tensors)
-        receives, to, source = tuple(into), self.next, self.previous
+        receives, to, source = tuple(into), self.origin(-stride), self.origin(stride)
         comm = self.comm
         if hops is not None:
             return comm.relay(hops=hops, send=sends, to=to, receive=receives, source=source, tag=tag)

@@ -35,6 +35,7 @@ class Job:
     memory: bool
     grad: bool
     cells: dict[str, Any]  # sources that lie in no file, in linecache's form
+    watched: bool = False  # whether the parent wants to know what happens as it happens
 
 
 @dataclass
@@ -91,12 +92,14 @@ def kill_this_process() -> None:
 def _run(folder: Path, rank: int, journal: Journal, report: Report) -> None:
     import cloudpickle
 
+    from ringlab.comm.live import Told, events_path
+
     sys.path[:] = json.loads((folder / "path.json").read_text())
     port = json.loads((folder / "port.json").read_text())
     board = _board(port)
     try:
         job: Job = cloudpickle.loads((folder / "job.pickle").read_bytes())
-        _run_job(job, rank, board, journal, report)
+        _run_job(job, rank, board, journal, report, Told(events_path(folder, rank)) if job.watched else [])
     except BaseException as error:
         board.record(rank, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
@@ -118,7 +121,7 @@ def _store(port: int) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=STARTUP))
 
 
-def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report) -> None:
+def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report, events: list[Any]) -> None:
     import cloudpickle
     import torch
 
@@ -130,7 +133,7 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report) 
 
     linecache.cache.update(job.cells)
     torch.set_num_threads(job.threads)
-    trace, meter = Trace(job.world_size), MemoryMeter(rank)
+    trace, meter = Trace(job.world_size, events), MemoryMeter(rank)
     if job.memory:
         with meter.watch():  # the first time, torch imports some 900 modules: before the clock starts
             torch.empty(0)

@@ -1,53 +1,64 @@
-"""Schedules, by name, and the forward and backward that are the same for all of them."""
+"""Schedules, by name: how the rows and the K/V blocks of all ranks meet.
+
+ring         blocks go from neighbour to neighbour, one hop behind each step
+allgather    all blocks come first
+ulysses      ranks trade tokens for heads, and back
+hybrid       that in rows of ranks, and rings through the rows: hybrid(ring=4, ulysses=2)
+double-ring  around inside a node, then on to the next node: double-ring(node=8)
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+import re
+from collections.abc import Callable
 
 from ringlab.errors import BackendError
-from ringlab.merge import Partial
 from ringlab.schedules.allgather import AllGatherSchedule
-from ringlab.schedules.call import Call, Saved, attend, attend_backward
+from ringlab.schedules.double_ring import DoubleRingSchedule
+from ringlab.schedules.hybrid import HybridSchedule
 from ringlab.schedules.protocol import Schedule
 from ringlab.schedules.ring import RingSchedule
+from ringlab.schedules.ulysses import UlyssesSchedule
 
-_SCHEDULES: dict[str, Schedule] = {
-    schedule.name: schedule for schedule in (RingSchedule(), AllGatherSchedule())
+_SCHEDULES: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
+    "ring": (RingSchedule, ()),
+    "allgather": (AllGatherSchedule, ()),
+    "ulysses": (UlyssesSchedule, ()),
+    "hybrid": (HybridSchedule, ("ring", "ulysses")),
+    "double-ring": (DoubleRingSchedule, ("node",)),
 }
+"""What makes each, and the degrees that may be given to it."""
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the schedules."""
+    """Return the names of the schedules; a hybrid or double ring of no more said has groups of two ranks."""
     return tuple(_SCHEDULES)
 
 
-def get_schedule(name: str) -> Schedule:
-    """Return the schedule called `name`. Raises: BackendError."""
-    if name not in _SCHEDULES:
+def get_schedule(name: str | Schedule) -> Schedule:
+    """Return the schedule called `name`, such as "ring" or "hybrid(ring=4, ulysses=2)"; an object as it is.
+
+    Raises: BackendError for an unknown name or degree; WorldSizeError for a degree below 1.
+    """
+    if not isinstance(name, str) and all(hasattr(name, part) for part in ("check", "forward", "backward")):
+        return name
+    found = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", name) if isinstance(name, str) else None
+    if found is None or found[1] not in _SCHEDULES:
         raise BackendError(f"a schedule among {', '.join(_SCHEDULES)}", repr(name))
-    return _SCHEDULES[name]
+    make, degrees = _SCHEDULES[found[1]]
+    return make(**_degrees(found[1], found[2] or "", degrees))
 
 
-def forward(schedule: Schedule, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
-    """Return attention of this rank's queries over the blocks of all ranks."""
-    steps = call.forward_steps(q)
-    for step, (origin, block_k, block_v) in enumerate(schedule.blocks(call, k, v)):
-        call.compute(f"attend {step}", attend, steps, origin, block_k, block_v)
-    return steps.result()
-
-
-def backward(
-    schedule: Schedule, call: Call, saved: Saved, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
-    steps, homecoming = call.backward_steps(saved), schedule.homecoming(call)
-    for step, (origin, block_k, block_v) in enumerate(schedule.blocks(call, k, v)):
-        # No name for the gradients: it would keep them while the next block is computed.
-        homecoming.add(
-            origin,
-            block_k,
-            block_v,
-            call.compute(f"attend backward {step}", attend_backward, steps, origin, block_k, block_v),
-        )
-    dk, dv = homecoming.finish()
-    return steps.result(), dk, dv
+def _degrees(name: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
+    """The degrees in the brackets of a schedule's name."""
+    given: dict[str, int] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = re.fullmatch(r"(\w+)\s*=\s*(\d+)", part)
+        if found is None or found[1] not in known or found[1] in given:
+            example = ", ".join(f"{degree}=2" for degree in known)
+            raise BackendError(
+                f"schedule='{name}({example})'" if known else f"schedule='{name}', without degrees",
+                repr(f"{name}({text})"),
+            )
+        given[found[1]] = int(found[2])
+    return given

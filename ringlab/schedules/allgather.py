@@ -1,4 +1,7 @@
-"""The contrast to the ring: every rank gathers all K/V first. As many bytes, P times the memory."""
+"""The contrast to the ring: every rank gathers all K/V first. As many bytes, P times the memory.
+
+Where a mask lets no row see what is so many ranks away, blocks do not go there, and no gradients come from there.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,31 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
+from ringlab.schedules.over_blocks import OverBlocks
 from ringlab.schedules.tilewise import RowSum
 
 
-class AllGatherSchedule:
+class AllGatherSchedule(OverBlocks):
     """Blocks are taken in the ring's order, so that the forward equals the ring's bit for bit."""
 
     name = "allgather"
 
     def blocks(self, call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         ring = call.ring
-        shapes = [(*k.shape[:2], call.length(origin), k.shape[-1]) for origin in range(ring.world_size)]
-        keys, values = ring.all_gather(k, shapes), ring.all_gather(v, shapes)
-        for step in range(ring.world_size):
-            origin = ring.origin(step)
-            yield origin, keys[origin], values[origin]
+        keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
+        for step, distance in enumerate(call.distances):
+            yield ring.origin(distance), keys[step], values[step]
+
+    def _gather(self, call: Call, x: Tensor) -> list[Tensor]:
+        """Return this tensor of every rank whose block is visible, this rank's own first, then the nearest."""
+        ring, works = call.ring, []
+        for distance in call.distances[1:]:
+            to, source = (ring.rank + distance) % ring.world_size, ring.origin(distance)
+            into = x.new_empty((*x.shape[:2], call.length(source), x.shape[-1]))
+            works.append(
+                ring.comm.exchange(send=(x,), to=to, receive=(into,), source=source, tag="all_gather")
+            )
+        return [x, *(work.wait()[0] for work in works)]
 
     def homecoming(self, call: Call) -> _ReduceScatter:
         return _ReduceScatter(call)
@@ -47,7 +60,7 @@ class _ReduceScatter:
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]
         pending = []
-        for distance in range(1, ring.world_size):
+        for distance in self.call.distances[1:]:
             to, source = (ring.rank - distance) % ring.world_size, (ring.rank + distance) % ring.world_size
             buffers = torch.empty_like(dk), torch.empty_like(dv)
             sends = tuple(part.contiguous() for part in self.parts[to])

@@ -1,37 +1,45 @@
 """The ring: blocks travel from neighbour to neighbour, gradients travel with them.
 
 K/V make P−1 hops, each posted before the block that is here is computed. dK/dV go the same way,
-one hop behind, and make P: the last one brings them home.
+one hop behind, and make P: the last one brings them home. Where a mask lets no row see what is so many
+ranks away, blocks pass over it: they go to the next distance at which somebody sees them, and dK/dV return
+from the last one in one message.
 Source: arXiv 2310.01889, algorithm 1.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import Work, side_by_side
 from ringlab.schedules.call import Call
+from ringlab.schedules.over_blocks import OverBlocks
+from ringlab.schedules.slots import Slots
 from ringlab.schedules.tilewise import RowSum
 
 
-class RingSchedule:
+class RingSchedule(OverBlocks):
     """One block in use and one in flight; as many bytes as an all-gather, never the whole sequence."""
 
     name = "ring"
 
     def blocks(self, call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        ring, slots = call.ring, _Slots(call)
+        ring, slots = call.ring, Slots(call)
         origin = ring.rank
         here: tuple[Tensor, ...] = k, v
-        for step in range(ring.world_size - 1):
-            coming = ring.origin(step + 1)
+        neighbours = call.distances[-1] == len(call.distances) - 1
+        for step, (gone, distance) in enumerate(pairwise(call.distances)):
+            coming = ring.origin(distance)
             into = slots.take(coming, k, v)
-            work = ring.post(k, v, into=into, hops=step, tag=f"kv {step}")
+            how: dict[str, Any] = (
+                {"hops": step} if neighbours else {"give": step > 0, "stride": distance - gone}
+            )
+            work = ring.post(k, v, into=into, tag=f"kv {step}", **how)
             yield origin, k, v
             arrived = work.wait()
             if step > 0:  # before, it was this rank's own shard
@@ -49,7 +57,7 @@ class _Couriers:
 
     def __init__(self, call: Call) -> None:
         self.call, self.step = call, 0
-        self.slots = _Slots(call)
+        self.slots = Slots(call)
         self.work: Work | None = None
         self.sums: tuple[Tensor, Tensor] | None = None
 
@@ -57,9 +65,15 @@ class _Couriers:
         ring = self.call.ring
         arrived = self._arrived()
         self.sums = ring.compute(f"add dkv {self.step}", sum_gradients, k, v, gradients, arrived)
-        if ring.world_size > 1:
-            into = self.slots.take(ring.origin(self.step + 1), *self.sums)
-            self.work = ring.post(*self.sums, into=into, give=True, tag=f"dkv {self.step}")
+        distances = self.call.distances
+        if self.step + 1 < len(distances):
+            gone, distance = distances[self.step : self.step + 2]
+            into = self.slots.take(ring.origin(distance), *self.sums)
+            self.work = ring.post(
+                *self.sums, into=into, give=True, stride=distance - gone, tag=f"dkv {self.step}"
+            )
+        elif self.step > 0:
+            self.work = self._send_home(origin, self.sums)
         self.step += 1
 
     def finish(self) -> tuple[Tensor, Tensor]:
@@ -67,12 +81,22 @@ class _Couriers:
         assert sums is not None
         return sums
 
+    def _send_home(self, origin: int, sums: tuple[Tensor, Tensor]) -> Work:
+        """Send what has passed all rows that see it to its owner: the next rank after a whole round."""
+        ring = self.call.ring
+        furthest = (ring.rank + self.call.distances[-1]) % ring.world_size
+        into = self.slots.take(ring.rank, *sums)
+        send = tuple(x.contiguous() for x in sums)
+        return ring.comm.hand_over(
+            send=send, to=origin, receive=into, source=furthest, tag=f"dkv {self.step}"
+        )
+
     def _arrived(self) -> tuple[Tensor, Tensor] | None:
         """The sums that come with the block that is here; None on the first step."""
         if self.work is None or self.sums is None:
             return None
         dk, dv = self.work.wait()
-        self.slots.recycle(self.call.ring.origin(self.step - 1), self.sums)
+        self.slots.recycle(self.call.ring.origin(self.call.distances[self.step - 1]), self.sums)
         return dk, dv
 
 
@@ -88,42 +112,3 @@ def sum_gradients(
         dk.add(gradient.keys, gradient.dk)
         dv.add(gradient.keys, gradient.dv)
     return dk.value(), dv.value()
-
-
-class _Slots:
-    """Receive buffers, each large enough for the longest block, used again once they were sent on."""
-
-    def __init__(self, call: Call) -> None:
-        self.lengths, self.longest = call.layout.lengths, call.layout.longest
-        self.free: list[tuple[int, tuple[Tensor, ...]]] = []
-
-    def take(self, origin: int, *like: Tensor) -> tuple[Tensor, ...]:
-        """Return buffers for the block of `origin`, of the batch, heads and head dim of `like`."""
-        length = self.lengths[origin]
-        if self.free and self.free[-1][0] == length:
-            return self.free.pop()[1]  # as it was: most blocks are of one length
-        shapes = [(*t.shape[:2], length, t.shape[-1]) for t in like]
-        if not self.free and length == self.longest:
-            return tuple(t.new_empty(shape) for t, shape in zip(like, shapes, strict=True))
-        storages = self._large_enough(shapes, like)
-        return tuple(
-            t.new_empty(0).set_(storage, 0, shape)  # type: ignore[call-overload]
-            for t, storage, shape in zip(like, storages, shapes, strict=True)
-        )
-
-    def _large_enough(
-        self, shapes: list[tuple[int, ...]], like: tuple[Tensor, ...]
-    ) -> list[torch.UntypedStorage]:
-        """Storages for these shapes: those of a slot that is free, or new ones for the longest block."""
-        sizes = [math.prod(shape) * t.element_size() for shape, t in zip(shapes, like, strict=True)]
-        for number, (_, slot) in enumerate(self.free):
-            storages = [tensor.untyped_storage() for tensor in slot]
-            if all(storage.nbytes() >= size for storage, size in zip(storages, sizes, strict=True)):
-                del self.free[number]
-                return storages
-        whole = [(*t.shape[:2], self.longest, t.shape[-1]) for t in like]
-        return [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
-
-    def recycle(self, origin: int, tensors: tuple[Tensor, ...]) -> None:
-        """Take back the buffers of the block of `origin`, which is on its way, for blocks to come."""
-        self.free.append((self.lengths[origin], tensors))

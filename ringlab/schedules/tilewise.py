@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ringlab.blocks.protocol import Block, Gradient
 from ringlab.merge import Partial, merge_into, state_dtype
-from ringlab.plan import Tile
+from ringlab.scores import TileScores
+from ringlab.tile import Tile
 
 
 class RowSum:
@@ -89,13 +91,15 @@ class TilewiseForward:
         self.block, self.q, self.scale = block, q, scale
         self.state = RunningPartial(q)
 
-    def take(self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor) -> None:
+    def take(self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
         for tile in tiles:
-            rows, keys = tile.rows, tile.keys
+            of_q, of_kv = _along(tile)
             part = self.block.forward(
-                self.q[..., rows, :], k[..., keys, :], v[..., keys, :], causal=tile.causal, scale=self.scale
+                of_q(self.q), of_kv(k), of_kv(v), causal=tile.causal, scale=self.scale, **_told(how, tile)
             )
-            self.state.add(rows, part)
+            if tile.mirrored:
+                part = Partial(part.out.flip(-2), part.lse.flip(-1))
+            self.state.add(tile.rows, part)
 
     def result(self) -> Partial:
         return self.state.value()
@@ -118,24 +122,49 @@ class TilewiseBackward:
         self.dout, self.q, self.out, self.lse, self.delta = dout, q, out, lse, delta
         self.dq = RowSum(q)
 
-    def take(self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor) -> list[Gradient]:
+    def take(
+        self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor, how: TileScores | None = None
+    ) -> list[Gradient]:
         gradients = []
         for tile in tiles:
-            rows, keys = tile.rows, tile.keys
-            dq, dk, dv = self.block.backward(
-                self.dout[..., rows, :],
-                self.q[..., rows, :],
-                k[..., keys, :],
-                v[..., keys, :],
-                self.out[..., rows, :],
-                self.lse[..., rows],
-                self.delta[..., rows],
+            of_q, of_kv = _along(tile)
+            found = self.block.backward(
+                of_q(self.dout),
+                of_q(self.q),
+                of_kv(k),
+                of_kv(v),
+                of_q(self.out),
+                of_q(self.lse, -1),
+                of_q(self.delta, -1),
                 causal=tile.causal,
                 scale=self.scale,
+                **_told(how, tile),
             )
-            self.dq.add(rows, dq)
-            gradients.append(Gradient(keys, dk, dv))
+            dq, dk, dv = (x.flip(-2) for x in found) if tile.mirrored else found
+            self.dq.add(tile.rows, dq)
+            gradients.append(Gradient(tile.keys, dk, dv))
         return gradients
 
     def result(self) -> Tensor:
         return self.dq.value()
+
+
+def _told(how: TileScores | None, tile: Tile) -> dict[str, TileScores]:
+    """What a `ScoringBlock` is told besides about a tile; nothing where nothing but scale and mask is asked for."""
+    if how is None:
+        return {}
+    part = how.part(tile.rows, tile.keys)
+    return {"how": part.backwards() if tile.mirrored else part}
+
+
+def _along(tile: Tile) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """How to take the tile's rows, and its keys, out of an axis of tokens; counted backwards where it is mirrored."""
+
+    def taker(part: slice) -> Callable[..., Tensor]:
+        def take(x: Tensor, dim: int = -2) -> Tensor:
+            found = x.narrow(dim, part.start, part.stop - part.start)
+            return found.flip(dim) if tile.mirrored else found
+
+        return take
+
+    return taker(tile.rows), taker(tile.keys)

@@ -1,0 +1,69 @@
+"""Some ranks of a transport as a transport of their own: rings inside the rows and columns of a mesh of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.waiting import where
+from ringlab.errors import WorldSizeError
+
+T = TypeVar("T")
+
+
+class SubGroup(Comm):
+    """The ranks `ranks` of `comm`, numbered 0, 1, … in this order; this rank is one of them.
+
+    Each member makes one for itself, nothing is exchanged for it. Messages are those of `comm`: traces, meters and
+    errors name its ranks, and two ranks that meet in several subgroups receive in the order in which they sent.
+    A block that is relayed goes from neighbour to neighbour, also where `comm` would fetch it from its owner.
+
+    Raises: WorldSizeError where `ranks` are not different ranks of `comm`, this one among them.
+    """
+
+    def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
+        self.inner, self.ranks = comm, tuple(ranks)
+        there = all(0 <= rank < comm.world_size for rank in self.ranks)
+        if not there or len(set(self.ranks)) < len(self.ranks) or comm.rank not in self.ranks:
+            raise WorldSizeError(
+                f"different ranks from 0 to {comm.world_size - 1}, rank {comm.rank} among them",
+                f"{list(self.ranks)}",
+            )
+        self.rank, self.world_size = self.ranks.index(comm.rank), len(self.ranks)
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        to, source = self._outside(to, send, "to"), self._outside(source, receive, "source")
+        return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def hand_over(
+        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
+    ) -> Work:
+        to, source = self.ranks[where(to, self, "to")], self.ranks[where(source, self, "source")]
+        return self.inner.hand_over(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.inner.compute(label, function, *args, **kwargs)
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)
+
+    def _outside(self, rank: int | None, tensors: Sequence[Tensor], name: str) -> int | None:
+        """The number that `rank` has in the transport; of no importance where no tensor goes there."""
+        return self.ranks[where(rank, self, name)] if tensors else None

@@ -1,0 +1,168 @@
+"""The K/V cache of a sequence that is being generated, spread over the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.layout import Layout
+
+GROWTH = 1.5
+"""How many times larger memory is made when it is full: a token is copied three times at most, on average."""
+
+
+class ShardedCache:
+    """K and V of all tokens so far, each token on one rank; every rank knows which, without asking.
+
+    All ranks append the same tokens in the same order, and each keeps those that fall to it: the next token goes
+    to the rank with the fewest, the first of them where several have as few. Gradients do not flow through a cache.
+
+    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). capacity: tokens on this rank for
+    which there is memory from the beginning.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        *,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        capacity: int = 0,
+    ) -> None:
+        if not isinstance(ring, Ring):
+            raise WorldSizeError(
+                "ring= a ringlab.Ring", repr(ring), "use the one that your program is called with"
+            )
+        self.ring = ring
+        self.lengths: list[int] = [0] * ring.world_size
+        """Tokens on each rank."""
+        shape = (batch, kv_heads, max(0, capacity), head_dim)
+        self._k = torch.empty(shape, dtype=dtype, device=device)
+        self._v = torch.empty_like(self._k)
+        self._positions = np.empty(max(0, capacity), np.int64)
+
+    @classmethod
+    def of_shards(cls, ring: Ring, layout: Layout, k: Tensor, v: Tensor, *, room: int = 0) -> ShardedCache:
+        """Return the cache that holds what was given to `ring_attention` as k and v: a prefill.
+
+        room: tokens on this rank for which there is memory besides.
+        Raises: LayoutError, WorldSizeError or ShapeError for a layout that is not that of the shards.
+        """
+        if not isinstance(layout, Layout):
+            raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
+        if layout.P != ring.world_size:
+            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+        length = layout.length(ring.rank)
+        if k.ndim != 4 or k.shape != v.shape or k.shape[2] != length:
+            raise ShapeError(
+                f"k and v (B, K, {length}, D), the shards of rank {ring.rank} under {layout!r}",
+                f"{tuple(k.shape)} and {tuple(v.shape)}",
+            )
+        B, K, _, D = k.shape
+        cache = cls(
+            ring,
+            batch=B,
+            kv_heads=K,
+            head_dim=D,
+            dtype=k.dtype,
+            device=k.device,
+            capacity=length + room,
+        )
+        positions = layout.positions(ring.rank)
+        order = np.argsort(positions, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
+        cache._put(k, v, positions[order])
+        cache.lengths = list(layout.lengths)
+        return cache
+
+    def __repr__(self) -> str:
+        return f"ShardedCache({self.length} tokens as {self.lengths}, rank {self.ring.rank})"
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of the sequence so far, on all ranks together."""
+        return sum(self.lengths)
+
+    @property
+    def here(self) -> int:
+        """Return how many of them are on this rank."""
+        return self.lengths[self.ring.rank]
+
+    @property
+    def capacity(self) -> int:
+        """Return for how many tokens on this rank there is memory."""
+        return self._k.shape[2]
+
+    @property
+    def k(self) -> Tensor:
+        """Return this rank's keys, (B, K, L, D), in the order of their positions; a view."""
+        return self._k[..., : self.here, :]
+
+    @property
+    def v(self) -> Tensor:
+        """Return this rank's values, likewise."""
+        return self._v[..., : self.here, :]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Return the global positions of this rank's tokens, ascending, int64; a view."""
+        return self._positions[: self.here]
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Take the next tokens of every sequence, (B, K, n, D), the same on all ranks; sends nothing.
+
+        Raises: ShapeError, DtypeError or DeviceError for what does not fit the cache.
+        """
+        B, K, _, D = self._k.shape
+        for name, x in (("k", k), ("v", v)):
+            if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
+                raise ShapeError(f"{name} of the new tokens as ({B}, {K}, n, {D})", str(tuple(x.shape)))
+            if x.dtype != self._k.dtype:
+                raise DtypeError(f"{name} in the cache's {self._k.dtype}", str(x.dtype))
+            if x.device != self._k.device:
+                raise DeviceError(f"{name} on the cache's {self._k.device}", str(x.device))
+        first, mine = self.length, []
+        for token in range(k.shape[2]):
+            owner = self._next_owner()
+            if owner == self.ring.rank:
+                mine.append(token)
+            self.lengths[owner] += 1
+        if mine:
+            index = torch.tensor(mine, device=k.device)
+            self._put(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
+
+    def _next_owner(self) -> int:
+        """The rank to which the next token goes."""
+        return min(range(len(self.lengths)), key=self.lengths.__getitem__)
+
+    @torch.no_grad()
+    def _put(self, k: Tensor, v: Tensor, positions: np.ndarray) -> None:
+        """Write tokens behind those that are here."""
+        start = self._filled
+        stop = start + len(positions)
+        if stop > self.capacity:
+            self._grow(stop)
+        self._k[..., start:stop, :], self._v[..., start:stop, :] = k, v
+        self._positions[start:stop] = positions
+        self._filled = stop
+
+    _filled = 0
+
+    def _grow(self, least: int) -> None:
+        """Make room for `least` tokens, and for some more, so that it is seldom made."""
+        room = max(least, int(GROWTH * self.capacity) + 1)
+        for name in ("_k", "_v"):
+            old = getattr(self, name)
+            new = old.new_empty((*old.shape[:2], room, old.shape[3]))
+            new[..., : self._filled, :] = old[..., : self._filled, :]
+            setattr(self, name, new)
+        self._positions = np.concatenate(
+            [self._positions[: self._filled], np.empty(room - self._filled, np.int64)]
+        )

@@ -1,0 +1,83 @@
+"""Ulysses: ranks trade their tokens for heads by all-to-all, attend to the whole sequence, and trade back.
+
+Each rank ends with H/P query heads of all tokens and K/P key/value heads, or, where there are more ranks than
+key/value heads, with the one that its query heads read. Source: arXiv 2309.14509.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ringlab.errors import ShapeError
+from ringlab.schedules.call import Call
+from ringlab.schedules.mesh import Mesh
+from ringlab.schedules.over_blocks import OverBlocks
+from ringlab.schedules.protocol import Attended
+from ringlab.schedules.ring import RingSchedule
+from ringlab.schedules.trade import to_heads, to_tokens
+
+
+class InRows:
+    """Attention on a mesh: rows share heads, columns run `between`. Ulysses is its one row, a ring its one column."""
+
+    name: str
+    between: OverBlocks
+
+    def degrees(self, world_size: int) -> tuple[int, int]:
+        """Return how many rows there are, and how many ranks in each. Raises: WorldSizeError."""
+        raise NotImplementedError
+
+    def check(self, heads: int, kv_heads: int, world_size: int) -> None:
+        """Return if the rows can share these heads. Raises: WorldSizeError, ShapeError."""
+        ring, ulysses = self.degrees(world_size)
+        fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        if ulysses not in fit:
+            raise ShapeError(
+                f"heads that the {ulysses} ranks of a row of schedule '{self.name}' can share: H divisible by "
+                f"{ulysses}, and K divisible by it or a divisor of it",
+                f"H={heads} query and K={kv_heads} key/value heads",
+                f"rows of {', '.join(str(n) for n in fit if world_size % n == 0)} ranks in a hybrid(ulysses=…), or schedule='ring'",
+            )
+        self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
+
+    def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+        """Return attention of this rank's rows; what backward needs is kept as it is held, by heads."""
+        ring, ulysses = self.degrees(call.ring.world_size)
+        if ulysses == 1:
+            return self.between.forward(call, q, k, v)
+        mesh = Mesh.of(call, ring, ulysses)
+        inside = self.between.forward(mesh.column, *to_heads(mesh, q, k, v, tag="qkv to heads"))
+        H, _ = call.heads
+        [out] = to_tokens(mesh, inside.out, heads=(H,), tag="out to tokens")
+        lse = out.new_empty(0)
+        if call.lse:
+            lse = to_tokens(mesh, inside.lse.unsqueeze(-1), heads=(H,), tag="lse to tokens")[0].squeeze(-1)
+        return Attended(out, lse, inside.kept)
+
+    def backward(self, call: Call, kept: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (dq, dk, dv): those of heads that one rank holds in q's dtype, of shared ones in the state dtype."""
+        ring, ulysses = self.degrees(call.ring.world_size)
+        if ulysses == 1:
+            return self.between.backward(call, kept, dout)
+        mesh = Mesh.of(call, ring, ulysses)
+        H, K = call.heads
+        [of_heads] = to_heads(mesh, dout, tag="dout to heads")
+        dq, dk, dv = self.between.backward(mesh.column, kept, of_heads)
+        if K >= mesh.row.world_size:  # complete, and rounded here as they would be at home
+            dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
+        home = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
+        return home[0], home[1], home[2]
+
+
+@dataclass(frozen=True)
+class UlyssesSchedule(InRows):
+    """All ranks share the heads: two all-to-alls, and attention of the whole sequence between them."""
+
+    name = "ulysses"
+    between = RingSchedule()
+
+    def degrees(self, world_size: int) -> tuple[int, int]:
+        """Return one row of all ranks."""
+        return 1, world_size

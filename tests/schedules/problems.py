@@ -1,0 +1,67 @@
+"""Attention problems, and the program that computes one with any schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab import VirtualCluster, ring_attention
+from ringlab.comm.ring import Ring
+from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from tests.laws.draw import Shape, tensors
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An attention, and how it is spread over ranks."""
+
+    layout: Layout
+    H: int
+    K: int
+    mask: Mask = field(default_factory=Mask)
+    D: int = 4
+    B: int = 1
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k, v and dout, whole."""
+        shape = Shape(self.B, self.H, self.K, self.layout.S, self.layout.S, self.D)
+        return tensors(shape, self.seed, self.dtype)
+
+
+def program(
+    ring: Ring, problem: Problem, schedule: Any, return_lse: bool = True, block: str = "naive"
+) -> tuple[Tensor, ...]:
+    """Return this rank's rows of out and lse, and its dq, dk and dv."""
+    layout = problem.layout
+    *qkv, dout = layout.shard(problem.tensors(), ring.rank)
+    q, k, v = (x.requires_grad_() for x in qkv)
+    how: dict[str, Any] = {"mask": problem.mask, "schedule": schedule, "block": block}
+    if not return_lse:
+        out = ring_attention(q, k, v, ring=ring, layout=layout, **how)
+        return out.detach(), *torch.autograd.grad(out, (q, k, v), dout)
+    out, lse = ring_attention(q, k, v, ring=ring, layout=layout, return_lse=True, **how)
+    return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
+
+
+def solve(problem: Problem, schedule: Any, block: str = "naive") -> Results:
+    """Return the results of the whole sequence, from virtual ranks."""
+    layout = problem.layout
+    shards = VirtualCluster(layout.P, memory=False).run(program, problem, schedule, True, block).results
+    out, lse, *gradients = zip(*shards, strict=True)
+    return Results(layout.unshard(out), layout.unshard(lse, dim=-1), *map(layout.unshard, gradients))
+
+
+def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
+    """Fail unless every error is within the bound derived for this problem."""
+    true = truth(*problem.tensors(), mask=problem.mask)
+    allowed = bounds(*problem.tensors(), mask=problem.mask, true=true)
+    measured = errors(results, true)
+    wrong = {name: (measured[name], allowed[name]) for name in NAMES if not measured[name] <= allowed[name]}
+    assert not wrong, f"(error, allowed) {wrong}"

@@ -1,0 +1,276 @@
+"""The cache holds every token once, in balance, and grows seldom; what does not fit is refused on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster
+from ringlab.comm.ring import Ring
+from ringlab.errors import (
+    AgreementError,
+    BackendError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    MaskError,
+    RinglabError,
+    ShapeError,
+    WorldSizeError,
+)
+from ringlab.layout import Layout, Run, contiguous, zigzag
+from ringlab.mask import Mask
+from ringlab.schedules.cache import GROWTH, ShardedCache
+from ringlab.schedules.decode import decode
+from tests.laws.draw import LAYOUTS
+from tests.plain_block import Plain
+
+Filled = tuple[list[int], np.ndarray, Tensor, Tensor]
+
+
+def numbered(S: int) -> tuple[Tensor, Tensor]:
+    """k and v of which each token says its position."""
+    k = torch.arange(float(S)).reshape(1, 1, S, 1).expand(1, 2, S, 3).contiguous()
+    return k, -k
+
+
+def fill(ring: Ring, layout: Layout, counts: list[int]) -> tuple[Filled, list[list[int]]]:
+    """A prefill and appended tokens; and the lengths after each step."""
+    k, v = numbered(layout.S + sum(counts))
+    shards = (layout.shard(x[..., : layout.S, :], ring.rank) for x in (k, v))
+    cache, at = ShardedCache.of_shards(ring, layout, *shards), layout.S
+    history = [list(cache.lengths)]
+    for count in counts:
+        cache.append(k[..., at : at + count, :], v[..., at : at + count, :])
+        at += count
+        history.append(list(cache.lengths))
+    return (cache.lengths, cache.positions, cache.k, cache.v), history
+
+
+def law_every_token_once_and_in_balance(layout: Layout, counts: list[int]) -> None:
+    results = VirtualCluster(layout.P, memory=False).run(fill, layout, counts).results
+    for rank, ((lengths, positions, k, v), history) in enumerate(results):
+        assert history == results[0][1], "ranks count differently"
+        assert lengths[rank] == len(positions) == k.shape[2]
+        assert (np.diff(positions) > 0).all()
+        assert (k[0, 0, :, 0].numpy() == positions).all() and (v == -k).all()
+        for before, after in pairwise(history):
+            spread = [max(lengths) - min(lengths) for lengths in (before, after)]
+            assert spread[1] <= max(1, spread[0]), "the balance is lost"
+    held = np.concatenate([positions for (_, positions, _, _), _ in results])
+    assert (np.sort(held) == np.arange(layout.S + sum(counts))).all()
+
+
+@settings(max_examples=50)
+@given(LAYOUTS, st.lists(st.integers(0, 5), max_size=6))
+def test_every_token_once_and_in_balance(layout: Layout, counts: list[int]) -> None:
+    law_every_token_once_and_in_balance(layout, counts)
+
+
+def test_prompts_that_are_not_in_order_are_sorted() -> None:
+    backwards = Layout(6, 2, "backwards", ((Run(4, 1, 2), Run(0, 1, 1)), (Run(1, 1, 3),)))
+    law_every_token_once_and_in_balance(backwards, [2])
+
+
+MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "the last rank takes all": ("_next_owner", lambda self: self.ring.world_size - 1),
+    "in turn, whoever has more": ("_next_owner", lambda self: self.length % self.ring.world_size),
+    "each rank takes all": ("_next_owner", lambda self: self.ring.rank),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_law_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, mutant = MUTANTS[name]
+    law_every_token_once_and_in_balance(contiguous(6, 4), [1] * 5)
+    monkeypatch.setattr(ShardedCache, function, mutant)
+    with pytest.raises(AssertionError):
+        law_every_token_once_and_in_balance(contiguous(6, 4), [1] * 5)
+
+
+def copies_of(tokens: int, grow: Callable[[ShardedCache, int], None] | None = None) -> int:
+    """Return how many tokens were copied to larger memory while so many were appended one by one."""
+    copied = 0
+    original = grow or ShardedCache._grow
+
+    class Counting(ShardedCache):
+        def _grow(self, least: int) -> None:
+            nonlocal copied
+            copied += self._filled
+            original(self, least)
+
+    def program(ring: Ring) -> None:
+        cache = Counting(ring, batch=1, kv_heads=1, head_dim=1)
+        for _ in range(tokens):
+            cache.append(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+
+    VirtualCluster(1, memory=False).run(program)
+    return copied
+
+
+def law_growth_is_seldom(grow: Callable[[ShardedCache, int], None] | None = None) -> None:
+    for tokens in (100, 1000):
+        assert copies_of(tokens, grow) <= tokens * GROWTH / (GROWTH - 1), tokens
+
+
+def one_more(cache: ShardedCache, least: int) -> None:
+    """Memory for the next token and no other."""
+    for name in ("_k", "_v"):
+        old = getattr(cache, name)
+        setattr(cache, name, torch.cat([old, old.new_empty((*old.shape[:2], 1, old.shape[3]))], dim=2))
+    cache._positions = np.append(cache._positions, 0)
+
+
+def test_it_grows_without_copying_everything_each_time() -> None:
+    law_growth_is_seldom()
+    with pytest.raises(AssertionError):
+        law_growth_is_seldom(one_more)
+
+
+def test_room_is_used_before_it_grows() -> None:
+    def program(ring: Ring) -> list[int]:
+        layout = contiguous(4, 2)
+        k, v = (layout.shard(x, ring.rank) for x in numbered(4))
+        cache = ShardedCache.of_shards(ring, layout, k, v, room=2)
+        before = cache._k.data_ptr()
+        cache.append(*numbered(4))
+        return [cache.capacity, cache.here, int(cache._k.data_ptr() == before)]
+
+    assert VirtualCluster(2).run(program).results == [[4, 4, 1]] * 2
+
+
+def a_cache(ring: Ring, tokens: int = 6) -> ShardedCache:
+    cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=3)
+    cache.append(*numbered(tokens))
+    return cache
+
+
+def query(**change: Any) -> Tensor:
+    return torch.ones(*change.get("shape", (1, 4, 1, 3)), dtype=change.get("dtype", torch.float32))
+
+
+WRONG: dict[str, tuple[Callable[[ShardedCache], Any], type[RinglabError], str]] = {
+    "more queries than tokens": (lambda c: decode(query(shape=(1, 4, 7, 3)), c), ShapeError, "6 tokens"),
+    "no query": (lambda c: decode(query(shape=(1, 4, 0, 3)), c), ShapeError, "one at least"),
+    "another batch": (lambda c: decode(query(shape=(2, 4, 1, 3)), c), ShapeError, "q (1, H, n, 3)"),
+    "heads that do not divide": (lambda c: decode(query(shape=(1, 3, 1, 3)), c), ShapeError, "cache's 2"),
+    "another head dim": (lambda c: decode(query(shape=(1, 4, 1, 4)), c), ShapeError, "(1, 4, 1, 4)"),
+    "no tensor": (lambda c: decode(3, c), ShapeError, "int"),  # type: ignore[call-overload]
+    "another dtype": (lambda c: decode(query(dtype=torch.float64), c), DtypeError, "torch.float32"),
+    "another device": (lambda c: decode(query().to("meta"), c), DeviceError, "meta"),
+    "a query that wants gradients": (lambda c: decode(query().requires_grad_(), c), BackendError, "no_grad"),
+    "packed documents": (
+        lambda c: decode(query(), c, mask=Mask(documents=(3, 3))), MaskError, "one document",
+    ),
+    "no mask": (lambda c: decode(query(), c, mask="causal"), MaskError, "str"),  # type: ignore[call-overload]
+    "an unknown merge": (lambda c: decode(query(), c, merge="ring"), BackendError, "all-reduce, tree"),
+    "a softcap of nothing": (lambda c: decode(query(), c, softcap=0.0), MaskError, "softcap="),
+    "a softcap that the block does not know": (
+        lambda c: decode(query(), c, softcap=2.0, block=Plain()), BackendError, "block='blockwise'",
+    ),
+    "a scale of NaN": (lambda c: decode(query(), c, scale=math.nan), DtypeError, "finite"),
+    "an unknown block": (lambda c: decode(query(), c, block="fast"), BackendError, "'fast'"),
+}  # fmt: skip
+
+
+def asked(call: Callable[[], Any]) -> RinglabError | None:
+    try:
+        call()
+    except RinglabError as error:
+        return error
+    return None
+
+
+def wrong_call(ring: Ring, name: str, wrong: tuple[int, ...]) -> RinglabError | None:
+    cache = a_cache(ring)
+    return asked(lambda: (WRONG[name][0] if ring.rank in wrong else lambda c: decode(query(), c))(cache))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
+    _, kind, words = WRONG[name]
+    for wrong in ((0, 1), (1,)):
+        outcome = VirtualCluster(2, memory=False).run(wrong_call, name, wrong)
+        assert outcome.trace.bytes_sent() == 0
+        for rank, error in enumerate(outcome.results):
+            assert type(error) is (kind if rank in wrong else AgreementError), error
+            assert words in str(error) or rank not in wrong
+
+
+def empty(ring: Ring) -> RinglabError | None:
+    return asked(lambda: decode(query(), ShardedCache(ring, batch=1, kv_heads=2, head_dim=3)))
+
+
+def other_lengths(ring: Ring) -> RinglabError | None:
+    """Rank 1 has missed a token."""
+    return asked(lambda: decode(query(), a_cache(ring, 6 if ring.rank != 1 else 5)))
+
+
+def other_places(ring: Ring) -> RinglabError | None:
+    """As many tokens on every rank's count, and others of them here."""
+    layout = (contiguous, zigzag)[ring.rank % 2](5, ring.world_size)
+    k, v = (layout.shard(x, ring.rank) for x in numbered(5))
+    return asked(lambda: decode(query(), ShardedCache.of_shards(ring, layout, k, v)))
+
+
+EMPTY = (ShapeError, "an empty cache")
+DIFFERENT = (AgreementError, "rank 1: cache of 5 tokens")
+PLACES = (AgreementError, "cache of 5 tokens [")
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"), [(empty, EMPTY), (other_lengths, DIFFERENT), (other_places, PLACES)]
+)
+def test_empty_and_different_caches_are_refused_on_every_rank(
+    program: Callable[[Ring], Any], expected: tuple[type[RinglabError], str]
+) -> None:
+    outcome = VirtualCluster(3, memory=False).run(program)
+    assert outcome.trace.bytes_sent() == 0
+    for error in outcome.results:
+        assert type(error) is expected[0] and expected[1] in str(error), error
+
+
+def all_of_them(ring: Ring) -> list[RinglabError | None]:
+    caches = [empty(ring), other_lengths(ring), other_places(ring)]
+    return caches + [wrong_call(ring, name, (1,)) for name in WRONG]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "words"),
+    [
+        (lambda c: c.append(*numbered(2)[:1], numbered(3)[1]), ShapeError, "v of the new tokens"),
+        (lambda c: c.append(numbered(1)[0][:, :1], numbered(1)[1]), ShapeError, "k of the new tokens"),
+        (lambda c: c.append(*(x.double() for x in numbered(1))), DtypeError, "float64"),
+        (lambda c: c.append(*(x.to("meta") for x in numbered(1))), DeviceError, "meta"),
+        (lambda c: ShardedCache("ring", batch=1, kv_heads=1, head_dim=1), WorldSizeError, "ring="),
+        (lambda c: ShardedCache.of_shards(c.ring, "zigzag", *numbered(2)), LayoutError, "zigzag(S, P)"),
+        (lambda c: ShardedCache.of_shards(c.ring, contiguous(2, 2), *numbered(2)), WorldSizeError, "1 ranks"),
+        (
+            lambda c: ShardedCache.of_shards(c.ring, contiguous(3, 1), *numbered(2)),
+            ShapeError,
+            "(B, K, 3, D)",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_cache(
+    spoil: Callable[[ShardedCache], Any], kind: type[RinglabError], words: str
+) -> None:
+    def program(ring: Ring) -> RinglabError | None:
+        return asked(lambda: spoil(a_cache(ring)))
+
+    [error] = VirtualCluster(1).run(program).results
+    assert type(error) is kind and words in str(error), error
+
+
+def test_decode_without_a_cache() -> None:
+    with pytest.raises(ShapeError, match="ShardedCache"):
+        decode(query(), None)  # type: ignore[call-overload]

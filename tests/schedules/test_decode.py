@@ -1,0 +1,253 @@
+"""Decode against a cache on several ranks is decode against the whole cache; what it sends does not grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster, ring_attention
+from ringlab.comm.outcome import Outcome
+from ringlab.comm.ring import Ring
+from ringlab.conformance.tolerance import bounds, relative_error, truth
+from ringlab.cost.node_traffic import decode_traffic
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError
+from ringlab.layout import Layout, contiguous, striped, zigzag
+from ringlab.mask import Mask
+from ringlab.merge import Partial
+from ringlab.schedules import decode as module
+from ringlab.schedules.cache import ShardedCache
+from ringlab.schedules.decode import MERGES, Stretch, decode, stretches
+from tests.laws.draw import MAKERS, Shape, tensors
+
+MASKS = st.one_of(
+    st.builds(Mask, causal=st.booleans()),
+    st.builds(Mask, causal=st.booleans(), window=st.integers(1, 9)),
+    st.builds(Mask, window=st.one_of(st.none(), st.integers(1, 5)), prefix=st.integers(0, 9)),
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A prefill under a layout, and steps of `new` tokens after it."""
+
+    prefill: Layout
+    steps: int
+    new: int
+    H: int = 4
+    K: int = 2
+    mask: Mask = field(default_factory=Mask)
+    merge: str = "all-reduce"
+    dtype: torch.dtype = torch.float64
+    block: str = "naive"
+    softcap: float | None = None
+
+    @property
+    def S(self) -> int:
+        return self.prefill.S + self.steps * self.new
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of all tokens, the generated ones too."""
+        return tensors(Shape(2, self.H, self.K, self.S, self.S, 8), 0, self.dtype)[:3]
+
+
+def generate(ring: Ring, run: Generation) -> tuple[Tensor, Tensor, list[int]]:
+    """Return out and lse of the generated tokens, and how many tokens each rank has in the end."""
+    q, k, v = run.tensors()
+    layout, start = run.prefill, run.prefill.S
+    shards = (layout.shard(x[..., :start, :], ring.rank) for x in (k, v))
+    cache = ShardedCache.of_shards(ring, layout, *shards)
+    found = []
+    for token in range(start, run.S, run.new):
+        here = slice(token, token + run.new)
+        cache.append(k[..., here, :], v[..., here, :])
+        how: dict[str, Any] = {
+            "mask": run.mask,
+            "merge": run.merge,
+            "block": run.block,
+            "softcap": run.softcap,
+        }
+        found.append(decode(q[..., here, :], cache, return_lse=True, **how))
+    out, lse = zip(*found, strict=True)
+    return torch.cat(out, dim=2), torch.cat(lse, dim=2), cache.lengths
+
+
+def on_virtual_ranks(run: Generation) -> Outcome:
+    return VirtualCluster(run.prefill.P, memory=False).run(generate, run)
+
+
+def assert_equals_one_process(results: list[Any], run: Generation) -> None:
+    """Fail unless all ranks have the same bits, within the bounds derived for each step's attention."""
+    q, k, v = run.tensors()
+    out, lse, _ = results[0]
+    for other in results[1:]:
+        assert torch.equal(out, other[0]) and torch.equal(lse, other[1]), "ranks have different bits"
+    for step in range(run.steps):
+        S = run.prefill.S + (step + 1) * run.new
+        part = q[..., :S, :], k[..., :S, :], v[..., :S, :], torch.zeros_like(q[..., :S, :])
+        how: dict[str, Any] = {"mask": run.mask, "softcap": run.softcap}
+        true = truth(*part, **how)
+        allowed = bounds(*part, true=true, **how)
+        here = slice(step * run.new, (step + 1) * run.new)
+        for name, mine, whole in (("out", out[..., here, :], true.out), ("lse", lse[..., here], true.lse)):
+            rows = whole[..., -run.new :, :] if name == "out" else whole[..., -run.new :]
+            # Errors are allowed relative to the largest entry of the whole, as its bound is.
+            scale = np.abs(whole).max() / np.abs(rows).max()
+            assert relative_error(mine, rows) <= allowed[name] * scale, f"{name} of step {step} is wrong"
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(MAKERS), st.integers(0, 20), st.integers(1, 6), st.integers(1, 4), MASKS,
+    st.sampled_from(MERGES), st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+)  # fmt: skip
+def test_equals_one_process(
+    make: Any, S: int, P: int, new: int, mask: Mask, merge: str, heads: tuple[int, int]
+) -> None:
+    run = Generation(make(S, P), 2, new, *heads, mask, merge)
+    assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+
+@pytest.mark.parametrize("block", ["naive", "blockwise", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_block_and_dtype(block: str, dtype: torch.dtype) -> None:
+    run = Generation(zigzag(61, 4), 2, 1, mask=Mask(window=40), dtype=dtype, block=block)
+    assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+
+@pytest.mark.parametrize("block", ["naive", "blockwise", "native", "auto"])
+def test_softcap(block: str) -> None:
+    run = Generation(striped(30, 3), 2, 2, mask=Mask(window=9), block=block, softcap=1.5)
+    results = on_virtual_ranks(run).results
+    assert_equals_one_process(results, run)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_equals_one_process(results, replace(run, softcap=None))
+
+
+def averages(a: Partial, b: Partial) -> Partial:
+    return Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse))
+
+
+def adds_the_weights(a: Partial, b: Partial) -> Partial:
+    return Partial(a.out + b.out, torch.logaddexp(a.lse, b.lse))
+
+
+def forgets_edges(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch]:
+    return [s for s in stretches(mask, positions, S, n) if s.rows == slice(0, n)]
+
+
+def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch]:
+    return stretches(mask, np.arange(len(positions)), S, n)
+
+
+MUTANTS = {
+    "partials are averaged": ("merge", averages, Mask()),
+    "partials are added": ("merge", adds_the_weights, Mask()),
+    "new tokens see all new tokens, or none": ("stretches", forgets_edges, Mask()),
+    "windows are counted in local positions": ("stretches", counts_local_positions, Mask(window=5)),
+}
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_oracle_notices(name: str, merge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, mutant, mask = MUTANTS[name]
+    run = Generation(contiguous(13, 3), 1, 3, mask=mask, merge=merge)
+    assert_equals_one_process(on_virtual_ranks(run).results, run)
+    monkeypatch.setattr(module, function, mutant)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+
+def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the tree, with this rank's own partial first: right up to rounding, and other bits on every rank."""
+    run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
+
+    def own_first(comm: Any, part: Partial) -> Partial:
+        first, *others = comm.all_gather(module._packed(part))
+        parts = [first, *others]
+        total = part
+        for other in parts[: comm.rank] + parts[comm.rank + 1 :]:
+            total = module.merge(total, module._unpacked(other))
+        return total
+
+    monkeypatch.setattr(module, "_along_a_tree", own_first)
+    with pytest.raises(AssertionError, match="different bits"):
+        assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+
+@given(MASKS, st.integers(1, 4), st.integers(0, 20), st.integers(0, 2**16))
+def test_stretches_are_the_mask(mask: Mask, n: int, before: int, seed: int) -> None:
+    """Each visible pair once, none besides, whichever keys are here."""
+    S = before + n
+    positions = np.flatnonzero(np.random.default_rng(seed).random(S) < 0.6)
+    met = np.zeros((n, len(positions)), int)
+    for stretch in stretches(mask, positions, S, n):
+        met[stretch.rows, stretch.keys] += 1
+    assert (met == mask.visible(np.arange(S - n, S), positions)).all()
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 6, 8])
+def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None:
+    """On the meter, forward of a token: those of the formula, and at 2,000 tokens as many as at 20."""
+    for new in (1, 3):
+        expected = decode_traffic(Attention(2, 4, 2, 8, "float32"), P, new=new, merge=merge)
+        for S in (20, 2000):
+            run = Generation(striped(S, P), 1, new, merge=merge, dtype=torch.float32)
+            trace = on_virtual_ranks(run).trace
+            sent = [[e.bytes_sent for e in trace.exchanges(rank) if e.bytes_sent] for rank in range(P)]
+            most = max(sent, key=sum)
+            assert (sum(most), len(most)) == (expected.total_bytes, expected.messages)
+
+
+def test_an_unknown_merge_has_no_formula() -> None:
+    with pytest.raises(CostError, match="merge="):
+        decode_traffic(Attention(), 4, merge="ring")
+
+
+def test_the_meter_notices_a_cache_that_travels() -> None:
+    """The keys gathered instead of partials: right, and more with every token."""
+
+    def program(ring: Ring, S: int) -> None:
+        ring.all_gather(torch.zeros(1, 2, S // ring.world_size, 8))
+
+    one, two = (VirtualCluster(4).run(program, S).trace.bytes_sent(0) for S in (20, 2000))
+    assert two == 100 * one
+
+
+def prefill_and_generate(ring: Ring) -> tuple[Tensor, Tensor]:
+    """The rows of a ring over the prompt, and a token after it."""
+    layout = zigzag(30, ring.world_size)
+    q, k, v, _ = tensors(Shape(1, 4, 2, 31, 31, 8), 1)
+    shards = [layout.shard(x[..., :30, :], ring.rank) for x in (q, k, v)]
+    out = ring_attention(*shards, ring=ring, layout=layout, block="naive")
+    cache = ShardedCache.of_shards(ring, layout, *shards[1:], room=1)
+    cache.append(k[..., 30:, :], v[..., 30:, :])
+    return out, decode(q[..., 30:, :], cache, block="naive")
+
+
+def test_prefill_by_ring() -> None:
+    """The ring's rows and the decoded one are those of one causal attention."""
+    results = VirtualCluster(3, memory=False).run(prefill_and_generate).results
+    prompt = zigzag(30, 3).unshard([out for out, _ in results])
+    whole = tensors(Shape(1, 4, 2, 31, 31, 8), 1)
+    true = truth(*whole, causal=True)
+    mine = torch.cat([prompt, results[0][1]], dim=2)
+    assert relative_error(mine, true.out) <= bounds(*whole, causal=True, true=true)["out"]
+
+
+RUNS = [
+    Generation(zigzag(17, 3), 2, 1, mask=Mask(window=6), merge=merge, dtype=torch.float32) for merge in MERGES
+]
+
+
+def generate_all(ring: Ring) -> list[tuple[Tensor, Tensor, list[int]]]:
+    return [generate(ring, run) for run in RUNS]

@@ -1,0 +1,140 @@
+"""What the schedules send is what their formulas say, byte for byte; and what of it leaves a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ringlab import VirtualCluster
+from ringlab.comm.trace import Trace
+from ringlab.cost import traffic
+from ringlab.cost.node_traffic import NodeTraffic, between_nodes, double_ring_traffic
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import Traffic, hybrid_traffic, ulysses_traffic
+from ringlab.errors import CostError
+from ringlab.layout import Layout, contiguous, zigzag
+from ringlab.mask import Mask
+from tests.schedules.problems import Problem, program
+
+MHA = Attention(B=2, H=4, K=4, D=4, dtype="float32")
+GQA = Attention(B=1, H=8, K=2, D=4, dtype="bfloat16")
+MQA = Attention(B=1, H=4, K=1, D=4, dtype="float64")
+ALL = pytest.mark.parametrize("sizes", [MHA, GQA, MQA], ids=["MHA fp32", "GQA bf16", "MQA fp64"])
+
+
+def trace(
+    sizes: Attention, layout: Layout, schedule: str, mask: Mask | None = None, return_lse: bool = False
+) -> Trace:
+    problem = Problem(layout, sizes.H, sizes.K, mask or Mask(), sizes.D, sizes.B, getattr(torch, sizes.dtype))
+    run = VirtualCluster(layout.P, memory=False).run(program, problem, schedule, return_lse)
+    return run.trace
+
+
+Formula = Callable[[Attention, bool], Traffic]
+FORMULAS: dict[str, tuple[int, Formula]] = {
+    "ulysses": (4, lambda sizes, back: ulysses_traffic(sizes, 24, 4, backward=back)),
+    "hybrid(ring=2, ulysses=2)": (4, lambda sizes, back: hybrid_traffic(sizes, 24, 2, 2, backward=back)),
+    "hybrid(ring=3)": (6, lambda sizes, back: hybrid_traffic(sizes, 24, 3, 2, backward=back)),
+    "hybrid(ulysses=4)": (8, lambda sizes, back: hybrid_traffic(sizes, 24, 2, 4, backward=back)),
+    "double-ring(node=2)": (4, lambda sizes, back: double_ring_traffic(sizes, 24, 4, 2, backward=back)),
+    "double-ring(node=3)": (6, lambda sizes, back: double_ring_traffic(sizes, 24, 6, 3, backward=back)),
+}
+
+
+def assert_as_the_formula_says(schedule: str, sizes: Attention, return_lse: bool = False) -> None:
+    """Forward and backward together, of every rank, in bytes and messages."""
+    P, formula = FORMULAS[schedule]
+    there, back = formula(sizes, False), formula(sizes, True)
+    run = trace(sizes, contiguous(24, P), schedule, return_lse=return_lse)
+    for rank in range(P):
+        sent = [e.bytes_sent for e in run.exchanges(rank)]
+        assert (sum(sent), len(sent)) == (
+            there.total_bytes + back.total_bytes,
+            there.messages + back.messages,
+        ), rank
+
+
+@ALL
+@pytest.mark.parametrize("schedule", FORMULAS)
+def test_bytes_and_messages_are_those_of_the_formula(schedule: str, sizes: Attention) -> None:
+    assert_as_the_formula_says(schedule, sizes)
+
+
+def test_the_counter_notices_shared_heads_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "state_bytes", lambda dtype: 2)
+    with pytest.raises(AssertionError):
+        assert_as_the_formula_says("ulysses", GQA)
+
+
+def test_the_counter_notices_what_was_not_asked_for() -> None:
+    """lse, sent home though nobody wants it."""
+    with pytest.raises(AssertionError):
+        assert_as_the_formula_says("ulysses", MHA, return_lse=True)
+
+
+def test_ragged_ranks_send_no_more_than_the_formula_says() -> None:
+    run = trace(GQA, zigzag(23, 4), "ulysses")
+    most = sum(ulysses_traffic(GQA, 23, 4, backward=back).total_bytes for back in (False, True))
+    assert 0.8 * most < max(sum(e.bytes_sent for e in run.exchanges(rank)) for rank in range(4)) <= most
+
+
+def leaves_a_node(run: Trace, node: int, passes: Callable[[str], bool]) -> NodeTraffic:
+    """What leaves the first node, counted message by message."""
+    of_ranks = [
+        sum(e.bytes_sent for e in run.exchanges(rank) if e.to is not None and e.to >= node and passes(e.tag))
+        for rank in range(node)
+    ]
+    return NodeTraffic(sum(of_ranks), max(of_ranks))
+
+
+@ALL
+@pytest.mark.parametrize(("P", "node"), [(4, 2), (6, 2), (6, 3)])
+def test_what_leaves_a_node_is_what_the_formula_says(sizes: Attention, P: int, node: int) -> None:
+    for schedule, double in (("ring", False), (f"double-ring(node={node})", True)):
+        run = trace(sizes, contiguous(24, P), schedule)
+        there, back = (
+            between_nodes(sizes, 24, P, node, double=double, backward=back) for back in (False, True)
+        )
+        counted = leaves_a_node(run, node, lambda tag: True)
+        assert counted.node_bytes == there.node_bytes + back.node_bytes
+        assert counted.busiest_rank_bytes == there.busiest_rank_bytes + back.busiest_rank_bytes
+
+
+def test_the_double_ring_takes_load_off_the_links_between_nodes() -> None:
+    """Eight nodes of eight: an eighth of the busiest rank's bytes, and of K and V 56 blocks for 63."""
+    sizes, S = Attention(), 64 * 1024
+    ring, double = (between_nodes(sizes, S, 64, 8, double=double) for double in (False, True))
+    assert ring.node_bytes * 56 == double.node_bytes * 63
+    assert ring.busiest_rank_bytes == 9 * double.busiest_rank_bytes
+    assert between_nodes(sizes, S, 8, 8, double=True) == NodeTraffic(0, 0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: double_ring_traffic(MHA, 24, 4, 3),
+        lambda: between_nodes(MHA, 24, 6, 4, double=True),
+        lambda: between_nodes(MHA, 24, 6, 0, double=False),
+    ],
+)
+def test_ranks_that_do_not_fill_nodes_are_refused(bad: Callable[[], Any]) -> None:
+    with pytest.raises(CostError, match="ranks to a node"):
+        bad()
+
+
+@pytest.mark.parametrize("schedule", ["ring", "allgather", "double-ring(node=2)"])
+def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
+    """Windows that reach one rank back: one hop in place of seven; the double ring saves whole nodes."""
+    layout, mask = contiguous(64, 8), Mask(window=8)
+    whole, near = (trace(MHA, layout, schedule, m) for m in (None, mask))
+    share = sum(e.bytes_sent for e in near.exchanges()) / sum(e.bytes_sent for e in whole.exchanges())
+    # K, V there and back again, and dK, dV home: 3 parts of 1 hop in place of 7, 7 and 8, or of 3, 3 and 4 hops.
+    expected = {
+        "ring": (1 + 1 + 2) / (7 + 7 + 8),
+        "allgather": 3 / 21,
+        "double-ring(node=2)": (3 + 3 + 4) / 22,
+    }
+    assert share == pytest.approx(expected[schedule])
