@@ -154,8 +154,8 @@ def _storing_out(
     q, k = (x[0].double() for x in inputs[:2])
     scale, positions = q.shape[-1] ** -0.5, torch.arange(q.shape[1], device=q.device)
     state = torch.finfo(torch.promote_types(inputs.q.dtype, torch.float32)).eps
-    # Both delta and dout·v are sums of D products, in an order of the kernel's own: √D / 4 roundings each and
-    # twice that for luck, where the tolerance of the case table has one sum and many orders.
+    # Both delta and dout·v are sums of D products, in an order of the kernel's own. How far they part is in part 2
+    # of ringlab.conformance.tolerance; delta is taken as large as r here, which it is for normal inputs.
     change = (torch.finfo(inputs.q.dtype).eps + state * q.shape[-1] ** 0.5) * spread
     rows = (q[:, tokens] @ k.mT * scale - lse[:, tokens, None]).exp()
     columns = (q @ k[:, tokens].mT * scale - lse[..., None]).exp()

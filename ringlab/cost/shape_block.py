@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ringlab.cost.block_time import BlockTime
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial
 from ringlab.plan import Tile
+from ringlab.scores import TileScores
 
 Tiles = tuple[Tile, ...]
 
@@ -21,30 +23,36 @@ class Prices:
 
     def __init__(self, block_time: BlockTime, sizes: Attention) -> None:
         self.block_time, self.sizes = block_time, sizes
-        self._books: dict[tuple[int, bool], Book] = {}
+        self._books: dict[tuple[int, int, bool], Book] = {}
 
-    def book(self, rows: int, backward: bool) -> Book:
-        """Return the prices for ranks of so many rows."""
-        return self._books.setdefault((rows, backward), Book(self, rows, backward))
+    def book(self, q: Tensor, backward: bool) -> Book:
+        """Return the prices for blocks that are given q: a Ulysses rank has fewer heads of more rows."""
+        heads, rows = q.shape[1:3]
+        return self._books.setdefault((heads, rows, backward), Book(self, heads, rows, backward))
 
 
 class Book:
-    """What tiles cost a rank of `rows` rows, in seconds."""
+    """What tiles cost a rank of `rows` rows of `heads` query heads, in seconds."""
 
-    def __init__(self, prices: Prices, rows: int, backward: bool) -> None:
+    def __init__(self, prices: Prices, heads: int, rows: int, backward: bool) -> None:
         self.prices, self.rows, self.backward = prices, rows, backward
+        self.sizes = replace(prices.sizes, H=heads, K=1)  # K takes no part in what a block computes
         self.known: dict[int, float] = {}
         self._kept: list[Tiles] = []
+        self._single: dict[Tile, Tiles] = {}
 
     def seconds(self, tiles: Tiles) -> float:
         """Return the seconds that `tiles` take."""
         found = self.known.get(id(tiles))
         if found is None:
-            prices = self.prices
-            found = prices.block_time.seconds(tiles, prices.sizes, self.rows, self.backward)
+            found = self.prices.block_time.seconds(tiles, self.sizes, self.rows, self.backward)
             self.known[id(tiles)] = found
             self._kept.append(tiles)  # so that its id stays its own
         return found
+
+    def of_tile(self, tile: Tile) -> float:
+        """Return the seconds that a launch for `tile` alone takes."""
+        return self.seconds(self._single.setdefault(tile, (tile,)))
 
 
 class ShapeBlock:
@@ -65,12 +73,19 @@ class ShapeBlock:
         return None if q.device.type == "meta" else "computes shapes only, of tensors on the device 'meta'"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
-        """Raise: tiles are not computed one by one here."""
-        raise NotImplementedError("a block of shapes takes whole steps")
+        """Return the shapes of one tile's partial, and charge its seconds: windows are computed tile by tile."""
+        self._charge(q, k, causal, backward=False)
+        return Partial(torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
 
     def backward(self, *tensors: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Raise: tiles are not computed one by one here."""
-        raise NotImplementedError("a block of shapes takes whole steps")
+        """Return the shapes of one tile's dq, dk and dv, and charge its seconds."""
+        q, k, v = tensors[1:4]
+        self._charge(q, k, causal, backward=True)
+        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        return dq, dk, dv
+
+    def _charge(self, q: Tensor, k: Tensor, causal: bool, *, backward: bool) -> None:
+        self.spend(self.prices.book(q, backward).of_tile(Tile(0, q.shape[2], 0, k.shape[2], causal)))
 
     def forward_steps(self, q: Tensor, count: int, *, scale: float) -> ShapeForward:
         """Return the forward of `q` over `count` blocks."""
@@ -88,11 +103,11 @@ class ShapeForward:
 
     def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
         self.q, self.left = q, count
-        self.seconds, self.spend = block.prices.book(q.shape[2], False).seconds, block.spend
+        self.seconds, self.spend = block.prices.book(q, False).seconds, block.spend
         self.state: tuple[Tensor, ...] = ()
         self.out = self.lse = q
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> None:
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
         if not self.left:
@@ -114,10 +129,10 @@ class ShapeBackward:
 
     def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
         self.q, self.left = q, count
-        self.seconds, self.spend = block.prices.book(q.shape[2], True).seconds, block.spend
+        self.seconds, self.spend = block.prices.book(q, True).seconds, block.spend
         self.total = self.dq = q
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor) -> list[Gradient]:
+    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> list[Gradient]:
         """Charge the seconds of `tiles`; return the shapes of the block's gradients, or nothing."""
         self.left -= 1
         if self.left and self.total is self.q:

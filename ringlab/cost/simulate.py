@@ -34,26 +34,37 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
 from ringlab.layout import Layout
-from ringlab.schedules import available
+from ringlab.mask import Mask
+from ringlab.schedules import get_schedule
 
 MOST_TOKENS = 2**31
 MOST_RANKS = 4096
 MOST_OF_A_SIZE = 2**20
 """B, H, K, D, and rows and keys of a kernel tile: more is a slip of the pen."""
+MOST_TILES_OF_A_WINDOW = 2**16
+"""Windows that a sequence may hold: a rank's share of it is cut into about three tiles for each."""
 CPU_S_PER_PAIR = {False: 17e-6, True: 200e-6}
 """CPU seconds per pair of ranks, forward and with backward: 256 ranks, zig-zag. Roughly: machines differ."""
 
+_HOPS = (
+    "hops of one rank over different links (inside and between nodes) do not wait for each other; NCCL runs the "
+    "exchanges of one communicator in the order of posting, so a backward whose hops are not hidden may be slower"
+)
+_ALL_TO_ALL = (
+    "an all-to-all is one exchange with each other rank of the group, nearest first, one after another by the "
+    "sender's port; NCCL may send to several at once, and a switch that all share may be slower"
+)
 MESSAGES_ASSUMED = {
-    "ring": (
-        "hops of one rank over different links (inside and between nodes) do not wait for each other; NCCL runs the "
-        "exchanges of one communicator in the order of posting, so a backward whose hops are not hidden may be slower",
-    ),
+    "ring": (_HOPS,),
     "allgather": (
         "all-gather is P - 1 sends from each rank to each other, one after another by the sender's port, and what "
         "comes in is not limited: NCCL's ring all-gather between nodes uses all rails at once and can be several "
         "times faster, so do not reject all-gather by this figure",
         "the gradients' reduce-scatter is P - 1 such sends too",
     ),
+    "ulysses": (_ALL_TO_ALL,),
+    "hybrid": (_ALL_TO_ALL, _HOPS),
+    "double-ring": (_HOPS,),
 }
 """What is assumed of messages, by schedule, that may change which one is faster."""
 
@@ -136,6 +147,7 @@ def simulate(
     layout: Layout,
     hardware: Hardware,
     *,
+    mask: Mask | None = None,
     schedule: str = "ring",
     backward: bool = False,
     tile: tuple[int, int] | None = (128, 128),
@@ -147,16 +159,18 @@ def simulate(
 ) -> Simulation:
     """Return what ring attention of these sizes under `layout` costs on `hardware`.
 
+    mask: who sees whom; if left out, that of `sizes.causal`. schedule: as `ring_attention` takes it.
     tile: rows and keys of a kernel tile; one that is not wholly masked counts wholly. None counts
         visible pairs only.
     slow: how many times longer each rank computes. jitter: see `Recording.clock`.
     block_time, network: instead of the hardware's own.
     Raises: CostError for what cannot be simulated.
     """
-    check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes)
+    mask = Mask(causal=sizes.causal) if mask is None else mask
+    check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes, mask)
     began, cpu = time.perf_counter(), time.process_time()
     prices = Prices(block_time or time_of(hardware, sizes.dtype, tile, sizes.D), sizes)
-    recording = record(sizes, layout, prices, schedule, backward)
+    recording = record(sizes, layout, prices, schedule, backward, mask)
     how: dict[str, Any] = {"slow": slow, "jitter": jitter, "seed": seed}
     timeline = recording.clock(network or Network.of(hardware, layout.P), **how)
     free = recording.clock(Network.free(layout.P), **how)
@@ -164,9 +178,11 @@ def simulate(
     return Simulation(recording, timeline, free, wall_s, cpu_s)
 
 
-def record(sizes: Attention, layout: Layout, prices: Prices, schedule: str, backward: bool) -> Recording:
-    """Return what every rank does in ring attention of these sizes."""
-    _warm_up(backward)
+def record(
+    sizes: Attention, layout: Layout, prices: Prices, schedule: str, backward: bool, mask: Mask
+) -> Recording:
+    """Return what every rank does in ring attention of these sizes under `mask`."""
+    _warm_up(backward or mask.window is not None)
     dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
     shards = {
         length: tuple(
@@ -190,7 +206,7 @@ def record(sizes: Attention, layout: Layout, prices: Prices, schedule: str, back
             v,
             ring=ring,
             layout=layout,
-            causal=sizes.causal,
+            mask=mask,
             block=block,
             schedule=schedule,
             validate=False,
@@ -202,13 +218,13 @@ def record(sizes: Attention, layout: Layout, prices: Prices, schedule: str, back
 
 
 @cache
-def _warm_up(backward: bool) -> None:
+def _warm_up(products: bool) -> None:
     """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
 
-    Only backward multiplies and sums; the first product on "meta" makes torch load its compiler, for a second.
+    Only backward, and windows' tiles, multiply and sum; the first product on "meta" makes torch load its compiler, for a second.
     """
     x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
-    if backward:
+    if products:
         (x * x).sum(dim=-1)
 
 
@@ -220,14 +236,18 @@ def check_request(
     jitter: float,
     seed: int = 0,
     sizes: Attention | None = None,
+    mask: Mask | None = None,
 ) -> None:
-    """Raise CostError for what cannot be simulated."""
+    """Raise CostError for what cannot be simulated, or what the schedule or mask itself refuses."""
     check_amounts(layout.S, layout.P, tile, sizes)
-    if schedule not in available():
-        remedy = nearest(schedule, available())
-        if schedule in ("ulysses", "hybrid"):
-            remedy = "Ulysses' all-to-alls: ringlab plan --ulysses"
-        raise CostError(f"a schedule among {', '.join(available())}", repr(schedule), remedy)
+    name = messages_of(schedule)
+    if name not in MESSAGES_ASSUMED:
+        known = ", ".join(MESSAGES_ASSUMED)
+        raise CostError(f"a schedule among {known}", repr(schedule), nearest(name, MESSAGES_ASSUMED))
+    if sizes is not None:
+        get_schedule(schedule).check(sizes.H, sizes.K, layout.P)
+    if mask is not None:
+        _check_mask(mask.of_length(layout.S), layout)
     if not isinstance(seed, int) or seed < 0:
         raise CostError("seed >= 0, an integer", f"{seed!r}", f"seed {abs(seed)}" if seed else "seed 0")
     for rank, factor in slow.items():
@@ -237,6 +257,22 @@ def check_request(
             raise CostError("slow factors > 0, finite", f"rank {rank} times {factor}")
     if not 0 <= jitter <= 1:
         raise CostError("jitter from 0 to 1, a standard deviation of logarithms", f"{jitter}")
+
+
+def messages_of(schedule: str) -> str:
+    """Return the name of a schedule without its degrees, under which `MESSAGES_ASSUMED` tells of its messages."""
+    return schedule.partition("(")[0].strip()
+
+
+def _check_mask(mask: Mask, layout: Layout) -> None:
+    """A window is cut into tiles of its own size, and its plan grows as what it does not see."""
+    least = -(-layout.S // MOST_TILES_OF_A_WINDOW)
+    if mask.window is not None and mask.window < least:
+        raise CostError(
+            f"a window of at least {least:,} tokens of {layout.S:,}",
+            f"{mask.window:,}",
+            f"a window of {least}, or {mask.window * MOST_TILES_OF_A_WINDOW:,} tokens",
+        )
 
 
 def check_amounts(

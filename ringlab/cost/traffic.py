@@ -1,8 +1,8 @@
 """Bytes on the wire: what one rank sends in one attention layer, per step and in total.
 
-Ring and all-gather are those of `ringlab.schedules`, byte for byte. Ulysses (arXiv 2309.14509)
-turns the shard of tokens into a shard of heads by all-to-all and back; the hybrid (arXiv
-2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
+All are those of `ringlab.schedules`, byte for byte; Ulysses and the hybrid for ranks of as many tokens
+each. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back;
+the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False)
     """Return what a rank of ceil(S/P) tokens sends: all-to-alls of Q, K and V, and of the output.
 
     Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or with the one
-    K/V head that its query heads need where P exceeds K. Backward: as many bytes, of dO, dQ, dK and dV.
+    K/V head that its query heads need where P exceeds K. Backward: as many bytes, of dO, dQ, dK and dV; dK and dV
+    of a head that several ranks hold are in float32, for they are summed at home.
     Raises: CostError for heads that P ranks cannot share.
     """
     _check_degrees(S, P)
@@ -118,7 +119,8 @@ def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False)
     block = -(-S // P) * (P - 1) * per_token * heads
     if P == 1:
         return Traffic((), 0)
-    before, after = (query, query + 2 * block) if backward else (query + 2 * block, query)
+    home = block // element_bytes(sizes.dtype) * state_bytes(sizes.dtype) if P > sizes.K else block
+    before, after = (query, query + 2 * home) if backward else (query + 2 * block, query)
     return Traffic((before, after), 4 * (P - 1))
 
 

@@ -17,6 +17,7 @@ from ringlab.viz.decision_rules import (
     ALLGATHER,
     BANDWIDTH,
     HIDDEN,
+    HYBRID,
     NOTHING,
     RING,
     TOKENS,
@@ -29,7 +30,20 @@ from ringlab.viz.decision_rules import (
 )
 from ringlab.viz.machines import MACHINES, short
 from ringlab.viz.picture import as_html
-from ringlab.viz.style import GREEN, INK, ORANGE, PAPER, PURPLE, QUIET, RULE, SKY, new_figure, show, styled
+from ringlab.viz.style import (
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    RULE,
+    SKY,
+    YELLOW,
+    new_figure,
+    show,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +53,7 @@ LOOKS: dict[int, tuple[str, str]] = {
     HIDDEN: (SKY, ""),
     RING: (ORANGE, "//"),
     ULYSSES: (GREEN, ".."),
+    HYBRID: (YELLOW, "\\\\"),
     ALLGATHER: (PURPLE, "xx"),
     NOTHING: (RULE, "--"),
 }
@@ -46,6 +61,7 @@ WORDS = {
     HIDDEN: "ring: hidden",
     RING: "ring: exposed, but least",
     ULYSSES: "Ulysses exposes less",
+    HYBRID: "a hybrid exposes less",
     ALLGATHER: "all-gather exposes less",
     NOTHING: "nothing fits",
 }
@@ -61,14 +77,15 @@ def figure(
     P: int = 8,
     latency_s: float | None = None,
     memory_bytes: float | None = None,
+    hybrids: bool = False,
 ) -> Figure:
     """Return the map for P ranks of `machine`, with the known machines' links at their own thresholds.
 
     The map takes the machine's dense peak, its inner link's latency and its whole memory for one
-    layer's attention, unless told otherwise.
+    layer's attention, unless told otherwise. With `hybrids` rings of Ulysses rows are weighed too.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
-    asked = question(sizes, machine, P, latency_s, memory_bytes)
+    asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     with styled():
         drawn = new_figure((8.0, 5.0))
         ax = drawn.subplots()
@@ -132,9 +149,10 @@ def describe(
     P: int = 8,
     latency_s: float | None = None,
     memory_bytes: float | None = None,
+    hybrids: bool = False,
 ) -> str:
     """Return the map in words: its alternative text."""
-    asked = question(sizes, machine, P, latency_s, memory_bytes)
+    asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     _, _, best = grid(asked)
     shares = ", ".join(
         f"{WORDS[kind]} on {(best == kind).mean():.0%}" for kind in LOOKS if (best == kind).any()
@@ -149,7 +167,7 @@ def describe(
     )
 
 
-def player(machine: str = "h100", P: int = 8) -> Any:
+def player(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> Any:
     """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map."""
     import ipywidgets
 
@@ -173,7 +191,7 @@ def player(machine: str = "h100", P: int = 8) -> Any:
             return
         sizes = Attention(1, heads.value, kv_heads.value, dim.value, dtype.value, causal.value)
         given = sizes, which.value, ranks.value
-        picture.value = as_html(figure(*given), describe(*given))
+        picture.value = as_html(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids))
 
     def other_machine(change: dict[str, Any]) -> None:
         kept, offered = dtype.value, _dtypes(change["new"])
@@ -190,14 +208,15 @@ def player(machine: str = "h100", P: int = 8) -> Any:
     return ipywidgets.VBox([*(ipywidgets.HBox(row) for row in rows), picture])
 
 
-def play(machine: str = "h100", P: int = 8) -> None:
+def play(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> None:
     """Show the player to a person; where nobody is there to move a slider, the map at the same values."""
     if not is_live():
-        show(figure(None, machine, P), describe(None, machine, P))
+        given = None, machine, P
+        show(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids))
         return
     from IPython.display import display
 
-    display(player(machine, P))
+    display(player(machine, P, hybrids=hybrids))
 
 
 def _dtypes(machine: str) -> list[str]:
@@ -212,13 +231,13 @@ def _title(asked: Question, machine: str | Hardware) -> str:
 
 def _room(asked: Question) -> str:
     """How many tokens per rank fit, by schedule."""
-    names = {RING: "ring", ULYSSES: "Ulysses", ALLGATHER: "all-gather"}
+    names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrid", ALLGATHER: "all-gather"}
     return ", ".join(f"{names[kind]} {_tokens(asked.most_tokens[kind])}" for kind in asked.choices)
 
 
 def _tokens(count: float) -> str:
-    for size, letter in ((2**20, "M"), (2**10, "k")):
-        if count >= size:
+    for size, letter, least in ((2**20, "M", 1000 * 2**10), (2**10, "k", 2**10)):
+        if count >= least:
             return f"{count / size:.3g}{letter}"
     return f"{count:.0f}"
 

@@ -1,40 +1,43 @@
 """Which schedule leaves least communication exposed, over tokens per rank and bandwidth.
 
-Everything is put together from the cost room: `overlap` for the ring, `closed_form` for the
-all-gather, `traffic` for Ulysses, `memory` for what fits. Forward of one attention layer, links all
+Everything is weighed by the cost room, `ringlab.cost.choose`. Forward of one attention layer, links all
 alike, balanced layouts; bytes per second count one direction.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ringlab.cost.closed_form import allgather_s
+from ringlab.cost.choose import Way, ways
 from ringlab.cost.hardware import Hardware, hardware
-from ringlab.cost.memory import attention_bytes
-from ringlab.cost.overlap import exposed_s, hop_s, least_tokens_hidden
+from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import shared_heads, ulysses_traffic
+from ringlab.cost.traffic import shared_heads
 from ringlab.errors import CostError
 from ringlab.viz.machines import known_links
 
-HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING = range(5)
+HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
+KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
 TOKENS, BANDWIDTH = (2**5, 2**23), (1e8, 2e12)
 """The axes: tokens per rank, and bytes per second one way."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A layer of attention on P ranks, each of F FLOP/s, with `memory_bytes` free for it, any bandwidth."""
+    """A layer of attention on P ranks, each of F FLOP/s, with `memory_bytes` free for it, any bandwidth.
+
+    hybrids: whether rings of rows that share heads are weighed too, each number of ranks in a row.
+    """
 
     sizes: Attention
     P: int
     F: float
     latency_s: float
     memory_bytes: float
+    hybrids: bool = False
 
     @property
     def ulysses_refusal(self) -> str:
@@ -50,27 +53,23 @@ class Question:
         return least_tokens_hidden(self.F, B, self.sizes, latency_s=self.latency_s)
 
     def exposed(self, kind: int, c: int, B: float) -> float:
-        """Return the seconds of communication that a schedule exposes.
-
-        An all-gather and the two all-to-alls of Ulysses have nothing to hide behind.
-        """
-        if kind in (HIDDEN, RING):
-            return exposed_s(self.sizes, c, self.P, self.F, B, self.latency_s)
-        if kind == ALLGATHER:
-            return allgather_s(self.P, 0.0, hop_s(self.sizes, c, B) / 2, self.latency_s)
-        sent = ulysses_traffic(self.sizes, c * self.P, self.P)
-        return sent.total_bytes / B + sent.steps * self.latency_s
+        """Return the seconds of communication that a schedule exposes; a hybrid's in the best rows that fit."""
+        found = self._ways[RING if kind == HIDDEN else kind]
+        fitting = [it for it in found if it.held_bytes * c <= self.memory_bytes]
+        return min(it.exposed_s(c, self.F, B, self.latency_s) for it in fitting or found)
 
     def needs_bytes(self, kind: int, c: int) -> int:
-        """Return the bytes of one layer's attention on a rank; Ulysses holds its tokens and its heads."""
-        if kind in (HIDDEN, RING):
-            return attention_bytes(self.sizes, c, self.P, "ring")
-        if kind == ALLGATHER:
-            return attention_bytes(self.sizes, c, self.P, "allgather")
-        heads = replace(self.sizes, H=self.sizes.H // self.P, K=shared_heads(self.sizes, self.P))
-        return attention_bytes(self.sizes, c, 1, "blockwise") + attention_bytes(
-            heads, c * self.P, 1, "blockwise"
-        )
+        """Return the bytes of one layer's attention on a rank; with Ulysses those of its tokens and of its heads."""
+        return min(it.held_bytes for it in self._ways[RING if kind == HIDDEN else kind]) * c
+
+    @cached_property
+    def _ways(self) -> dict[int, list[Way]]:
+        """Every way to share the layer out, by schedule."""
+        found: dict[int, list[Way]] = {}
+        for it in ways(self.sizes, self.P):
+            if self.hybrids or it.schedule != "hybrid":
+                found.setdefault(KINDS[it.schedule], []).append(it)
+        return found
 
     @cached_property
     def most_tokens(self) -> dict[int, int]:
@@ -80,7 +79,7 @@ class Question:
     @cached_property
     def choices(self) -> tuple[int, ...]:
         """Return the schedules that the heads allow."""
-        return (RING, ALLGATHER) if self.ulysses_refusal else (RING, ULYSSES, ALLGATHER)
+        return tuple(kind for kind in KINDS.values() if kind in self._ways)
 
     def best(self, c: int, B: float) -> int:
         """Return the schedule that exposes least of those that fit; HIDDEN if the ring exposes nothing."""
@@ -107,6 +106,7 @@ def question(
     P: int = 8,
     latency_s: float | None = None,
     memory_bytes: float | None = None,
+    hybrids: bool = False,
 ) -> Question:
     """Return the question for ranks of `machine`: its dense peak, its inner link's latency, its whole memory.
 
@@ -120,7 +120,7 @@ def question(
     memory = known.memory_bytes if memory_bytes is None else memory_bytes
     if not (latency >= 0 and memory > 0):
         raise CostError("latency_s >= 0 and memory_bytes > 0", f"{latency!r} and {memory!r}")
-    return Question(sizes, P, known.peak(sizes.dtype), latency, memory)
+    return Question(sizes, P, known.peak(sizes.dtype), latency, memory, hybrids)
 
 
 def machines(asked: Question) -> list[Machine]:

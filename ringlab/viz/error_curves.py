@@ -142,9 +142,14 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
     """Return the panels of `fault_figure` in words."""
     sentences = []
     for name, curves in found.items():
-        parts = [f"{probe} {errors[0]:.0e} to {errors[-1]:.0e}" for probe, errors in curves.items()]
+        parts = [f"{probe} {_told(errors[0])} to {_told(errors[-1])}" for probe, errors in curves.items()]
         sentences.append(f"{name}: {', '.join(parts)}.")
     return f"Relative errors from {ranks[0]} to {ranks[-1]} blocks. " + " ".join(sentences)
+
+
+def _told(error: float) -> str:
+    """Return an error in words; of a few roundings of float32 every machine has digits of its own."""
+    return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 
 
 def _draw(ax: Axes, one: Panel, whole: Panel | None) -> None:

@@ -6,10 +6,11 @@ from the simulator. Nothing is drawn that is not in it; see `ringlab.viz.gantt_c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringlab.comm.trace import Trace
+from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.course.frontend import is_live
 from ringlab.errors import CommError
 from ringlab.viz.gantt_chart import COMPUTATIONS, Bar, Chart, chart, in_unit, time_unit
@@ -24,6 +25,7 @@ from ringlab.viz.style import (
     RED,
     RULE,
     SKY,
+    image,
     new_figure,
     show,
     styled,
@@ -135,6 +137,41 @@ def describe(trace: Trace, name: str = "Timeline") -> str:
 def describe_all(traces: Iterable[Trace], names: Iterable[str]) -> str:
     """Return several charts in words: the alternative text of `compare`."""
     return " ".join(describe(trace, name) for trace, name in zip(traces, names, strict=True))
+
+
+@contextmanager
+def live(title: str, until: float | None = None) -> Iterator[Callable[[Trace], None]]:
+    """Give a function that draws a trace in one place, over and over: what `launch(…, watch=…)` calls.
+
+    `until`: seconds that the axis has at least while the chart grows. In the end the whole chart stands there, also if the run failed, with its words; where
+    nobody is there to see it grow, that is all that is shown.
+    """
+    from IPython.display import display
+
+    seen: list[Trace] = []
+    handle: Any = display({"text/plain": f"{title}: …"}, raw=True, display_id=True) if is_live() else None
+
+    def watch(trace: Trace) -> None:
+        if not _drawable(trace):
+            return
+        seen[:] = [trace]
+        if handle is not None:
+            name, end = f"{title}, so far", max(until or 0.0, chart(trace).makespan)
+            handle.update(image(figure(trace, name, end or None), describe(trace, name)), raw=True)
+
+    try:
+        yield watch
+    finally:
+        for trace in seen:
+            drawn, words = figure(trace, title), describe(trace, title)
+            if handle is None:
+                show(drawn, words)
+            else:
+                handle.update(image(drawn, words), raw=True)
+
+
+def _drawable(trace: Trace) -> bool:
+    return any(isinstance(event, (Compute, Exchange)) for event in trace.events)
 
 
 def player(traces: Mapping[str, Trace]) -> Any:

@@ -92,6 +92,13 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def image(figure: Figure, alt: str) -> dict[str, str]:
+    """Return what is displayed of a figure to a person: JupyterLab leaves an image output's alt out, an element keeps it."""
+    data = base64.b64encode(png(figure)).decode()
+    element = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+    return {"text/html": element, "text/plain": alt}
+
+
 def show(figure: Figure, alt: str) -> None:
     """Display the figure as an image, with `alt` as its text for screen readers and plain terminals.
 
@@ -101,9 +108,8 @@ def show(figure: Figure, alt: str) -> None:
 
     if not alt.strip():
         raise ValueError("alt: say in words what the figure shows")
-    data = base64.b64encode(png(figure)).decode()
-    if is_live():  # JupyterLab leaves an image output's alt out; an element of our own keeps it
-        element = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
-        display({"text/html": element, "text/plain": alt}, raw=True)
+    if is_live():
+        display(image(figure, alt), raw=True)
     else:
+        data = base64.b64encode(png(figure)).decode()
         display({"image/png": data, "text/plain": alt}, metadata={"image/png": {"alt": alt}}, raw=True)

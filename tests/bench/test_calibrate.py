@@ -51,7 +51,7 @@ def test_errors_have_a_sign_and_are_relative_to_what_was_measured() -> None:
 
 
 def test_the_prediction_is_that_of_the_ring_by_hand() -> None:
-    """P=2, 2,048 tokens, zig-zag: two diagonals of 512 rows cut to 256, a full square, then half a block."""
+    """P=2, 2,048 tokens, zig-zag: one triangle of 1,024 rows, then half a block."""
     measured = made_up()
     forward = compare(measured, as_hardware(measured, "exact"))[0]
     assert (forward["pass"], forward["tokens"]) == ("forward", 2048)
@@ -59,8 +59,7 @@ def test_the_prediction_is_that_of_the_ring_by_hand() -> None:
     def tile(rows: int, keys: int) -> float:
         return LAUNCH + 4 * rows * (keys * SCORE + ROW)
 
-    diagonal = 3 * tile(256, 256)
-    first = 2 * diagonal + tile(512, 512)
+    first = LAUNCH + 4 * (1024 * 1025 / 2 * SCORE + 1024 * ROW)
     by_rank = (first + tile(512, 1024), first + tile(1024, 512))
     assert forward["predicted_s"] == pytest.approx(max(by_rank), rel=1e-6)
 

@@ -133,7 +133,8 @@ def test_real_submissions_are_watched_on_their_way() -> None:
     assert set(part["seconds_each"]) == set(PHASES) and all(
         part["seconds_each"][phase] > 0 for phase in PHASES
     )
-    assert 0 < 2 * sum(part["seconds_each"].values()) <= part["wall_s"]
+    rounding = 2 * len(PHASES) * 0.0005 + 0.005
+    assert 0 < 2 * sum(part["seconds_each"].values()) <= part["wall_s"] + rounding
     assert part["cpu_s_each"]["workers"] > 0
     assert part["per_minute"] == pytest.approx(120 / part["wall_s"], rel=0.02)  # both are rounded
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from ringlab.bench import contest
 from ringlab.bench import peers as bench
-from ringlab.bench.peers import OURS, PEERS, Sampled, bench_peers
+from ringlab.bench.contest import Sampled
+from ringlab.bench.interleaved import speed_ratio
+from ringlab.bench.peers import OURS, PEERS, bench_peers
 from ringlab.bench.reference import reference, sample
 from ringlab.bench.work import Work
 from ringlab.cli import app
@@ -57,13 +60,13 @@ def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], An
         for number, half in enumerate(halves)
     ]
     return {
-        "them": bench._errors(parts, expected, WORK),
-        OURS: bench._errors(parts, expected, WORK),
+        "them": contest.errors_of(parts, expected),
+        OURS: contest.errors_of(parts, expected),
     }, expected
 
 
 def case(found: dict[str, Any], expected: Any, of: str = "forward_backward") -> dict[str, Any]:
-    return bench._case(2, of, found, expected, {OURS: (2.0, 2.0, 2.0), "them": (1.0, 3.0, 9.0)})
+    return contest.case(2, of, found, expected, {OURS: (2.0, 2.0, 2.0), "them": (1.0, 3.0, 9.0)}, OURS)
 
 
 def test_one_wrong_row_is_enough_and_its_error_is_told() -> None:
@@ -94,7 +97,7 @@ def test_a_rank_whose_results_are_not_finite_is_wrong() -> None:
 def test_a_row_that_no_rank_gave_is_wrong() -> None:
     _, expected = sampled()
     part = Sampled([0], {n: x[:, :1] for n, x in expected.true.items() if n != "lse"}, True)
-    found = {"them": bench._errors([part], expected, WORK), OURS: sampled()[0][OURS]}
+    found = {"them": contest.errors_of([part], expected), OURS: sampled()[0][OURS]}
     of = case(found, expected)
     assert not of["contenders"]["them"]["correct"] and of["contenders"][OURS]["correct"]
 
@@ -157,3 +160,48 @@ def test_the_command_prints_ratios_and_writes_them(tmp_path: Path, monkeypatch: 
     assert "absent" in done.output and "not run: it is not installed" in done.output
     assert json.loads(written.read_text())["cases"][0]["P"] == 2
     assert CliRunner().invoke(app, ["bench", "peers", "--ranks", "two"]).exit_code == 2
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/peers"
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def published(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{request.param}.json").read_text())
+    return found
+
+
+def test_what_was_published_is_the_work_of_the_issue_and_adds_up(published: dict[str, Any]) -> None:
+    work = published["work"]
+    assert (work["B"], work["H"], work["S"], work["D"], work["causal"]) == (1, 8, 8192, 64, True)
+    assert [(each["P"], each["pass"]) for each in published["cases"]] == [
+        (P, of) for P in (2, 4) for of in contest.PASSES
+    ]
+    for each in published["cases"]:
+        timed = {name: tuple(one["times_s"]) for name, one in each["contenders"].items()}
+        for name, one in each["contenders"].items():
+            assert len(one["times_s"]) >= 7
+            assert one["ratio"] == pytest.approx(speed_ratio(timed, OURS, name), abs=1e-4)
+            assert one["correct"] is all(one["errors"][x] <= one["bounds"][x] for x in one["errors"])
+        assert each["contenders"][OURS]["correct"]
+
+
+def test_ringlab_was_the_fastest_that_is_right_in_float32_and_no_more_than_a_tenth_behind_in_bfloat16() -> (
+    None
+):
+    """By median; what the README says of them."""
+    for dtype, allowed in (("float32", 1.0), ("bfloat16", 1.1)):
+        for each in json.loads((RESULTS / f"{dtype}.json").read_text())["cases"]:
+            right = {name: one for name, one in each["contenders"].items() if one["correct"]}
+            fastest = min(one["median_s"] for one in right.values())
+            assert right[OURS]["median_s"] <= allowed * fastest, (dtype, each["P"], each["pass"])
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    readme = (RESULTS.parents[2] / "README.md").read_text(encoding="utf-8")
+    cases = json.loads((RESULTS / "float32.json").read_text())["cases"]
+    for name in cases[0]["contenders"]:
+        if name != OURS:
+            said = [each["contenders"][name] for each in cases]
+            cells = [f"{one['ratio']:.2f}" + ("" if one["correct"] else ", wrong") for one in said]
+            assert f"| {' | '.join(cells)} |" in readme, name

@@ -266,7 +266,7 @@ machines = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(it=machines)
 def test_what_is_written_is_read_back_equal(it: Hardware, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"

@@ -27,12 +27,14 @@ from ringlab.cost.shape_block import Prices, ShapeBlock
 from ringlab.cost.simulate import Simulation, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
-from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zigzag
+from ringlab.mask import Mask
 from ringlab.plan import Tile, tiles
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 SIZES = Attention(H=4, K=2, D=8, dtype="float32")
 LAYOUTS = [contiguous(50, 4), striped(50, 4), zigzag(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
+SCHEDULES = ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
 IDS = [f"{layout!r}" for layout in LAYOUTS]
 
 
@@ -50,7 +52,15 @@ class NoTime:
         return 0.0
 
 
-def real(layout: Layout, sizes: Attention, schedule: str, backward: bool, block: Any, **how: Any) -> Any:
+def real(
+    layout: Layout,
+    sizes: Attention,
+    schedule: str,
+    backward: bool,
+    block: Any,
+    mask: Mask | None = None,
+    **how: Any,
+) -> Any:
     """The outcome of the same call with data, on the virtual cluster."""
 
     def shard(rank: int, heads: int) -> Tensor:
@@ -66,7 +76,7 @@ def real(layout: Layout, sizes: Attention, schedule: str, backward: bool, block:
             v,
             ring=ring,
             layout=layout,
-            causal=sizes.causal,
+            mask=mask or Mask(causal=sizes.causal),
             block=block(ring),
             schedule=schedule,
             validate=False,
@@ -90,11 +100,21 @@ def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("schedule", ["ring", "allgather"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 def test_its_messages_are_those_of_a_run_with_data(layout: Layout, schedule: str, backward: bool) -> None:
-    outcome = real(layout, SIZES, schedule, backward, lambda ring: "blockwise")
-    trace = run(layout, schedule=schedule, backward=backward).trace()
+    same_messages(layout, schedule, backward, Mask())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout", [contiguous(50, 4), zigzag(64, 4)], ids=repr)
+def test_its_messages_under_a_window_are_those_of_a_run_with_data(layout: Layout, schedule: str) -> None:
+    same_messages(layout, schedule, True, Mask(window=7))
+
+
+def same_messages(layout: Layout, schedule: str, backward: bool, mask: Mask) -> None:
+    outcome = real(layout, SIZES, schedule, backward, lambda ring: "blockwise", mask)
+    trace = run(layout, schedule=schedule, backward=backward, mask=mask).trace()
     for rank in range(layout.P):
         assert messages(trace, rank) == messages(outcome.trace, rank)
         labels = [event.label for event in outcome.trace.computes(rank)]
@@ -235,11 +255,41 @@ def test_measurements_of_another_head_dim_do_not_count() -> None:
     assert plain == other < 1.0 < simulate(replace(sizes, D=64), layout, measured).makespan_s
 
 
+def test_a_rank_of_ulysses_computes_its_heads_of_all_rows() -> None:
+    """As much as a rank of a balanced ring in all, and less time exposed where the ring's hops are longer."""
+    sizes = Attention(H=8, K=8, D=64)
+    layout = contiguous(4096, 4)
+    exact = {"tile": None, "backward": True}
+    shared = simulate(sizes, layout, hardware("h100"), schedule="ulysses", **exact)
+    even = simulate(sizes, zigzag(4096, 4), hardware("h100"), **exact)
+    assert shared.busy_s.tolist() == pytest.approx(even.busy_s.tolist(), rel=1e-3)
+    assert np.ptp(shared.busy_s) == 0
+
+
+def test_what_a_window_hides_is_neither_computed_nor_sent() -> None:
+    """Contiguous shards of 256: a window of 257 reaches one block back, which is one hop of three."""
+    layout, exact = contiguous(1024, 4), {"tile": None}
+    near = run(layout, mask=Mask(window=257), **exact)
+    whole = run(layout, **exact)
+    assert near.recording.program.sent_bytes.sum() * 3 == whole.recording.program.sent_bytes.sum()
+    pairs = [Mask(window=257).visible(layout.positions(rank), np.arange(1024)).sum() for rank in range(4)]
+    assert near.busy_s / near.busy_s[0] == pytest.approx(np.array(pairs) / pairs[0])
+
+
+def test_packed_documents_dealt_one_by_one_are_balanced() -> None:
+    lengths = (3000, 700, 396)
+    mask = Mask(documents=lengths)
+    even = run(per_document(lengths, 4), mask=mask, tile=None).busy_s
+    uneven = run(zigzag(4096, 4), mask=mask, tile=None).busy_s
+    assert even.max() / even.mean() < 1.01 < uneven.max() / uneven.mean()
+
+
 @pytest.mark.parametrize(
     ("layout", "how", "told"),
     [
         (lambda: contiguous(3, 4), {}, "one token per rank"),
         (lambda: zigzag(8, 2), {"schedule": "star"}, "schedule among ring, allgather"),
+        (lambda: zigzag(2**20, 2), {"mask": Mask(window=15)}, "a window of at least 16 tokens"),
         (lambda: zigzag(8, 2), {"tile": (0, 4)}, "kernel tile"),
         (lambda: zigzag(8, 2), {"slow": {2: 1.5}}, "slow ranks from 0 to 1"),
         (lambda: zigzag(8, 2), {"slow": {1: 0.0}}, "slow factors > 0"),
@@ -252,6 +302,7 @@ def test_measurements_of_another_head_dim_do_not_count() -> None:
     ids=[
         "tokens",
         "schedule",
+        "window",
         "tile",
         "slow rank",
         "slow factor",

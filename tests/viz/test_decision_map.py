@@ -16,6 +16,7 @@ from ringlab.viz.decision_rules import (
     ALLGATHER,
     BANDWIDTH,
     HIDDEN,
+    HYBRID,
     NOTHING,
     RING,
     TOKENS,
@@ -43,6 +44,7 @@ QUESTIONS = st.builds(
     st.sampled_from([1e12, 1e15]),
     st.sampled_from([0.0, 1e-5]),
     st.just(80e9),
+    st.booleans(),
 )
 POINTS = st.tuples(st.integers(32, 2**20), st.floats(1e8, 2e12))
 
@@ -59,7 +61,26 @@ def seconds(asked: Question, c: int, B: float) -> dict[int, float]:
     if a.H % P == 0:
         q, k = a.H // P, max(1, a.K // P)
         found[ULYSSES] = (P - 1) * c * a.D * e * (2 * q + 2 * k) / B + 2 * asked.latency_s
+    degrees = [U for U in range(2, P) if P % U == 0 and a.H % U == 0 and (a.K % U == 0 or U % a.K == 0)]
+    if asked.hybrids and degrees:
+        found[HYBRID] = min(hybrid_seconds(asked, c, B, U, block) for U in in_memory(asked, c, degrees))
     return found
+
+
+def hybrid_seconds(asked: Question, c: int, B: float, U: int, block: float) -> float:
+    """Return what rows of U ranks expose: their trades, and hops beside U times a ring's work."""
+    a, e = asked.sizes, element_bytes(asked.sizes.dtype)
+    head, k = c * a.D * e / B, max(1, a.K // U)
+    trades = (U - 1) * head * (2 * a.H // U + 2 * k) + 2 * asked.latency_s
+    return trades + (asked.P // U - 1) * max(0.0, asked.latency_s + 2 * k * U * head - U * block)
+
+
+def in_memory(asked: Question, c: int, degrees: list[int]) -> list[int]:
+    """Return the rows that fit; all where none does."""
+    a, e = asked.sizes, element_bytes(asked.sizes.dtype)
+    head = c * a.D * e
+    held = {U: head * (2 * a.H + 2 * a.K + 2 * a.H + 4 * U * max(1, a.K // U)) for U in degrees}
+    return [U for U in degrees if held[U] <= asked.memory_bytes] or degrees
 
 
 @given(QUESTIONS, POINTS)
@@ -100,6 +121,21 @@ def test_memory_of_the_ring_is_least_and_the_whole_sequence_is_not_held() -> Non
         assert asked.needs_bytes(kind, most) <= asked.memory_bytes < asked.needs_bytes(kind, most + 1)
 
 
+def test_rows_win_where_a_ring_of_them_hides() -> None:
+    """Twice the work beside a hop: between half of the ring's threshold and all of it."""
+    grouped = Attention(H=64, K=8)
+    asked = question(grouped, "h100", 16, hybrids=True)
+    at = asked.threshold(50e9)
+    assert asked.best(int(0.6 * at), 50e9) == HYBRID and asked.best(int(1.01 * at) + 1, 50e9) == HIDDEN
+    without = question(grouped, "h100", 16)
+    assert HYBRID not in without.choices and without.best(int(0.6 * at), 50e9) == RING
+    assert HYBRID not in question(grouped, "h100", 2, hybrids=True).choices
+    words = decision_map.describe(grouped, "h100", 16, hybrids=True)
+    assert "a hybrid exposes less on 45%" in words and "hybrid 1.05M" in words
+    assert illegible(decision_map.figure(grouped, "h100", 16, hybrids=True)) == []
+    assert set(decision_map.WORDS) == set(decision_map.LOOKS)
+
+
 def test_heads_that_cannot_be_shared_rule_Ulysses_out() -> None:
     asked = question(MHA, "a100", 64)
     assert ULYSSES not in asked.choices and "query heads" in asked.ulysses_refusal
@@ -107,6 +143,12 @@ def test_heads_that_cannot_be_shared_rule_Ulysses_out() -> None:
     assert "Ulysses cannot be used: it needs a Ulysses degree that divides the H=32 query heads" in words
     assert "cannot share these heads" in decision_map.figure(MHA, "a100", 64).axes[0].get_xlabel()
     assert ULYSSES in question(MHA, "a100", 32).choices
+
+
+def test_numbers_of_tokens_have_three_digits() -> None:
+    counts = (32, 1023, 1024, 1000 * 1024 - 600, 1000 * 1024, 1020 * 1024, 2**20, 10**7)
+    told = ["32", "1023", "1k", "999k", "0.977M", "0.996M", "1M", "9.54M"]
+    assert [decision_map._tokens(count) for count in counts] == told
 
 
 def test_few_kv_heads_favour_the_all_gather_in_short_shards() -> None:

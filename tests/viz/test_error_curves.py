@@ -117,3 +117,8 @@ def test_the_gallery_has_a_panel_for_each_program_and_marks_what_is_not_finite()
     assert "not finite" in {text.get_text() for text in bad.texts}
     words = error_curves.describe_faults((1, 4), found)
     assert "fp16 overflow: plain" in words and "large inf to inf" in words
+
+
+def test_words_have_no_digits_of_what_every_machine_rounds_for_itself() -> None:
+    words = error_curves.describe_faults((1, 4), {"x": {"plain": (2e-3, 0.3), "repeat": (0.0, 5.4e-7)}})
+    assert words.endswith("x: plain 2e-03 to 3e-01, repeat nothing to rounding.")

@@ -1,0 +1,286 @@
+"""Ring attentions beside each other on the ranks of one group, in turn; what every call returned is looked at.
+
+An entrant is a target of the conformance suite; it is run under the first of its layouts. Its results at a sample
+of tokens are compared with float64, as `ringlab.bench.reference` says: those of an untimed call at first, then those
+of every timed one, when its clock has stopped. Each call gets inputs of its own, so what is remembered of another
+call is wrong; whoever is wrong once is timed too, and said to be wrong.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab.bench.interleaved import Times, Turn, interleaved, speed_ratio
+from ringlab.bench.problem import Inputs
+from ringlab.bench.reference import Reference, errors
+from ringlab.bench.turned import Turned
+from ringlab.comm.ring import Ring
+from ringlab.conformance.target import Target, as_axes, call, tensors_of
+from ringlab.errors import LabError
+
+PASSES = {"forward": ("out",), "forward_backward": ("out", "dq", "dk", "dv")}
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One rank's rows at some of the sampled tokens: numbers in the sample, rows (H, n, D) by result, all finite?"""
+
+    numbers: list[int]
+    rows: dict[str, Tensor]
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one call gave, as it would be without its turn; draw: which inputs, timed: whether a clock ran."""
+
+    draw: int
+    timed: bool
+    sampled: Sampled
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A pass on this rank: every call's results by entrant, and the seconds of each; no times before it is timed."""
+
+    of: str
+    looks: dict[str, list[Look]]
+    times: Times
+
+
+def compete(
+    ring: Ring,
+    draws: Sequence[Inputs],
+    entrants: Mapping[str, Target],
+    tokens: Tensor,
+    rounds: int,
+    beside: Mapping[str, Callable[[str], Any]] | None = None,
+    seed: int = 0,
+) -> Iterator[Passed]:
+    """Yield each pass twice, when every entrant was called once, and when all were timed, with all calls; causal.
+
+    draws: whole sequences, the same on all ranks, of which each call gets one, turned as `ringlab.bench.turned` says.
+    beside: what else is timed in turn, by name; each is given the pass, on every rank. Without rounds nothing is timed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: _Entrant(name, target, ring, draws, tokens) for name, target in entrants.items()}
+    device = draws[0].q.device
+    for of in PASSES:
+        looks: dict[str, list[Look]] = {name: [one.look(of, generator)] for name, one in made.items()}
+        yield Passed(of, looks, {})
+        if not rounds:
+            continue
+        turns = {
+            name: Turn(partial(one.run, of), partial(one.prepared, of, generator))
+            for name, one in made.items()
+        }
+        turns |= {name: Turn(partial(_other, run, of)) for name, run in (beside or {}).items()}
+
+        def seen(kept: Any, looks: dict[str, list[Look]] = looks) -> None:
+            if isinstance(kept, _Returned):
+                looks[kept.by.name].append(kept.by.looked(kept, timed=True))
+
+        times = interleaved(turns, Ranks(ring, device, seen), rounds, WARM_UP)
+        yield Passed(of, looks, times)
+
+
+class Ranks:
+    """All ranks as the device of `interleaved`: a run is over when the last rank is done."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        device: torch.device | str = "cpu",
+        seen: Callable[[Any], None] = lambda kept: None,
+    ) -> None:
+        """seen: given what a run returned, when its clock has stopped."""
+        self.ring, self.name, self.seen = ring, torch.device(device).type, seen
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        """Return the seconds from the moment all ranks are ready until all are done."""
+        self.settle()
+        self.ring.barrier()
+        begin = self.ring.comm.now()
+        kept = run()
+        self.settle()
+        self.ring.barrier()
+        end = self.ring.comm.now()
+        self.seen(kept)
+        return end - begin
+
+    def settle(self) -> None:
+        if self.name == "cuda":
+            torch.cuda.synchronize()
+
+    def poison(self, outputs: tuple[Tensor, ...]) -> None:
+        pass
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        raise NotImplementedError("memory is not weighed here")
+
+
+def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:
+    """Return each result's error in each sampled row, (H, tokens), of one entrant, from what all ranks gave in a call.
+
+    NaN where a rank's result is not finite, or no rank gave the row.
+    """
+    found = {}
+    for name in parts[0].rows:
+        whole = torch.full_like(expected.true[name], torch.nan)
+        for part in parts:
+            whole[:, part.numbers] = part.rows[name].to(whole.dtype)
+        error = errors(name, whole, expected.true[name])
+        found[name] = error if all(part.finite for part in parts) else torch.full_like(error, torch.nan)
+    return found
+
+
+def worst_of(calls: Sequence[tuple[int, list[Sampled]]], expected: Sequence[Reference]) -> dict[str, Tensor]:
+    """Return each row's largest error over an entrant's calls, (H, tokens of all draws); NaN where one was not finite.
+
+    calls: which draw, and what all ranks gave. Rows of a draw that no call was given are 0.
+    """
+    found: dict[str, list[Tensor]] = {
+        name: [torch.zeros_like(of.bounds[name]) for of in expected] for name in calls[0][1][0].rows
+    }
+    for draw, parts in calls:
+        for name, error in errors_of(parts, expected[draw]).items():
+            found[name][draw] = torch.maximum(found[name][draw], error.to(found[name][draw]))
+    return {name: torch.cat(by_draw, dim=1) for name, by_draw in found.items()}
+
+
+def joined(expected: Sequence[Reference]) -> Reference:
+    """Return the references of several draws as one, the rows of one behind those of another."""
+    true, bounds = (
+        {name: torch.cat([of[name] for of in parts], dim=1) for name in parts[0]}
+        for parts in ([each.true for each in expected], [each.bounds for each in expected])
+    )
+    return Reference(torch.cat([each.tokens for each in expected]), true, bounds)
+
+
+def case(
+    P: int, of: str, found: dict[str, dict[str, Tensor]], expected: Reference, times: Times, ours: str
+) -> dict[str, Any]:
+    """Return one pass on P ranks, for JSON: who is right, how long each takes, and the fastest of those that are right.
+
+    `ratio` is the median over rounds of an entrant's time / that of the entrant `ours`.
+    """
+    contenders = judged(of, found, expected)
+    for name, each in contenders.items():
+        each["median_s"] = statistics.median(times[name])
+        each["ratio"] = round(speed_ratio(times, ours, name), 4)
+        each["times_s"] = list(times[name])
+    right = [name for name, each in contenders.items() if each["correct"]]
+    fastest = min(right, key=lambda name: float(contenders[name]["median_s"]), default=None)
+    return {"P": P, "pass": of, "fastest_correct": fastest, "contenders": contenders}
+
+
+def judged(of: str, found: dict[str, dict[str, Tensor]], expected: Reference) -> dict[str, dict[str, Any]]:
+    """Return for each entrant of a pass whether it is right, its largest errors, and those that are allowed."""
+    contenders: dict[str, dict[str, Any]] = {}
+    for name in found:
+        of_result = {result: _of_largest(found[name][result], expected, result) for result in PASSES[of]}
+        contenders[name] = {
+            "correct": all(error <= allowed for error, allowed in of_result.values()),
+            "errors": {result: error for result, (error, _) in of_result.items()},
+            "bounds": {result: allowed for result, (_, allowed) in of_result.items()},
+            "row_errors": {result: float(found[name][result].max()) for result in PASSES[of]},
+        }
+    return contenders
+
+
+def _of_largest(rows: Tensor, expected: Reference, result: str) -> tuple[float, float]:
+    """The largest error of a row and the largest allowed, both relative to the largest row."""
+    lengths = expected.true[result].double().norm(dim=-1)
+    lengths = lengths.clamp(min=float(lengths.median()))
+    largest = float(lengths.max())
+    return float((rows * lengths).max()) / largest, float((expected.bounds[result] * lengths).max()) / largest
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """What a call returned: q, k, v and out's gradients or only out, as the entrant has its axes."""
+
+    by: _Entrant
+    draw: int
+    turned: Turned
+    results: tuple[Tensor, ...]
+
+
+Prepared = tuple[int, Turned, tuple[Tensor, ...]]
+
+
+class _Entrant:
+    """A target on this rank: its share of every draw, turned anew for each call, and its sampled rows turned back."""
+
+    def __init__(
+        self, name: str, target: Target, ring: Ring, draws: Sequence[Inputs], tokens: Tensor
+    ) -> None:
+        layout, P, S = next(iter(target.layouts)), ring.world_size, draws[0].q.shape[-2]
+        device = draws[0].q.device
+        owned = target.positions(layout, S, P)
+        positions = tensors_of(owned, device)
+        self.target, self.name = target, name
+        self.shares = [[x.index_select(-2, positions[ring.rank]) for x in inputs] for inputs in draws]
+        self.known = {
+            "ring": ring, "comm": ring.comm, "group": _group(), "rank": ring.rank, "world_size": P, "causal": True,
+            "is_causal": True, "layout": target.known_layout(layout, S, P) or layout, "positions": positions,
+            "scale": None, "return_lse": False, **target.options,
+        }  # fmt: skip
+        place = {position: index for index, position in enumerate(owned[ring.rank].tolist())}
+        self.numbers = [number for number, token in enumerate(tokens.tolist()) if token in place]
+        self.rows = torch.tensor([place[int(tokens[number])] for number in self.numbers], dtype=torch.int64)
+
+    def prepared(self, of: str, generator: torch.Generator) -> Prepared:
+        """A draw at random and a turn of its own, ready to be called with."""
+        draw = int(torch.randint(len(self.shares), (1,), generator=generator))
+        _, H, _, D = self.shares[draw][0].shape
+        turned = Turned.drawn(H, D, generator)
+        axes, wanted = self.target.axes, 3 if of == "forward" else 4
+        return draw, turned, tuple(as_axes(x, axes) for x in turned.inputs(*self.shares[draw])[:wanted])
+
+    def run(self, of: str, given: Prepared) -> _Returned:
+        """The call that is timed."""
+        draw, turned, (q, k, v, *dout) = given
+        gradients = of != "forward"
+        leaves = tuple(x.detach().requires_grad_(gradients) for x in (q, k, v))
+        with torch.set_grad_enabled(gradients):
+            result = call(self.target.function, (leaves[0], leaves[1], leaves[2]), self.known)
+        out: Tensor = result[0] if isinstance(result, (tuple, list)) else result
+        grads = torch.autograd.grad(out, leaves, dout[0]) if gradients else ()
+        return _Returned(self, draw, turned, (out, *grads))
+
+    def look(self, of: str, generator: torch.Generator) -> Look:
+        """A call that nobody times."""
+        return self.looked(self.run(of, self.prepared(of, generator)), timed=False)
+
+    def looked(self, returned: _Returned, *, timed: bool) -> Look:
+        """The sampled rows, copied. Raises: LabError for results that are no plain tensors of the shard's shape."""
+        rows, finite = {}, True
+        share = self.shares[returned.draw][0]
+        for name, x in zip(PASSES["forward_backward"], returned.results, strict=False):
+            if type(x) is not Tensor:  # one that computes when it is looked at would do so behind the clock
+                raise LabError(f"{name} of {self.name} as a torch.Tensor that is computed", type(x).__name__)
+            whole = as_axes(x.detach(), self.target.axes)
+            if whole.shape != share.shape:
+                got = f"{list(x.shape)} of axes {self.target.axes}"
+                raise LabError(f"{name} of {self.name} of the shape of its q, {list(share.shape)}", got)
+            finite &= bool(whole.isfinite().all())
+            rows[name] = returned.turned.back(name, whole[0].cpu().index_select(1, self.rows))
+        return Look(returned.draw, timed, Sampled(self.numbers, rows, finite))
+
+
+def _group() -> Any:
+    """The default group, for functions over torch.distributed; None on virtual ranks."""
+    return torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+
+
+def _other(run: Callable[[str], Any], of: str, _: Any) -> Any:
+    return run(of)

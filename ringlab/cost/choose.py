@@ -1,0 +1,149 @@
+"""Which schedule leaves least communication exposed: the ring, the all-gather, Ulysses and every hybrid, weighed.
+
+One forward of one attention layer, as many tokens on each rank, links all alike, a balanced layout if causal. Hops
+of a ring run beside blocks; an all-gather, and the all-to-alls of Ulysses, have nothing to hide behind:
+
+    exposed = bytes up front / B + messages in turn · latency + hops · max(0, hop − block)
+
+All is put together from `traffic` (bytes), `overlap` (a block's seconds) and `memory` (what a rank holds).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ringlab.cost.memory import attention_bytes
+from ringlab.cost.overlap import block_s
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import allgather_traffic, hybrid_traffic, ring_traffic, shared_heads
+from ringlab.errors import CostError
+
+REASONS = ("hidden", "exposed", "memory", "heads")
+"""Why an option stands where it does: nothing waits; somebody does; it does not fit; ranks cannot share the heads."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One schedule on P ranks, `ulysses` of which share the heads; all figures for one token on each rank.
+
+    open_bytes: sent while nothing is computed. turns: messages of those that wait for each other. hop_bytes: sent in
+    each of the `hops`. block_flops: what is computed beside a hop; it grows with the square of the tokens.
+    held_bytes: of q, k, v, out, and what has come from others.
+    """
+
+    schedule: str
+    ulysses: int
+    open_bytes: int
+    turns: int
+    hops: int
+    hop_bytes: int
+    block_flops: float
+    held_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that a rank sends, per token."""
+        return self.open_bytes + self.hops * self.hop_bytes
+
+    def exposed_s(
+        self, tokens: float, flops_per_s: float, bytes_per_s: float, latency_s: float = 0.0
+    ) -> float:
+        """Return the seconds in which a rank of `tokens` tokens waits for messages."""
+        open_s = self.open_bytes * tokens / bytes_per_s + self.turns * latency_s
+        hop_s = self.hop_bytes * tokens / bytes_per_s + latency_s
+        return open_s + self.hops * max(0.0, hop_s - self.block_flops * tokens**2 / flops_per_s)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way weighed: its bytes and seconds, and why it stands where it does, one of REASONS; None for "heads"."""
+
+    schedule: str
+    ulysses: int
+    reason: str
+    sent_bytes: int | None = None
+    held_bytes: int | None = None
+    exposed_s: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Return whether it fits and the heads can be shared."""
+        return self.reason in ("hidden", "exposed")
+
+
+def candidates(P: int) -> list[tuple[str, int]]:
+    """Return (schedule, ranks that share the heads) of all that can be thought of on P ranks.
+
+    Raises: CostError for fewer than two ranks.
+    """
+    if not isinstance(P, int) or isinstance(P, bool) or P < 2:
+        raise CostError("P >= 2 ranks, an integer", f"P={P!r}")
+    hybrids = [("hybrid", degree) for degree in range(2, P) if P % degree == 0]
+    return [("ring", 1), ("allgather", 1), ("ulysses", P), *hybrids]
+
+
+def way(sizes: Attention, P: int, schedule: str, ulysses: int = 1) -> Way:
+    """Return one way to share out a layer among P ranks. Raises: CostError for heads that cannot be shared."""
+    if (schedule, ulysses) not in candidates(P):
+        raise CostError("a schedule and a degree that P ranks can have", f"{schedule!r}, {ulysses}, P={P}")
+    if schedule == "allgather":
+        gathered, held = allgather_traffic(sizes, P, P).total_bytes, attention_bytes(sizes, 1, P, "allgather")
+        return Way(schedule, 1, gathered, 2, 0, 0, 0.0, held)
+    rows = P // ulysses
+    inner = replace(sizes, H=sizes.H // ulysses, K=shared_heads(sizes, ulysses))
+    held = attention_bytes(inner, ulysses, rows, "ring")
+    hop = ring_traffic(inner, P, rows).per_step_bytes if rows > 1 else 0
+    block_flops = block_s(inner, ulysses, 1.0)
+    if ulysses == 1:
+        return Way(schedule, 1, 0, 0, P - 1, hop, block_flops, held)
+    traded = hybrid_traffic(sizes, P, rows, ulysses).total_bytes - (rows - 1) * hop
+    held += attention_bytes(sizes, 1, 1, "blockwise")
+    return Way(schedule, ulysses, traded, 2, rows - 1, hop, block_flops, held)
+
+
+def ways(sizes: Attention, P: int) -> list[Way]:
+    """Return all ways that the heads allow."""
+    found = []
+    for schedule, ulysses in candidates(P):
+        try:
+            found.append(way(sizes, P, schedule, ulysses))
+        except CostError:  # heads that so many ranks cannot share
+            continue
+    return found
+
+
+def weigh(
+    sizes: Attention,
+    tokens: int,
+    P: int,
+    flops_per_s: float,
+    bytes_per_s: float,
+    latency_s: float = 0.0,
+    memory_bytes: float = math.inf,
+) -> list[Option]:
+    """Return every option for `tokens` tokens on each of P ranks: usable ones first, by the seconds they expose.
+
+    Behind them what does not fit into memory_bytes, then what the heads do not allow. bytes_per_s counts one
+    direction of a link.
+    Raises: CostError for fewer than two ranks, and rates, tokens or memory that are not above zero.
+    """
+    if (
+        not all(x > 0 for x in (tokens, flops_per_s, bytes_per_s, memory_bytes))
+        or not 0 <= latency_s < math.inf
+    ):
+        given = f"{tokens}, {flops_per_s}, {bytes_per_s}, {memory_bytes} and latency_s={latency_s}"
+        raise CostError("tokens, rates and memory above zero, latency_s >= 0", given)
+    possible = {(it.schedule, it.ulysses): it for it in ways(sizes, P)}
+    found = []
+    for schedule, ulysses in candidates(P):
+        it = possible.get((schedule, ulysses))
+        if it is None:
+            found.append(Option(schedule, ulysses, "heads"))
+            continue
+        exposed = it.exposed_s(tokens, flops_per_s, bytes_per_s, latency_s)
+        held = it.held_bytes * tokens
+        reason = "memory" if held > memory_bytes else "exposed" if exposed > 0 else "hidden"
+        found.append(Option(schedule, ulysses, reason, it.sent_bytes * tokens, held, exposed))
+    last = {"memory": 1, "heads": 2}
+    return sorted(found, key=lambda it: (last.get(it.reason, 0), it.exposed_s or 0.0))

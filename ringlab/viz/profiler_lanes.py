@@ -1,0 +1,159 @@
+"""Profiler lanes: what each rank computes, what it copies, and which part of the copying has nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringlab.bench.lanes import Interval, Span, duration, exposed, lane, overlap
+from ringlab.course.frontend import is_live
+from ringlab.errors import CommError
+from ringlab.viz.gantt_chart import in_unit, time_unit
+from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RED, SKY, new_figure, show, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "compute": {"facecolor": SKY, "edgecolor": "none"},
+    "copy": {"facecolor": ORANGE, "edgecolor": "none"},
+    "exposed": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////", "linewidth": 0.6},
+}
+WORDS = {
+    "compute": "computes",
+    "copy": "copies, beside a computation",
+    "exposed": "copies, and does nothing else: exposed",
+}
+# An exposed stretch too thin for its hatching stays unhatched; the figures beside the rows count it.
+ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
+"""(top, height) of a rank's two lanes in a row of height 1."""
+EVERYBODY = "all ranks"
+Runs = Mapping[str, Sequence[Span]]
+"""Lanes by the name of the run."""
+
+
+def ranks_of(spans: Sequence[Span]) -> list[int]:
+    """Return the ranks that have spans. Raises: CommError where there is none."""
+    found = sorted({span.rank for span in spans})
+    if not found:
+        raise CommError("a profile with spans", "none", "profile the run itself, on every rank")
+    return found
+
+
+def figure(runs: Runs, rank: int | None = None) -> Figure:
+    """Return the lanes of all runs on one time axis, a run below the other; `rank`: of that one only.
+
+    Raises: CommError for a run without spans, or a rank that is not in it.
+    """
+    shown = {name: _chosen(spans, rank) for name, spans in runs.items()}
+    end = max(duration(spans) for spans in runs.values())
+    height = 0.75 if rank is None else 1.1
+    with styled():
+        drawn = new_figure((8.0, sum(height * len(rows) + 0.5 for rows in shown.values()) + 0.8))
+        ratios = [height * len(rows) + 0.5 for rows in shown.values()]
+        axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+        for ax, (name, spans) in zip(axes, runs.items(), strict=True):
+            _draw(ax, spans, shown[name], end, name)
+        axes[-1].set_xlabel(f"time since all ranks were there ({time_unit(end)[1]})")
+        _legend(drawn)
+    return drawn
+
+
+def describe(runs: Runs, rank: int | None = None) -> str:
+    """Return the picture in words."""
+    told = []
+    for name, spans in runs.items():
+        scale, unit = time_unit(duration(spans))
+        parts = []
+        for one in _chosen(spans, rank):
+            found = overlap(spans, one)
+            parts.append(
+                f"rank {one} computes {in_unit(found.compute_s, scale)} {unit} and copies {in_unit(found.copy_s, scale)} {unit}, "
+                f"{in_unit(found.exposed_s, scale)} {unit} of it exposed"
+            )
+        told.append(f"{name}, over after {in_unit(duration(spans), scale)} {unit}: {'; '.join(parts)}.")
+    return " ".join(told)
+
+
+def player(runs: Runs) -> Any:
+    """Return a widget whose buttons (Tab and arrow keys) choose all ranks or one, with picture and words."""
+    import ipywidgets
+
+    from ringlab.viz.picture import as_html
+
+    ranks = sorted({rank for spans in runs.values() for rank in ranks_of(spans)})
+    names = {EVERYBODY: None, **{f"rank {rank}": rank for rank in ranks}}
+    which = ipywidgets.ToggleButtons(options=list(names))
+    which.style.button_width = "auto"
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        rank = names[which.value]
+        picture.value = as_html(figure(runs, rank), describe(runs, rank))
+
+    which.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([which, picture])
+
+
+def play(runs: Runs) -> None:
+    """Show the player to a person; all ranks' lanes where nobody is there to choose one."""
+    if not is_live():
+        show(figure(runs), describe(runs))
+        return
+    from IPython.display import display
+
+    display(player(runs))
+
+
+def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
+    there = ranks_of(spans)
+    if rank is not None and rank not in there:
+        raise CommError(f"a rank among {there}", repr(rank))
+    return there if rank is None else [rank]
+
+
+def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, name: str) -> None:
+    scale, unit = time_unit(end)
+    for place, rank in enumerate(ranks):
+        for which in ("compute", "copy"):
+            _bars(ax, lane(spans, rank, which), which, which, place, scale)
+        seen = [(start, until) for start, until in exposed(spans, rank) if until - start > end / 300]
+        _bars(ax, seen, "exposed", "copy", place, scale)
+        found = overlap(spans, rank)
+        ax.text(
+            1.01,
+            place + 0.5,
+            f"{found.fraction:.0%} hidden",
+            transform=ax.get_yaxis_transform(),
+            va="center",
+            fontsize=9,
+            color=QUIET,
+        )
+    over = duration(spans)
+    ax.axvline(over / scale, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    ax.set(xlim=(0, 1.004 * end / scale), ylim=(len(ranks), 0))
+    ticks = [
+        (place + top + tall / 2, which) for place in range(len(ranks)) for which, (top, tall) in ROWS.items()
+    ]
+    labels = [f"rank {ranks[n // 2]}  {which}" if n % 2 == 0 else which for n, (_, which) in enumerate(ticks)]
+    ax.set_yticks([at for at, _ in ticks], labels, fontsize=9)
+    ax.set_title(f"{name}: over after {in_unit(over, scale)} {unit}", fontsize=10.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+    ax.spines["left"].set_visible(False)
+
+
+def _bars(ax: Axes, intervals: Sequence[Interval], look: str, row: str, place: int, scale: float) -> None:
+    top, height = ROWS[row]
+    bars = [(start / scale, (end - start) / scale) for start, end in intervals]
+    if bars:
+        ax.broken_barh(bars, (place + top, height), gid=f"{look} {place}", **LOOKS[look])
+
+
+def _legend(drawn: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(label=word, **LOOKS[which]) for which, word in WORDS.items()]
+    drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8.5)
