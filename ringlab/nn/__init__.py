@@ -1,0 +1,40 @@
+"""A small transformer whose sequence is spread over the ranks of a ring, its loss, its training, its checkpoints.
+
+context.py       Context: the ring, the layout, the mask and the schedule that a shard lies under
+rotary.py        rotary position embedding by global position
+attention.py     ContextParallelAttention
+feed_forward.py  SwiGLU, all tokens at once or block by block
+transformer.py   ModelConfig and Transformer
+loss.py          labels, the loss by the global number of tokens, the sum of gradients
+text.py          the standard library's source, as batches of bytes
+mesh.py          data × context × tensor parallelism over torch's DeviceMesh
+checkpoint.py    checkpoints that another world size can go on from
+training.py      Recipe, training_step and train
+"""
+
+from __future__ import annotations
+
+from ringlab.nn.attention import ContextParallelAttention
+from ringlab.nn.context import Context
+from ringlab.nn.feed_forward import FeedForward
+from ringlab.nn.loss import IGNORE, loss_share, next_tokens, sum_gradients, valid_tokens
+from ringlab.nn.mesh import Degrees
+from ringlab.nn.training import Recipe, train, training_step
+from ringlab.nn.transformer import ModelConfig, Transformer
+
+__all__ = [
+    "IGNORE",
+    "Context",
+    "ContextParallelAttention",
+    "Degrees",
+    "FeedForward",
+    "ModelConfig",
+    "Recipe",
+    "Transformer",
+    "loss_share",
+    "next_tokens",
+    "sum_gradients",
+    "train",
+    "training_step",
+    "valid_tokens",
+]

@@ -1,0 +1,66 @@
+"""`ContextParallelAttention`: an ordinary attention layer, whose tokens may be spread over a ring."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ringlab.errors import ShapeError
+from ringlab.nn.context import Context
+from ringlab.nn.rotary import rotate, rotation
+
+
+class ContextParallelAttention(nn.Module):
+    """Causal attention with grouped heads and rotary positions.
+
+    Without a context it is an ordinary layer over a whole sequence, by torch's own attention. With one, `x` is
+    this rank's shard, and nothing differs but where positions come from and who computes softmax(QKᵀ)V.
+    Under tensor parallelism the projections return the heads of this rank only, and it computes with those.
+
+    Raises: ShapeError for heads that do not group, or an odd head dim, which cannot be turned in pairs.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        qk_norm: bool = False,
+        rope_base: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        kv_heads, D = kv_heads or heads, head_dim or width // heads
+        if heads % kv_heads:
+            raise ShapeError("query heads divisible by key/value heads", f"{heads} and {kv_heads}")
+        if D % 2 or D < 2:
+            raise ShapeError(
+                "an even head dim, to be turned in pairs", f"{D}", "give head_dim= another value"
+            )
+        self.heads, self.kv_heads, self.head_dim, self.rope_base = heads, kv_heads, D, rope_base
+        self.q = nn.Linear(width, heads * D, bias=False)
+        self.k = nn.Linear(width, kv_heads * D, bias=False)
+        self.v = nn.Linear(width, kv_heads * D, bias=False)
+        self.out = nn.Linear(heads * D, width, bias=False)
+        self.q_norm = nn.RMSNorm(D, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(D, eps=1e-6) if qk_norm else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "B L E"], context: Context | None = None) -> Float[Tensor, "B L E"]:
+        """Return the layer's output for each token of `x`. Raises: ShapeError for a shard of another length; and as ring_attention."""
+        if context is not None:
+            context.check_tokens(x)
+        q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
+        positions = torch.arange(x.shape[1]) if context is None else context.positions
+        turn = rotation(positions.to(x.device), self.head_dim, self.rope_base)
+        q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
+        if context is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            out = context.attend(q, k, v)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Float[Tensor, "B L HD"]) -> Float[Tensor, "B H L D"]:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

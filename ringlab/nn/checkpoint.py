@@ -1,0 +1,160 @@
+"""Checkpoints through torch.distributed.checkpoint that any world size can go on from, written so that a crash
+leaves the one before.
+
+    folder/
+    ├── step-00000100/      parameters and optimizer, as torch writes them; progress.json
+    ├── step-00000200/
+    ├── .writing-…          one that was not finished; the next save removes it
+    └── latest              the name of the last whole one, replaced in one step
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+from ringlab.comm.ring import Ring
+from ringlab.errors import TrainingError
+
+_WRITING = ".writing-"
+
+
+@dataclass
+class Progress:
+    """How far training is: steps done, the number of the next batch, the loss of each step, and of what recipe."""
+
+    step: int = 0
+    next_batch: int = 0
+    losses: list[float] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, ring: Ring | None) -> Path:
+    """Return the new checkpoint's folder, once it is whole and `latest` names it. All ranks of `ring` call it.
+
+    Replicated parameters are written by rank 0; those that FSDP or DTensor shard, by the ranks that hold them, into
+    one folder that all of them can write.
+    """
+    first, sharded = ring is None or ring.rank == 0, is_sharded(model)
+    name = _free_name(folder, progress.step) if first else ""
+    unfinished = folder / f"{_WRITING}{progress.step:08d}"
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{_WRITING}*"):
+            shutil.rmtree(left)
+        unfinished.mkdir()
+    _meet(ring)
+    if sharded or first:
+        with _quiet():
+            dcp.save(_state(model, optimizer), checkpoint_id=unfinished, no_dist=not sharded)
+    _meet(ring)
+    if first:
+        _write(unfinished / "progress.json", json.dumps(asdict(progress)))
+        unfinished.rename(folder / name)
+        _write(folder / ".latest", name)
+        os.replace(folder / ".latest", folder / "latest")
+    _meet(ring)
+    return folder / (folder / "latest").read_text()
+
+
+def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | None:
+    """Return how far the last whole checkpoint in `folder` was, its state put into `model` and `optimizer`.
+
+    None where there is none. Every rank reads what it needs, however many wrote it. torch reads a checkpoint's
+    metadata with pickle, which can run anything: load checkpoints of your own, or of people you trust.
+
+    Raises: TrainingError where `latest` names a checkpoint that is gone or unreadable.
+    """
+    where = latest(folder)
+    if where is None:
+        return None
+    progress = read_progress(where)
+    with _quiet():
+        parameters, moments = get_state_dict(model, optimizer)
+        state = {"model": parameters, "optimizer": moments}
+        try:
+            dcp.load(state, checkpoint_id=where, no_dist=not is_sharded(model))
+        except (dcp.CheckpointException, OSError, RuntimeError, ValueError) as error:
+            raise _unusable(where, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
+    return progress
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the last whole checkpoint in `folder`, None if there is none. Raises: TrainingError if it is gone."""
+    pointer = folder / "latest"
+    if folder.exists() and not folder.is_dir():
+        raise TrainingError("a folder for checkpoints", f"a file at {folder}", "another path")
+    if not pointer.exists():
+        return None
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(r"step-[0-9]+(\.[0-9]+)?", name):
+        raise _unusable(folder / "…", f"it holds {name[:40]!r}, which is no name of a checkpoint")
+    where = folder / name
+    if not where.is_dir():
+        raise _unusable(where, "no such folder")
+    return where
+
+
+def read_progress(where: Path) -> Progress:
+    """Return the progress of the checkpoint `where`. Raises: TrainingError if it cannot be read."""
+    try:
+        return Progress(**json.loads((where / "progress.json").read_text()))
+    except (OSError, TypeError, ValueError) as error:
+        raise _unusable(where, f"progress.json: {error}") from error
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether parameters lie in pieces on several ranks."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    parameters, moments = get_state_dict(model, optimizer)
+    return {"model": parameters, "optimizer": moments}
+
+
+def _unusable(where: Path, why: str) -> TrainingError:
+    others = sorted(path.name for path in where.parent.glob("step-*") if path != where)
+    remedy = f"write one of {', '.join(others)} into {where.parent / 'latest'}" if others else "start anew"
+    return TrainingError(f"the checkpoint {where}, which `latest` names", why, remedy)
+
+
+def _free_name(folder: Path, step: int) -> str:
+    """A name that no checkpoint has: what is whole is never written over."""
+    name, again = f"step-{step:08d}", 0
+    while (folder / name).exists():
+        again += 1
+        name = f"step-{step:08d}.{again}"
+    return name
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _meet(ring: Ring | None) -> None:
+    if ring is not None:
+        ring.barrier()
+
+
+def _quiet() -> warnings.catch_warnings:
+    """Torch warns that no process group is there, which is meant, and of its own deprecations."""
+    return warnings.catch_warnings(action="ignore")

@@ -1,0 +1,114 @@
+"""What a shard of a sequence lies under: the ring, the layout, and how attention goes over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.agreement import agree
+from ringlab.attention import ring_attention
+from ringlab.blocks.protocol import Block
+from ringlab.comm.ring import Ring
+from ringlab.errors import RinglabError, ShapeError, WorldSizeError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.pieces import check_position_ids
+from ringlab.schedules.protocol import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """The arguments of `ring_attention` that are the same in all layers, and the tokens' positions.
+
+    `position_ids`: this rank's, one for each of its tokens, where a tokenizer or a data loader brings them along;
+    else the layout's global positions. They may start anew with every document of the mask; for rotary embedding,
+    which sees differences within a document only, that is the same. `validate`: whether the ranks compare their
+    calls of attention, in every layer anew; `train` does so in its first step.
+
+    Raises: WorldSizeError for a layout of another number of ranks; LayoutError for position ids that contradict
+    the layout; MaskError for documents that do not add up to the sequence.
+    """
+
+    ring: Ring
+    layout: Layout
+    mask: Mask | None = None
+    schedule: str | Schedule = "ring"
+    block: str | Block = "auto"
+    position_ids: Tensor | None = None
+    validate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.layout.P != self.ring.world_size:
+            raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(self.layout))
+        if self.mask is not None:
+            self.mask.of_length(self.layout.S)
+        if self.position_ids is not None:
+            _check_position_ids(self.position_ids, self.layout, self.ring.rank, self.mask)
+
+    @classmethod
+    def agreed(cls, ring: Ring, layout: Layout, **options: Any) -> Context:
+        """Return the context after all ranks have compared theirs (512 bytes each).
+
+        Raises: this rank's own error, as the class does; AgreementError on all other ranks.
+        """
+        error, context = None, None
+        try:
+            context = cls(ring, layout, **options)
+        except RinglabError as raised:
+            error = raised
+        agree(ring.comm, "" if context is None else repr(context._told), error)
+        assert context is not None  # or agree has raised
+        return context
+
+    @property
+    def _told(self) -> tuple[object, ...]:
+        block, schedule = (x if isinstance(x, str) else x.name for x in (self.block, self.schedule))
+        return self.layout, schedule, block, self.mask, self.position_ids is None
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Return the position of each of this rank's tokens, int64: the given ids, or the global positions."""
+        if self.position_ids is not None:
+            return self.position_ids
+        return torch.from_numpy(self.layout.positions(self.ring.rank))
+
+    def shard(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Return this rank's tokens of the whole sequence(s) `x`; `dim` is the sequence axis."""
+        shard: Tensor = self.layout.shard(x, self.ring.rank, dim)
+        return shard
+
+    def check_tokens(self, x: Tensor) -> None:
+        """Raise unless `x`, (B, L, …), has this rank's tokens.
+
+        Raises: ShapeError; on all other ranks, which are at their attention, AgreementError with its text.
+        """
+        length = len(self.positions)
+        if x.shape[1] == length:
+            return
+        whole = x.shape[1] == self.layout.S
+        error = ShapeError(
+            f"the {length} tokens that rank {self.ring.rank} owns under {self.layout!r}",
+            f"{x.shape[1]} tokens" + (", the whole sequence" if whole else ""),
+            "pass context.shard(tokens)" if whole else "build the layout for this sequence length",
+        )
+        if self.validate:
+            agree(self.ring.comm, "", error, x.device)
+        raise error
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return this rank's rows of attention over the whole sequence, (B, H, L, D)."""
+        out: Tensor = ring_attention(
+            q, k, v, ring=self.ring, layout=self.layout, mask=self.mask, schedule=self.schedule, block=self.block,
+            validate=self.validate,
+        )  # fmt: skip
+        return out
+
+
+def _check_position_ids(ids: Tensor, layout: Layout, rank: int, mask: Mask | None) -> None:
+    if not np.array_equal(ids.cpu().numpy(), layout.positions(rank)):
+        check_position_ids(ids, layout, mask or Mask(), rank)

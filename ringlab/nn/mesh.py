@@ -1,0 +1,134 @@
+"""Data × context × tensor parallelism: torch's own, around the ring.
+
+The ranks form a grid (dp, cp, tp), tp innermost, where ranks talk most. The sequence lies over cp, by the ring;
+sequences over dp; heads and feed-forward over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's
+state over dp × cp at once, for both hold the same weights. (Pipeline stages are torch's business as well, and need
+nothing of the ring: a stage is a few layers.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
+from ringlab.errors import BackendError, ShapeError, WorldSizeError
+from ringlab.nn.transformer import Transformer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many ranks share the data (dp), a sequence (cp), the heads (tp); their product is the world size.
+
+    Raises: WorldSizeError for a degree below 1.
+    """
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.dp, self.cp, self.tp) < 1:
+            raise WorldSizeError("dp, cp and tp of at least 1", repr(self))
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks."""
+        return self.dp * self.cp * self.tp
+
+
+def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> None:
+    """Raise unless the degrees make up the world and tp divides `sizes`, which are heads, kv_heads and hidden.
+
+    Raises: WorldSizeError, ShapeError; BackendError for tp where ranks are no processes of torch.distributed.
+    """
+    if degrees.ranks != world_size:
+        fits = [d for d in range(1, world_size + 1) if world_size % (d * degrees.tp) == 0]
+        raise WorldSizeError(
+            f"dp × cp × tp = {world_size} ranks",
+            f"{degrees.dp} × {degrees.cp} × {degrees.tp} = {degrees.ranks}",
+            f"with tp={degrees.tp}, cp may be {', '.join(map(str, fits))}"
+            if fits
+            else f"tp that divides {world_size}",
+        )
+    for name, size in zip(("heads", "kv_heads", "hidden"), sizes, strict=True):
+        if size % degrees.tp:
+            raise ShapeError(f"{name} that tp={degrees.tp} divides", f"{name}={size}")
+    if degrees.tp > 1 and not of_processes(world_size):
+        raise BackendError(
+            "processes of torch.distributed, for tensor parallelism",
+            "none: virtual ranks are threads",
+            "launch(train, P, ...) or torchrun; dp and cp alone go on virtual ranks as well",
+        )
+
+
+def of_processes(world_size: int) -> bool:
+    """Return whether the ranks are the processes of torch's default group, so that a DeviceMesh can be made."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() == world_size
+
+
+def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
+    """Return torch's mesh of the degrees, with axes "dp", "cp" and "tp"; all processes call it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = degrees.dp, degrees.cp, degrees.tp
+    return init_device_mesh(device_type, shape, mesh_dim_names=("dp", "cp", "tp"))
+
+
+def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
+    """Return the ring of this rank's sequence, and that of the ranks at its place of other sequences.
+
+    They run over `ring`'s own transport, virtual or real, and its trace has their messages.
+    """
+    place, heads = divmod(ring.rank, degrees.tp)
+    sequence, part = divmod(place, degrees.cp)
+
+    def rank(dp: int, cp: int) -> int:
+        return (dp * degrees.cp + cp) * degrees.tp + heads
+
+    along = [rank(sequence, cp) for cp in range(degrees.cp)]
+    across = [rank(dp, part) for dp in range(degrees.dp)]
+    return Ring(SubGroup(ring.comm, along)), Ring(SubGroup(ring.comm, across))
+
+
+def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
+    """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
+
+    Gradients are SUMMED over dp × cp, as a loss by the global number of tokens wants them; FSDP's own default is
+    their mean. Each rank's q, k, v have the heads of its tp rank only.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    if mesh["tp"].size() > 1:
+        for layer in model.layers:
+            parallelize_module(layer, mesh["tp"], _by_heads(model.config.qk_norm))
+    if mesh["dp", "cp"].size() == 1:
+        return
+    shards = mesh["dp", "cp"]._flatten("dp_cp")
+    for unit in (*model.layers, model):
+        sharded = fully_shard(unit, mesh=shards)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+
+
+def _by_heads(qk_norm: bool) -> dict[str, ParallelStyle]:
+    """Columns of q, k, v, gate, up and rows of what follows them on one tp rank: one all-reduce for each pair."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+    columns = [*(f"attention.{name}" for name in "qkv"), "feed_forward.gate", "feed_forward.up"]
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in ("attention.out", "feed_forward.down")}
+    if (
+        qk_norm
+    ):  # the same weights for all heads, so their gradients are summed over the heads of all tp ranks
+        over_heads = SequenceParallel(sequence_dim=1, use_local_output=True)
+        plan |= {f"attention.{name}_norm": over_heads for name in "qk"}
+    return plan

@@ -1,0 +1,84 @@
+"""Text to train on that is on every machine: modules of the Python standard library, byte by byte.
+
+The text differs between Python versions, so every figure made of it names the version: `Text.name`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ringlab.errors import TrainingError
+
+MODULES = ("argparse", "bisect", "fractions", "heapq", "random", "statistics", "textwrap")
+"""Modules that have been there for long and will stay, in the order in which they are read."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Bytes, and what they are."""
+
+    name: str
+    content: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the first 12 digits of the content's SHA-256."""
+        return hashlib.sha256(self.content).hexdigest()[:12]
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+@lru_cache(maxsize=1)
+def library() -> Text:
+    """Return the source of MODULES; its name gives the Python version, the bytes and a digest.
+
+    Raises: TrainingError where this Python came without its library's source.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    paths = [folder / f"{name}.py" for name in MODULES]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise TrainingError(
+            f"the standard library's source in {folder}",
+            f"no {', '.join(missing)}",
+            "use a Python with its library, or give train(..., text=Text(name, bytes))",
+        )
+    content = b"".join(path.read_bytes() for path in paths)
+    return Text(f"{len(MODULES)} modules of Python {platform.python_version()}", content)
+
+
+def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
+    """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
+
+    It depends on its number and the seed alone, so that the number is the position in the data, on every rank and
+    after every restart.
+
+    Raises: TrainingError for a text of less than S bytes, or sizes below 1.
+    """
+    if S < 1 or rows < 1 or len(text) < S:
+        raise TrainingError(
+            f"at least 1 sequence of 1 to {len(text)} bytes, from {text.name}", f"{rows} of {S} bytes"
+        )
+    places = np.random.default_rng([seed, number]).integers(0, len(text) - S + 1, size=rows)
+    whole = np.frombuffer(text.content, np.uint8)
+    return torch.from_numpy(np.stack([whole[place : place + S] for place in places]).astype(np.int64))
+
+
+def batches(text: Text, S: int, rows: int, seed: int = 0, start: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """Yield (number, batch) from number `start` on, without end."""
+    number = start
+    while True:
+        yield number, batch(text, S, rows, number, seed)
+        number += 1

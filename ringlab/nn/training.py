@@ -1,0 +1,225 @@
+"""`train`: the same function on one process, on virtual ranks in a notebook, under launch and under torchrun."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+import ringlab
+from ringlab.agreement import agree
+from ringlab.comm.ring import Ring
+from ringlab.errors import LayoutError, RinglabError, TrainingError
+from ringlab.layout import Layout, contiguous, striped, zigzag
+from ringlab.mask import Mask
+from ringlab.nn import checkpoint, mesh
+from ringlab.nn.checkpoint import Progress
+from ringlab.nn.context import Context
+from ringlab.nn.loss import loss_share, next_tokens, sum_gradients, summed, valid_tokens
+from ringlab.nn.mesh import Degrees
+from ringlab.nn.text import Text, batches, library
+from ringlab.nn.transformer import ModelConfig, Transformer
+from ringlab.schedules import get_schedule
+
+LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
+    "contiguous": contiguous, "striped": striped, "zigzag": zigzag,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, on what, and how: `batch` sequences of S bytes a step, for `steps` steps in all.
+
+    `layout`, `schedule` and `block` say how the sequence lies over ranks and may change from one run to the next,
+    as may `steps` and `save_every`; the rest may not. `save_every`: a checkpoint after so many steps, and one at
+    the end.
+
+    Raises: LayoutError for an unknown layout; BackendError or WorldSizeError for a schedule that is none; MaskError for
+    a window below 1; TrainingError for sizes below 1, or rates that are no numbers.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    S: int = 256
+    batch: int = 2
+    steps: int = 200
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    seed: int = 0
+    window: int | None = None
+    layout: str = "zigzag"
+    schedule: str = "ring"
+    block: str = "auto"
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise LayoutError(f"a layout among {', '.join(LAYOUTS)}", repr(self.layout))
+        for name in ("S", "batch", "steps", "save_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise TrainingError(f"{name}= at least 1, an integer", f"{value}")
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:  # NaN is not between them
+                raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
+        _ = self.mask, get_schedule(self.schedule)  # what they refuse, one process without a ring refuses too
+
+    @property
+    def mask(self) -> Mask | None:
+        """Return the mask, None for the causal one."""
+        return None if self.window is None else Mask(window=self.window)
+
+    def lasting(self) -> dict[str, object]:
+        """Return what a checkpoint's next run must have in common with it."""
+        passing = ("layout", "schedule", "block", "steps", "save_every")
+        said = {name: value for name, value in asdict(self).items() if name not in passing}
+        how_computed = ("feed_forward_block", "recompute")
+        return said | {"model": {k: v for k, v in said["model"].items() if k not in how_computed}}
+
+
+def training_step(
+    model: Transformer,
+    optimizer: Optimizer,
+    tokens: Tensor,
+    context: Context | None = None,
+    replicas: Ring | None = None,
+) -> float:
+    """Return the loss of one step on `tokens`, whole sequences (B, S), the same number on every rank.
+
+    `replicas`: the ring of ranks that have other sequences, where there are any.
+    """
+    ring, mask = (None, None) if context is None else (context.ring, context.mask)
+    labels = next_tokens(tokens, mask)  # before the sequence is sharded
+    if context is not None:
+        tokens, labels = context.shard(tokens), context.shard(labels)
+    count = valid_tokens(labels, ring, replicas)  # of all ranks
+    share = loss_share(model(tokens, context), labels, count)
+    share.backward()
+    if not checkpoint.is_sharded(model):  # FSDP has summed them already
+        sum_gradients(model, ring, replicas)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(summed(share.detach().double(), ring, replicas))
+
+
+def train(
+    ring: Ring | None,
+    recipe: Recipe,
+    folder: str | Path | None = None,
+    degrees: Degrees | None = None,
+    text: Text | None = None,
+    device: str = "cpu",
+) -> list[float]:
+    """Return the loss of every step, in nats per byte, the same on all ranks.
+
+    `ring`: None for an ordinary model on one process. With `folder`, training goes on from the last checkpoint
+    there, whatever world size and layout wrote it, and leaves its own. `degrees`: data and tensor parallelism
+    beside the ring; without, all ranks share each sequence. Between processes FSDP shards the model then, virtual
+    ranks hold it whole. `device`: "cuda" where the transport
+    carries its tensors.
+
+        train(None, recipe)                             one process
+        VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
+        launch(train, 4, recipe, "runs/first")          four processes, with checkpoints
+        with connect() as ring: train(ring, recipe)     under torchrun
+
+    Raises: on the rank concerned, before the first exchange of data, what is wrong with its recipe, degrees or
+    checkpoint, and AgreementError on all others, also where versions, texts or checkpoints differ between ranks.
+    """
+    if not (ring is None or isinstance(ring, Ring)):
+        raise TrainingError(
+            "train(ring, recipe) with a ringlab.Ring, or None", f"a {type(ring).__name__} first"
+        )
+    text, folder = text or library(), None if folder is None else Path(folder)
+    _agree(ring, recipe, folder, degrees, text)
+    sequence, replicas = ring, None
+    model = Transformer(recipe.model, recipe.seed).to(device)
+    if degrees is not None and ring is not None:
+        sequence, replicas = mesh.rings(ring, degrees)
+        if mesh.of_processes(ring.world_size):
+            mesh.parallelize(model, mesh.build(degrees, torch.device(device).type))
+    optimizer = AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    progress = (checkpoint.load(folder, model, optimizer) if folder else None) or Progress()
+    progress.recipe, progress.text = asdict(recipe), text.digest
+    context = None if sequence is None else _context(sequence, recipe)
+    for number, tokens in batches(text, recipe.S, recipe.batch, recipe.seed, progress.next_batch):
+        if progress.step >= recipe.steps:
+            break
+        rows = tokens if replicas is None else tokens[replicas.rank :: replicas.world_size]
+        progress.losses.append(training_step(model, optimizer, rows.to(device), context, replicas))
+        context = context and replace(context, validate=False)  # the ranks have compared their calls once
+        progress.step, progress.next_batch = progress.step + 1, number + 1
+        if folder and (progress.step % recipe.save_every == 0 or progress.step == recipe.steps):
+            checkpoint.save(folder, model, optimizer, progress, ring)
+    return progress.losses
+
+
+def _context(ring: Ring, recipe: Recipe) -> Context:
+    layout = LAYOUTS[recipe.layout](recipe.S, ring.world_size)
+    return Context(ring, layout, recipe.mask, recipe.schedule, recipe.block)
+
+
+def _agree(
+    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text
+) -> None:
+    """Let all ranks find out before any work whether they can and mean the same. Raises: as `train`."""
+    said, error = "", None
+    try:
+        said = _checked(ring, recipe, folder, degrees, text)
+    except RinglabError as raised:
+        error = raised
+    if ring is not None:
+        agree(ring.comm, said, error)
+    elif error is not None:
+        raise error
+
+
+def _checked(
+    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text
+) -> str:
+    """Return what must be equal on all ranks."""
+    if not isinstance(recipe, Recipe):
+        raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
+    config = recipe.model
+    if degrees is not None:
+        if recipe.batch % degrees.dp:
+            raise TrainingError(f"a batch that dp={degrees.dp} divides", f"batch={recipe.batch}")
+        sizes = config.heads, config.kv_heads, config.hidden
+        mesh.check(degrees, 1 if ring is None else ring.world_size, sizes)
+    if ring is None and recipe.window is not None:
+        raise TrainingError(
+            "a ring, for a window", "ring=None", "VirtualCluster(1).run(train, recipe) has a ring of one rank"
+        )
+    where = checkpoint.latest(folder) if folder else None
+    if where is not None:
+        _check_same(checkpoint.read_progress(where), recipe, text)
+    versions = f"Python {platform.python_version()} torch {torch.__version__} ringlab {ringlab.__version__}"
+    return f"{versions} text #{text.digest} from {where and where.name} {degrees} {recipe}"
+
+
+def _flat(said: dict[str, Any]) -> dict[str, object]:
+    """The sizes of the model beside the rest, so that what differs is told alone."""
+    rest = {name: value for name, value in said.items() if name != "model"}
+    return rest | {f"model.{name}": value for name, value in said["model"].items()}
+
+
+def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
+    """Raise TrainingError where a checkpoint is of another recipe or text."""
+    made = Recipe(**progress.recipe | {"model": ModelConfig(**progress.recipe["model"])})
+    before, now = _flat(made.lasting()), _flat(recipe.lasting())
+    other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name]]
+    if progress.text != text.digest:
+        other.append(f"text #{progress.text}, now #{text.digest} ({text.name})")
+    if other:
+        raise TrainingError(
+            "the recipe and text that the checkpoint was made with",
+            "; ".join(other),
+            "use another folder to start anew",
+        )

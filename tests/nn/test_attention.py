@@ -1,0 +1,192 @@
+"""ContextParallelAttention is an ordinary layer, wherever its tokens lie; rotary positions are global ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster, contiguous, oracle, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.conformance.tolerance import FACTOR, relative_error
+from ringlab.errors import AgreementError, LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.nn import Context, ContextParallelAttention
+from ringlab.nn.rotary import rotate, rotation
+from tests.laws.draw import LAYOUTS, SEEDS
+
+EPSILON = torch.finfo(torch.float64).eps
+
+
+def layer_of(qk_norm: bool, dtype: torch.dtype = torch.float64) -> ContextParallelAttention:
+    layer = ContextParallelAttention(8, heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.4, generator=generator)
+    return layer.to(dtype)
+
+
+def normal(S: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(2, S, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def run(layer: ContextParallelAttention, x: Tensor, dout: Tensor, context: Context | None) -> list[Tensor]:
+    """Output, the gradient of x, and those of the weights."""
+    x = x.clone().requires_grad_()
+    out = layer(x, context)
+    return [out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), dout)]
+
+
+def over_ranks(qk_norm: bool, layout: Layout, whole: Tensor, dout: Tensor, **options: object) -> list[Tensor]:
+    def program(ring: Ring) -> list[Tensor]:
+        context = Context(ring, layout, **options)
+        layer = layer_of(qk_norm, whole.dtype)
+        return run(layer, context.shard(whole, dim=1), context.shard(dout, dim=1), context)
+
+    shards = VirtualCluster(layout.P, memory=False).run(program).results
+    out, dx, *weights = zip(*shards, strict=True)
+    return [layout.unshard(out, dim=1), layout.unshard(dx, dim=1), *(sum(parts) for parts in weights)]
+
+
+@settings(max_examples=12)
+@given(layout=LAYOUTS, seed=SEEDS, qk_norm=st.booleans())
+def test_scattered_equals_together(layout: Layout, seed: int, qk_norm: bool) -> None:
+    x, dout = normal(layout.S, seed), normal(layout.S, seed + 1)
+    together = run(layer_of(qk_norm), x, dout, None)
+    scattered = over_ranks(qk_norm, layout, x, dout, block="naive")
+    for one, other in zip(scattered, together, strict=True):
+        assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
+
+
+@pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)
+def test_errors_in_float32_are_those_of_one_process(layout: Layout) -> None:
+    """The largest of some inputs': a norm's gradient is six numbers, of which one process may have all right by luck."""
+    exact = layer_of(True, torch.float32).double()
+    errors: dict[str, list[list[float]]] = {"ring": [], "plain": []}
+    for seed in range(5, 65, 10):
+        x, dout = normal(48, seed, torch.float32), normal(48, seed + 1, torch.float32)
+        true = [oracle.float64(t) for t in run(exact, x.double(), dout.double(), None)]
+        found = over_ranks(True, layout, x, dout), run(layer_of(True, torch.float32), x, dout, None)
+        for name, results in zip(errors, found, strict=True):
+            errors[name].append([relative_error(t, best) for t, best in zip(results, true, strict=True)])
+    ring, plain = (list(map(max, zip(*errors[name], strict=True))) for name in errors)
+    unit = torch.finfo(torch.float32).eps
+    assert all(error <= FACTOR * allowed + unit for error, allowed in zip(ring, plain, strict=True)), (
+        ring,
+        plain,
+    )
+
+
+def test_the_ordinary_layer_is_attention() -> None:
+    layer, x = layer_of(qk_norm=False), normal(9, 2)
+    q, k, v = (project(x).unflatten(-1, (-1, 6)).transpose(1, 2) for project in (layer.q, layer.k, layer.v))
+    turn = rotation(torch.arange(9), 6)
+    out, _ = oracle.attention(rotate(q, turn).detach(), rotate(k, turn).detach(), v.detach(), causal=True)
+    expected = torch.from_numpy(out).transpose(1, 2).flatten(2) @ layer.out.weight.T
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+# Rotary positions.
+
+
+@settings(max_examples=30)
+@given(a=st.integers(0, 10**6), b=st.integers(0, 10**6), moved=st.integers(0, 10**6), seed=SEEDS)
+def test_scores_depend_on_the_distance_alone(a: int, b: int, moved: int, seed: int) -> None:
+    q, k = (normal(1, seed + i)[:1, None] for i in range(2))
+
+    def score(i: int, j: int) -> Tensor:
+        return (rotate(q, rotation(torch.tensor([i]), 8)) * rotate(k, rotation(torch.tensor([j]), 8))).sum()
+
+    size = q.norm() * k.norm()
+    angle = 2e6 * EPSILON  # the rounding of an angle of two million
+    assert (score(a, b) - score(a + moved, b + moved)).abs() <= 8 * angle * size + 100 * EPSILON * size
+
+
+def test_a_turn_keeps_lengths_and_position_zero_is_none() -> None:
+    x = normal(7, 0)[:, None]
+    turned = rotate(x, rotation(torch.arange(7), 8))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-13, atol=0)
+    assert torch.equal(turned[:, :, 0], x[:, :, 0]) and not torch.equal(turned[:, :, 1], x[:, :, 1])
+
+
+def test_bfloat16_is_turned_in_float32() -> None:
+    x = normal(5, 3)[:, None].bfloat16()
+    turn = rotation(torch.arange(100_000, 100_005), 8)
+    assert torch.equal(rotate(x, turn), rotate(x.float(), turn).bfloat16())
+
+
+# Position ids and masks.
+
+
+def test_position_ids_may_start_anew_with_each_document() -> None:
+    layout, mask = zigzag(20, 2), Mask(documents=(7, 13))
+    ids = torch.cat([torch.arange(7), torch.arange(13)])
+    x, dout = normal(20, 8), normal(20, 9)
+
+    def program(ring: Ring) -> list[Tensor]:
+        given = layout.shard(ids, ring.rank, dim=-1)
+        context = Context(ring, layout, mask, block="naive", position_ids=given)
+        return [layer_of(False)(context.shard(x, dim=1), context)]
+
+    restarted = layout.unshard([r[0] for r in VirtualCluster(2).run(program).results], dim=1)
+    apart = torch.cat([layer_of(False)(x[:, :7]), layer_of(False)(x[:, 7:])], dim=1)
+    counted_on = over_ranks(False, layout, x, dout, mask=mask, block="naive")[0]
+    for out in (restarted, counted_on):
+        assert ((out - apart).abs() <= 1000 * EPSILON * (1 + apart.abs().max())).all()
+
+
+def refused(
+    ring: Ring, wrong_rank: int, kind: type[Exception], said: str, layout: Layout, **options: object
+) -> bool:
+    """Whether the rank with the wrong options says what is wrong, and the others that ranks differ."""
+    wrong = ring.rank == wrong_rank or wrong_rank < 0
+    with pytest.raises(kind if wrong else AgreementError, match=said if wrong else "same call"):
+        Context.agreed(ring, layout, **(options if wrong else {}))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "layout", "options"),
+    [
+        (LayoutError, "position 4 for local token 2 of rank 1", zigzag(8, 2), {"position_ids": torch.tensor([2, 3, 2, 3])}),
+        (LayoutError, "4 position ids on rank 1", zigzag(8, 2), {"position_ids": torch.arange(8)}),
+        (MaskError, "documents of 8 tokens in all", zigzag(8, 2), {"mask": Mask(documents=(9,))}),
+    ],
+)  # fmt: skip
+def test_a_context_that_cannot_be_is_refused_on_every_rank(kind, said, layout, options) -> None:  # type: ignore[no-untyped-def]
+    def program(ring: Ring) -> bool:
+        return refused(ring, 1, kind, said, layout, **options)
+
+    assert VirtualCluster(2).run(program).results == [True, True]
+
+
+def test_layouts_of_another_world_and_heads_that_do_not_fit_are_refused() -> None:
+    def program(ring: Ring) -> bool:
+        return refused(ring, -1, WorldSizeError, "a layout for 2 ranks", zigzag(8, 3))
+
+    assert VirtualCluster(2).run(program).results == [True, True]
+    with pytest.raises(ShapeError, match="divisible"):
+        ContextParallelAttention(8, heads=4, kv_heads=3)
+    with pytest.raises(ShapeError, match="even head dim"):
+        ContextParallelAttention(12, heads=4)
+
+
+def test_tokens_of_another_length_are_refused_on_every_rank() -> None:
+    """Rank 1 forgets to shard."""
+    x = normal(8, 0)
+
+    def program(ring: Ring) -> bool:
+        context = Context(ring, zigzag(8, 2))
+        mine = context.shard(x, dim=1) if ring.rank == 0 else x
+        kind, said = (
+            (AgreementError, "rank 1: error ShapeError") if ring.rank == 0 else (ShapeError, "whole sequence")
+        )
+        with pytest.raises(kind, match=said):
+            layer_of(False)(mine, context)
+        return True
+
+    assert VirtualCluster(2).run(program).results == [True, True]

@@ -1,0 +1,142 @@
+"""Loss and gradients over a ring are those of one process; the usual mistakes are not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster, contiguous, per_document, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.errors import TrainingError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.nn import IGNORE, Context, loss_share, next_tokens, sum_gradients, valid_tokens
+from ringlab.nn.loss import summed
+from tests.laws.draw import MAKERS, SEEDS
+from tests.laws.refute import refute
+from tests.nn.ways import CONFIG, MUTANTS, RIGHT, Gradients, Way, alone, gradients_of, model_of, tokens_of
+
+ROUNDINGS = 2000 * torch.finfo(torch.float64).eps
+"""Of float64 through two layers, forward and backward; the smallest mistake below is 10¹⁰ times larger."""
+LAYOUTS = st.builds(
+    lambda make, S, P: make(S, P), st.sampled_from(MAKERS), st.integers(2, 16), st.integers(1, 4)
+)
+
+
+def nothing_ignored(tokens: Tensor) -> Tensor:
+    return torch.zeros_like(tokens, dtype=torch.bool)
+
+
+def only_the_first(count: int, tokens: Tensor) -> Tensor:
+    return (torch.arange(tokens.shape[1]) >= count).expand_as(tokens)
+
+
+def law_equals_one_process(way: Way, layout: Layout, tokens: Tensor, ignored: Tensor) -> None:
+    loss, gradients = alone(tokens, ignored)
+    for of_rank, (shared_loss, shared) in enumerate(way(layout, tokens, ignored)):
+        assert abs(shared_loss - loss) <= ROUNDINGS * (1 + abs(loss)), f"{shared_loss} for {loss}"
+        assert shared.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            assert close(shared[name], gradient), f"{name}, rank {of_rank}"
+
+
+@settings(max_examples=15)
+@given(layout=LAYOUTS, seed=SEEDS, data=st.data())
+def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, data: st.DataObject) -> None:
+    tokens = tokens_of(layout.S, seed)
+    keep = data.draw(st.integers(0, layout.S - 2))  # a label that counts, whichever else do not
+    ignored = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+    ignored[0, keep] = False
+    law_equals_one_process(RIGHT, layout, tokens, ignored)
+
+
+TOKENS = tokens_of(12, 1)
+EXAMPLES = [
+    (layout, TOKENS, ignored)
+    for layout in (contiguous(12, 3), zigzag(12, 3))
+    for ignored in (nothing_ignored(TOKENS), only_the_first(5, TOKENS))
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda way: way.__name__)
+def test_the_law_notices(mutant: Way) -> None:
+    refute(law_equals_one_process, RIGHT, mutant, EXAMPLES)
+
+
+def test_means_of_local_means_are_nan_where_a_rank_has_no_token_that_counts() -> None:
+    [mutant] = [way for way in MUTANTS if way.__name__ == "mean of local means"]
+    layout, ignored = contiguous(12, 3), only_the_first(4, TOKENS)
+    assert math.isnan(mutant(layout, TOKENS, ignored)[0][0])
+    law_equals_one_process(RIGHT, layout, TOKENS, ignored)
+
+
+def test_ranks_without_any_token() -> None:
+    tokens = tokens_of(2)
+    layout = contiguous(2, 4)
+    assert layout.lengths == (1, 1, 0, 0)
+    law_equals_one_process(RIGHT, layout, tokens, nothing_ignored(tokens))
+
+
+def test_an_output_layer_of_its_own_and_heads_without_norms() -> None:
+    config = replace(CONFIG, tied=False, qk_norm=False, kv_heads=2, head_dim=6)
+    ignored, layout = nothing_ignored(TOKENS), zigzag(12, 3)
+    loss, gradients = alone(TOKENS, ignored, config)
+    results = VirtualCluster(3, memory=False).run(RIGHT.program, layout, TOKENS, ignored, config).results
+    for shared_loss, shared in results:
+        assert abs(shared_loss - loss) <= ROUNDINGS * (1 + loss) and "head.weight" in shared
+        assert all(close(shared[name], gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_packed_documents_are_documents_alone(restarted: bool) -> None:
+    """Their loss is the mean over all tokens that have a successor in their own document."""
+    lengths = (7, 1, 12, 4)
+    tokens, mask, layout = tokens_of(sum(lengths)), Mask(documents=lengths), per_document(lengths, 3)
+    parts = [part for part in tokens.split(lengths, dim=1) if part.shape[1] > 1]
+    counts = [part[:, 1:].numel() for part in parts]
+    apart = [alone(part, nothing_ignored(part)) for part in parts]
+    expected = sum(n * loss for n, (loss, _) in zip(counts, apart, strict=True)) / sum(counts)
+
+    def program(ring: Ring) -> tuple[float, Gradients]:
+        positions = layout.positions(ring.rank)
+        ids = torch.from_numpy(mask.position_ids(positions)) if restarted else None
+        context = Context(ring, layout, mask, block="naive", position_ids=ids)
+        model, labels = model_of(), context.shard(next_tokens(tokens, mask))
+        share = loss_share(model(context.shard(tokens), context), labels, valid_tokens(labels, ring))
+        share.backward()
+        sum_gradients(model, ring)
+        return float(summed(share.detach(), ring)), gradients_of(model)
+
+    for loss, gradients in VirtualCluster(3, memory=False).run(program).results:
+        assert abs(loss - expected) <= ROUNDINGS * (1 + expected)
+        for name, gradient in gradients.items():
+            weighed = sum(n * alone_[name] for n, (_, alone_) in zip(counts, apart, strict=True)) / sum(
+                counts
+            )
+            assert close(gradient, weighed), name
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return bool(((one - other).abs() <= ROUNDINGS * (1 + other.abs().max())).all())
+
+
+def test_labels_are_the_tokens_after() -> None:
+    tokens = torch.arange(10, 16)[None]
+    assert next_tokens(tokens).tolist() == [[11, 12, 13, 14, 15, IGNORE]]
+    packed = Mask(documents=(2, 0, 3, 1))
+    assert next_tokens(tokens, packed).tolist() == [[11, IGNORE, 13, 14, IGNORE, IGNORE]]
+
+
+def test_a_batch_in_which_nothing_counts_raises_on_every_rank() -> None:
+    def program(ring):
+        with pytest.raises(TrainingError, match="at least one label counts"):
+            valid_tokens(torch.full((1, 3), IGNORE), ring)
+        return True
+
+    assert VirtualCluster(2).run(program).results == [True, True]

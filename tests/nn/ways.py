@@ -1,0 +1,143 @@
+"""One step's loss and gradients over a ring: the right way, and the usual mistakes as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ringlab import VirtualCluster
+from ringlab.comm.ring import Ring
+from ringlab.layout import Layout
+from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
+from ringlab.nn.loss import loss_share, next_tokens, sum_gradients, summed, valid_tokens
+
+Gradients = dict[str, Tensor]
+CONFIG = ModelConfig(vocabulary=11, width=8, layers=2, heads=2, kv_heads=1, hidden=12, qk_norm=True)
+
+
+def model_of(config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float64) -> Transformer:
+    """A model whose attention and positions matter: weights ten times as large as those that training begins with."""
+    model = Transformer(config, seed=3).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def tokens_of(S: int, seed: int = 0, rows: int = 2) -> Tensor:
+    return torch.randint(CONFIG.vocabulary, (rows, S), generator=torch.Generator().manual_seed(seed))
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def equal(one: list[float], other: list[float]) -> bool:
+    """Whether two loss curves are one: to 1e-5 relative in float32, step by step."""
+    return len(one) == len(other) and all(
+        abs(a - b) <= 1e-5 * abs(b) for a, b in zip(one, other, strict=True)
+    )
+
+
+# One process, an ordinary model: torch's own attention, no ring.
+
+
+def alone(tokens: Tensor, ignored: Tensor, config: ModelConfig = CONFIG) -> tuple[float, Gradients]:
+    model = model_of(config)
+    labels = next_tokens(tokens)
+    labels[ignored] = IGNORE
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    loss.backward()
+    return loss.item(), gradients_of(model)
+
+
+# Over a ring.
+
+
+def shifted_then_sharded(tokens: Tensor, ignored: Tensor, context: Context) -> Tensor:
+    labels = next_tokens(tokens)
+    labels[ignored] = IGNORE
+    return context.shard(labels)
+
+
+def sharded_then_shifted(tokens: Tensor, ignored: Tensor, context: Context) -> Tensor:
+    labels = next_tokens(context.shard(tokens))
+    labels[context.shard(ignored)] = IGNORE
+    return labels
+
+
+def by_the_global_count(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
+    return loss_share(logits, labels, valid_tokens(labels, ring))
+
+
+def by_the_local_count(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+
+
+def mean_of_local_means(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
+    return by_the_local_count(logits, labels, ring) / ring.world_size
+
+
+def mean_gradients(model: nn.Module, ring: Ring) -> None:
+    sum_gradients(model, ring)
+    for parameter in model.parameters():
+        parameter.grad /= ring.world_size
+
+
+def own_gradients(model: nn.Module, ring: Ring) -> None:
+    """Each rank keeps its own."""
+
+
+def global_positions(context: Context) -> Tensor:
+    return context.positions
+
+
+def counted_from_zero(context: Context) -> Tensor:
+    return torch.arange(len(context.positions))
+
+
+def counted_from_the_ranks_before(context: Context) -> Tensor:
+    return sum(context.layout.lengths[: context.ring.rank]) + torch.arange(len(context.positions))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How labels, loss, gradients and positions are made on a rank."""
+
+    __name__: str
+    labels: Callable[..., Tensor] = shifted_then_sharded
+    share: Callable[..., Tensor] = by_the_global_count
+    reduce: Callable[..., None] = sum_gradients
+    positions: Callable[..., Tensor] = global_positions
+
+    def program(
+        self, ring: Ring, layout: Layout, tokens: Tensor, ignored: Tensor, config: ModelConfig = CONFIG
+    ) -> tuple[float, Gradients]:
+        context = Context(ring, layout, block="naive")
+        context.__dict__["positions"] = self.positions(context)
+        model = model_of(config)
+        share = self.share(model(context.shard(tokens), context), self.labels(tokens, ignored, context), ring)
+        share.backward()
+        self.reduce(model, ring)
+        return float(summed(share.detach(), ring)), gradients_of(model)
+
+    def __call__(self, layout: Layout, tokens: Tensor, ignored: Tensor) -> list[tuple[float, Gradients]]:
+        """What each rank has at the end."""
+        cluster = VirtualCluster(layout.P, memory=False)
+        return cluster.run(self.program, layout, tokens, ignored).results
+
+
+RIGHT = Way("right")
+MUTANTS = (
+    replace(RIGHT, __name__="mean over ranks", reduce=mean_gradients),
+    replace(RIGHT, __name__="no reduction", reduce=own_gradients),
+    replace(RIGHT, __name__="mean of local means", share=mean_of_local_means),
+    replace(RIGHT, __name__="sum of local means", share=by_the_local_count),
+    replace(RIGHT, __name__="local positions", positions=counted_from_zero),
+    replace(RIGHT, __name__="positions after the ranks before", positions=counted_from_the_ranks_before),
+    replace(RIGHT, __name__="labels shifted after sharding", labels=sharded_then_shifted),
+)
