@@ -1,0 +1,116 @@
+"""The attention that transformers calls in every layer: `ring_attention`, once everything that is asked is offered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ringlab.attention import ring_attention
+from ringlab.errors import MaskError, RinglabError, ShapeError
+from ringlab.hf.held import held, raise_everywhere
+from ringlab.hf.masks import LayerMask
+from ringlab.mask import Mask
+
+# Arguments of a model's forward that transformers passes down to attention, and that do not change it.
+_HARMLESS = {
+    "cache_position", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states", "return_dict",
+    "shift_labels",
+}  # fmt: skip
+_REMEDIES = {
+    "s_aux": "attention sinks are not offered; use a model without them",
+    "use_cache": "use_cache=False; generation with a cache is no part of ringlab.hf",
+    "output_attentions": "no rank has the weights; ask for them on one process, with attn_implementation='eager'",
+}
+_CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Return this rank's rows of attention over the whole sequence, (B, L, H, D), and None for the weights.
+
+    q (B, H, L, D), k and v (B, K, L, D) are this rank's shards, rotated by global positions.
+
+    Raises: MaskError, BackendError, LayoutError or ShapeError for what cannot be honoured, on this rank, and
+    AgreementError on all others; nothing that was asked for is left out.
+    """
+    around = attention_mask.held if isinstance(attention_mask, LayerMask) else held()
+    context = around.context
+    mask, seed = Mask(), None
+    try:
+        mask, seed = _mask(module, attention_mask, more), _seed(around.seed, module, dropout)
+        if key.shape[2] != query.shape[2]:
+            raise ShapeError(
+                "as many keys as queries", f"{key.shape[2]} and {query.shape[2]}", _REMEDIES["use_cache"]
+            )
+    except RinglabError as error:
+        raise_everywhere(around, error, query.device)
+    out: Tensor = ring_attention(
+        query, key, value, ring=context.ring, layout=context.layout, mask=mask, scale=scaling,
+        schedule=context.schedule, block=context.block, validate=around.validate,
+        softcap=softcap, dropout=dropout, seed=seed,
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
+    """Return the mask of this layer. Raises: what cannot be honoured."""
+    if not isinstance(asked, LayerMask):
+        got = f"a tensor of shape {tuple(asked.shape)}" if isinstance(asked, Tensor) else type(asked).__name__
+        raise MaskError(
+            "the mask that transformers makes for attn_implementation='ringlab'",
+            f"attention_mask {got}",
+            "say it as a ringlab.Mask in ringlab.hf.context, if it can be",
+        )
+    mask = asked.mask()
+    causal = more.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if bool(causal) != mask.causal:
+        raise MaskError(f"is_causal={mask.causal} in every layer, as its mask says", f"is_causal={causal}")
+    if "sliding_window" in more and more["sliding_window"] != mask.window:
+        raise MaskError(
+            "one sliding window",
+            f"{more['sliding_window']} in the layer, {mask.window} in its mask",
+            "mend the config",
+        )
+    _check_rest(more)
+    asked.check_positions(more.get("position_ids"))
+    return mask
+
+
+def _check_rest(more: dict[str, Any]) -> None:
+    """Raise MaskError for an argument that says anything and is not known."""
+    known = _HARMLESS | {"position_ids", "sliding_window", "is_causal"}
+    for name, value in more.items():
+        if name in known or value is None or value is False:
+            continue
+        remedy = _REMEDIES.get(name, "leave it out: it would be dropped")
+        if name in _CU_SEQ_LENS:
+            remedy = "leave it out, and give ringlab.hf.context(mask=ringlab.hf.mask_of(position_ids))"
+        raise MaskError("arguments of attention that ringlab.hf knows", f"{name}=", remedy)
+
+
+def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
+    """Return the seed of this layer, None without dropout. Raises: MaskError where there is none.
+
+    Steps of the golden ratio of 2⁶⁴, with which no two layers meet.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if not dropout:
+        return None
+    if seed is None or not isinstance(layer, int):
+        raise MaskError(
+            "a seed, for attention dropout, and layers with a number",
+            f"dropout={dropout}, seed={seed}, layer {layer}",
+            "ringlab.hf.context(..., seed=) with another in every step; or config.attention_dropout = 0.0",
+        )
+    return (seed + layer * 0x9E3779B97F4A7C15) % (1 << 64)

@@ -1,0 +1,132 @@
+"""A whole batch → this rank's part of it: positions stay global, and labels are shifted before they are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ringlab.errors import MaskError, ShapeError, TrainingError
+from ringlab.mask import Mask
+from ringlab.nn.context import Context
+from ringlab.nn.loss import IGNORE
+
+
+def mask_of(position_ids: Tensor, **other: Any) -> Mask:
+    """Return the mask of a packed batch from its position ids, (tokens) or (rows, tokens): 0 begins a document.
+
+    Raises: MaskError where rows are packed differently, or ids neither ascend by one nor begin again at 0.
+    """
+    rows = position_ids if position_ids.ndim == 2 else position_ids[None]
+    if rows.ndim != 2 or len(rows) == 0 or bool((rows != rows[:1]).any()):
+        raise MaskError(
+            "rows that are packed alike",
+            f"position ids of shape {tuple(position_ids.shape)}"
+            + " that differ between rows" * (rows.ndim == 2),
+            "pack all documents into one row, as DataCollatorWithFlattening does",
+        )
+    return Mask.of_position_ids(rows[0], **other)
+
+
+def shard_batch(
+    context: Context,
+    input_ids: Tensor,
+    *,
+    labels: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> dict[str, Any]:
+    """Return the keyword arguments of a model's forward on this rank, from WHOLE sequences, (B, S) each.
+
+    labels: as transformers takes them, not shifted, −100 where a token does not count. The model's loss is then
+    this rank's share, its tokens' sum over the number of tokens that count on all ranks: the loss is the SUM over
+    ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism put the number over all
+    replicas into "num_items_in_batch".
+    position_ids: else those of the mask's documents, else the global positions.
+    attention_mask: padding at the end of rows under a causal mask. No token that counts sees it there; labels of
+    padding are set to −100, and what the model returns for padding says nothing.
+
+    Raises: ShapeError; MaskError for other padding, or rows with different position ids; LayoutError for position
+    ids that contradict the mask; TrainingError where no label counts. Every rank sees the whole batch, so all raise.
+    """
+    if input_ids.ndim != 2:
+        raise ShapeError("input_ids (batch, tokens)", f"shape {tuple(input_ids.shape)}")
+    for name, x in (("labels", labels), ("attention_mask", attention_mask)):
+        if x is not None and x.shape != input_ids.shape:
+            raise ShapeError(f"{name} of input_ids' shape {tuple(input_ids.shape)}", f"{tuple(x.shape)}")
+    mine = context.shard(input_ids)
+    batch: dict[str, Any] = {
+        "input_ids": mine,
+        "attention_mask": torch.ones_like(
+            mine
+        ),  # or transformers would look for documents in a shard's positions
+        "position_ids": _positions(context, position_ids).to(mine.device),
+        "use_cache": False,
+    }
+    if attention_mask is not None:
+        _check_padding(context, attention_mask)
+    if labels is not None:
+        after = _shifted(labels, attention_mask)
+        count = int((after != IGNORE).sum())
+        if not count:
+            raise TrainingError("a batch in which at least one label counts", "every label ignored")
+        share = context.shard(after)
+        batch |= {"labels": share, "shift_labels": share, "num_items_in_batch": count}
+    return batch
+
+
+def _shifted(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Each token's label is the one of the token after it; padding has none."""
+    if attention_mask is not None:
+        labels = labels.masked_fill(attention_mask == 0, IGNORE)
+    return F.pad(labels, (0, 1), value=IGNORE)[:, 1:]
+
+
+def _positions(context: Context, given: Tensor | None) -> Tensor:
+    """This rank's position ids, (1, L)."""
+    layout, mask = context.layout, context.mask
+    if given is None:
+        whole = np.arange(layout.S) if mask is None else mask.position_ids(np.arange(layout.S))
+        return context.shard(torch.from_numpy(whole)[None])
+    rows = given if given.ndim == 2 else given[None]
+    if bool((rows != rows[:1]).any()):
+        raise MaskError(
+            "rows that are packed alike", "position ids that differ between rows", "pack them into one row"
+        )
+    if rows.shape[-1] != layout.S:
+        raise ShapeError(
+            f"{layout.S} position ids", f"shape {tuple(given.shape)}", "give those of the whole sequence"
+        )
+    _check_whole(rows[0], mask or Mask())
+    return context.shard(rows[:1])
+
+
+def _check_whole(ids: Tensor, mask: Mask) -> None:
+    """Raise MaskError unless whole-sequence ids are global positions, or begin anew where the mask's documents do."""
+    given, everyone = ids.detach().cpu().numpy(), np.arange(len(ids))
+    if np.array_equal(given, everyone) or np.array_equal(given, mask.position_ids(everyone)):
+        return
+    raise MaskError(
+        "position ids that ascend by one, or begin again at 0 where the mask's documents begin",
+        f"{given[:8].tolist()}…, and {len(mask.documents) or 'no'} documents in the mask",
+        "ringlab.hf.context(ring, layout, mask=ringlab.hf.mask_of(position_ids))",
+    )
+
+
+def _check_padding(context: Context, attention_mask: Tensor) -> None:
+    """Raise MaskError unless what is hidden lies at the end of each row, where no token that counts sees it."""
+    kept = attention_mask != 0
+    if bool(kept.all()):
+        return
+    mask = context.mask or Mask()
+    holes = bool((kept[:, 1:] & ~kept[:, :-1]).any())
+    if holes or not mask.causal or any(mask.prefixes):
+        why = "with holes, or at the beginning" if holes else "under a mask that lets tokens see it"
+        raise MaskError(
+            "padding at the end of rows, under a causal mask without prefixes",
+            f"padding {why}",
+            "tokenizer.padding_side = 'right'; or pack the documents without padding: ringlab.hf.mask_of",
+        )

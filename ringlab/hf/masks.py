@@ -1,0 +1,194 @@
+"""What mask a layer of transformers asks for: its parts are known one by one, and an unknown part is refused.
+
+transformers describes a mask by a function of (batch, head, query, key), put together of a few known ones. To
+evaluate it would take the matrix that context parallelism is there to avoid, so it is taken apart instead: causal,
+sliding window, packed documents. Whatever else is in it, the layer raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from ringlab.errors import BackendError, MaskError, RinglabError
+from ringlab.hf.context import TESTED
+from ringlab.hf.held import Held, held
+from ringlab.mask import Mask
+
+_ID = torch.zeros(1, 1, dtype=torch.long)
+_AND = masking_utils.and_masks(masking_utils.causal_mask_function).__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+_PACKED = masking_utils.packed_sequence_mask_function(_ID).__code__
+# Not in every version of transformers that is supported.
+_ALL = getattr(masking_utils, "bidirectional_mask_function", None)
+_REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+_REMAPPED = _REMAP(masking_utils.causal_mask_function, _ID).__code__ if _REMAP else None
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+
+
+class LayerMask:
+    """What transformers hands its layers as attention_mask: the context, and what the config adds to its mask.
+
+    No dataclass and no tensor, so that wrappers which look into a layer's arguments pass it on as it is.
+    """
+
+    def __init__(self, held: Held, causal: bool, window: int | None, error: RinglabError | None) -> None:
+        self.held, self.causal, self.window, self.error = held, causal, window, error
+        self.checked: Tensor | None = None
+
+    def mask(self) -> Mask:
+        """Return the mask of a layer, of global positions. Raises: MaskError where it cannot be honoured."""
+        if self.error is not None:
+            raise self.error
+        mask = self.held.context.mask or Mask(causal=self.causal)
+        if mask.causal != self.causal:
+            raise MaskError(
+                f"a mask with causal={self.causal}, as the model's layers ask",
+                f"causal={mask.causal} in ringlab.hf.context",
+                "set config.is_causal and the mask alike",
+            )
+        if mask.window not in (None, self.window):
+            raise MaskError(
+                f"the window of the model's config, {self.window}",
+                f"window={mask.window} in ringlab.hf.context",
+                "leave window= out: the config says it layer by layer (sliding_window, layer_types)",
+            )
+        if self.window is not None and not self.causal:
+            raise MaskError(
+                "a causal sliding window",
+                "one that is not causal",
+                "transformers counts its edge in another way",
+            )
+        return replace(mask, window=self.window)
+
+    def check_positions(self, ids: Any) -> None:
+        """Raise LayoutError or MaskError unless `ids` are this rank's positions; looks once in a forward."""
+        if ids is self.checked and ids is not None:
+            return
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
+            got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else "none"
+            raise MaskError(
+                "position ids (1 or batch, tokens), alike in all rows, handed to attention",
+                got,
+                "give the model position_ids from ringlab.hf.shard_batch",
+            )
+        replace(self.held.context, position_ids=ids[0])
+        self.checked = ids
+
+
+def layer_mask(
+    batch_size: int,
+    kv_length: int,
+    q_length: int | None = None,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    config: Any = None,
+    cache_position: Tensor | None = None,
+    **_: Any,
+) -> LayerMask:
+    """Return the mask that transformers asks for; what cannot be honoured is raised in attention, on all ranks.
+
+    Raises: BackendError outside of `ringlab.hf.context`.
+    """
+    if q_length is None and cache_position is not None:  # as transformers 5.0 says it
+        q_length, q_offset = len(cache_position), cache_position[0] if len(cache_position) else 0
+    found = held()
+    try:
+        _check_model(config, found.models)
+        _check_lengths(found, q_length, kv_length, int(q_offset), int(kv_offset))
+        _check_padding(attention_mask)
+        causal, window = read(mask_function)
+    except RinglabError as error:
+        return LayerMask(found, True, None, error)
+    return LayerMask(found, causal, window, None)
+
+
+def read(function: Callable[..., Any]) -> tuple[bool, int | None]:
+    """Return (causal, window) of a mask function of transformers; documents are read from position ids.
+
+    Raises: MaskError for a function that has any other part.
+    """
+    said = dict(_parts(function))
+    return bool(said.get("causal")), said.get("window")
+
+
+def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    code = getattr(function, "__code__", None)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    inside = dict(zip(code.co_freevars, cells, strict=True)) if code else {}
+    if function is masking_utils.causal_mask_function:
+        yield "causal", True
+    elif function is _ALL:
+        yield "all", True
+    elif code is _WINDOW:
+        yield "window", int(inside["sliding_window"])
+    elif code is _PACKED:
+        yield "packed", True  # what the ids say is checked where position ids are
+    elif code is _AND:
+        for part in inside["mask_functions"]:
+            yield from _parts(part)
+    elif code is _REMAPPED and code is not None:
+        yield from _parts(inside["mask_function"])
+    else:
+        raise MaskError(
+            "a mask of these parts: causal, sliding window, packed documents",
+            f"a part {getattr(function, '__qualname__', repr(function))}",
+            "say it as a ringlab.Mask in ringlab.hf.context, if it can be; else run on one process",
+        )
+
+
+def _check_model(config: Any, models: tuple[str, ...]) -> None:
+    kind = getattr(config, "model_type", None)
+    if kind not in (*TESTED, *models):
+        raise BackendError(
+            f"a model of type {', '.join(TESTED)}",
+            f"{kind!r}",
+            f"if its tokens meet in attention alone: ringlab.hf.context(..., models=({kind!r},))",
+        )
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise BackendError("layers of full or sliding attention", ", ".join(sorted(others)))
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        rope_type = each.get("rope_type", each.get("type"))
+        if rope_type in _ROPE_BY_LENGTH:
+            raise BackendError(
+                "rotary frequencies that do not depend on the longest position at hand",
+                f"rope_type {rope_type!r}, which each rank would choose by its own shard",
+                "use default, linear, yarn or llama3",
+            )
+
+
+def _check_lengths(found: Held, q_length: int | None, kv_length: int, q_offset: int, kv_offset: int) -> None:
+    context = found.context
+    owned = context.layout.length(context.ring.rank)
+    if q_length != kv_length or q_offset or kv_offset:
+        raise MaskError(
+            "as many keys as queries, from the first token on",
+            f"{q_length} queries from {q_offset}, {kv_length} keys from {kv_offset}: a cache, or a mask longer than the input",
+            "use_cache=False; generation with a cache is no part of ringlab.hf",
+        )
+    if q_length != owned:
+        raise MaskError(
+            f"the {owned} tokens that rank {context.ring.rank} owns under {context.layout!r}",
+            f"{q_length} tokens",
+            "give the model the batch from ringlab.hf.shard_batch",
+        )
+
+
+def _check_padding(attention_mask: Tensor | None) -> None:
+    if attention_mask is None:
+        return
+    if attention_mask.ndim != 2 or not bool(attention_mask.to(torch.bool).all()):
+        raise MaskError(
+            "attention_mask of ones, or none",
+            f"one of shape {tuple(attention_mask.shape)} that hides keys",
+            "give the whole sequence's to ringlab.hf.shard_batch, which takes padding at the end; or pack documents",
+        )

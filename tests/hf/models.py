@@ -1,0 +1,214 @@
+"""Small models of transformers with random weights, and one step on one process: float64 for truth, float32 beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    masking_utils,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+IGNORE = -100
+VOCABULARY = 17
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+WINDOW = 5
+
+
+def llama(**other: Any) -> LlamaConfig:
+    return LlamaConfig(**SMALL | other)
+
+
+def mistral(**other: Any) -> MistralConfig:
+    return MistralConfig(**SMALL | {"sliding_window": WINDOW} | other)
+
+
+def qwen2(**other: Any) -> Qwen2Config:
+    """The first layer full, the second with a window."""
+    window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return Qwen2Config(**SMALL | window | other)
+
+
+def qwen3(**other: Any) -> Qwen3Config:
+    """As qwen2, with heads wider than hidden_size / heads, and their norms."""
+    window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "head_dim": 8}
+    return Qwen3Config(**SMALL | window | other)
+
+
+def gemma2(**other: Any) -> Gemma2Config:
+    """Soft caps that bend scores, and windows in every other layer."""
+    caps = {
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 8,
+    }
+    return Gemma2Config(**SMALL | caps | other)
+
+
+FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
+    "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2,
+}  # fmt: skip
+
+
+def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same weights every time, large enough that attention and positions matter."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.3, generator=generator)
+    return model.train().to(dtype)
+
+
+@dataclass
+class Batch:
+    """Whole sequences, as a user of transformers has them."""
+
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+    def given(self) -> dict[str, Tensor]:
+        named = {"position_ids": self.position_ids, "attention_mask": self.attention_mask}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def batch_of(S: int, rows: int = 1, seed: int = 0, documents: tuple[int, ...] = ()) -> Batch:
+    """Tokens and labels of which a third does not count; `documents` are packed as the collator packs them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (rows, S), generator=generator)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.3, IGNORE)
+    labels[:, -1] = ids[:, -1]
+    if not documents:
+        return Batch(ids, labels)
+    positions = torch.cat([torch.arange(n) for n in documents])[None].expand(rows, -1)
+    return Batch(ids, labels.masked_fill(positions == 0, IGNORE), positions)
+
+
+@dataclass
+class Step:
+    """A loss and the gradients of all parameters."""
+
+    loss: float
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Tensor]:
+        return {"loss": torch.tensor(self.loss, dtype=torch.float64), **self.gradients}
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def alone(config: PreTrainedConfig, batch: Batch, attention: str = "eager") -> Step:
+    """One process in float32, by transformers alone."""
+    model = build(config, attention)
+    loss = model(batch.input_ids, labels=batch.labels, use_cache=False, **batch.given()).loss
+    loss.backward()
+    return Step(loss.item(), gradients_of(model))
+
+
+def truth(config: PreTrainedConfig, batch: Batch) -> Step:
+    """One process in float64: what transformers computes in float32 on the way, norms, softmax, loss, is float64 too."""
+    model = exact(build(config, "eager", torch.float64))
+    softmax = F.softmax
+
+    def in_float64(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+        return softmax(x, dim=dim)
+
+    F.softmax = in_float64
+    try:
+        logits = model(batch.input_ids, use_cache=False, **batch.given()).logits
+    finally:
+        F.softmax = softmax
+    assert logits.dtype == torch.float64
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORE)
+    loss.backward()
+    return Step(loss.item(), gradients_of(model))
+
+
+def exact(model: nn.Module) -> nn.Module:
+    """The model in float64, with norms in float64 as well."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(_norm, module)
+    return model
+
+
+def _norm(self: Any, x: Tensor) -> Tensor:
+    eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
+    weight = 1.0 + self.weight if hasattr(self, "_norm") else self.weight  # Gemma's counts from one
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+# How large an error may be: at most twice that of the plainest implementation, transformers' own eager attention in
+# float32 on one process. Its error is the largest over a few orders in which it can take the tokens.
+
+
+def permuted(config: PreTrainedConfig, batch: Batch, order: Tensor) -> Step:
+    """`alone` with the tokens taken in another order: the same function, whose sums are rounded otherwise."""
+    model = build(config, "eager")
+    positions = batch.position_ids
+    positions = torch.arange(batch.input_ids.shape[1])[None] if positions is None else positions
+    common = {
+        "config": config, "inputs_embeds": model.get_input_embeddings()(batch.input_ids), "past_key_values": None,
+        "attention_mask": batch.attention_mask, "position_ids": positions,
+    }  # fmt: skip
+    makers = {"full_attention": masking_utils.create_causal_mask}
+    if getattr(config, "sliding_window", None) is not None:
+        makers["sliding_attention"] = masking_utils.create_sliding_window_causal_mask
+    masks = {kind: make(**common)[:, :, order][..., order] for kind, make in makers.items()}
+    by_layer = getattr(config, "layer_types", None) and config.model_type != "llama"
+    mask: Any = masks if by_layer else list(masks.values())[-1]
+    labels = batch.labels
+    if batch.attention_mask is not None:
+        labels = labels.masked_fill(batch.attention_mask == 0, IGNORE)
+    after = F.pad(labels, (0, 1), value=IGNORE)[:, 1:][:, order]
+    logits = model(
+        batch.input_ids[:, order], attention_mask=mask, position_ids=positions[:, order], use_cache=False
+    ).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), after.flatten(), ignore_index=IGNORE)
+    loss.backward()
+    return Step(loss.item(), gradients_of(model))
+
+
+def errors(step: Step, true: Step) -> dict[str, float]:
+    """The largest error of each value."""
+    values = step.values()
+    assert values.keys() == true.values().keys()
+    return {name: float((values[name].double() - x).abs().max()) for name, x in true.values().items()}
+
+
+def bounds(config: PreTrainedConfig, batch: Batch, true: Step, orders: int = 8) -> dict[str, float]:
+    """Twice the plainest's largest error over `orders`, and one unit of last place of the value's scale."""
+    generator = torch.Generator().manual_seed(0)
+    steps = [alone(config, batch)]
+    S = batch.input_ids.shape[1]
+    steps += [permuted(config, batch, torch.randperm(S, generator=generator)) for _ in range(orders - 1)]
+    each = [errors(step, true) for step in steps]
+    unit = torch.finfo(torch.float32).eps
+    scales = {name: float(x.abs().max()) for name, x in true.values().items()}
+    return {name: 2 * max(error[name] for error in each) + unit * scales[name] for name in scales}

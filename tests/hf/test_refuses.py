@@ -1,0 +1,333 @@
+"""What cannot be honoured is refused by name, with the remedy, on every rank; never dropped."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, StaticCache
+
+from ringlab import VirtualCluster, contiguous, hf, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.errors import (
+    AgreementError,
+    BackendError,
+    LayoutError,
+    MaskError,
+    RinglabError,
+    ShapeError,
+    TrainingError,
+    WorldSizeError,
+)
+from ringlab.mask import Mask
+from tests.hf.models import IGNORE, batch_of, build, gemma2, llama, qwen2
+from tests.hf.ways import counted_from_the_ranks_before, counted_from_zero, run
+from tests.plain_block import Plain
+
+S, P = 12, 2
+BATCH = batch_of(S)
+WHOLE = {"input_ids": BATCH.input_ids, "use_cache": False}
+
+
+def forward(
+    ring: Ring, config: PreTrainedConfig, change: Callable[..., dict[str, Any]], **options: Any
+) -> RinglabError | None:
+    """What a forward raises, whose arguments are changed."""
+    model = build(config, "ringlab")
+    try:
+        with hf.context(ring, zigzag(S, P), **options) as context:
+            given = hf.shard_batch(context, BATCH.input_ids)
+            model(**given | change(given, config))
+    except RinglabError as error:
+        return error
+    return None
+
+
+def hidden_keys(given: dict[str, Any], _: Any) -> dict[str, Any]:
+    mask = given["attention_mask"].clone()
+    mask[:, 2] = 0
+    return {"attention_mask": mask}
+
+
+def custom_mask(given: dict[str, Any], _: Any) -> dict[str, Any]:
+    L = given["input_ids"].shape[1]
+    return {"attention_mask": torch.ones(1, 1, L, L, dtype=torch.bool)}
+
+
+def mask_by_layer(given: dict[str, Any], _: Any) -> dict[str, Any]:
+    return {"attention_mask": {"full_attention": None, "sliding_attention": None}}
+
+
+def static_cache(given: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    return {"past_key_values": StaticCache(config=config, max_cache_len=32), "use_cache": True}
+
+
+def filled_cache(given: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    cache = DynamicCache(config=config)
+    for layer in range(config.num_hidden_layers):
+        cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), layer)
+    return {"past_key_values": cache}
+
+
+def with_(**more: Any) -> Callable[..., dict[str, Any]]:
+    return lambda *_: more
+
+
+CASES: dict[str, tuple[PreTrainedConfig, Callable[..., dict[str, Any]], type[RinglabError], str]] = {
+    "padding with holes": (llama(), hidden_keys, MaskError, "hides keys"),
+    "custom 4-d mask": (llama(), custom_mask, MaskError, "a tensor of shape"),
+    "masks by layer type that are none": (qwen2(), mask_by_layer, MaskError, "NoneType"),
+    "a cache": (llama(), with_(use_cache=True), MaskError, "use_cache"),
+    "static cache": (llama(), static_cache, MaskError, "32 keys"),
+    "a cache that is filled": (llama(), filled_cache, MaskError, "cache"),
+    "attention sinks": (llama(), with_(s_aux=torch.zeros(4)), MaskError, "sinks"),
+    "head mask": (llama(), with_(head_mask=torch.ones(4)), MaskError, "head_mask"),
+    "documents by cu_seq_lens": (llama(), with_(cu_seq_lens_q=torch.tensor([0, 6])), MaskError, "mask_of"),
+    "dropout without a seed": (llama(attention_dropout=0.1), with_(), MaskError, "seed="),
+    "a window that is not causal": (qwen2(), with_(is_causal=False), MaskError, "a part sliding_window_bi"),
+    "another window in the layer": (llama(), with_(sliding_window=3), MaskError, "one sliding window"),
+    "no position ids": (llama(), with_(position_ids=None), RinglabError, "position"),
+    "rows of other positions": (
+        llama(),
+        with_(input_ids=BATCH.input_ids[:, :6].expand(2, -1), position_ids=torch.arange(12).view(2, 6), attention_mask=None),
+        MaskError,
+        "alike in all rows",
+    ),
+    "the whole sequence on each rank": (
+        llama(),
+        with_(**WHOLE, attention_mask=None, position_ids=torch.arange(S)[None]),
+        MaskError,
+        "shard_batch",
+    ),
+    "rope by length": (
+        llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        with_(),
+        BackendError,
+        "by its own shard",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused_on_every_rank(name: str) -> None:
+    config, change, kind, match = CASES[name]
+    errors = run(partial(forward, config=config, change=change), P)
+    assert all(isinstance(error, kind) for error in errors), errors
+    assert all(match in str(error) and "remedy" in str(error) for error in errors), errors[0]
+
+
+def test_nothing_is_refused_that_is_right() -> None:
+    assert run(partial(forward, config=llama(), change=with_()), P) == [None, None]
+
+
+@pytest.mark.parametrize("change", [hidden_keys, custom_mask])
+def test_a_rank_that_is_wrong_alone_hangs_nobody(change: Callable[..., dict[str, Any]]) -> None:
+    """Its own error on the rank, AgreementError on the others, before any data moves."""
+
+    def program(ring: Ring) -> Any:
+        return forward(ring, llama(), change if ring.rank == 1 else with_())
+
+    first, second = VirtualCluster(P).run(program).results
+    assert isinstance(first, AgreementError) and "rank 1" in str(first)
+    assert isinstance(second, MaskError)
+
+
+@pytest.mark.parametrize("positions", [counted_from_zero, counted_from_the_ranks_before])
+def test_local_positions_are_refused(positions: Callable[..., dict[str, Any]]) -> None:
+    def program(ring: Ring) -> Any:
+        with hf.context(ring, zigzag(S, P)) as context:
+            given = positions(context, BATCH)
+            try:
+                build(llama(), "ringlab")(**given)
+            except RinglabError as error:
+                return type(error)
+
+    assert set(run(program, P)) <= {LayoutError, ShapeError, AgreementError}
+    assert AgreementError not in run(program, P) or run(program, P).count(AgreementError) == 1
+
+
+def test_models_that_were_never_compared_must_be_asked_for() -> None:
+    class OfAnotherType(LlamaConfig):
+        model_type = "llama-with-memory"
+
+    errors = run(partial(_built_as, kind=OfAnotherType), P)
+    assert all(
+        isinstance(error, BackendError) and "models=('llama-with-memory',)" in str(error) for error in errors
+    )
+    assert run(partial(_built_as, kind=OfAnotherType, models=("llama-with-memory",)), P) == [None, None]
+
+
+def _built_as(ring: Ring, kind: type, **options: Any) -> RinglabError | None:
+    model = build(llama(), "ringlab")
+    model.config.__class__ = kind
+    try:
+        with hf.context(ring, zigzag(S, P), **options) as context:
+            model(**hf.shard_batch(context, BATCH.input_ids))
+    except RinglabError as error:
+        return error
+    return None
+
+
+def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> RinglabError | None:
+    """What a model raises whose class is another of transformers', or that is given the labels of its shard."""
+    config = llama(attn_implementation="ringlab")
+    model = getattr(transformers, f"Llama{kind}")(config)
+    try:
+        with hf.context(ring, zigzag(S, P)) as context:
+            given = hf.shard_batch(context, BATCH.input_ids, labels=BATCH.input_ids if shifted else None)
+            if labels:
+                given = {k: v for k, v in given.items() if k != "shift_labels"} | {
+                    "labels": given["input_ids"]
+                }
+            model(**given)
+    except RinglabError as error:
+        return error
+    return None
+
+
+def test_heads_that_take_tokens_together_are_refused() -> None:
+    """One that pools the last token would find its shard's, and say nothing."""
+    errors = run(partial(_called_as, kind="ForSequenceClassification", labels=False), P)
+    assert all(isinstance(each, BackendError) and "ForSequenceClassification" in str(each) for each in errors)
+    for kind in ("Model", "ForCausalLM"):
+        assert run(partial(_called_as, kind=kind, labels=False), P) == [None, None]
+
+
+def test_a_head_that_one_rank_alone_has_hangs_nobody() -> None:
+    def program(ring: Ring) -> RinglabError | None:
+        return _called_as(ring, "ForSequenceClassification" if ring.rank else "Model", labels=False)
+
+    assert [type(each) for each in run(program, P)] == [AgreementError, BackendError]
+
+
+def test_labels_that_the_model_would_shift_inside_a_shard_are_refused() -> None:
+    errors = run(partial(_called_as, kind="ForCausalLM", labels=True), P)
+    assert all(isinstance(each, TrainingError) and "shard_batch" in str(each) for each in errors), errors
+    outside = build(llama(), "eager")(**WHOLE, labels=BATCH.input_ids)
+    alone = run(lambda ring: _called_as(ring, "ForCausalLM", labels=ring.rank == 1, shifted=True), P)
+    assert [type(each) for each in alone] == [AgreementError, TrainingError]
+    assert outside.loss is not None
+
+
+def test_a_layer_that_is_not_causal_under_a_causal_mask() -> None:
+    def program(ring: Ring) -> Any:
+        model = build(llama(), "ringlab")
+        model.model.layers[1].self_attn.is_causal = False
+        with hf.context(ring, zigzag(S, P)) as context:
+            try:
+                model(**hf.shard_batch(context, BATCH.input_ids))
+            except RinglabError as error:
+                return error
+
+    assert all(isinstance(error, MaskError) and "is_causal=False" in str(error) for error in run(program, P))
+
+
+def test_soft_caps_need_a_block_that_has_them() -> None:
+    errors = run(partial(forward, config=gemma2(), change=with_(), block=Plain()), P)
+    assert all(isinstance(error, BackendError) and "softcap" in str(error) for error in errors), errors
+
+
+def test_outside_of_a_context() -> None:
+    with pytest.raises(BackendError, match=r"ringlab\.hf\.context"):
+        build(llama(), "ringlab")(**WHOLE)
+
+
+def test_generation_with_a_cache() -> None:
+    def program(ring: Ring) -> Any:
+        with hf.context(ring, contiguous(S, 1)):
+            try:
+                build(llama(), "ringlab").eval().generate(BATCH.input_ids, max_new_tokens=2, do_sample=False)
+            except RinglabError as error:
+                return error
+
+    [error] = run(program, 1)
+    assert isinstance(error, MaskError) and "cache" in str(error)
+
+
+def test_a_layout_that_cannot_be() -> None:
+    def program(ring: Ring, layout: Any) -> Any:
+        try:
+            with hf.context(ring, layout):
+                return None
+        except RinglabError as error:
+            return type(error)
+
+    assert run(partial(program, layout=contiguous(2, P + 2)), P) == [WorldSizeError] * P
+    assert run(partial(program, layout=contiguous(1, P)), P) == [LayoutError] * P
+
+
+# shard_batch: every rank sees the whole batch, so that one is enough to test.
+
+
+def sharding(mask: Mask | None = None, **changed: Any) -> Any:
+    def program(ring: Ring) -> Any:
+        with hf.context(ring, zigzag(S, P), mask) as context:
+            try:
+                return hf.shard_batch(context, **{"input_ids": BATCH.input_ids, **changed})
+            except RinglabError as error:
+                return error
+
+    return run(program, P)[0]
+
+
+ONES = torch.ones(1, S, dtype=torch.long)
+HOLE = ONES.index_fill(1, torch.tensor([4]), 0)
+LEFT = ONES.index_fill(1, torch.tensor([0, 1]), 0)
+RIGHT = ONES.index_fill(1, torch.tensor([10, 11]), 0)
+PACKED = torch.cat([torch.arange(5), torch.arange(7)])[None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "match", "mask", "changed"),
+    [
+        (MaskError, "holes", None, {"attention_mask": HOLE}),
+        (MaskError, "at the beginning", None, {"attention_mask": LEFT}),
+        (MaskError, "lets tokens see it", Mask(causal=False), {"attention_mask": RIGHT}),
+        (MaskError, "lets tokens see it", Mask(prefix=11), {"attention_mask": RIGHT}),
+        (MaskError, "no documents in the mask", None, {"position_ids": PACKED}),
+        (MaskError, "mask_of", Mask(documents=(6, 6)), {"position_ids": PACKED}),
+        (MaskError, "packed alike", None, {"position_ids": torch.stack([PACKED[0], torch.arange(S)])}),
+        (ShapeError, "12 position ids", None, {"position_ids": torch.arange(6)[None]}),
+        (ShapeError, "tokens", None, {"input_ids": BATCH.input_ids[:, :6]}),
+        (ShapeError, "input_ids", None, {"input_ids": BATCH.input_ids[0]}),
+        (ShapeError, "labels", None, {"labels": BATCH.labels[:, :6]}),
+        (TrainingError, "at least one label", None, {"labels": torch.full((1, S), IGNORE)}),
+    ],
+)  # fmt: skip
+def test_batches_that_are_refused(
+    kind: type[RinglabError], match: str, mask: Mask | None, changed: dict[str, Any]
+) -> None:
+    error = sharding(mask, **changed)
+    assert isinstance(error, kind) and match in str(error), error
+
+
+def test_what_a_rank_is_given() -> None:
+    given = sharding(hf.mask_of(PACKED), labels=BATCH.input_ids, attention_mask=RIGHT)
+    mine = zigzag(S, P).positions(0)
+    assert given["position_ids"].tolist() == [PACKED[0, mine].tolist()]
+    after = [*BATCH.input_ids[0, 1:10].tolist(), IGNORE, IGNORE, IGNORE]  # tokens 10 and 11 are padding
+    assert given["labels"].tolist() == given["shift_labels"].tolist() == [[after[i] for i in mine]]
+    assert given["num_items_in_batch"] == 9 and given["attention_mask"].all() and not given["use_cache"]
+
+
+def test_masks_of_packed_batches() -> None:
+    assert hf.mask_of(PACKED) == hf.mask_of(PACKED[0]) == Mask(documents=(5, 7))
+    assert hf.mask_of(PACKED.expand(3, -1), prefix=2) == Mask(documents=(5, 7), prefix=2)
+    with pytest.raises(MaskError, match="packed alike"):
+        hf.mask_of(torch.stack([PACKED[0], torch.arange(S)]))
+    with pytest.raises(MaskError, match="ascend by one"):
+        hf.mask_of(torch.tensor([0, 1, 5]))
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.split(".")[:2] == ["ringlab", "hf"]]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(BackendError, match=r"pip install 'ringlab\[hf\]'"):
+        importlib.import_module("ringlab.hf")

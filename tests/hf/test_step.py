@@ -1,0 +1,138 @@
+"""One training step of a model of transformers over a ring: loss and gradients of one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ringlab import contiguous, per_document, zigzag
+from ringlab.layout import Layout
+from tests.hf.models import FAMILIES, IGNORE, Batch, alone, batch_of, bounds, errors, llama, qwen2, truth
+from tests.hf.ways import MUTANTS, Mutant, exact_step_over, over, run
+from tests.laws.draw import MAKERS, SEEDS
+
+DOCUMENTS = (7, 5, 1, 8)
+S = sum(DOCUMENTS)
+LAYOUTS = (contiguous(S, 2), zigzag(S, 3), per_document(DOCUMENTS, 3))
+ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
+"""Of float64 through two layers and weights that make gradients large; a key more or less is 10⁹ times larger."""
+
+
+def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
+    """The values of any rank whose error is beyond the bound."""
+    true = truth(config, batch)
+    allowed = bounds(config, batch, true)
+    found = [errors(step, true) for step in over(config, layout, batch, **options)]
+    return [
+        f"rank {rank}: {name} {error:.2e}, allowed {allowed[name]:.2e}"
+        for rank, each in enumerate(found)
+        for name, error in each.items()
+        if not error <= allowed[name]
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_is_as_exact_as_one_process(family: str) -> None:
+    """Llama, Mistral, Qwen and Gemma types: grouped heads, windows by layer, norms of heads, soft caps."""
+    assert beyond(FAMILIES[family](), zigzag(S, 3), batch_of(S, rows=2)) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+def test_packed_batches(layout: Layout) -> None:
+    assert beyond(qwen2(), layout, batch_of(S, documents=DOCUMENTS)) == []
+
+
+@settings(max_examples=12)
+@given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)), seed=SEEDS, P=st.integers(1, 4))
+def test_float64_equals_one_process(data: st.DataObject, family: str, seed: int, P: int) -> None:
+    documents = tuple(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=4)))
+    packed = data.draw(st.booleans())
+    makers = [*MAKERS, lambda _, P: per_document(documents, P)]
+    layout = data.draw(st.sampled_from(makers))(sum(documents), P)
+    batch = batch_of(layout.S, 1, seed, documents if packed else ())
+    assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))
+    law_equals_one_process(FAMILIES[family](), layout, batch)
+
+
+def law_equals_one_process(config, layout: Layout, batch: Batch) -> None:
+    true = truth(config, batch)
+    for step in run(partial(exact_step_over, config=config, layout=layout, batch=batch), layout.P):
+        for name, error in errors(step, true).items():
+            assert error <= ROUNDINGS * (1 + float(true.values()[name].abs().max())), name
+
+
+def test_models_that_are_not_causal() -> None:
+    config = llama()
+    config.is_causal = False
+    law_equals_one_process(config, zigzag(S, 3), batch_of(S))
+
+
+@pytest.mark.parametrize("schedule", ["allgather", "ulysses", "hybrid(ring=1, ulysses=2)"])
+def test_other_schedules(schedule: str) -> None:
+    assert beyond(qwen2(), zigzag(S, 2), batch_of(S), schedule=schedule) == []
+
+
+def test_recomputed_layers_keep_the_context_they_ran_under() -> None:
+    """Backward runs outside of the context, and computes every layer again."""
+    assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS), recompute=True) == []
+
+
+def padded() -> Batch:
+    """Two rows, the second of which ends in padding."""
+    batch = batch_of(S, rows=2)
+    batch.attention_mask = torch.ones_like(batch.input_ids)
+    batch.attention_mask[1, -6:] = 0
+    batch.labels[batch.attention_mask == 0] = IGNORE
+    return batch
+
+
+def test_padding_at_the_end() -> None:
+    assert beyond(qwen2(), zigzag(S, 3), padded()) == []
+
+
+def test_dropout_draws_alike_however_the_sequence_lies() -> None:
+    config, batch = llama(attention_dropout=0.4), batch_of(S)
+    [one, two, three] = (
+        over(config, layout, batch, seed=11)[0]
+        for layout in (contiguous(S, 1), contiguous(S, 2), zigzag(S, 3))
+    )
+    true, allowed = truth(llama(), batch), bounds(llama(), batch, truth(llama(), batch))
+    scale = {
+        name: 4 * bound for name, bound in allowed.items()
+    }  # weights up to 1 / (1 − 0.4), between two float32
+    for other in (two, three):
+        assert all(error <= scale[name] for name, error in errors(other, one).items())
+    [another] = (over(config, contiguous(S, 2), batch, seed=12)[0],)
+    assert errors(another, one)["loss"] > 1000 * allowed["loss"] < errors(one, true)["loss"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_adapter_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batch_of(S, documents=DOCUMENTS)
+    mutant.spoil(monkeypatch)
+    assert beyond(qwen2(), zigzag(S, 3), batch, shard=mutant.shard) != []
+
+
+def test_a_padding_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: padding at the beginning, which every token would see."""
+    batch = padded()
+    assert batch.attention_mask is not None
+    batch.attention_mask = batch.attention_mask.flip(1)
+    batch.labels[batch.attention_mask == 0] = IGNORE
+    monkeypatch.setattr("ringlab.hf.batch._check_padding", lambda *_: None)
+    assert beyond(llama(), zigzag(S, 3), batch) != []
+
+
+def test_the_bounds_are_those_of_float32() -> None:
+    """What is allowed is far below what any mistake does: some units of last place, and more than none."""
+    batch = batch_of(S)
+    true = truth(qwen2(), batch)
+    allowed = bounds(qwen2(), batch, true)
+    assert all(
+        0 < bound <= 1e-4 * (1 + float(true.values()[name].abs().max())) for name, bound in allowed.items()
+    )
+    assert errors(alone(qwen2(), batch, "sdpa"), true)["loss"] <= allowed["loss"]
