@@ -13,6 +13,7 @@ from ringlab.cli import (
     grade,
     gradebook,
     kernels,
+    lab,
     nbgrader,
     plan,
     simulate,
@@ -36,6 +37,7 @@ app.command("tune")(tune.tune)
 app.command("calibrate")(calibrate.calibrate)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
+app.add_typer(lab.app, name="lab")
 app.command("build")(course.build)
 app.add_typer(course.exercise, name="exercise")
 app.command("grade")(grade.grade)

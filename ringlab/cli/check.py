@@ -38,6 +38,9 @@ def check(
     ] = "",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks that it claims, with commas.")] = "",
     dtypes: Annotated[str, typer.Option(help="Dtypes that it claims, with commas.")] = "",
+    axes: Annotated[
+        str, typer.Option(help="BHLD, or BLHD for a function that takes tokens before heads.")
+    ] = "",
     ragged: Annotated[
         bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that do not divide.")
     ] = True,
@@ -52,7 +55,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check somebody's ring attention against the float64 oracle, and what a ring promises to send and hold."""
-    claims = _claims(layouts, ranks, dtypes, ragged, grouped, backward, as_json)
+    claims = _claims(layouts, ranks, dtypes, axes, ragged, grouped, backward, as_json)
     _request(only, limit, transport, device, (markdown, junit), as_json)
     from ringlab.conformance import checks, report
     from ringlab.conformance.runner import check as run
@@ -73,7 +76,10 @@ def check(
         print_json(found.as_dict())
     else:
         people.print(_table(found))
-        people.print(report.summary(found), markup=False, highlight=False)
+        if found.findings[0].ok:
+            people.print(report.summary(found), markup=False, highlight=False)
+        if report.hint(found):
+            people.print(report.hint(found), style="yellow", markup=False, highlight=False)
     raise typer.Exit(_status(found))
 
 
@@ -84,7 +90,14 @@ def _status(found: Report) -> int:
 
 
 def _claims(
-    layouts: str, ranks: str, dtypes: str, ragged: bool, grouped: bool, backward: bool, as_json: bool
+    layouts: str,
+    ranks: str,
+    dtypes: str,
+    axes: str,
+    ragged: bool,
+    grouped: bool,
+    backward: bool,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Only what was said on the command line: the rest the target says itself."""
     from ringlab.errors import BackendError
@@ -94,6 +107,10 @@ def _claims(
         claims["layouts"] = tuple(layouts.split(","))
     if dtypes:
         claims["dtypes"] = tuple(dtypes.split(","))
+    if axes:
+        if axes not in ("BHLD", "BLHD"):
+            _bad(BackendError("--axes BHLD or BLHD", repr(axes)), as_json)
+        claims["axes"] = axes
     if ranks:
         if not all(each.isdigit() and int(each) > 0 for each in ranks.split(",")):
             _bad(BackendError("--ranks 1,2,4", repr(ranks)), as_json)
@@ -155,7 +172,7 @@ def _table(found: Report) -> Table:
     table = Table(title=f"conformance of {found.target}", title_justify="left")
     for column in ("", "check", "s", "evidence"):
         table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "s" else "left")
-    for finding in found.findings:
+    for finding in found.findings if found.findings[0].ok else found.findings[:1]:
         sign = (
             Text("–", "dim")
             if not finding.applies

@@ -37,6 +37,9 @@ def show(
 
     with errors_told(as_json), Gradebook(book, create=False) as grades:
         entries, ungraded = grades.entries(exercise, learner), grades.ungraded()
+        ungraded = [each for each in ungraded if learner in (None, each.learner)]
+        if learner is not None and not entries and not ungraded:
+            raise _nobody(learner, exercise, [entry.learner for entry in grades.entries(exercise)])
         if history:
             entries = [past for entry in entries for past in grades.history(entry.learner, entry.exercise)]
         if as_json:
@@ -53,6 +56,16 @@ def show(
                     f"{each.learner}  {each.exercise or '?'}: not graded, {each.tries} times: {each.reason}"
                 )
                 people.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _nobody(learner: str, exercise: str | None, known: list[str]) -> CourseError:
+    """Return the error for a learner of whom the book has nothing, with the names that come near."""
+    import difflib
+
+    near = difflib.get_close_matches(learner, known, 3, 0.5)
+    of = "" if exercise is None else f" in exercise {exercise}"
+    remedy = f"near it: {', '.join(near)}" if near else "`ringlab gradebook show BOOK` lists all"
+    return CourseError(f"a learner of whom the gradebook has a result{of}", repr(learner), remedy)
 
 
 @app.command("override")

@@ -90,7 +90,9 @@ def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
 
     for arch in archs:
         text = recorded(
-            arch, table(arch), [each for each in found if each.job.arch == arch and each.job.step == "middle"]
+            arch,
+            table(arch),
+            [e for e in found if (e.job.arch, e.job.step, e.job.scores) == (arch, "middle", "")],
         )
         (TABLES / f"{arch}.toml").write_text(text, encoding="utf-8")
 
@@ -111,7 +113,7 @@ def _print_compiled(found: list[Compiled]) -> None:
             job.arch,
             str(job.head_dim),
             dtype,
-            job.step,
+            " ".join((job.step, job.scores)).strip(),
             f"{config.block_m}×{config.block_n}",
         )
         numbers = (each.registers, each.spill_bytes, each.shared_bytes)
@@ -121,7 +123,7 @@ def _print_compiled(found: list[Compiled]) -> None:
     people.print(shown)
     for each in found:
         for sentence in each.broken():
-            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {each.job.step} step"
+            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {each.job.step} step {each.job.scores}".strip()
             people.print(
                 f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
             )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringlab.cost.simulate import Simulation
     from ringlab.cost.sizes import Attention
     from ringlab.layout import Layout
+    from ringlab.mask import Mask
 
 LAYER, CLUSTER, HOW, OUT = "The layer", "The cluster", "How", "What is written"
 
@@ -32,6 +33,17 @@ HeadDim = Annotated[int | None, typer.Option(help="Head dim; 128 if left out.", 
 Batch = Annotated[int, typer.Option(help="Sequences at once.", rich_help_panel=LAYER)]
 Dtype = Annotated[str, typer.Option(help="Of q, k and v.", rich_help_panel=LAYER)]
 Full = Annotated[bool, typer.Option("--full", help="No causal mask.", rich_help_panel=LAYER)]
+Window = Annotated[
+    str | None, typer.Option(help="A sliding window: tokens that a row sees.", rich_help_panel=LAYER)
+]
+Documents = Annotated[
+    str | None,
+    typer.Option(
+        help="Lengths of packed documents, which do not see each other.",
+        metavar="96Ki,16Ki,16Ki",
+        rich_help_panel=LAYER,
+    ),
+]
 HardwareName = Annotated[str, typer.Option(help="By name, or a TOML file.", rich_help_panel=CLUSTER)]
 Ranks = Annotated[
     int | None, typer.Option(help="Ranks; those of one node if left out.", rich_help_panel=CLUSTER)
@@ -52,14 +64,19 @@ LayoutName = Annotated[
     typer.Option(
         "--layout",
         help="Who owns which tokens.",
-        metavar="zigzag|striped|contiguous|dealt",
+        metavar="zigzag|striped|contiguous|dealt|per-document",
         rich_help_panel=HOW,
     ),
 ]
 Chunk = Annotated[int | None, typer.Option(help="Tokens of a piece, layout dealt.", rich_help_panel=HOW)]
 Folded = Annotated[bool, typer.Option("--folded", help="Deal there and back.", rich_help_panel=HOW)]
 Schedule = Annotated[
-    str, typer.Option(help="How blocks travel.", metavar="ring|allgather", rich_help_panel=HOW)
+    str,
+    typer.Option(
+        help="How the ranks' tokens meet; with degrees: 'hybrid(ring=4, ulysses=2)'.",
+        metavar="ring|allgather|ulysses|hybrid|double-ring",
+        rich_help_panel=HOW,
+    ),
 ]
 Backward = Annotated[bool, typer.Option("--backward", help="Forward and backward.", rich_help_panel=HOW)]
 Tile = Annotated[
@@ -86,6 +103,8 @@ def simulate(
     batch: Batch = 1,
     dtype: Dtype = "bfloat16",
     full: Full = False,
+    window: Window = None,
+    documents: Documents = None,
     hardware: HardwareName = "h100",
     ranks: Ranks = None,
     nodes: Nodes = None,
@@ -113,14 +132,16 @@ def simulate(
         files = Files(png, svg, perfetto, output)
         files.check()
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
+        mask = _mask(not full, window, documents, S)
         P = _ranks(ranks, nodes, machine)
         kernel, slowness = _tile(tile), _slow(slow or [])
         _check(S, P, kernel, sizes, backward)
-        lay = _layout(layout, S, P, chunk, folded)
+        lay = _layout(layout, S, P, chunk, folded, mask)
         done = _run(
             sizes,
             lay,
             machine,
+            mask=mask,
             schedule=schedule,
             backward=backward,
             tile=kernel,
@@ -139,6 +160,8 @@ def simulate(
                 "hardware": machine.name,
                 "model": model,
                 **{name: getattr(sizes, name) for name in ("B", "H", "K", "D", "dtype", "causal")},
+                "window": mask.window,
+                "documents": list(mask.documents),
                 "schedule": schedule,
                 "passes": "forward and backward" if backward else "forward",
                 "tile": tile,
@@ -211,11 +234,24 @@ def _ranks(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
     return ranks if ranks is not None else (nodes or 1) * per_node
 
 
-def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool) -> Layout:
-    from ringlab.cost.units import nearest
-    from ringlab.layout import contiguous, dealt, striped, zigzag
+def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Mask:
+    from ringlab.cost.units import tokens
+    from ringlab.mask import Mask
 
-    makers = {"zigzag": zigzag, "striped": striped, "contiguous": contiguous}
+    lengths = tuple(map(tokens, documents.split(","))) if documents else ()
+    return Mask(causal, None if window is None else tokens(window), documents=lengths).of_length(S)
+
+
+def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
+    from ringlab.cost.units import nearest
+    from ringlab.layout import contiguous, dealt, per_document, striped, zigzag
+
+    makers = {
+        "zigzag": zigzag,
+        "striped": striped,
+        "contiguous": contiguous,
+        "per-document": lambda S, P: per_document(mask.documents or (S,), P),
+    }
     if name not in (*makers, "dealt"):
         known = (*makers, "dealt")
         raise CostError(f"a layout among {', '.join(known)}", repr(name), nearest(name, known))
@@ -253,7 +289,7 @@ def _slow(texts: list[str]) -> dict[int, float]:
 
 
 def _assumptions(machine: Hardware, kernel: tuple[int, int] | None, schedule: str) -> list[str]:
-    from ringlab.cost.simulate import MESSAGES_ASSUMED
+    from ringlab.cost.simulate import MESSAGES_ASSUMED, messages_of
 
     reached = machine.reached
     counted = "visible pairs only" if kernel is None else "whole kernel tiles unless wholly masked"
@@ -264,7 +300,7 @@ def _assumptions(machine: Hardware, kernel: tuple[int, int] | None, schedule: st
         f" (backward) of the dense peak; {counted}; launches, merges and sums take nothing",
         "a message starts when both its ends are posted and takes bytes/bandwidth + latency;"
         " one port inside the node and one between nodes for each rank, each one message at a time",
-        *MESSAGES_ASSUMED[schedule],
+        *MESSAGES_ASSUMED[messages_of(schedule)],
         "communication takes nothing away from computation",
         "one layer's attention; q, k and v themselves do not count in peak_bytes",
     ]

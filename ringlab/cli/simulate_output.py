@@ -30,6 +30,8 @@ def show(console: Console, done: Simulation, told: dict[str, Any]) -> None:
         f"{asked['layout']} on {P} × {asked['hardware']}, {asked['schedule']}, {asked['passes']}: "
         f"B={asked['B']} H={asked['H']} K={asked['K']} D={asked['D']} {asked['dtype']}, "
         f"{'causal' if asked['causal'] else 'no mask'}"
+        + (f", window {asked['window']:,}" if asked["window"] else "")
+        + (f", {len(asked['documents'])} documents" if asked["documents"] else "")
     )
     say()
     wide = max(20, min(100, console.width - 12))

@@ -17,7 +17,7 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="A selection of the cases, under a minute.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare every transport, block, schedule, layout and dtype with the float64 oracle."""
+    """Compare every transport, block, schedule, layout, mask and dtype with the float64 oracle."""
     from ringlab.conformance.verify import jobs, summary
     from ringlab.conformance.verify import verify as run
 

@@ -136,7 +136,7 @@ def test_the_quick_selection_meets_every_value_of_every_axis() -> None:
     quick = jobs(quick=True)
     for axis in ("transport", "block", "schedule"):
         assert {getattr(job, axis) for job in quick} == {getattr(job, axis) for job in jobs()}
-    for axis in ("layout", "dtype", "causal", "group", "S"):
+    for axis in ("layout", "dtype", "mask", "group", "S"):
         assert {getattr(job.case, axis) for job in quick} == {getattr(job.case, axis) for job in jobs()}
 
 

@@ -95,6 +95,8 @@ def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) ->
     assert status == 0 and "=cy" in out and "learner" in out
     shown = json.loads(call("gradebook", "show", book, "--learner", "bob", "--history", "--json")[1])
     assert [each["score"] for each in shown["entries"]] == [5, 10]
+    status, out, _ = call("gradebook", "show", book, "--learner", "bobb", "--json")
+    assert status == 1 and json.loads(out)["error"]["remedy"] == "near it: bob"
     status, out, _ = call("grade", folder, "--book", book, "--seed", 4, "--json")
     assert status == 1 and "seed" in json.loads(out)["error"]["needed"]
 

@@ -87,7 +87,7 @@ def test_shown_ranks_are_spread_evenly_over_all() -> None:
         ("--heads 0", "H >= 1", ""),
         ("--dtype floaty", "dtype among", ""),
         ("--schedule star", "schedule among", ""),
-        ("--schedule ulysses", "schedule among", "ringlab plan --ulysses"),
+        ("--schedule ulises", "schedule among", "ulysses"),
         ("--schedule rin", "schedule among", "nearest: ring"),
         ("--layout zigzga", "a layout among", "nearest: zigzag"),
         ("--dtype int8", "dtype among", "nearest: float8"),
@@ -160,6 +160,32 @@ def test_what_decides_between_schedules_is_told_as_assumed() -> None:
     assert "order of posting" in ring
     shown = call("--tokens", "1Ki", "--schedule", "allgather").stdout
     assert "assumed: all-gather is P - 1 sends" in shown
+
+
+def test_masks_and_schedules_are_taken_and_told() -> None:
+    words = ("--tokens", "8Ki", "--ranks", "4", "--layout", "per-document", "--documents", "4Ki,3Ki,1Ki")
+    result = call(*words, "--window", "512", "--schedule", "hybrid(ring=2, ulysses=2)")
+    assert result.exit_code == 0, result.output
+    first = result.stdout.splitlines()[0]
+    assert "hybrid(ring=2, ulysses=2)" in first and "window 512" in first and "3 documents" in first
+    assert "an all-to-all is one exchange" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--documents", "4Ki,1Ki"), "documents of 8192 tokens in all"),
+        (("--window", "0"), "whole number from 1"),
+        (("--schedule", "ulysses", "--heads", "6", "--kv-heads", "6"), "heads that the 8 ranks"),
+        (("--schedule", "hybrid(ring=3, ulysses=2)"), "8 ranks"),
+        (("--schedule", "ring(speed=2)"), "without degrees"),
+    ],
+    ids=["documents", "window", "heads", "mesh", "degrees"],
+)
+def test_what_a_mask_or_a_schedule_refuses_is_told(words: tuple[str, ...], told: str) -> None:
+    result = call("--tokens", "8Ki", *words, "--json")
+    error = json.loads(result.stdout)["error"]
+    assert result.exit_code != 0 and told in json.dumps(error)
 
 
 def test_a_long_simulation_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# One lab on every GPU of some nodes: sbatch --nodes 2 --gpus-per-node 8 docs/labs/slurm.sh l2 --tokens 131072
+# Everything after the script's name is given to `ringlab lab`; results go to results/ on a file system that all nodes see.
+# Submit it from the checkout, with ringlab's environment active: SLURM takes PATH along. RINGLAB_JOIN: seconds for
+# all nodes to come, 120 if not said.
+#SBATCH --job-name=ringlab-lab
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --time=00:45:00
+#SBATCH --output=ringlab-%j.log
+set -euo pipefail
+nodes=${SLURM_JOB_NUM_NODES:-1}
+join=${RINGLAB_JOIN:-120}
+read -r head_node < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?run me with sbatch}")
+lab=${1:?which lab: preflight, l1, l2 or l3}
+shift
+# torchrun starts ringlab when all nodes have come, so who cannot come is to be found before.
+srun --kill-on-bad-exit=1 bash -c 'command -v torchrun >/dev/null ||
+    { echo "$(hostname): no torchrun on PATH; activate the environment before sbatch" >&2; exit 1; }'
+where=(--transport nccl --nodes "$nodes")
+case $lab in
+    preflight) ;;
+    l3) mkdir -p results && where+=(--output "results/l3-$SLURM_JOB_ID") ;;
+    *) mkdir -p results && where+=(--output "results/$lab-$SLURM_JOB_ID.json") ;;
+esac
+exec srun --kill-on-bad-exit=1 torchrun \
+    --nnodes "$nodes" --nproc-per-node gpu \
+    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head_node:29500" \
+    --rdzv-conf "join_timeout=$join,timeout=$join" \
+    -m ringlab lab "$lab" "${where[@]}" "$@"

@@ -1,0 +1,185 @@
+"""The file that a lab writes: it says of itself what ran, where, with what, and how far it came.
+
+It is written anew after every case, so whatever ends a run, what was measured until then is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ringlab
+from ringlab.bench.machine import machine
+from ringlab.errors import LabError
+
+LABS = {"l1": "bandwidth and overlap", "l2": "layouts and scaling", "l3": "make it faster"}
+FORMAT = 1
+
+
+@dataclass
+class ResultFile:
+    """One run's results at `path`; `header` describes the run, cases are added as they are measured."""
+
+    path: Path
+    header: Mapping[str, Any]
+    cases: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, case: Mapping[str, Any]) -> None:
+        """Add a case, and write the file."""
+        self.cases.append(dict(case))
+        self.write()
+
+    def write(self, *, finished: bool = False, ended_by: str = "") -> None:
+        """Write what there is; `ended_by`: the error that ended the run early."""
+        whole = {**self.header, "finished": finished, "ended_by": ended_by, "cases": self.cases}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        made.write_text(json.dumps(_plain(whole), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        made.replace(self.path)
+
+
+def reserve(path: Path) -> Path:
+    """Return `path`, or where something is there already l1-2.json, l1-3.json, … beside it; an empty file is made there.
+
+    So no run writes over another's results. Raises: LabError where none can be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            free = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+            with suppress(FileExistsError):
+                free.open("x").close()
+                return free
+    except OSError as error:
+        raise LabError(f"a file that can be written at {path}", f"{error.strerror}", "--output") from None
+    raise LabError(f"a name that is free beside {path}", "a thousand that are taken", "--output")
+
+
+def blame(path: Path, cause: str) -> None:
+    """Write into the results of a run that did not finish what ended it, as who started it knows."""
+    try:
+        found = load(path)
+    except LabError:  # it never began
+        return
+    file = ResultFile(path, {k: v for k, v in found.items() if k != "cases"}, found["cases"])
+    if not found["finished"]:
+        file.write(ended_by=cause)
+
+
+def _plain(value: Any) -> Any:
+    """NaN and infinities as strings, since JSON has none."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def header(
+    lab: str, settings: Mapping[str, Any], ranks: list[dict[str, Any]], transport: str
+) -> dict[str, Any]:
+    """Return what a result says of its run: lab, settings, every rank's facts, machine, versions, kind of measurement."""
+    return {
+        "format": FORMAT,
+        "lab": lab,
+        "title": LABS[lab],
+        "label": label(transport, ranks),
+        "transport": transport,
+        "settings": dict(settings),
+        "ranks": ranks,
+        "machine": machine(),
+        "code": {"ringlab": ringlab.__version__, "commit": commit(), "source": source()},
+    }
+
+
+def label(transport: str, ranks: list[dict[str, Any]]) -> str:
+    """Return what was measured, in words that leave no doubt whether GPUs were."""
+    devices = sorted({str(rank["device"]) for rank in ranks})
+    hosts = len({rank["host"] for rank in ranks})
+    where = f"{hosts} machine{'s' if hosts > 1 else ''}"
+    if all(rank["kind"] == "cpu" for rank in ranks):
+        return f"{len(ranks)} {transport} processes on the CPU of {where}: no GPU took part"
+    return f"{len(ranks)} ranks over {transport} on {where}, {', '.join(devices)}"
+
+
+def commit() -> str:
+    """Return the commit of the checkout that ringlab is imported from, with "+" where it was edited; "" elsewhere."""
+    folder = Path(ringlab.__file__).resolve().parents[1]
+    asked = ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(folder), *words.split()], capture_output=True, text=True, timeout=30
+            )
+            for words in asked
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if any(done.returncode for done in said) or not (folder / ".git").exists():
+        return ""
+    return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
+
+
+@cache
+def source() -> str:
+    """Return a digest of ringlab's own Python files: alike where they are alike, committed or not."""
+    folder = Path(ringlab.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the results of a file. Raises: LabError for what is no result of a lab, or one of a later ringlab."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabError(f"a lab's result file at {path}", f"{type(error).__name__}: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("lab"), str) or found["lab"] not in LABS:
+        raise LabError(f"a result of a lab among {', '.join(LABS)} in {path}", "something else")
+    if found.get("format") != FORMAT:
+        needed = f"format {FORMAT} in {path}"
+        raise LabError(needed, repr(found.get("format")), "read it with the ringlab that wrote it")
+    for name, kind in (
+        ("cases", list),
+        ("settings", dict),
+        ("ranks", list),
+        ("machine", dict),
+        ("label", str),
+        ("title", str),
+        ("finished", bool),
+    ):
+        if not isinstance(found.get(name), kind):
+            raise LabError(f"{name} in {path}", repr(found.get(name))[:60])
+    return found
+
+
+def load_all(paths: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
+    """Return the results of files, and of those in folders, by path, sorted; and what is none, with the reason.
+
+    Raises: LabError where there is no file at all.
+    """
+    files = sorted({file for path in paths for file in (path.rglob("*.json") if path.is_dir() else [path])})
+    if not files:
+        raise LabError(
+            "result files, or folders with some", "none", "ringlab lab l1 --output results/l1.json"
+        )
+    found: dict[Path, dict[str, Any]] = {}
+    others: dict[Path, str] = {}
+    for file in files:
+        try:
+            found[file] = load(file)
+        except LabError as error:
+            others[file] = f"needed: {error.needed}; got: {error.got}"
+    return found, others
