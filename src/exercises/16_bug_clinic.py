@@ -9,8 +9,9 @@
 # | 16.chart | `chart` | an ill case, that it is the smallest, what matters, a check that finds it, and the fault |
 # | 16.ash … 16.oak | `ash`, `birch`, `cedar`, `elm`, `fir`, `hazel`, `larch`, `oak` | values in any layout, for any number of ranks; then bytes |
 #
-# What a chart says is **tried on the patient**. Only the name of the fault is looked up, when you are graded. `check` runs the visible
-# checks here.
+# What a chart says is **tried on the patient**. Only the name of the fault is looked up, when you are graded. Half of the points are for
+# charts, half for mends, and **a mend counts where the chart of its patient holds**: without one, the best ring in its place earns nothing.
+# `check` runs the visible checks here.
 
 # %%
 import math
@@ -21,7 +22,7 @@ from ringlab.course import check, hint
 from ringlab.course.clinic.bedside import attend, block_backward, nothing_seen, receive, scores_of, sees, send
 from ringlab.course.clinic.patients import FAULTS
 from ringlab.course.clinic.suite import CHECKS
-from ringlab.course.clinic.visit import examine, open_helpers, open_source, report, ward
+from ringlab.course.clinic.visit import commit, examine, open_helpers, open_source, report, ward
 
 torch.set_num_threads(1)
 
@@ -39,7 +40,7 @@ ward()
 #
 # `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or `"zigzag"`, `causal`
 # True or False, `dtype` `"float32"` or `"bfloat16"`; the first of each is the default. `report("ash")` runs the conformance suite,
-# `report("ash", "masks")` one check of it. `examine(…).trace` holds every message.
+# `report("ash", "masks")` one check of it. `print(examine(…).journal)` lists what every rank sent, in order and to whom.
 
 # %%
 print(examine("ash", ranks=2, tokens=4))
@@ -54,9 +55,10 @@ print("\nchecks:", *CHECKS, sep="\n  ")
 # - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask and dtype every case
 #   of fewer ranks or fewer tokens, and not more of the other, is well;
 # - `matters`: which of `"layout"`, `"causal"`, `"dtype"` matter: another value of that one alone, with the same ranks and tokens, and the
-#   patient is well. `[]` if none does;
+#   patient is well. One such value is enough. `[]` if nothing matters;
 # - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;
-# - `fault`: its name in `FAULTS`.
+# - `fault`: its name in `FAULTS`;
+# - `found`, only if the source surprises you, later: the name of what you found there. `fault` stays what it was.
 #
 # Yew's chart, in the lesson, was `{"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}`. Write them one by
 # one, and return `None` for the others.
@@ -97,12 +99,16 @@ hint("16.chart")
 # %% [markdown]
 # ## Sources
 #
-# `open_source("ash", chart("ash"))` shows the patient's program, once its case is ill and the smallest. Whether you named the right fault you
-# see then. Copy the source into its cell below, and **mend what is wrong, no more**: it stays a ring, in the same order, with the same
+# In a cell of your own, first `commit("ash", chart("ash"))`: it tries what the chart says, but for the fault's name, and keeps the chart. Then
+# `open_source("ash")` shows the program, and from there on the chart is **final**. If you see another fault than the one you named, leave `fault` and
+# add `"found"`: a wrong diagnosis costs its own points, not the mend's. Such cells may stay when you hand in.
+#
+# Copy the source into its cell below, and **mend what is wrong, no more**: it stays a ring, in the same order, with the same
 # messages. What all patients share is shown by `open_helpers()`; nothing is wrong there.
 
 # %% tags=["solution-only"]
-open_source("ash", chart("ash"))
+commit("ash", chart("ash"))
+open_source("ash")
 
 # %% tags=["solution-only"]
 open_helpers("attend", "block_backward")

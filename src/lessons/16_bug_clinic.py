@@ -23,7 +23,7 @@ from ringlab.course import compare, predict
 from ringlab.course.clinic import suite
 from ringlab.course.clinic.bedside import block_backward, sees
 from ringlab.course.clinic.patients import BACKWARD, FAULTS, PATIENTS, SOUND
-from ringlab.course.clinic.visit import examine, open_helpers, open_source, report, ward
+from ringlab.course.clinic.visit import commit, examine, open_helpers, open_source, report, ward
 from ringlab.viz import courier_frames, courier_view, kill_matrix
 from ringlab.viz.style import new_figure, show, styled
 
@@ -72,18 +72,19 @@ for change in ({}, {"causal": False}, {"dtype": "bfloat16"}, {"layout": "striped
 
 # %%
 yew = {"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}
-open_source("yew", yew)
+commit("yew", yew)
+open_source("yew")
 
 # %% [markdown]
-# A machine has tried the chart's case, and only then shown the source. What the patients share is sound, and open to all; for instance
+# A machine has tried all that the chart says, but for the name, and kept it; only then it shows the source, and from then on the chart is final. What
+# the patients share is sound, and open to all; for instance
 
 # %%
 open_helpers("send", "receive")
 
 # %% [markdown]
 # `send` here returns when the other side has received, as gloo's does. Everybody sends first, so nobody receives. Lesson 11 has the cures: post both
-# ends at once, or let every second rank receive first. Mind the *second* cure: it brings in a new order, and with it a new way to be wrong. One
-# patient of the exercise has been cured like that.
+# ends at once, or let every second rank receive first.
 #
 # ## 3 · Willow: digits
 #
@@ -142,7 +143,8 @@ show(
 # %%
 print(examine("willow", ranks=1, tokens=2, dtype="bfloat16"))
 willow = {"fault": "bf16 result", "check": "dq", "case": {"ranks": 1, "tokens": 2}, "matters": ["dtype"]}
-open_source("willow", willow)
+commit("willow", willow)
+open_source("willow")
 
 # %% [markdown]
 # The last line. On a GPU whose kernels write bfloat16 nobody notices; whoever trains in float32, or debugs in it, has lost 16 bits of dQ.
@@ -155,8 +157,14 @@ for P in (1, 2, 3):
 
 # %% [markdown]
 # dq and dk are right, dv is wrong, from two ranks on: a cliff. dk and dv travel together, so neither direction nor the number of hops can be it: both would
-# ruin dk too. The bytes are right to the byte. So the messages are sent; are they *used*? Lesson 09 had an instrument for this: probes by
-# which each courier says who has added what of whose block.
+# ruin dk too. What was sent, and to whom, stands in the `journal` of an examination:
+
+# %%
+print(examine("rowan", ranks=3, tokens=2).journal)
+
+# %% [markdown]
+# K and V make two hops, their gradients three, all of them to the next rank, and the bytes are right to the byte. So the messages are sent; are they
+# *used*? Lesson 09 had an instrument for this: probes by which each courier says who has added what of whose block.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -187,7 +195,8 @@ show(courier_view.figure(journeys["rowan"], title), courier_view.describe(journe
 
 # %%
 rowan = {"fault": "sent for received", "check": "dv", "case": {"ranks": 2, "tokens": 1}, "matters": []}
-open_source("rowan", rowan)
+commit("rowan", rowan)
+open_source("rowan")
 
 # %% [markdown]
 # `passed` returns what arrived *and* what was sent, and the caller has taken the wrong one of them for dv. A published package's CPU backward goes
@@ -335,7 +344,7 @@ for found, names in rows.items():
 
 # %% [markdown]
 # What tells such patients apart is not *which* checks fail but *what they saw*: NaN or wrong numbers, on all ranks or on every second one. A filled
-# cell is no diagnosis. So read the evidence:
+# cell is no diagnosis. So read the evidence. In brackets stands the first run that went wrong, a good one to begin shrinking from:
 
 # %%
 rowans = report("rowan", "dq", "dk", "dv", "bytes")
@@ -369,10 +378,11 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 #
 # ## Self-check
 #
-# 1. Everything is right, on any number of ranks, but the bytes are P over P − 1 times what is needed. What is it? *(One hop too many.)*
-# 2. dk and dv are right on two ranks and wrong on four, dq is right. What do you look at first? *(The direction in which couriers travel.)*
-# 3. A patient is ill in float32 and well in bfloat16. Name two faults that could do that. *(A result rounded to bfloat16; two tensors that share memory unless a
-#    conversion copies.)*
+# 1. dk and dv are half of what they should be on two ranks and a quarter on four, dq is right. What is it? *(A mean over ranks: a ratio of P.)*
+# 2. D is 4. On one rank already dq and dk are half of what they should be, and dv is right. What is it? *(Scaled twice: 1/√D is one half, and dv does not meet
+#    the scale.)*
+# 3. dq is right. The dk and dv that each rank returns are, to the last digit, those of the block of a neighbour. What is missing? *(The last hop, which brings
+#    them home.)*
 # 4. Why is the smallest ill case worth more than a large one that is just as ill? *(Everything smaller is well: it shows the line, and can be followed by hand.)*
 #
 # Now the ward is yours: [exercise 16](../exercises/16_bug_clinic.ipynb), eight patients, eight charts, eight mended rings.

@@ -125,6 +125,18 @@ class Findings:
         """Whether the ranks ended, all results are within their bounds, and nobody sent more than is needed."""
         return not self.stopped and all(each.ok for each in self.errors.values()) and self.sent <= self.needed
 
+    @property
+    def journal(self) -> str:
+        """What every rank sent, in its own order: tag, bytes and to whom."""
+        if self.trace is None:
+            return f"{self.case}: the ranks did not end, so there is no journal"
+        lines = [f"{self.case}: messages by rank, in order"]
+        for rank in range(self.case.ranks):
+            sends = [each for each in self.trace.exchanges(rank) if each.bytes_sent]
+            told = ", ".join(f"{each.tag} {each.bytes_sent} B to {each.to}" for each in sends)
+            lines.append(f"  rank {rank}  {told or 'none'}")
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         if self.stopped:
             return f"{self.case}: the ranks did not end\n{self.stopped}"

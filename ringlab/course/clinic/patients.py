@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringlab.course.clinic import sound, ward_backward, ward_forward
+from ringlab.course.clinic import sound
+from ringlab.course.clinic.edits import program_of
+from ringlab.course.clinic.ward import BACKWARDS, FORWARDS, source_of
 from ringlab.errors import CourseError
 
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
@@ -25,6 +27,7 @@ class Patient:
     returns: tuple[str, ...]
     complaint: str
     program: Callable[..., Any] = field(repr=False)
+    source: str = field(repr=False)
 
     @property
     def is_forward(self) -> bool:
@@ -45,19 +48,16 @@ _COMPLAINTS = {
     "willow": "Everything passes at 1e-2. A colleague insists on 1e-5, and says that we lose digits somewhere.",
     "yew": "It hangs. On one rank it does not.",
 }
-_PROGRAMS: dict[str, Callable[..., Any]] = {
-    name: getattr(ward, name)
-    for ward in (ward_forward, ward_backward)
-    for name in _COMPLAINTS
-    if hasattr(ward, name)
+_RETURNS = dict.fromkeys(FORWARDS, FORWARD) | dict.fromkeys(BACKWARDS, BACKWARD)
+PATIENTS = {
+    name: Patient(name, _RETURNS[name], text, program_of(source_of(name), name), source_of(name))
+    for name, text in _COMPLAINTS.items()
 }
-_RETURNS = {name: FORWARD if hasattr(ward_forward, name) else BACKWARD for name in _COMPLAINTS}
-PATIENTS = {name: Patient(name, _RETURNS[name], text, _PROGRAMS[name]) for name, text in _COMPLAINTS.items()}
 """By name. The lesson examines the last three; the exercise is about the first eight."""
 TO_MEND = tuple(name for name in PATIENTS if name not in ("rowan", "willow", "yew"))
 SOUND = {
-    FORWARD: Patient("a sound forward", FORWARD, "None.", sound.forward),
-    BACKWARD: Patient("a sound backward", BACKWARD, "None.", sound.backward),
+    FORWARD: Patient("a sound forward", FORWARD, "None.", sound.forward, source_of("forward")),
+    BACKWARD: Patient("a sound backward", BACKWARD, "None.", sound.backward, source_of("backward")),
 }
 """By what is returned."""
 

@@ -1,4 +1,7 @@
-"""A sound ring in the words of the ward: what patients are compared with, and the half of each that is not ill."""
+"""A sound ring in the words of the ward: what patients are compared with, and the half of each that is not ill.
+
+Its text is every patient's too, but for the lines that ward.py changes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ def forward(ring, q, k, v, positions, causal=True):
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
         last = step == ring.world_size - 1
-        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]), tag="kv")
+        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
         visible = sees(positions, ring.rank, ring.origin(step), causal)
         out, lse = attend(q, k, v, visible, out, lse)
         if work is not None:
@@ -21,7 +24,7 @@ def forward(ring, q, k, v, positions, causal=True):
 
 
 def backward(ring, dout, q, k, v, out, lse, positions, causal=True):
-    """Return this rank's (dq, dk, dv) in the dtype of lse."""
+    """Return this rank's (dq, dk, dv)."""
     P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
     for step in range(P):

@@ -1,152 +1,161 @@
 """Half-mended patients: what comes out if one cures the symptom. Checks of exercise 16 imitate them to name the mistake.
 
-tests/course/submissions/16 hands each of them in.
+Each is the patient, or a sound ring, in which a few lines stand otherwise; tests/course/submissions/16 hands them in.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
-import torch
+from ringlab.course.clinic.edits import Changes, edited, program_of
+from ringlab.course.clinic.ward import source_of
 
-from ringlab.course.clinic.bedside import attend, block_backward, nothing_seen, receive, scores_of, sees, send
-
-
-def ash(ring, q, k, v, positions, causal=True):
-    """−10,000 in place of −∞: no NaN, and wrong where true scores are lower."""
-    out, lse = nothing_seen(q)
-    for step in range(ring.world_size):
-        last = step == ring.world_size - 1
-        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        if visible.any():
-            scores = scores_of(q, k, visible).masked_fill(~visible, -1e4)
-            block_lse = torch.logsumexp(scores, -1)
-            merged = torch.logaddexp(lse, block_lse)
-            out = out * torch.exp(lse - merged)[..., None] + torch.exp(scores - merged[..., None]) @ v.to(
-                out.dtype
-            )
-            lse = merged
-        if work is not None:
-            k, v = work.wait()
-    return out.to(q.dtype), lse
-
-
-def birch(ring, q, k, v, positions, causal=True):
-    """The old sum is back, but it is no longer measured against the new maximum."""
-    out, top = nothing_seen(q)
-    total = torch.zeros_like(top)
-    for step in range(ring.world_size):
-        last = step == ring.world_size - 1
-        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
-        if k.shape[-2]:
-            scores = scores_of(q, k, sees(positions, ring.rank, ring.origin(step), causal))
-            new_top = torch.maximum(top, scores.amax(-1))
-            safe = new_top.masked_fill(new_top == -math.inf, 0.0)
-            weights = torch.exp(scores - safe[..., None])
-            out = out * total[..., None] + weights @ v.to(out.dtype)
-            total = total + weights.sum(-1)
-            out = out / total.masked_fill(total == 0, 1.0)[..., None]
-            top = new_top
-        if work is not None:
-            k, v = work.wait()
-    return out.to(q.dtype), top + total.log()
-
-
-def cedar(ring, q, k, v, positions, causal=True):
-    """Positions as the striped layout has them, whatever the layout."""
-    P = ring.world_size
-    positions = [torch.arange(len(own)) * P + rank for rank, own in enumerate(positions)]
-    out, lse = nothing_seen(q)
-    for step in range(P):
-        work = None if step == P - 1 else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        out, lse = attend(q, k, v, visible, out, lse)
-        if work is not None:
-            k, v = work.wait()
-    return out.to(q.dtype), lse
-
-
-def elm(ring, q, k, v, positions, causal=True):
-    """One turn fewer of the whole loop: the last block is not attended to."""
-    out, lse = nothing_seen(q)
-    for step in range(max(1, ring.world_size - 1)):
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        out, lse = attend(q, k, v, visible, out, lse)
-        if ring.world_size > 1:
-            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
-    return out.to(q.dtype), lse
-
-
-def fir(ring, q, k, v, positions, causal=True):
-    """Even ranks expect V first: right while all neighbours are odd."""
-    out, lse = nothing_seen(q)
-    for step in range(ring.world_size):
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        out, lse = attend(q, k, v, visible, out, lse)
-        if step == ring.world_size - 1:
-            break
-        length = len(positions[ring.origin(step + 1)])
-        if ring.rank % 2 == 0:
-            send(ring, k)
-            send(ring, v)
-            next_v = receive(ring, v, length)
-            k, v = receive(ring, k, length), next_v
+_LARCH_SUM = """\
+        if dq is None:
+            dq = scratch.to(lse.dtype)
         else:
-            next_k, next_v = receive(ring, k, length), receive(ring, v, length)
-            send(ring, v)
-            send(ring, k)
-            k, v = next_k, next_v
-    return out.to(q.dtype), lse
+            dq += scratch.to(lse.dtype)
+"""
+_ADDED = "        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]\n"
+
+HALF_MENDED: dict[str, dict[str, tuple[str, Changes]]] = {
+    "ash": {
+        "minus_ten_thousand": (
+            "ash",
+            (
+                (
+                    "scores = scores_of(q, k, visible)\n",
+                    "scores = scores_of(q, k, visible).masked_fill(~visible, -1e4)\n",
+                ),
+            ),
+        ),
+        "nan_to_zero": (
+            "ash",
+            (
+                (
+                    "    return out.to(q.dtype), lse\n",
+                    "    return out.nan_to_num().to(q.dtype), lse.nan_to_num()\n",
+                ),
+            ),
+        ),
+        "skips_what_is_partly_hidden": ("ash", (("if visible.any():", "if visible.any(-1).all():"),)),
+    },
+    "birch": {
+        "old_sum_not_rescaled": (
+            "birch",
+            (
+                ("            total = total * kept + weights.sum(-1)\n", ""),
+                ("            out = out * kept[..., None]", "            out = out * total[..., None]"),
+                (
+                    "            out = out / total",
+                    "            total = total + weights.sum(-1)\n            out = out / total",
+                ),
+            ),
+        ),
+        "new_sum_for_the_old": (
+            "birch",
+            (("out = out * kept[..., None]", "out = out * (total * kept)[..., None]"),),
+        ),
+        "never_divides": (
+            "birch",
+            (("            out = out / total.masked_fill(total == 0, 1.0)[..., None]\n", ""),),
+        ),
+    },
+    "cedar": {
+        "striped_alone": (
+            "forward",
+            (
+                (
+                    "    out, lse = nothing_seen(q)\n",
+                    "    P = ring.world_size\n"
+                    "    positions = [torch.arange(len(own)) * P + rank for rank, own in enumerate(positions)]\n"
+                    "    out, lse = nothing_seen(q)\n",
+                ),
+            ),
+        ),
+        "skips_by_rank": (
+            "cedar",
+            (
+                (
+                    "        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)\n"
+                    "        if causal and origin == ring.rank:\n"
+                    "            visible = visible.tril()\n",
+                    "        visible = sees(positions, ring.rank, origin, causal)\n",
+                ),
+            ),
+        ),
+    },
+    "elm": {
+        "drops_the_last_block": (
+            "elm",
+            (("for step in range(ring.world_size):", "for step in range(max(1, ring.world_size - 1)):"),),
+        ),
+        "drops_the_only_block": (
+            "elm",
+            (("for step in range(ring.world_size):", "for step in range(ring.world_size - 1):"),),
+        ),
+    },
+    "fir": {
+        "mended_for_even_numbers": (
+            "fir",
+            (
+                (
+                    "            k, v = receive(ring, k, length), receive(ring, v, length)\n",
+                    "            next_v = receive(ring, v, length)\n            k, v = receive(ring, k, length), next_v\n",
+                ),
+            ),
+        ),
+        "mended_on_the_side_that_is_well": ("fir", (("k, v = next_k, next_v", "k, v = next_v, next_k"),)),
+    },
+    "hazel": {
+        "ends_at_the_neighbour": (
+            "backward",
+            (("        if P > 1:\n", "        if step < P - 1:\n"),),
+        ),
+    },
+    "larch": {
+        "float32_whatever_comes": (
+            "backward",
+            (
+                (_ADDED, "        dq += part[0].float()\n        dk, dv = dk + part[1], dv + part[2]\n"),
+                (
+                    "    for step in range(P):\n",
+                    "    dq = torch.zeros(q.shape, dtype=torch.float32)\n    for step in range(P):\n",
+                ),
+            ),
+        ),
+        "last_block_alone": ("larch", ((_LARCH_SUM, "        dq = scratch.to(lse.dtype)\n"),)),
+        "shared_until_the_second_step": (
+            "larch",
+            (("dq += scratch.to(lse.dtype)", "dq = dq + scratch.to(lse.dtype)"),),
+        ),
+    },
+    "oak": {
+        "one_step_late": (
+            "oak",
+            (
+                (
+                    "            block = work.wait()\n",
+                    "            k, v = block\n            block = work.wait()\n",
+                ),
+            ),
+        ),
+        "sends_its_own_again": (
+            "oak",
+            (
+                ("ring.post(*block,", "ring.post(k, v,"),
+                ("block_backward(dout, q, k, v,", "block_backward(dout, q, *block,"),
+            ),
+        ),
+    },
+}
+"""By patient and mistake: whose text it is, and what is changed in it. The first is the one that checks must find."""
 
 
-def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
-    """With the blocks, and as far as the blocks: everything ends on the neighbour."""
-    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
-    for step in range(P):
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        part = block_backward(dout, q, k, v, lse, delta, visible)
-        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
-        if step < P - 1:
-            length = len(positions[ring.origin(step + 1)])
-            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
-            k, v = ring.shift(k, v, length=length, tag="kv")
-    return dq, dk, dv
-
-
-def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
-    """A sum of its own, but float32 whatever comes in."""
-    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (k, v))
-    dq = torch.zeros(q.shape, dtype=torch.float32)
-    for step in range(P):
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        part = block_backward(dout, q, k, v, lse, delta, visible)
-        dq += part[0].float()
-        dk, dv = dk + part[1], dv + part[2]
-        length = len(positions[ring.origin(step + 1)])
-        if P > 1:
-            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
-        if step < P - 1:
-            k, v = ring.shift(k, v, length=length, tag="kv")
-    return dq, dk, dv
-
-
-def oak(ring, dout, q, k, v, out, lse, positions, causal=True):
-    """What arrives is used, one step too late."""
-    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
-    block = k, v
-    for step in range(P):
-        length = len(positions[ring.origin(step + 1)])
-        work = ring.post(*block, length=length, tag="kv") if step < P - 1 else None
-        visible = sees(positions, ring.rank, ring.origin(step), causal)
-        part = block_backward(dout, q, k, v, lse, delta, visible)
-        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
-        if P > 1:
-            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
-        if work is not None:
-            k, v = block
-            block = work.wait()
-    return dq, dk, dv
+@cache
+def half_mended(name: str, mistake: str) -> Callable[..., Any]:
+    """Return the patient's program with this mistake in place of its fault."""
+    base, changes = HALF_MENDED[name][mistake]
+    return program_of(edited(source_of(base), changes), base, f"with {name}'s mistake {mistake}")

@@ -1,10 +1,13 @@
-"""Checks of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes."""
+"""Checks of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
+
+A mend counts once the same submission's chart of the patient holds: whoever pastes a sound ring has found nothing.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,11 @@ from ringlab.course.answers import expect_array, expect_tuple
 from ringlab.course.clinic.examine import errors_of, needed_bytes, shards_of
 from ringlab.course.clinic.patients import PATIENTS, TO_MEND, Patient
 from ringlab.course.contract import Check, Crashed, Failure, Misconception, Stage
-from ringlab.course.contracts import e16_half_mended as half_mended
+from ringlab.course.contracts import e16_charts
+from ringlab.course.contracts.e16_mistakes import Results, mistakes, named
 from ringlab.course.contracts.e16_texts import HALF, HINTS
 from ringlab.course.faults import Faults
 
-Results = list[tuple[torch.Tensor, ...]]
 ONWARD = "In this ring everything goes to the next one, which is what `ring.origin` counts on."
 
 
@@ -61,12 +64,13 @@ def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = N
         outcome = subject.run_ring(run.P, *given.of(patient.returns), faults=faults, **shared)
     except Crashed as crash:
         told = f"{crash.message} {crash.counterexample}"
+        if patient.name == "fir" and "(DeadlockError)" in crash.message:
+            raise named("fir", "all_send_first").failure(f"{run}\n{crash.counterexample}") from None
         if len(set(given.layout.lengths)) == 1 or not re.search(r"MismatchError|size of tensor|shape", told):
             raise
         if not _right_on_equal_shards(subject, patient):
             raise  # what it meets is not the block that it takes it for, whatever the lengths
-        named = next(m for m in mistakes(patient.name) if m.name == "assumes_equal_lengths")
-        raise named.failure(f"{run}\n{crash.counterexample}") from None
+        raise named(patient.name, "assumes_equal_lengths").failure(f"{run}\n{crash.counterexample}") from None
     found: Results = []
     for rank, answer in enumerate(outcome.results):
         parts = expect_tuple(answer, patient.returns)
@@ -90,21 +94,28 @@ def _verify(
     subject: Any, patient: Patient, runs: Iterable[Run], faults: Callable[[], Faults | None] = lambda: None
 ) -> None:
     """Return if every run is right. Raises: Failure of the first one that is wrong, named if all runs look like one mistake."""
-    seen: list[tuple[Run, Results]] = []
+    untried: list[tuple[Run, Results]] = []
+    suspects = [mistake for mistake in mistakes(patient.name) if mistake.imitate]
     first: Failure | None = None
     try:
         for run in runs:
             results, _ = _results(subject, patient, run, faults())
-            seen.append((run, results))
+            untried.append((run, results))
             first = first or _wrong(patient, run, results)
+            if first:
+                suspects = [
+                    each for each in suspects if all(_same(patient, each, *found) for found in untried)
+                ]
+                untried.clear()
+                if not suspects:
+                    break  # it is wrong, and no further run could give the mistake a name
     except Failure:
         if first is None:
             raise
     if first is None:
         return
-    for mistake in mistakes(patient.name):
-        if mistake.imitate and all(_same(patient, mistake, run, results) for run, results in seen):
-            raise mistake.failure(first.counterexample)
+    if suspects:
+        raise suspects[0].failure(first.counterexample)
     raise first
 
 
@@ -146,58 +157,37 @@ def _ill(patient: Patient, run: Run, results: Results) -> list[str]:
     return [name for name, each in errors_of(run, patient.returns, results).items() if not each.ok]
 
 
-@lru_cache(maxsize=256)
-def _imitation(name: str, half: bool, run: Run) -> Results | None:
-    """Return what the patient as it was, or half mended, returns; None where it breaks off."""
-    given, patient = shards_of(run), PATIENTS[name]
-    program = getattr(half_mended, name) if half else patient.program
-    arguments = given.of(patient.returns)
+def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
+    """Return if the submission's own chart of the patient holds. Raises: Failure.
 
-    def on_rank(ring: Any) -> Any:
-        own = (each[ring.rank].clone() for each in arguments)
-        return program(ring, *own, positions=given.positions, causal=run.causal)
-
+    by_name: its fault, or what was found to be the fault, has to be the right one too. That is for hidden
+    checks only: a visible one would give the name away.
+    """
     try:
-        return VirtualCluster(run.P, memory=False).run(on_rank).results
-    except Exception:
-        return None
-
-
-@lru_cache
-def mistakes(name: str) -> tuple[Misconception, ...]:
-    """Return the mistakes that can be made in mending this patient."""
-    return (
-        Misconception(
-            "as_it_was",
-            f"{name} is as it was: what is returned, and sent, is what the patient returned and sent.",
-            partial(_imitation, name, False),
-        ),
-        Misconception(HALF[name][0], f"{name}: {HALF[name][1]}", partial(_imitation, name, True)),
-        Misconception(
-            "assumes_equal_lengths",
-            f"{name} takes the blocks of other ranks to be as long as its own. `positions` says how many tokens each of them has.",
-        ),
-        Misconception(
-            "asks_everybody",
-            f"{name} asks every rank for its share now. A ring talks to the next rank only: mend the line that is wrong, and leave the ring a ring.",
-        ),
-    )
+        chart = e16_charts.examined(name, subject.other("chart").call(name))
+    except Failure as failure:
+        raise named(name, "not_diagnosed").failure(str(failure)) from None
+    if by_name and e16_charts.KEY[name] not in (chart.fault, chart.found):
+        raise named(name, "by_another_name").failure()
 
 
 def _values(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
-    return lambda subject, rng: _verify(subject, patient, _plain(rng))
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        _verify(subject, patient, _plain(rng))
+        _expect_diagnosed(subject, patient.name, by_name=False)
+
+    return run
 
 
 def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
         _verify(subject, patient, _hard(rng), lambda: Faults(seed=int(rng.integers(1 << 30)), late=0.5))
+        _expect_diagnosed(subject, patient.name, by_name=True)
 
     return run
 
 
 def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
-    named = {mistake.name: mistake for mistake in mistakes(patient.name)}
-
     def run(subject: Any, rng: np.random.Generator) -> None:
         for P, S, layout in (
             (1, 3, "contiguous"),
@@ -216,9 +206,9 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
                 if others == {(rank - 1) % P}:
                     raise Failure(f"{patient.name} sends to the previous rank. {ONWARD}", example)
                 if others:
-                    raise named["asks_everybody"].failure(example)
+                    raise named(patient.name, "asks_everybody").failure(example)
                 if sent > needed and P > 1 and _sent_before(patient.name, given, rank) == sent:
-                    raise named["as_it_was"].failure(example)
+                    raise named(patient.name, "as_it_was").failure(example)
                 if sent > needed or len(sends) > most:
                     raise Failure(f"{patient.name}: more is sent than needed.", example)
 
@@ -241,7 +231,7 @@ def _sent_before(name: str, run: Run, rank: int) -> int:
 
 
 def _stage(name: str) -> Stage:
-    patient, half = PATIENTS[name], HALF[name][0]
+    patient, half = PATIENTS[name], next(iter(HALF[name]))
     what = " and ".join(patient.returns) if patient.is_forward else "dQ, dK and dV"
     at_once = name not in ("ash", "larch")
     return Stage(
@@ -249,19 +239,20 @@ def _stage(name: str) -> Stage:
         function=name,
         title=f"{name.capitalize()}, mended",
         kind="ring",
+        helpers=("chart",),
         hints=HINTS[name],
         misconceptions=mistakes(name),
         checks=(
             Check(
-                "values", 2, "visible", f"{what} of every rank, any layout, P = 1 to 4", _values(patient),
+                "values", 1, "visible", f"{what} of every rank, any layout, P = 1 to 4; its chart holds", _values(patient),
                 (half,) if at_once else ("as_it_was",),
             ),
             Check(
-                "any", 2, "held-out", "8 ranks, lengths that do not divide, other dtypes, scores of any size", _any(patient),
+                "any", 2, "held-out", "8 ranks, lengths that do not divide, other dtypes, scores of any size; its chart names the fault", _any(patient),
                 ("assumes_equal_lengths",) if at_once else (half,),
             ),
             Check(
-                "cost", 2, "visible", "to the next rank only, no byte more than needed", _cost(patient),
+                "cost", 1, "visible", "to the next rank only, no byte more than needed", _cost(patient),
                 ("asks_everybody",), kind="cost",
             ),
         ),

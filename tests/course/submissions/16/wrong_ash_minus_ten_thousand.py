@@ -13,12 +13,17 @@ def ash(ring, q, k, v, positions, causal=True):
         visible = sees(positions, ring.rank, ring.origin(step), causal)
         if visible.any():
             scores = scores_of(q, k, visible).masked_fill(~visible, -1e4)
-            block_lse = torch.logsumexp(scores, -1)
+            top = scores.amax(-1, keepdim=True)
+            weights = torch.exp(scores - top)
+            total = weights.sum(-1, keepdim=True)
+            block_lse = (top + total.log())[..., 0]
             merged = torch.logaddexp(lse, block_lse)
-            out = out * torch.exp(lse - merged)[..., None] + torch.exp(scores - merged[..., None]) @ v.to(
-                out.dtype
-            )
-            lse = merged
+            old, new = torch.exp(lse - merged)[..., None], torch.exp(block_lse - merged)[..., None]
+            out, lse = out * old + weights @ v.to(out.dtype) / total * new, merged
         if work is not None:
             k, v = work.wait()
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "blind rows", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]}

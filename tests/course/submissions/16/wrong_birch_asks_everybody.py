@@ -12,3 +12,7 @@ def birch(ring, q, k, v, positions, causal=True):
     visible = (positions[ring.rank][:, None] >= places[None, :]) | (not causal)
     out, lse = attend(q, whole_k, whole_v, visible, *nothing_seen(q))
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []}

@@ -25,3 +25,7 @@ def birch(ring, q, k, v, positions, causal=True):
         if work is not None:
             k, v = work.wait()
     return out.to(q.dtype), top + total.log()
+
+
+def chart(patient):
+    return {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []}

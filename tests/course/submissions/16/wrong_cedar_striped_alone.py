@@ -16,3 +16,7 @@ def cedar(ring, q, k, v, positions, causal=True):
         if work is not None:
             k, v = work.wait()
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "masks by rank", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]}

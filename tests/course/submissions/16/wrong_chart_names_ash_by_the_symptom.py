@@ -1,4 +1,4 @@
-# expects: check=16.chart:forward_faults misconception=ash_is_ill_of_something_else
+# expects: check=16.chart:ash_fault misconception=ash_taken_for_masks_by_rank
 CHARTS = {
     "ash": {"fault": "masks by rank", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
     "birch": {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []},

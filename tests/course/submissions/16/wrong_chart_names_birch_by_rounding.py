@@ -1,4 +1,4 @@
-# expects: check=16.chart:forward_faults misconception=birch_is_ill_of_something_else
+# expects: check=16.chart:birch_fault misconception=birch_taken_for_bf16_result
 CHARTS = {
     "ash": {"fault": "blind rows", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
     "birch": {"fault": "bf16 result", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []},

@@ -1,4 +1,4 @@
-# expects: check=16.chart:forward_faults misconception=cedar_is_ill_of_something_else
+# expects: check=16.chart:cedar_fault misconception=cedar_is_ill_of_something_else
 CHARTS = {
     "ash": {"fault": "blind rows", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
     "birch": {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []},

@@ -1,4 +1,4 @@
-# expects: check=16.chart:backward_faults misconception=larch_is_ill_of_something_else
+# expects: check=16.chart:larch_fault misconception=larch_taken_for_bf16_result
 CHARTS = {
     "ash": {"fault": "blind rows", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
     "birch": {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []},

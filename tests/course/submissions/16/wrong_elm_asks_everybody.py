@@ -12,3 +12,7 @@ def elm(ring, q, k, v, positions, causal=True):
     visible = (positions[ring.rank][:, None] >= places[None, :]) | (not causal)
     out, lse = attend(q, whole_k, whole_v, visible, *nothing_seen(q))
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "one hop too many", "check": "bytes", "case": {"ranks": 2, "tokens": 1}, "matters": []}

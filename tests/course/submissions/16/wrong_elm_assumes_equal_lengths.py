@@ -11,3 +11,7 @@ def elm(ring, q, k, v, positions, causal=True):
         if step < ring.world_size - 1:
             k, v = ring.shift(k, v)
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "one hop too many", "check": "bytes", "case": {"ranks": 2, "tokens": 1}, "matters": []}

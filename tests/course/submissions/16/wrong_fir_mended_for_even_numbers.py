@@ -22,3 +22,7 @@ def fir(ring, q, k, v, positions, causal=True):
             send(ring, k)
             k, v = next_k, next_v
     return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "keys as values", "check": "forward", "case": {"ranks": 2, "tokens": 1, "causal": False}, "matters": ["causal"]}

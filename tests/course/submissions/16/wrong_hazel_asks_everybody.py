@@ -21,3 +21,7 @@ def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
             sums = ring.comm.exchange(send=sums, to=to, receive=room, source=source, tag="dkv").wait()
         dk, dv = dk + sums[0], dv + sums[1]
     return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "couriers backwards", "check": "dk", "case": {"ranks": 3, "tokens": 1}, "matters": []}

@@ -17,3 +17,7 @@ def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
         if step < P - 1:
             k, v = ring.shift(k, v, tag="kv")
     return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "couriers backwards", "check": "dk", "case": {"ranks": 3, "tokens": 1}, "matters": []}

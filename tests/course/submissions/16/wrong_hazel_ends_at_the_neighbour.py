@@ -17,3 +17,7 @@ def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
             dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
             k, v = ring.shift(k, v, length=length, tag="kv")
     return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "couriers backwards", "check": "dk", "case": {"ranks": 3, "tokens": 1}, "matters": []}

@@ -20,3 +20,7 @@ def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
         if step < P - 1:
             k, v = ring.shift(k, v, length=length, tag="kv")
     return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "shared memory", "check": "dq", "case": {"ranks": 2, "tokens": 1}, "matters": ["dtype"]}

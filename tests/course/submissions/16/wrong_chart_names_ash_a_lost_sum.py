@@ -1,0 +1,15 @@
+# expects: check=16.chart:ash_fault misconception=ash_taken_for_lost_sum
+CHARTS = {
+    "ash": {"fault": "lost sum", "check": "blind rows", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
+    "birch": {"fault": "lost sum", "check": "forward", "case": {"ranks": 3, "tokens": 1}, "matters": []},
+    "cedar": {"fault": "masks by rank", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]},
+    "elm": {"fault": "one hop too many", "check": "bytes", "case": {"ranks": 2, "tokens": 1}, "matters": []},
+    "fir": {"fault": "keys as values", "check": "forward", "case": {"ranks": 2, "tokens": 1, "causal": False}, "matters": ["causal"]},
+    "hazel": {"fault": "couriers backwards", "check": "dk", "case": {"ranks": 3, "tokens": 1}, "matters": []},
+    "larch": {"fault": "shared memory", "check": "dq", "case": {"ranks": 2, "tokens": 1}, "matters": ["dtype"]},
+    "oak": {"fault": "first block", "check": "dq", "case": {"ranks": 2, "tokens": 1}, "matters": []},
+}
+
+
+def chart(patient):
+    return CHARTS.get(patient)

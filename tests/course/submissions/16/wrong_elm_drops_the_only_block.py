@@ -1,0 +1,17 @@
+# expects: check=16.elm:values misconception=drops_the_only_block
+from ringlab.course.clinic.bedside import attend, nothing_seen, sees
+
+
+def elm(ring, q, k, v, positions, causal=True):
+    """One turn fewer of the whole loop, on one rank none at all."""
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size - 1):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        out, lse = attend(q, k, v, visible, out, lse)
+        if ring.world_size > 1:
+            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+    return out.to(q.dtype), lse
+
+
+def chart(patient):
+    return {"fault": "one hop too many", "check": "bytes", "case": {"ranks": 2, "tokens": 1}, "matters": []}

@@ -1,0 +1,27 @@
+# expects: check=16.larch:any misconception=by_another_name
+import torch
+
+from ringlab.course.clinic.bedside import block_backward, sees
+
+
+def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
+    """Mended, and called a rounding."""
+    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+    scratch = torch.empty_like(q)
+    for step in range(P):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        part = block_backward(dout, q, k, v, lse, delta, visible)
+        scratch.copy_(part[0])
+        dq += scratch.to(lse.dtype)
+        dk, dv = dk + part[1], dv + part[2]
+        length = len(positions[ring.origin(step + 1)])
+        if P > 1:
+            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
+        if step < P - 1:
+            k, v = ring.shift(k, v, length=length, tag="kv")
+    return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "bf16 result", "check": "dq", "case": {"ranks": 2, "tokens": 1}, "matters": ["dtype"]}

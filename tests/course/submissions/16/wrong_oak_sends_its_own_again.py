@@ -1,0 +1,26 @@
+# expects: check=16.oak:values misconception=sends_its_own_again
+import torch
+
+from ringlab.course.clinic.bedside import block_backward, sees
+
+
+def oak(ring, dout, q, k, v, out, lse, positions, causal=True):
+    """What arrives is used; what is sent on is the rank's own block, in every step."""
+    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+    block = k, v
+    for step in range(P):
+        length = len(positions[ring.origin(step + 1)])
+        work = ring.post(k, v, length=length, tag="kv") if step < P - 1 else None
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        part = block_backward(dout, q, *block, lse, delta, visible)
+        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
+        if P > 1:
+            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
+        if work is not None:
+            block = work.wait()
+    return dq, dk, dv
+
+
+def chart(patient):
+    return {"fault": "first block", "check": "dq", "case": {"ranks": 2, "tokens": 1}, "matters": []}
