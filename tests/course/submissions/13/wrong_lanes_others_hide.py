@@ -1,0 +1,20 @@
+# expects: check=13.lanes:ranks misconception=others_hide
+
+import numpy as np
+
+
+def covered(spans):
+    total, reached = 0.0, -np.inf
+    for start, length in sorted(spans.tolist()):
+        total += max(0.0, start + length - max(start, reached))
+        reached = max(reached, start + length)
+    return total / 1e6
+
+
+def lanes(events, rank):
+    own = events[events[:, 0] == rank]
+    computing, copying = (covered(own[own[:, 1] == lane, 2:]) for lane in (0, 1))
+    others = events[events[:, 1] == 0, 2:]
+    both = np.concatenate([others, own[own[:, 1] == 1, 2:]])
+    exposed = covered(both) - covered(others)
+    return computing, copying, exposed, 1 - exposed / copying if copying else 1.0

@@ -1,0 +1,16 @@
+# expects: check=13.launch:quiet misconception=localhost_is_everywhere
+
+def preflight(processes):
+    count, problems = len(processes), []
+    if sorted(p["RANK"] for p in processes) != list(range(count)):
+        problems.append("rank")
+    if any(p["WORLD_SIZE"] != count for p in processes):
+        problems.append("world size")
+    places = {(p["MASTER_ADDR"], p["MASTER_PORT"]) for p in processes}
+    if len(places) > 1:
+        problems.append("rendezvous")
+    if len({(p["host"], p["LOCAL_RANK"]) for p in processes}) < count:
+        problems.append("device")
+    hosts = [p["host"] for p in sorted(processes, key=lambda p: p["RANK"])]
+    crossings = sum(hosts[r] != hosts[(r + 1) % count] for r in range(count))
+    return problems, 0 if "rank" in problems else crossings

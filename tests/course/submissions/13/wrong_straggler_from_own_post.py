@@ -1,0 +1,18 @@
+# expects: check=13.straggler:link misconception=from_own_post
+
+import numpy as np
+
+
+def straggler(trace):
+    P = len(trace["clock"])
+    busy = trace["work"] > 0
+    rate = np.where(busy, trace["end"] - trace["begin"], 0.0) / np.maximum(trace["work"], 1)
+    transfer = np.median(trace["arrived"] - trace["posted"], axis=1)
+    if transfer.max() > 1.3 * trace["hop_s"]:
+        return "link", int(transfer.argmax() - 1) % P, -1
+    slow = rate > 1.3 * np.median(rate[busy])
+    if slow.any():
+        rank = int(slow.sum(axis=1).argmax())
+        always = slow[rank].sum() == busy[rank].sum() > 1
+        return "compute", rank, -1 if always else int(rate[rank].argmax())
+    return "sound", -1, -1

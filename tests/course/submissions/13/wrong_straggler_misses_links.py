@@ -1,0 +1,14 @@
+# expects: check=13.straggler:link misconception=misses_links
+
+import numpy as np
+
+
+def straggler(trace):
+    busy = trace["work"] > 0
+    rate = np.where(busy, trace["end"] - trace["begin"], 0.0) / np.maximum(trace["work"], 1)
+    slow = rate > 1.3 * np.median(rate[busy])
+    if slow.any():
+        rank = int(slow.sum(axis=1).argmax())
+        always = slow[rank].sum() == busy[rank].sum() > 1
+        return "compute", rank, -1 if always else int(rate[rank].argmax())
+    return "sound", -1, -1

@@ -1,0 +1,11 @@
+# expects: check=14.sum:values misconception=takes_the_mean
+
+import torch
+
+
+def sum_gradients(ring, weights, gradients):
+    dtype = torch.promote_types(weights[0].dtype, torch.float32)
+    parts = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+    flat = ring.all_reduce(torch.cat([part.flatten().to(dtype) for part in parts])) / ring.world_size
+    pieces = flat.split([w.numel() for w in weights])
+    return [piece.view_as(w).to(w.dtype) for piece, w in zip(pieces, weights, strict=True)]
