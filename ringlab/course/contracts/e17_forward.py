@@ -1,0 +1,183 @@
+"""Checks of 17.forward: the ring in shard_map, with any layout, and what the compiler makes it send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.course.contract import Check, Failure, Misconception, Stage
+from ringlab.course.contracts.e17_cases import (
+    FORWARD,
+    NOT_RUN,
+    TRACED,
+    Case,
+    Parts,
+    case,
+    look,
+    shuffled,
+    verify,
+    walk,
+)
+from ringlab.layout import contiguous, zigzag
+
+L = 4
+
+
+def _ring(**how: Any) -> Callable[[Case], Parts]:
+    return lambda given: walk(given, **how)
+
+
+def _as_contiguous(given: Case, rank: int, origin: int) -> np.ndarray:
+    own = np.arange(given.length)
+    return (rank * given.length + own)[:, None] >= origin * given.length + own
+
+
+MISTAKES = (
+    Misconception(
+        "open_ring",
+        "The last device sends nothing on to the first: the pair (P − 1, 0) is missing. Who is sent nothing gets zeros, without a word, and keys of zero take part in "
+        "the softmax. A contiguous layout hides it.",
+        _ring(here=lambda rank, step, P: rank - step if rank >= step else None),
+    ),
+    Misconception(
+        "other_way",
+        "The block is not whose the mask says. A pair is (source, destination): to send on is (rank, (rank + 1) % P), and then the block of (rank − step) % P is here.",
+        _ring(here=lambda rank, step, P: (rank + step) % P),
+    ),
+    Misconception(
+        "own_block_again",
+        "From the first step on a device always has its neighbour's block: each step sends the device's own block again. Send on what came.",
+        _ring(here=lambda rank, step, P: (rank - min(step, 1)) % P),
+    ),
+    Misconception(
+        "mask_of_the_step_before",
+        "Each block is met with the mask of the block before it. After the shift of step s, counted from 1, the block of (rank − s) % P is here.",
+        _ring(believed=lambda rank, step, P: (rank - max(step - 1, 0)) % P),
+    ),
+    Misconception(
+        "local_mask",
+        "The mask compares places inside of blocks. Compare global positions: positions[rank] of the queries with positions[owner] of the keys.",
+        _ring(mask=lambda given, rank, origin: np.tril(np.ones((given.length, given.length), bool))),
+    ),
+    Misconception(
+        "assumes_contiguous",
+        "The mask takes a device's tokens for L consecutive ones. That holds for a contiguous layout alone: `positions` says which they are.",
+        _ring(mask=_as_contiguous),
+    ),
+    Misconception(
+        "forgets_its_own",
+        "A device never meets its own block. It needs no hop: meet it before the loop.",
+        _ring(steps=lambda given: range(1, given.ranks)),
+    ),
+    Misconception(
+        "last_block_missing",
+        "One block is never met: P blocks are met with P − 1 hops. Does the loop end one turn too early?",
+        _ring(steps=lambda given: range(max(1, given.ranks - 1))),
+    ),
+    Misconception(
+        "not_causal",
+        "Queries see keys that come after them.",
+        _ring(mask=lambda given, rank, origin: np.ones((given.length, given.length), bool)),
+    ),
+    Misconception(
+        "hops_of_the_last_block",
+        "The compiled program sends each block P times. The last block need not travel, but in a loop's body the shift is the same code in all turns, and the "
+        "compiler cannot take it out of one. Meet your own block before the loop; then shift first and meet then, P − 1 times.",
+    ),
+    Misconception(
+        "gathers",
+        "Your program is no ring: it has a collective that brings all blocks to all devices at once, and each holds all of them. Pass one block on with lax.ppermute.",
+    ),
+    Misconception(
+        "widens_before_sending",
+        "K and V travel in float32 though they came in bfloat16: that is twice the bytes. Send them as they are; `attend` widens what it needs.",
+    ),
+    Misconception(
+        "overflows",
+        "NaN where scores are large: somewhere e to the power of an lse is taken. Weights are e^(La − L) and e^(Lb − L), never more than 1: `merge` does that. If there "
+        "is a NaN with small scores too, a row that sees nothing in a block was divided by 0: `attend` minds it.",
+    ),
+    TRACED["asks_by_if"],
+    TRACED["numpy_by_tracer"],
+    NOT_RUN["branch"],
+    NOT_RUN["turns"],
+)  # fmt: skip
+NAMED = {mistake.name: mistake for mistake in MISTAKES}
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    verify(subject, [case(rng, contiguous(L * P, P)) for P in (1, 3)], MISTAKES)
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    verify(subject, [case(rng, zigzag(L * 4, 4))], MISTAKES)
+
+
+def _check_messages(subject: Any, rng: np.random.Generator) -> None:
+    given = case(rng, zigzag(L * 4, 4))
+    found = look(subject, given, NAMED)
+    P, enough = given.ranks, 2 * (given.ranks - 1)
+    example = (
+        f"{given.text}: {found.messages} messages of a device, {found.blocks:g} blocks; {enough} are enough"
+    )
+    if found.others:
+        raise NAMED["gathers"].failure(f"{given.text}: {', '.join(found.others)} in the compiled program")
+    if found.blocks == 2 * P:
+        raise NAMED["hops_of_the_last_block"].failure(example)
+    if found.blocks > enough:
+        raise Failure(
+            "The compiled program sends more than K and V, P − 1 times. What else do you send, or how often?",
+            example,
+        )
+    if found.messages > enough:
+        raise Failure("No more travels than has to, but in more messages, and each costs a latency.", example)
+    if not found.blocks:
+        raise Failure("Nothing is sent: how should a device come by the blocks of the others?", example)
+
+
+def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    given = case(rng, zigzag(L * 4, 4), dtype=torch.bfloat16)
+    found = look(subject, given, NAMED, run=False)
+    for name, dtype in zip(FORWARD, found.dtypes, strict=False):
+        if dtype != "float32":
+            raise Failure(f"{name} should be float32, whatever q is.", f"{given.text}: {dtype}")
+    told = f"{given.text}: {', '.join(sorted(found.types)) or 'nothing'} on the wire"
+    if {"float32", "float64"} & set(found.types):
+        raise NAMED["widens_before_sending"].failure(told)
+    if "bfloat16" not in found.types:
+        raise Failure("K and V do not travel in bfloat16, as they came.", told)
+
+
+def _check_any(subject: Any, rng: np.random.Generator) -> None:
+    """Eight devices, positions dealt at random, scores of some hundreds."""
+    given = case(rng, shuffled(rng, 8, L), "dealt at random, large scores", size=8.0)
+    if any(np.isnan(part).any() for part in look(subject, given, NAMED).results):
+        raise NAMED["overflows"].failure(given.text)
+    verify(subject, [given], MISTAKES)
+
+
+STAGE = Stage(
+    id="17.forward",
+    function="ring_forward",
+    title="The ring in shard_map",
+    kind="mesh",
+    hints=(
+        "Which block can a device meet before anything was sent? How many blocks are left then, and what comes first in each turn, the hop or the meeting?",
+        "rank = lax.axis_index(\"ring\"), and jnp.asarray(positions)[rank] are your queries' positions. Begin with attend on your own block. Then lax.scan over "
+        "jnp.arange(1, P): lax.ppermute both k and v with the pairs (r, (r + 1) % P), mask by the positions of (rank − step) % P, attend, merge.",
+        r"after $s$ hops: the block of $(r - s) \bmod P$; $\;\mathrm{mask}_{ij} = \mathrm{pos}_r[i] \ge \mathrm{pos}_{(r-s) \bmod P}[j]$; $\;2(P-1)$ messages",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "out and lse of a contiguous layout, P = 1 and 3", _check_values,
+              ("forgets_its_own", "last_block_missing", "local_mask", "other_way", "own_block_again", "mask_of_the_step_before", "not_causal", "asks_by_if", "numpy_by_tracer",
+               "branch", "turns")),
+        Check("layouts", 2, "visible", "zig-zag, P = 4", _check_layouts, ("open_ring", "assumes_contiguous")),
+        Check("messages", 2, "visible", "2(P − 1) messages in the compiled program", _check_messages, ("hops_of_the_last_block", "gathers"), kind="cost"),
+        Check("bfloat16", 1, "stress", "bfloat16 on the wire, float32 out and lse", _check_bfloat16, ("widens_before_sending",)),
+        Check("any", 1, "held-out", "8 devices, any layout, large scores", _check_any, ("overflows",)),
+    ),
+)  # fmt: skip

@@ -1,0 +1,166 @@
+"""Checks of 17.window: a sliding window in global positions, and no hop that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ringlab.course.contract import Check, Failure, Misconception, Stage
+from ringlab.course.contracts.e17_cases import Case, Parts, case, furthest, look, sees, verify, walk
+from ringlab.layout import contiguous, zigzag
+
+L = 4
+
+
+def _ring(**how: Any) -> Callable[[Case], Parts]:
+    return lambda given: walk(given, **how)
+
+
+def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], Parts]:
+    """Return a ring whose mask is made of ages of keys and the window."""
+
+    def mask(given: Case, rank: int, origin: int) -> np.ndarray:
+        return seen(given.positions[rank][:, None] - given.positions[origin], given.window or 0)
+
+    return _ring(mask=mask)
+
+
+def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
+    """The window by places inside of blocks, causality by positions. Raises: ValueError where that hides nothing."""
+    if given.length <= (given.window or 0):
+        raise ValueError("a window that no block ends")
+    age, own = given.positions[rank][:, None] - given.positions[origin], np.arange(given.length)
+    return (age >= 0) & (abs(own[:, None] - own) < (given.window or 0))
+
+
+def of_contiguous(given: Case, more: int = 0) -> range:
+    """Return the steps that a contiguous layout needs, or a hop more or less; all that there are at most."""
+    return range(min(given.ranks, -(-((given.window or 1) - 1) // given.length) + 1 + more))
+
+
+def _of_the_first(given: Case) -> range:
+    """The steps that device 0 needs."""
+    mask = sees(given.window)
+    needed = [
+        s for s in range(given.ranks) if mask(given.positions[0], given.positions[-s % given.ranks]).any()
+    ]
+    return range(max(needed) + 1)
+
+
+def _fewer(given: Case) -> range:
+    return range(max(1, len(of_contiguous(given)) - 1))
+
+
+MISTAKES = (
+    Misconception(
+        "no_window",
+        "Queries see all keys before them. With a window of w a query sees itself and the w − 1 keys before it.",
+        _by_age(lambda age, window: age >= 0),
+    ),
+    Misconception(
+        "one_key_more",
+        "The window is one key too wide: a query sees itself and w − 1 keys before it, 0 ≤ i − j < w.",
+        _by_age(lambda age, window: (age >= 0) & (age <= window)),
+    ),
+    Misconception(
+        "both_sides",
+        "The window reaches forward too: |i − j| < w alone is not causal.",
+        _by_age(lambda age, window: abs(age) < window),
+    ),
+    Misconception(
+        "window_inside_blocks",
+        "The window compares places inside of blocks. It is in global positions: the first key of the block before is not far away, it is L tokens away.",
+        _ring(mask=_inside),
+    ),
+    Misconception(
+        "a_hop_too_few",
+        "A block that is needed never comes: the loop ends a hop too early. After s hops of a contiguous layout the nearest key here is (s − 1)·L + 1 tokens before the "
+        "nearest query.",
+        _ring(steps=_fewer),
+    ),
+    Misconception(
+        "asks_one_device",
+        "The loop ends where device 0 needs no more; others need more. All devices run the same hops: take the largest number that any of them needs.",
+        _ring(steps=_of_the_first),
+    ),
+    Misconception(
+        "stops_by_contiguous",
+        "The number of hops is that of a contiguous layout. In others a far device may own a near chunk: ask `positions` in which step any device sees anything.",
+        _ring(steps=of_contiguous),
+    ),
+    Misconception(
+        "lets_all_travel",
+        "Values are right, and all blocks travel all the way. Blocks that no device sees need not come: find out in Python, from `positions` and `window`, after which "
+        "step nobody sees anything any more.",
+    ),
+    Misconception(
+        "a_hop_too_many",
+        "One hop more than anybody needs. A window of w reaches back w − 1 tokens: mind where it ends right at the edge of a block. And the own block, step 0, needs no hop.",
+    ),
+)  # fmt: skip
+NAMED = {mistake.name: mistake for mistake in MISTAKES}
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    """A window that reaches into the second block before."""
+    verify(subject, [case(rng, contiguous(L * 5, 5), window=6)], MISTAKES)
+
+
+def _count(subject: Any, given: Case) -> None:
+    found, needed = look(subject, given, NAMED), furthest(given.positions, given.window)
+    example = f"{given.text}: {found.messages} messages of a device, {found.blocks:g} blocks; {2 * needed} are enough"
+    if found.others:
+        raise Failure("The compiled program has a collective that brings all blocks to all devices.", example)
+    if found.blocks <= 2 * needed and found.messages <= 2 * needed:
+        return
+    if found.blocks >= 2 * (given.ranks - 1) > 2 * (needed + 1):
+        raise NAMED["lets_all_travel"].failure(example)
+    if found.blocks == 2 * (needed + 1):
+        raise NAMED["a_hop_too_many"].failure(example)
+    raise Failure("The compiled program sends more blocks than anybody needs.", example)
+
+
+def _check_sends(subject: Any, rng: np.random.Generator) -> None:
+    _count(subject, case(rng, contiguous(L * 5, 5), window=6))
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    """Near chunks on far devices."""
+    verify(subject, [case(rng, zigzag(L * 4, 4), window=3)], MISTAKES)
+
+
+def _check_edges(subject: Any, rng: np.random.Generator) -> None:
+    """A window that ends at a block's edge; and a layout that is not contiguous and needs few hops."""
+    turned = np.roll(np.arange(L * 4).reshape(4, L), 1, axis=0)
+    for deal, name, window in (
+        (contiguous(L * 4, 4), "", L + 1),
+        (turned, "contiguous, begun at device 1", L),
+    ):
+        given = case(rng, deal, name, window=window)
+        verify(subject, [given], MISTAKES)
+        _count(subject, given)
+
+
+STAGE = Stage(
+    id="17.window",
+    function="window_ring",
+    title="A window, and no hop too many",
+    kind="mesh",
+    helpers=("ring_forward",),
+    hints=(
+        "All devices make the same hops. For which steps is there any device at all that sees a key of the block that is there?",
+        "`positions` and `window` are known while the program is written down: with NumPy, for each step and each rank, is any 0 ≤ positions[rank][:, None] − "
+        "positions[(rank − step) % P] < window? The largest step for which some rank says yes is the number of hops. Loop so often; the mask has the window too.",
+        r"$\text{hops} = \max\{\,s : \exists\, r, i, j: \; 0 \le \mathrm{pos}_r[i] - \mathrm{pos}_{(r-s) \bmod P}[j] < w\,\}$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "values with a window, contiguous, P = 5", _check_values,
+              ("no_window", "one_key_more", "both_sides", "a_hop_too_few", "asks_one_device")),
+        Check("sends", 2, "visible", "no hop that nobody needs: 2 of 4", _check_sends, ("lets_all_travel",), kind="cost"),
+        Check("layouts", 2, "stress", "zig-zag, where far devices own near tokens", _check_layouts, ("stops_by_contiguous", "window_inside_blocks")),
+        Check("edges", 1, "held-out", "windows that end at a block's edge: values and hops", _check_edges, ("a_hop_too_many",)),
+    ),
+)  # fmt: skip

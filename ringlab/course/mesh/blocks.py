@@ -1,0 +1,57 @@
+"""One block in JAX, as lesson 17 writes it: attention with lse, the merge, its identity, and the backward of a pair.
+
+Each has a device's arrays, (B, H, L, D), and a mask (L, L) that is True where a query sees a key. Scores and
+state are float32, whatever q, k and v are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+State: TypeAlias = tuple[jax.Array, jax.Array]
+"""(out, lse): out normalised, (B, H, L, D); lse the natural log, (B, H, L); 0 and −inf where nothing was seen."""
+
+
+def identity(q: jax.Array) -> State:
+    """Return the state of queries that have seen no key yet."""
+    return jnp.zeros_like(q, jnp.float32), jnp.full_like(q[..., 0], -jnp.inf, jnp.float32)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> State:
+    """Return attention of q on one block, scores scaled by 1/√D; a row that sees nothing gives 0 and −inf."""
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+    lse = jax.nn.logsumexp(scores, axis=-1, where=mask)
+    finite = jnp.where(lse == -jnp.inf, 0, lse)[..., None]
+    weights = jnp.exp(jnp.where(mask, scores, -jnp.inf) - finite)
+    return weights @ v.astype(jnp.float32), lse
+
+
+def merge(a: State, b: State) -> State:
+    """Return the state over the keys of both; the weights are e^(La − L) and e^(Lb − L)."""
+    gap = jnp.where(b[1] == -jnp.inf, -jnp.inf, b[1] - a[1])[..., None]
+    return a[0] * jax.nn.sigmoid(-gap) + b[0] * jax.nn.sigmoid(gap), jnp.logaddexp(a[1], b[1])
+
+
+def attend_backward(
+    dout: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lse: jax.Array,
+    delta: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return what one block adds to (dq, dk, dv), float32, with the final lse and delta.
+
+    p = e^(s − lse), ds = p · (dout·v − delta): dq = ds k / √D, dk = dsᵀ q / √D, dv = pᵀ dout.
+    """
+    scale = q.shape[-1] ** -0.5
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    total = jnp.where(lse == -jnp.inf, jnp.inf, lse)[..., None]
+    weights = jnp.exp(jnp.where(mask, scale * (q @ k.mT), -jnp.inf) - total)
+    dscores = weights * (dout @ v.mT - delta[..., None])
+    return scale * (dscores @ k), scale * (dscores.mT @ q), weights.mT @ dout

@@ -1,0 +1,337 @@
+"""Exercise 17: its truths, its wrong answers told apart, programs that are not run, and what only a judge gets to see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringlab import contiguous, oracle, zigzag
+from ringlab.course import extras
+from ringlab.course.answers import relative_error
+from ringlab.course.contract import Failure
+from ringlab.course.contracts import e17_couriers, load_exercise
+from ringlab.course.contracts.e17_cases import case, furthest, look, shuffled, walk
+from ringlab.course.judge import grade
+from ringlab.course.judge.protocol import ProtocolError
+from ringlab.course.judge.sandbox import Bounds, environment
+from ringlab.course.mesh.examine import Examined, taken_in
+from ringlab.course.reports import run_in_process
+from ringlab.errors import CourseError
+from tests.course.submissions_of import FOLDER, expectation
+
+EXERCISE = load_exercise("17")
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.integers(1, 5), st.integers(1, 4), st.none() | st.integers(1, 9))
+def test_a_ring_without_a_mistake_is_the_truth_in_any_layout(seed, P, L, window):
+    rng = np.random.default_rng(seed)
+    problem = case(rng, shuffled(rng, P, L), window=window)
+    out, lse = oracle.attention(problem.q, problem.k, problem.v, mask=problem.visible)
+    assert relative_error(walk(problem), (problem.dealt(out), problem.dealt(lse))) < 1e-12
+    needed = furthest(problem.positions, window)
+    enough = walk(problem, steps=lambda given: range(needed + 1))
+    assert relative_error(enough, walk(problem)) < 1e-12
+    if needed:
+        short = walk(problem, steps=lambda given: range(needed))
+        assert relative_error(short, enough) > 1e-9
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS, st.integers(1, 4), st.integers(1, 4))
+def test_couriers_that_go_home_bring_the_oracles_gradients(seed, P, L):
+    rng = np.random.default_rng(seed)
+    problem = case(rng, shuffled(rng, P, L))
+    home = e17_couriers._sent_home(lambda rank, step, P: (rank - step) % P)
+    assert relative_error(home(problem), tuple(map(problem.dealt, problem.true))) < 1e-11
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30))
+def test_how_far_a_contiguous_window_reaches_is_the_closed_form(P, L, window):
+    positions = np.arange(P * L).reshape(P, L)
+    assert furthest(positions, window) == min(P - 1, -(-(window - 1) // L))
+
+
+LAYOUTS = {
+    "17.forward": [(zigzag(16, 4), None)],
+    "17.window": [(contiguous(20, 5), 6), (zigzag(16, 4), 3)],
+    "17.couriers": [(zigzag(16, 4), None)],
+}
+
+
+@pytest.mark.parametrize("stage", EXERCISE.stages, ids=lambda stage: stage.id)
+def test_every_imitation_differs_from_the_truth_and_from_every_other(stage):
+    """On one of the inputs that the checks use; a window wider than a block hides nothing inside of it."""
+    count = 5 if stage.id == "17.couriers" else 2
+    named = {m.name: m.imitate for m in stage.misconceptions if m.imitate}
+    found = []
+    for layout, window in LAYOUTS[stage.id]:
+        problem = case(np.random.default_rng(4), layout, window=window)
+        answers = {"truth": tuple(map(problem.dealt, problem.true[:count]))}
+        for name, imitate in named.items():
+            with contextlib.suppress(ValueError):
+                answers[name] = imitate(problem)
+        found.append(answers)
+    for one, other in combinations(["truth", *named], 2):
+        errors = [relative_error(each[one], each[other]) for each in found if {one, other} <= each.keys()]
+        assert max(errors) > 1e-3, (one, other)
+
+
+def test_what_has_a_name_is_looked_for_by_a_check():
+    for stage in EXERCISE.stages:
+        kills = {name for check in stage.checks for name in check.kills}
+        assert {m.name for m in stage.misconceptions} <= kills, stage.id
+    assert EXERCISE.points == 25
+
+
+def test_where_jax_is_missing_everybody_is_told_what_to_type(monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "jax"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jax", None)  # importing it fails
+    report = run_in_process(EXERCISE.stages[0], namespace_like(lambda *_: None))
+    assert all("pip install" in check.message and not check.broken for check in report.checks)
+    with pytest.raises(CourseError, match="pip install"):
+        grade(written(tmp_path, "x = 1", "17.forward"), "17", unsafe=True)
+
+
+def test_only_workers_with_jax_get_its_devices_and_more_threads():
+    assert environment("jax")["JAX_NUM_CPU_DEVICES"] == environment("jax")["NPROC"] == "8"
+    assert not any(
+        name.startswith(("JAX", "NPROC"))
+        for kind in ("numpy", "torch", "triton")
+        for name in environment(kind)
+    )
+    assert Bounds().tasks == 32
+
+
+def namespace_like(function):
+    """Return a namespace in which every stage's function is this one."""
+    return {stage.function: function for stage in EXERCISE.stages}
+
+
+NONSENSE = {
+    "nothing": lambda q: None,
+    "text": lambda q: "x",
+    "a number": lambda q: 3,
+    "one array": lambda q: q,
+    "three": lambda q: (q, q, q),
+    "a list": lambda q: [[1], [2]],
+    "numbers": lambda q: (0.0, 1.0),
+    "the wrong way round": lambda q: (q[..., 0], q),
+    "whole numbers": lambda q: (q.astype(int), q[..., 0].astype(int)),
+}
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("name", NONSENSE)
+def test_whatever_comes_back_a_check_can_read_it(name):
+    def program(q, k, v, positions, window=None):
+        return NONSENSE[name](q)
+
+    for stage in EXERCISE.stages:
+        report = run_in_process(stage, namespace_like(program), tier="all")
+        assert report.earned == 0 and not any(check.broken for check in report.checks), (stage.id, report)
+
+
+@pytest.mark.needs_jax
+def test_not_a_number_is_wrong_and_read():
+    def program(q, k, v, positions, window=None):
+        return q * np.nan, q[..., 0] * np.nan
+
+    for stage in EXERCISE.stages[:2]:
+        report = run_in_process(stage, namespace_like(program))
+        assert report.earned == 0 and not any(check.broken for check in report.checks), (stage.id, report)
+
+
+@pytest.mark.needs_jax
+def test_more_devices_than_there_are_is_no_crash():
+    from ringlab.course.mesh.examine import examine
+
+    positions = np.arange(9).reshape(9, 1)
+    with pytest.raises(Failure, match="restart the kernel"):
+        examine(
+            lambda q, k, v, positions: (q, q[..., 0]), positions, [np.zeros((1, 1, 9, 4), np.float32)] * 3
+        )
+
+
+def written(folder, code, stage):
+    cell = {"cell_type": "code", "id": "x", "metadata": {"grade": stage}, "source": code, "outputs": []}
+    path = folder / "17_ring_in_jax.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}))
+    return path
+
+
+@pytest.mark.needs_jax
+@pytest.mark.needs_bwrap
+@pytest.mark.parametrize("name", ["forward_branch", "forward_hops_of_the_last_block", "forward_asks_by_if"])
+def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
+    path = FOLDER / "17" / f"wrong_{name}.py"
+    expected = expectation(path)
+    stage = EXERCISE.stage(expected.stage)
+    visible = replace(stage, checks=tuple(check for check in stage.checks if check.tier == "visible"))
+    code = path.read_text(encoding="utf-8")
+    report = grade(
+        written(tmp_path, code, expected.stage), replace(EXERCISE, stages=(visible,)), seed=1, patience=5
+    )
+    check = next(check for check in report.stages[0].checks if check.id == expected.check)
+    assert not check.ok and check.misconception == expected.misconception, (check, report.notes)
+
+
+@pytest.mark.needs_jax
+@pytest.mark.needs_bwrap
+def test_the_judge_gives_a_right_answer_all_points(tmp_path):
+    path = FOLDER / "17" / "right_by_hand.py"
+    report = grade(
+        written(tmp_path, path.read_text(encoding="utf-8"), "17.forward"), "17", seed=2, patience=5
+    )
+    assert report.ok and report.earned == report.points == 25, [
+        c for s in report.stages for c in s.checks if not c.ok
+    ]
+
+
+@pytest.mark.needs_jax
+def test_what_is_given_is_what_the_oracle_says():
+    """One block, its backward and the merge of two, rows that see nothing too."""
+    from ringlab.course.mesh.blocks import attend, attend_backward, identity, merge
+
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((1, 2, 6, 4)).astype(np.float32) for _ in range(4))
+    mask = np.tril(np.ones((6, 6), bool), -1)
+    out, lse = attend(q, k, v, mask)
+    true = oracle.attention(q, k, v, mask=mask)
+    assert relative_error((np.asarray(out), np.asarray(lse)), (true.out, true.lse)) < 1e-6
+    assert not np.asarray(out)[:, :, 0].any() and np.isneginf(np.asarray(lse)[:, :, 0]).all()
+    halves = [attend(q, k[:, :, part], v[:, :, part], mask[:, part]) for part in (slice(0, 2), slice(2, 6))]
+    both = merge(merge(identity(q), halves[0]), halves[1])
+    assert relative_error(tuple(map(np.asarray, both)), (true.out, true.lse)) < 1e-6
+    delta = (dout * true.out).sum(-1).astype(np.float32)
+    grads = attend_backward(dout, q, k, v, lse, delta, mask)
+    right = oracle.gradients(q, k, v, dout, mask=mask)
+    assert relative_error(tuple(map(np.asarray, grads)), tuple(right)) < 2e-6
+
+
+_SHIFTED = "dq, k, v, dk, dv = carry[0], *shift(*carry[1:])"
+WIRES = {
+    "all sums narrow but for the last hop": (
+        (
+            _SHIFTED,
+            "dq = carry[0]; k, v, dk, dv = shift(*(x.astype(q.dtype) for x in carry[1:])); dk, dv = dk.astype(jnp.float32), dv.astype(jnp.float32)",
+        ),
+        "narrow_couriers",
+    ),
+    "dv alone narrow": (
+        (_SHIFTED, "dq, k, v, dk = carry[0], *shift(*carry[1:4]); dv = shift(carry[4].astype(q.dtype))[0].astype(jnp.float32)"),
+        "narrow_couriers",
+    ),
+    "the last hop narrow": (
+        ("(dq, *shift(dk, dv))", "(dq, *shift(dk.astype(q.dtype), dv.astype(q.dtype)))"),
+        "narrow_couriers",
+    ),
+    "K and V wide on their second way": (
+        (
+            _SHIFTED,
+            "dq = carry[0]; k, v, dk, dv = shift(*(x.astype(jnp.float32) for x in carry[1:])); k, v = k.astype(q.dtype), v.astype(q.dtype)",
+        ),
+        "wide_blocks",
+    ),
+}  # fmt: skip
+
+
+def plain_with(old="", new=""):
+    """Return what the plain right answer defines, with one edit."""
+    source = (FOLDER / "17" / "right_plain.py").read_text(encoding="utf-8")
+    assert old in source
+    space = {"__name__": "plain"}
+    exec(source.replace(old, new) if old else source, space)
+    return space
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("name", WIRES)
+def test_what_is_narrow_or_wide_on_a_part_of_its_way_only_is_noticed(name):
+    edit, misconception = WIRES[name]
+    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="stress")
+    (check,) = (check for check in report.checks if check.id == "wire")
+    assert not check.ok and check.misconception == misconception, check
+
+
+@pytest.mark.needs_jax
+def test_gradients_come_home_in_the_type_of_what_they_belong_to():
+    edit = "return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))", "return (dq, *shift(dk, dv))"
+    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="stress")
+    assert [check.message for check in report.checks if not check.ok] == [
+        "dq should have the type of q, k and v: round it once, at the very end."
+    ]
+
+
+@pytest.mark.needs_jax
+def test_blocks_do_not_travel_by_way_of_python():
+    stage = EXERCISE.stage("17.forward")
+    space = plain_with(
+        "    state = attend(q, k, v,", "    jax.pure_callback(lambda x: x, q, q)\n    state = attend(q, k, v,"
+    )
+    report = run_in_process(stage, space, tier="all")
+    assert report.earned == 0
+    assert all("lax.ppermute" in check.message and not check.broken for check in report.checks), report
+
+
+@pytest.mark.needs_jax
+def test_what_a_program_writes_into_its_positions_changes_no_truth():
+    space = plain_with()
+    right = space["ring_forward"]
+
+    def sees_nothing_later(q, k, v, positions):
+        positions[...] = np.arange(positions.size).reshape(positions.shape)
+        return right(q, k, v, positions)
+
+    report = run_in_process(EXERCISE.stage("17.forward"), {"ring_forward": sees_nothing_later}, tier="all")
+    assert {check.id for check in report.checks if not check.ok} == {"layouts", "any"}, report
+
+
+FORGED = {
+    "an escape sequence": {"fault": "\x1b[31m"},
+    "a long text": {"fault": "x" * 1000},
+    "a reason nobody gives": {"not_run": "later"},
+    "fewer than none": {"messages": -1},
+    "not a number": {"blocks": float("nan")},
+    "a type with a line break": {"types": {"bf16\n": 1.0}},
+    "blocks that are no number": {"types": {"bfloat16": "8"}},
+    "numbers of another type": {"results": (np.zeros(2),)},
+    "something more": {"points": 25},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_a_worker_says_is_looked_at_before_anybody_reads_it(name):
+    assert taken_in(Examined().as_dict()) == Examined()
+    with pytest.raises(ProtocolError):
+        taken_in(Examined().as_dict() | FORGED[name])
+
+
+def test_no_word_of_a_worker_stands_in_a_message():
+    """A message of a hidden check is told; its example is not."""
+
+    class Forger:
+        def examine(self, *args, **keywords):
+            return Examined(fault="the hidden input was")
+
+    with pytest.raises(Failure) as raised:
+        look(Forger(), case(np.random.default_rng(0), zigzag(16, 4)), {})
+    assert "hidden" not in raised.value.message and "hidden" in raised.value.counterexample
+
+
+def test_the_submissions_names_say_what_they_are():
+    for path in sorted((FOLDER / "17").glob("wrong_*.py")):
+        expected = expectation(path)
+        stage = expected.stage.partition(".")[2]
+        assert path.stem == f"wrong_{stage}_{expected.misconception}"

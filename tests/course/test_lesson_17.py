@@ -1,0 +1,70 @@
+"""Lesson 17's last task judges itself: as it stands it says "not yet", its answer is "done", wrong ones are not."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringlab.course.builder import find_root
+from ringlab.course.sources import read_percent
+
+SOURCE = find_root() / "src/lessons/17_ring_in_jax.py"
+KEPT = {"P", "tokens", "text", "q", "even"}
+"""Variables that the task uses; of the other cells only imports and functions are run."""
+ALL = "for step in range(1, layout.P):"
+ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)):"
+
+
+def needed(cell: str, first: bool) -> str:
+    """Return what of a cell the task needs; of the first, where JAX is set up, all."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
+    body = [
+        node
+        for node in ast.parse(cell).body
+        if first or isinstance(node, kinds) or (isinstance(node, ast.Assign) and KEPT & names(node))
+    ]
+    return "\n".join(ast.unparse(node) for node in body)
+
+
+def names(node: ast.Assign) -> set[str]:
+    return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+
+
+def task(loop: str) -> str:
+    """Return a script of the task with `loop` in place of the one that visits everybody."""
+    *cells, last = [cell.source for cell in read_percent(SOURCE).cells if cell.cell_type == "code"]
+    script = "\n".join(needed(cell, cell is cells[0]) for cell in cells)
+    before, _, after = script.rpartition(ALL)
+    assert before and "near(step)" in after, "the task no longer has this loop"
+    return f"{before}{loop}{after}\n{last}"
+
+
+def test_the_answer_that_the_lesson_shows_is_the_one_tried_here() -> None:
+    assert ANSWER.removeprefix("for step in ").removesuffix(":") in SOURCE.read_text(encoding="utf-8")
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize(
+    ("loop", "told"),
+    [
+        (ANSWER, ["values right: True   messages: 4", "done"]),
+        ("for step in range(1, 2):", ["values right: False   messages: 2", "not yet"]),
+        ("for step in (2, 1):", ["values right: False   messages: 4", "not yet"]),
+    ],
+)
+def test_the_task_judges_itself(loop: str, told: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", task(loop)],
+        cwd=tmp_path,
+        env=os.environ | {"RINGLAB_STATIC": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line[: len(want)] for line, want in zip(done.stdout.splitlines()[-2:], told, strict=True)] == told
