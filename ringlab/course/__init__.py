@@ -1,4 +1,4 @@
-"""What lessons and exercises call: predict, compare, check, hint, progress, needs_triton.
+"""What lessons and exercises call: predict, compare, check, hint, progress, needs_triton, needs_extra.
 
 Loaded at first use, so that `import ringlab.course` stays light.
 """
@@ -15,10 +15,12 @@ _HOME = {
     "hint": "ringlab.course.notebook",
     "progress": "ringlab.course.notebook",
     "needs_triton": "ringlab.course.kernels",
+    "needs_extra": "ringlab.course.extras",
 }
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
+    from ringlab.course.extras import needs_extra as needs_extra
     from ringlab.course.kernels import needs_triton as needs_triton
     from ringlab.course.notebook import check as check
     from ringlab.course.notebook import hint as hint

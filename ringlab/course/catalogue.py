@@ -244,6 +244,7 @@ LESSONS = (
         75,
         "launch it on NCCL, read a profile, measure honestly",
         ("06", "11"),
+        available=True,
     ),
     Lesson(
         "14",
@@ -254,6 +255,7 @@ LESSONS = (
         "shard a transformer, its positions, loss and gradients",
         ("08", "09"),
         ("zigzag",),
+        available=True,
     ),
     Lesson(
         "15",
@@ -264,6 +266,7 @@ LESSONS = (
         "choose for a model and a cluster",
         ("06", "08"),
         ("ulysses", "decode"),
+        available=True,
     ),
     Lesson(
         "16",
@@ -277,12 +280,13 @@ LESSONS = (
     ),
     Lesson(
         "17",
-        "jax",
+        "ring_in_jax",
         "The same ring in JAX",
         PARTS[3],
-        45,
-        "read and write it with shard_map and ppermute",
-        ("05",),
+        60,
+        "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
+        ("08", "09"),
+        available=True,
     ),
 )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringlab.course.subject import Subject
 
 TIERS = ("visible", "stress", "held-out")
-KINDS = ("function", "ring", "kernel")
+KINDS = ("function", "ring", "kernel", "mesh")
 ATTENTION = "torch attention"
 """Names PyTorch's own attention among what an exercise may use."""
 CHECK_KINDS = ("correctness", "cost", "speed")
@@ -100,9 +100,9 @@ class Check:
 class Stage:
     """One function that the learner writes, with its checks and hints.
 
-    `kind` is "function" (arrays in, arrays out), "ring" (a ring program) or "kernel" (a function that
-    launches Triton kernels; they run in Triton's interpreter). `helpers` names other functions of the
-    notebook that it may call.
+    `kind` is "function" (arrays in, arrays out), "ring" (a ring program), "kernel" (a function that
+    launches Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX,
+    on simulated devices). `helpers` names other functions of the notebook that it may call.
     """
 
     id: str

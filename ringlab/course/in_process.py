@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import Comm
 from ringlab.comm.ring import Ring
@@ -55,6 +58,25 @@ class _Run:
             self.ends[ring.rank] = _ended(error)
             raise
         return self.ends[ring.rank]
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements that torch's operators write on this thread; views write none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see ringlab.comm.memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            parts = result if isinstance(result, (tuple, list)) else (result,)
+            self.count += sum(part.numel() for part in parts if isinstance(part, Tensor))
+        return result
 
 
 def _ended(error: Exception) -> Ended:

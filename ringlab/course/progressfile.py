@@ -1,4 +1,4 @@
-"""The learner's own progress file: predictions, checks, hints and grades, as one JSON document."""
+"""The learner's own progress file: predictions, charts, checks, hints and grades, as one JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-SECTIONS = ("predictions", "checks", "hints", "grades")
+SECTIONS = ("predictions", "charts", "checks", "hints", "grades")
 VARIABLE = "RINGLAB_PROGRESS"
 
 

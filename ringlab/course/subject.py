@@ -11,7 +11,7 @@ import sysconfig
 import traceback
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ from ringlab.errors import CommError, DeadlockError, RankFailedError
 if TYPE_CHECKING:
     from ringlab.blocks.triton.accesses import Access
     from ringlab.course.faults import Faults
+    from ringlab.course.mesh.examine import Examined
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ class Subject(Protocol):
 
     Arguments and answers are arrays (NumPy or torch), numbers, strings, booleans, None, and tuples,
     lists and dicts of these: nothing else crosses to a sandboxed worker.
+    effort: what `efforts` counts.
     """
 
     function: str
+    effort: str
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the learner's function answers. Raises: NotWritten, Crashed."""
@@ -60,6 +63,12 @@ class Subject(Protocol):
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
         """Return the answer with what the call's Triton kernels read and wrote. Raises: NotWritten, Crashed."""
+
+    def examine(self, *args: Any, **kwargs: Any) -> Examined:
+        """Return what came of a JAX program on a mesh; arguments as for `ringlab.course.mesh.examine`, the program left out.
+
+        Raises: NotWritten, Crashed; Failure where JAX cannot run here.
+        """
 
     def run_ring(
         self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
@@ -72,6 +81,12 @@ class Subject(Protocol):
         Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
         """
 
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
+        """Return how much each rank computes in one run, for comparing ranks with each other; arguments as in `run_ring`."""
+
+    def other(self, function: str) -> Subject:
+        """Return the subject for another function of the same submission, one of the stage's helpers."""
+
 
 class InProcessSubject:
     """The learner's function in this process: for the notebook's `check()` and for tests.
@@ -79,9 +94,12 @@ class InProcessSubject:
     Arguments are copied, so that a function that writes into them cannot alter the check's own.
     """
 
+    effort = "FLOPs of products, or elements written where there are none"
+
     def __init__(self, stage: Stage, namespace: Mapping[str, Any]) -> None:
         self.function, self._function = stage.function, find_function(stage, namespace)
         self._kernels = stage.kind == "kernel"
+        self._stage, self._namespace = stage, namespace
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if self._kernels:  # recorded, so that an access outside of a tensor is an error and not a crash
@@ -108,8 +126,45 @@ class InProcessSubject:
             answer = _guarded(self.function, self._function, *args, **kwargs)
         return Recorded(answer, tuple(accesses))
 
+    def examine(self, *args: Any, **kwargs: Any) -> Examined:
+        from ringlab.course.mesh import examine as mesh
+
+        return _guarded(self.function, mesh.examine, self._function, *copied(args), **copied(kwargs))
+
     def run_ring(
         self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
+        return self._on_virtual_ranks(self._function, world_size, per_rank, faults, kwargs)
+
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
+        """Return the FLOPs of the products of matrices that each rank makes in one run.
+
+        Where no rank makes any, the elements that torch's operators write: a product by hand is an element each.
+        """
+        from ringlab.comm.ring import Ring
+        from ringlab.conformance.meters import Metered, PassMeter
+        from ringlab.course.in_process import Elements
+
+        flops, elements = [0.0] * world_size, [0.0] * world_size
+
+        def counted(ring: Ring, *own: Any, **shared: Any) -> Any:
+            metered, written = Metered(ring.comm), Elements()
+            metered.meter = PassMeter(ring.rank, world_size, lambda: None, strict=False)
+            with metered.meter.watch(), written:
+                result = self._function(Ring(metered), *own, **shared)
+            flops[ring.rank], elements[ring.rank] = metered.meter.flops, written.count
+            return result
+
+        self._on_virtual_ranks(counted, world_size, per_rank, None, kwargs)
+        return flops if any(flops) else elements
+
+    def _on_virtual_ranks(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        per_rank: tuple[Sequence[Any], ...],
+        faults: Faults | None,
+        kwargs: dict[str, Any],
     ) -> Any:
         from ringlab.course.in_process import run_virtual
 
@@ -121,9 +176,12 @@ class InProcessSubject:
         shards, shared = copied(list(per_rank)), copied(kwargs)
 
         def program(ring: Any) -> Any:
-            return self._function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
+            return function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
 
         return _guarded(self.function, run_virtual, world_size, program, faults)
+
+    def other(self, function: str) -> InProcessSubject:
+        return InProcessSubject(replace(self._stage, function=function), self._namespace)
 
 
 def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:

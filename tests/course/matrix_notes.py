@@ -43,5 +43,6 @@ TOGETHER = {
     "12.table:ragged": "rows and keys that fill no tile, and foreign rows beside them.",
     "12.table:heads": "grouped heads by the table; 12.step:grouped looks at another kernel.",
     "12.table:without_mask": _FRESH,
+    "17.couriers:any": "an odd number of devices and positions in no order; the visible check has a zig-zag of four.",
 }
 """By stage and check."""

@@ -38,11 +38,14 @@ def exercises() -> list[str]:
 
 
 def cases(items: Iterable[Any]) -> list[Any]:
-    """Return exercise ids or submissions as cases of a test; those with kernels need Triton's interpreter."""
-    return [
-        pytest.param(item, marks=[pytest.mark.needs_interpreter] if has_kernels(item) else [], id=named(item))
-        for item in items
-    ]
+    """Return exercise ids or submissions as cases of a test; some need Triton's interpreter, or JAX."""
+    return [pytest.param(item, marks=_needs(item), id=named(item)) for item in items]
+
+
+def _needs(item: Any) -> list[pytest.MarkDecorator]:
+    kinds = _kinds(item.parent.name if isinstance(item, Path) else item)
+    marks = {"kernel": pytest.mark.needs_interpreter, "mesh": pytest.mark.needs_jax}
+    return [mark for kind, mark in marks.items() if kind in kinds]
 
 
 def named(item: Any) -> str:
@@ -51,10 +54,8 @@ def named(item: Any) -> str:
 
 
 @functools.cache
-def has_kernels(item: Any) -> bool:
-    """Return whether the exercise, given by its id or one of its submissions, is about Triton kernels."""
-    exercise_id = item.parent.name if isinstance(item, Path) else item
-    return any(stage.kind == "kernel" for stage in load_exercise(exercise_id).stages)
+def _kinds(exercise_id: str) -> frozenset[str]:
+    return frozenset(stage.kind for stage in load_exercise(exercise_id).stages)
 
 
 def submissions(pattern: str) -> list[Path]:

@@ -9,7 +9,7 @@ import pytest
 from ringlab.course import check
 from ringlab.course.borrowed import borrowed
 from ringlab.course.contracts import exercise_ids, load_exercise
-from tests.course.submissions_of import CHECKOUT, FOLDER
+from tests.course.submissions_of import CHECKOUT, FOLDER, cases
 
 USES = {
     "by name": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x)",
@@ -61,7 +61,7 @@ def test_exercises_differ_in_what_they_are_about() -> None:
     assert told(HONEST["a layout"], "08") and not told(HONEST["a layout"], "07")
 
 
-@pytest.mark.parametrize("exercise", exercise_ids())
+@pytest.mark.parametrize("exercise", cases(exercise_ids()))
 def test_no_right_submission_and_no_solution_is_blamed(exercise) -> None:
     contract = load_exercise(exercise)
     functions = [name for stage in contract.stages for name in (stage.function, *stage.helpers)]

@@ -1,6 +1,9 @@
-"""The clinic: every patient is ill of what its chart says, sound rings are well, and charts are tried, not believed."""
+"""The clinic: every patient is ill of what its chart says, sound rings are well, charts are tried, not believed, and come first."""
 
 from __future__ import annotations
+
+import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,13 +11,17 @@ import torch
 
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.conformance.runs import Run
-from ringlab.course.clinic import suite, visit
+from ringlab.course.clinic import committed, suite, visit
 from ringlab.course.clinic.bedside import block_backward, sees
+from ringlab.course.clinic.edits import edited
 from ringlab.course.clinic.examine import Case, errors_of, examine, needed_bytes, shards_of
 from ringlab.course.clinic.patients import BACKWARD, FAULTS, FORWARD, PATIENTS, SOUND, TO_MEND
 from ringlab.course.contract import Failure
 from ringlab.course.contracts import e16_charts, e16_mend
 from ringlab.course.contracts.e16_charts import KEY, curing, expect_smallest
+from ringlab.course.contracts.e16_half_mended import HALF_MENDED, half_mended
+from ringlab.course.contracts.e16_texts import HALF, TAKEN_FOR
+from ringlab.course.reports import run_in_process
 from ringlab.course.subject import InProcessSubject
 from ringlab.errors import CourseError
 
@@ -112,14 +119,61 @@ def test_nothing_that_a_notebook_prints_of_a_patient_tells_its_fault() -> None:
             assert KEY[name] not in shown and "program" not in repr(each)
 
 
-CHART = {"fault": "deadlock", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": []}  # fmt: skip
+CHART = {"fault": "deadlock", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]}  # fmt: skip
 
 
-def test_a_source_opens_for_a_case_that_holds_and_for_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    visit.open_source("ash", CHART | {"case": {"ranks": 3, "tokens": 2, "layout": "striped"}})
-    assert "stays closed" in (told := capsys.readouterr().out) and "def ash" not in told
-    visit.open_source("ash", CHART)
+def test_no_source_opens_before_a_diagnosis() -> None:
+    with pytest.raises(CourseError, match=r'none that was committed[\s\S]*commit\("ash", chart\("ash"\)\)'):
+        visit.open_source("ash")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"case": {"ranks": 3, "tokens": 2, "layout": "striped"}}, "a smaller one"),
+        ({"case": {"ranks": 2, "tokens": 2}}, "is well on it"),
+        ({"matters": []}, "does not matter"),
+        ({"check": "bytes"}, "does not find this patient"),
+        ({"fault": "something is wrong"}, "none of those in FAULTS"),
+    ],
+)
+def test_a_diagnosis_is_committed_only_if_all_that_it_says_holds(
+    capsys: pytest.CaptureFixture[str], change: dict[str, object], told: str
+) -> None:
+    visit.commit("ash", CHART | change)
+    assert "Not committed" in (said := capsys.readouterr().out) and told in said
+    with pytest.raises(CourseError):
+        visit.open_source("ash")
+
+
+def test_a_diagnosis_may_change_until_the_source_is_open_and_is_final_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    visit.commit("ash", CHART | {"fault": "lost sum"})
+    visit.commit("ash", CHART)
+    capsys.readouterr()
+    visit.open_source("ash")
     assert "def ash(ring, q, k, v, positions, causal=True):" in capsys.readouterr().out
+    visit.commit("ash", CHART | {"found": "blind rows"})  # the same diagnosis, and what the source showed
+    visit.open_source("ash")
+    for change in ({"fault": "blind rows"}, {"check": "blind rows"}):
+        with pytest.raises(CourseError, match=r"“deadlock”[\s\S]*final once the source was seen"):
+            visit.commit("ash", CHART | change)
+    committed._HERE.clear()  # another process: the progress file remembers
+    with pytest.raises(CourseError):
+        visit.commit("ash", CHART | {"fault": "blind rows"})
+
+
+def test_a_ward_whose_progress_cannot_be_kept_opens_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RINGLAB_PROGRESS", str(tmp_path / "file" / "progress.json"))
+    visit.commit("ash", CHART)
+    visit.open_source("ash")
+    assert "def ash" in capsys.readouterr().out
+    with pytest.raises(CourseError, match="final"):
+        visit.commit("ash", CHART | {"fault": "blind rows"})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +193,34 @@ def test_a_chart_that_cannot_be_read_is_told_so(change: dict[str, object], name:
     assert caught.value.misconception == name
 
 
-@pytest.mark.parametrize("answer", [None, 3, {}, CHART | {"matters": "layout"}, CHART | {"matters": ["P"]}])
+def test_a_case_with_another_name_for_ranks_is_told_which() -> None:
+    with pytest.raises(Failure) as caught:
+        e16_charts.read("ash", CHART | {"case": {"rank": 2, "tokens": 2}})
+    assert "'rank' is unknown, 'ranks' is missing" in caught.value.counterexample
+
+
+def test_the_journal_says_who_sent_what_to_whom() -> None:
+    lines = examine(PATIENTS["rowan"], Case(3, 2)).journal.splitlines()
+    assert lines[2] == "  rank 1  dkv 64 B to 2, kv 64 B to 2, dkv 64 B to 2, kv 64 B to 2, dkv 64 B to 2"
+    assert "rank 0  none" in examine(PATIENTS["elm"], Case(1, 2)).journal
+    assert "did not end" in examine(PATIENTS["yew"], Case(2, 1)).journal
+
+
+def test_a_report_shows_what_was_seen_whole_with_its_run_and_calls_nan_nan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    visit.report("ash", "masks", "bytes")
+    visit.report("hazel", "ragged")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "wrong in 4 of the 6 runs on P = 2, 3; first: out error NaN beyond its bound (P=2" in said
+    assert "(P=2 S=48 H=4 D=16 float32 causal striped seed 0) bytes holds" in said
+    assert "rank 2 sends float32[1, 2, 5, 16] to rank 1" in said and "remedy" not in said
+
+
+NO_CHARTS = (None, 3, {}, CHART | {"matters": "layout"}, CHART | {"matters": ["P"]}, CHART | {"fault": ["lost sum"]}, CHART | {"found": "a bug"})  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NO_CHARTS)
 def test_what_is_no_chart_fails_without_a_crash(answer: object) -> None:
     with pytest.raises(Failure):
         e16_charts.read("ash", answer)
@@ -212,3 +293,69 @@ def test_a_ring_turned_round_is_told_its_direction_and_not_another_fault() -> No
         said[check.id] = caught.value
     assert "sends to the previous rank" in said["cost"].message and said["cost"].misconception is None
     assert said["any"].misconception is None
+
+
+SOUND_CHART = {"fault": "masks by rank", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "striped"}, "matters": ["layout", "causal"]}  # fmt: skip
+ANOTHER_NAME = SOUND_CHART | {"fault": "blind rows"}
+
+
+@pytest.mark.parametrize(
+    ("chart", "earned"),
+    [
+        (None, 0),
+        (SOUND_CHART | {"matters": []}, 0),
+        (ANOTHER_NAME, 1),
+        (ANOTHER_NAME | {"found": "masks by rank"}, 4),
+        (SOUND_CHART, 4),
+    ],
+)
+def test_a_right_ring_earns_what_the_diagnosis_of_its_patient_is_worth(
+    chart: dict[str, object] | None, earned: int
+) -> None:
+    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.cedar")
+    answers = {"cedar": SOUND[FORWARD].program, "chart": lambda name: chart}
+    assert run_in_process(stage, answers, tier="all", seed=5).earned == earned
+
+
+def test_no_visible_check_gives_the_name_of_a_fault_away() -> None:
+    stages = (e16_charts.STAGE, e16_mend.STAGES[2])
+    right, wrong = (
+        [
+            run_in_process(
+                stage, {"cedar": SOUND[FORWARD].program, "chart": lambda name, c=c: c}, seed=5
+            ).checks
+            for stage in stages
+        ]
+        for c in (SOUND_CHART, ANOTHER_NAME)
+    )
+    told = [[(c.id, c.ok, c.message) for part in parts for c in part] for parts in (right, wrong)]
+    assert told[0] == told[1]
+
+
+def test_diagnosis_and_mend_are_worth_the_same() -> None:
+    assert e16_charts.STAGE.points == sum(stage.points for stage in e16_mend.STAGES) == 32
+
+
+def test_the_source_that_is_shown_is_the_program_that_runs() -> None:
+    for each in (*PATIENTS.values(), *SOUND.values()):
+        assert inspect.getsource(each.program) == each.source
+        assert max(map(len, each.source.splitlines())) <= 115 and "\n\n\n" not in each.source
+
+
+def test_a_change_that_does_not_apply_once_is_an_error() -> None:
+    for text in ("", "abab"):
+        with pytest.raises(ValueError, match="needed 'ab' once"):
+            edited(text, (("ab", "c"),))
+
+
+def test_every_mistake_in_mending_has_a_text_and_is_another_program_than_the_patient() -> None:
+    assert {name: list(mistakes) for name, mistakes in HALF_MENDED.items()} == {
+        name: list(texts) for name, texts in HALF.items()
+    }
+    for name, mistakes in HALF_MENDED.items():
+        sources = {inspect.getsource(half_mended(name, mistake)) for mistake in mistakes}
+        assert len(sources | {PATIENTS[name].source}) == len(mistakes) + 1
+
+
+def test_no_patient_is_said_to_be_taken_for_what_it_has() -> None:
+    assert all(fault in FAULTS and fault != KEY[name] for name, fault in TAKEN_FOR)

@@ -11,7 +11,10 @@ import torch
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.runs import Run
 from ringlab.course import capstone
+from ringlab.course.contract import Failure
 from ringlab.course.contracts import e18_parts_mistakes as parts
+from ringlab.course.contracts import load_stage
+from ringlab.course.contracts.e18_ring import _expect_less_work, hidden_tiles
 from ringlab.course.contracts.e18_suite import BACKWARD, FORWARD, Learners, claims, named, positions_of
 from ringlab.course.judge import grade
 from ringlab.course.judge.session import SandboxedSubject, Session
@@ -22,8 +25,6 @@ from tests.course.submissions_of import CHECKOUT, FOLDER, namespace, solution_co
 
 
 def learners(space: dict, names: tuple[str, ...]) -> Learners:
-    from ringlab.course.contracts import load_stage
-
     stage = load_stage("18.forward" if names == FORWARD else "18.backward")
     return Learners(InProcessSubject(stage, space), names, claims(names))
 
@@ -67,6 +68,47 @@ def test_faults_of_the_suite_are_faults_of_the_network() -> None:
 def test_positions_of_a_run_hold_each_token_once() -> None:
     run = Run(3, 11, "chunk-5-folded", True)
     assert sorted(torch.cat(positions_of(run)).tolist()) == list(range(11))
+
+
+CLEANS = (FOLDER / "18" / "wrong_forward_cleans_hidden_tiles.py").read_text(encoding="utf-8")
+BY_HAND = {
+    "q @ k[:, :, None].mT": "(q[..., :, None, :] * k[:, :, None, None]).sum(-1)",
+    "torch.exp(scores - known[..., None]) @ v[:, :, None]": "(torch.exp(scores - known[..., None])[..., None] * v[:, :, None, None]).sum(-2)",
+}
+IN_NUMPY = {
+    "q @ k[:, :, None].mT": "torch.from_numpy(q.numpy() @ k[:, :, None].mT.numpy())",
+    "torch.exp(scores - known[..., None]) @ v[:, :, None]": "torch.from_numpy(torch.exp(scores - known[..., None]).numpy() @ v[:, :, None].numpy())",
+}
+LOOKS_FIRST = {
+    "torch.ones_like(here, dtype=torch.bool)": "here <= mine[rows].max() if causal else torch.ones_like(here, dtype=torch.bool)",
+    ".nan_to_num()": "",
+}
+
+
+@pytest.mark.parametrize("products", [{}, BY_HAND, IN_NUMPY], ids=["matrices", "by hand", "NumPy"])
+def test_hidden_tiles_that_are_cleaned_away_are_found_in_the_notebook(products: dict[str, str]) -> None:
+    """Whichever way products are made: the same ring passes once it looks first whether a row may see any key."""
+
+    def look(changes: dict[str, str]) -> None:
+        source, space = CLEANS, {}
+        for old, new in changes.items():
+            assert old in source
+            source = source.replace(old, new)
+        exec(source, space)
+        subject = InProcessSubject(load_stage("18.forward"), space)
+        hidden_tiles(FORWARD)(subject, np.random.default_rng(0))
+
+    with pytest.raises(Failure, match="the first rank sees one block"):
+        look(products)
+    look({**products, **LOOKS_FIRST})
+
+
+def test_a_ring_that_computes_where_nobody_counts_is_left_to_the_judge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few elements of bookkeeping, the same on all ranks, say nothing about its products."""
+    monkeypatch.setattr(InProcessSubject, "efforts", lambda self, world_size, *_, **__: [900.0] * world_size)
+    _expect_less_work(learners(solution_code("18"), FORWARD), seed=0)
 
 
 @pytest.mark.needs_bwrap
@@ -145,7 +187,6 @@ def test_without_committed_reports_the_table_says_so(tmp_path, capsys: pytest.Ca
 def test_shares_that_are_right_but_not_ascending_are_told_so() -> None:
     """Every owner is right there, so the message must not say that one is wrong."""
     from ringlab.course.contract import Failure
-    from ringlab.course.contracts import load_stage
 
     def owned(layout: str, S: int, P: int) -> list[torch.Tensor]:
         return [torch.tensor(part).flip(0) for part in parts.owned(layout, S, P)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ringlab.course.contracts.e18_suite import (
     shards_of,
     wide_runs,
 )
+from ringlab.course.subject import InProcessSubject
 
 Verify = Callable[[Any, np.random.Generator], None]
 STRANGE = ("token-fold", "chunk-3", "chunk-5-folded")
@@ -90,10 +92,12 @@ def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> Non
 
 
 def hidden_tiles(names: tuple[str, ...]) -> Verify:
-    """Return the check that pairs of runs that hide from each other are not computed: NaN there must touch nothing.
+    """Return the check that pairs of runs that hide from each other are not computed.
 
-    The suite counts products of matrices for this, in the process that makes them. A worker's word is no
-    proof, so here it is the values that tell.
+    NaN there must touch nothing; and contiguous, the rank that sees one block must have less to do than the one
+    that sees them all, whatever becomes of the NaN. The suite counts products of matrices for this, in the process
+    that makes them; the notebook does so too, and counts elements where there are none. A worker's word is no proof,
+    so in the judge values and the processor's time tell.
     """
 
     def run(subject: Any, rng: np.random.Generator) -> None:
@@ -103,8 +107,45 @@ def hidden_tiles(names: tuple[str, ...]) -> Verify:
             learners = Learners(subject, names, claims(names))
             for rank, rows, keys in _hiding(given):
                 _expect_untouched(learners, given, rank, rows, keys)
+        _expect_less_work(Learners(subject, names, claims(names)), seed)
 
     return run
+
+
+WORK = {
+    InProcessSubject.effort: Run(4, 256, "contiguous", causal=True, D=4),
+    "seconds of processor time": Run(4, 1024, "contiguous", causal=True, H=16, K=4, D=64),
+}
+"""The runs whose ranks are compared, by what is counted. Products are exact; elements, where a ring has no products of
+matrices, and time count all else that a rank does, so there tiles are large: 64 × 64 × 4 elements beside some dozen for
+each of 64 × 4 numbers; 16 heads of 256 × 256, beside some microseconds for each of 256 tokens."""
+MOST = 0.8
+"""Of the last rank's work, what the first may have. It has 1 block to the last one's 4, and whatever else a step costs: 0.25
+in products, 0.3 to 0.6 in time, on a busy machine too. Whoever computes hidden tiles has the same on both: 1 and more."""
+TRIES = 3
+
+
+def _expect_less_work(learners: Learners, seed: int) -> None:
+    """Compare the first rank with the last in one run. What disturbs one of them once does not do so three times."""
+    run = replace(WORK[learners.subject.effort], seed=seed)
+    by_clock = learners.subject.effort != InProcessSubject.effort
+    least = (
+        0.0 if by_clock else run.H * run.S // run.P * run.S * run.D
+    )  # one multiplication per pair and dimension
+    shares = []
+    for _ in range(TRIES):
+        efforts = learners.efforts(run)
+        if efforts[-1] <= least:
+            return  # it computes where nobody counts, in NumPy say: then the values alone tell
+        shares.append(efforts[0] / efforts[-1])
+        if shares[-1] <= MOST:
+            return
+    text = f"{run}: rank 0 sees 1 block and rank {run.P - 1} {run.P}; {learners.subject.effort}, rank 0 / rank {run.P - 1}: "
+    raise (
+        EXPLAINERS[learners.names]
+        .named["cleans_hidden_tiles"]
+        .failure(text + ", ".join(f"{share:.2f}" for share in shares))
+    )
 
 
 def _hiding(run: Run) -> list[tuple[int, np.ndarray, list[np.ndarray]]]:
@@ -175,7 +216,7 @@ FORWARD_STAGE = _stage(
     ),
     misconceptions=mistakes.FORWARD,
     checks=(
-        Check("values", 2, "visible", "out and lse in full attention, P = 1, 2, 3; dtypes; scale", asks(FORWARD, "types", "forward", "lse", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16")), (
+        Check("values", 2, "visible", "out and lse in full attention, P = 1, 2, 3; dtypes; scale", asks(FORWARD, "types", "forward", "lse", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,)), (
             "adds_blocks", "halves_at_each_merge", "no_scale", "forgets_last_block", "forgets_own_block", "never_uses_the_visitor",
             "sends_own_block_again", "ignores_the_scale", "another_dtype", *COMMON)),
         Check("masks", 2, "visible", "causal by global position: contiguous, striped, zig-zag; nothing sees ahead", asks(FORWARD, "masks", "causality", ranks=(3,)), (
@@ -185,11 +226,11 @@ FORWARD_STAGE = _stage(
               ("assumes_equal_lengths", "heads_in_turn")),
         Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(FORWARD, "rounds", ranks=(4,), dtypes=("float32",)),
               ("gathers_everything", "too_many_messages"), kind="cost"),
-        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag", hidden_tiles(FORWARD), ("computes_hidden_tiles",), kind="cost"),
+        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(FORWARD), ("computes_hidden_tiles", "cleans_hidden_tiles"), kind="cost"),
         Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(FORWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag")),
               ("overflows", "finite_mask")),
         Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8",
-              asks(FORWARD, "error growth", ranks=(1, 8)), ("narrow_state",)),
+              asks(FORWARD, "error growth", ranks=(1, 8), causal=(False,)), ("narrow_state",)),
         Check("faults", 2, "stress", "a slow network, a rank that dies, a shard of another length",
               asks(FORWARD, "rank stalls", "rank dies", "wrong shape"), ("swallows_a_death", "takes_any_length")),
         Check("any", 1, "held-out", "layouts that have no name, lengths that do not divide", asks(FORWARD, "masks", "ragged", ranks=(3,), layouts=STRANGE),
@@ -214,7 +255,7 @@ BACKWARD_STAGE = _stage(
     ),
     misconceptions=mistakes.BACKWARD,
     checks=(
-        Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16")), (
+        Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,)), (
             "goes_the_other_way", "ends_at_the_neighbour", "gradients_stay", "owner_alone", "drops_own_block", "drops_last_block",
             "dq_of_the_last_block", "averages_the_ranks", "swaps_dk_and_dv", "scales_dq_again", "lse_of_the_block", "ignores_the_scale",
             "another_dtype", *COMMON)),
@@ -224,11 +265,11 @@ BACKWARD_STAGE = _stage(
               ("assumes_equal_lengths",)),
         Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(BACKWARD, "rounds", ranks=(4,), dtypes=("float32",)),
               ("gathers_everything", "too_many_messages"), kind="cost"),
-        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag", hidden_tiles(BACKWARD), ("computes_hidden_tiles",), kind="cost"),
+        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(BACKWARD), ("computes_hidden_tiles", "cleans_hidden_tiles"), kind="cost"),
         Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(BACKWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag")),
               ("overflows", "finite_mask")),
         Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8",
-              asks(BACKWARD, "error growth", ranks=(1, 8)), ("narrow_sums",)),
+              asks(BACKWARD, "error growth", ranks=(1, 8), causal=(False,)), ("narrow_sums",)),
         Check("faults", 2, "stress", "a slow network, a rank that dies, a shard of another length",
               asks(BACKWARD, "rank stalls", "rank dies", "wrong shape"), ("swallows_a_death", "takes_any_length")),
         Check("any", 1, "held-out", "layouts that have no name, lengths that do not divide", asks(BACKWARD, "masks", "ragged", ranks=(3,), layouts=STRANGE),

@@ -200,6 +200,11 @@ SHARED = (
         "Keys that no query of a run may see have touched its rows: the tile was computed and thrown away by a mask (the probe is a NaN, "
         "and 0 · NaN is NaN). In a causal ring that is half of all work.",
     ),
+    Misconception(
+        "cleans_hidden_tiles",
+        "Contiguous, the first rank sees one block and the last one sees all, and both have the same work: tiles that a mask hides are "
+        "computed all the same, and what comes of them is cleaned away. Ask whether a row may see any key before you multiply.",
+    ),
 )  # fmt: skip
 FORWARD = (
     *VALUES,

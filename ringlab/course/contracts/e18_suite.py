@@ -100,9 +100,13 @@ class Learners:
 
     def outcome(self, run: Run) -> Any:
         """Return the outcome of one run on all ranks."""
-        shards = shards_of(run, self.names)
-        keywords = {"positions": positions_of(run), "causal": run.causal, "scale": run.scale}
-        return self.subject.run_ring(run.P, *shards, faults=_faults(run), **keywords)
+        return self.subject.run_ring(
+            run.P, *shards_of(run, self.names), faults=_faults(run), **_keywords(run)
+        )
+
+    def efforts(self, run: Run) -> list[float]:
+        """Return how much each rank computes in one run, in whatever the subject counts."""
+        return list(self.subject.efforts(run.P, *shards_of(run, self.names), **_keywords(run)))
 
     def _part(self, run: Run, rank: int, outcome: Any) -> RankResult:
         arrays = self._arrays(run, rank, outcome.results[rank])
@@ -134,6 +138,10 @@ def positions_of(run: Run) -> list[torch.Tensor]:
     """Return the global positions of each rank's tokens."""
     layout = LAYOUTS[run.layout](run.S, run.P)
     return [torch.from_numpy(layout.positions(rank)) for rank in range(run.P)]
+
+
+def _keywords(run: Run) -> dict[str, Any]:
+    return {"positions": positions_of(run), "causal": run.causal, "scale": run.scale}
 
 
 @lru_cache(maxsize=8)

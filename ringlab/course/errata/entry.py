@@ -61,7 +61,7 @@ class Entry:
     """A wrong claim. In claim, truth and matters, `{name}` stands for a computed value, `{claimed.name}` for a claimed one.
 
     lesson: the id of the lesson that teaches it. wrong_rings: names of wrong rings that the computation uses,
-    whose change the page shows.
+    whose change the page shows. modules: names of modules that it uses, whose text the page shows.
     """
 
     title: str
@@ -72,6 +72,7 @@ class Entry:
     figures: tuple[Figure, ...]
     compute: Callable[[], dict[str, Any]]
     wrong_rings: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
     def told(self, text: str, values: Values) -> str:
         """Return a text with its figures."""

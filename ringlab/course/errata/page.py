@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.course.catalogue import lesson
@@ -71,6 +73,7 @@ def _entry(number: int, entry: Entry, values: Values) -> str:
         "<details><summary>The computation</summary>",
         f"```python\n{source(entry)}\n```",
         *(f"```diff\n{_difference(name)}\n```" for name in entry.wrong_rings),
+        *(f"```python\n{_text(name)}\n```" for name in entry.modules),
         "</details>",
     ]
     return "\n\n".join(parts) + "\n"
@@ -87,6 +90,13 @@ def _table(entry: Entry, values: Values) -> str:
 def source(entry: Entry) -> str:
     """Return the text of an entry's computation."""
     return inspect.getsource(entry.compute).strip().replace("def _", "def ", 1)
+
+
+def _text(module: str) -> str:
+    """The text of a module that is not imported here."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return f"# {module}\n{Path(spec.origin).read_text(encoding='utf-8').strip()}"
 
 
 def _difference(name: str) -> str:

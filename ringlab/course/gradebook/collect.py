@@ -15,7 +15,7 @@ from ringlab.course.gradebook.digest import digest_of
 from ringlab.course.gradebook.names import shown_name
 from ringlab.course.gradebook.naming import exercise_of, learner_of, nbgrader_folder
 from ringlab.course.gradebook.policy import parse_due, utc
-from ringlab.course.gradebook.walk import notebooks_below
+from ringlab.course.gradebook.walk import folders_without, notebooks_below
 from ringlab.course.judge.submission import UnreadableError, read_submission
 from ringlab.errors import CourseError
 
@@ -81,7 +81,10 @@ def notebooks(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> list
     """Return (notebook, the path under which it was found), in the order of `paths`."""
     found: dict[str, tuple[Path, Path]] = {}
     for given in map(Path, paths):
-        files = notebooks_below(given, notes) if given.is_dir() else [given]
+        files = [*notebooks_below(given, notes)] if given.is_dir() else [given]
+        if given.is_dir():
+            empty = map(shown_name, folders_without(given, files, notes))
+            notes += [f"{name}: no notebook below this folder" for name in empty]
         for path in files:
             found.setdefault(os.path.abspath(path), (path, given))
     return list(found.values())

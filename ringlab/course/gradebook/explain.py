@@ -19,7 +19,8 @@ def headline(entry: Entry) -> str:
     if entry.penalty:
         notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {lateness(entry.late_s)}")
     if entry.override is not None:
-        notes.append(f"{entry.earned:g} earned; overridden: {entry.override_reason}")
+        notes += [] if entry.penalty else [f"{entry.earned:g} earned"]
+        notes.append(f"overridden: {entry.override_reason}")
     notes += filter(None, (entry.report.get("label"), entry.report.get("reason")))
     tail = f"  ({'; '.join(notes)})" if notes else ""
     name = f"{entry.learner}  {entry.exercise or '?'}"

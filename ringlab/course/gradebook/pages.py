@@ -33,7 +33,7 @@ GENERATOR = "ringlab gradebook"
 """Marks the pages that are ours: only these are ever replaced or removed."""
 LEARNERS = "learners"
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 
 
@@ -78,7 +78,7 @@ def learner_page(learner: str, entries: Sequence[Entry], title: str) -> str:
     if others:
         raise CourseError("entries of one learner", f"{len(others)} others' among them")
     views = [entry_view(entry) for entry in entries]
-    return _rendered(
+    return rendered(
         "learner.html",
         learner=learner,
         views=views,
@@ -109,7 +109,7 @@ def _index_page(
         }
         for learner in learners
     ]
-    return _rendered(
+    return rendered(
         "index.html",
         title=title,
         rows=rows,
@@ -150,14 +150,15 @@ def _class_page(
         )
         for exercise in sorted({each.exercise for each in everything})
     ]
-    return _rendered("class.html", title=title, views=views, hrefs=hrefs)
+    return rendered("class.html", title=title, views=views, hrefs=hrefs)
 
 
-def _rendered(template: str, **values: Any) -> str:
+def rendered(template: str, *, among: Environment | None = None, **values: Any) -> str:
+    """Return a page from a template, with the pages' style and a policy that allows nothing else; `among`: whose templates."""
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
-        environment()
+        (among or environment())
         .get_template(template)
         .render(generator=GENERATOR, style=Markup(style), style_hash=f"sha256-{digest}", **values)
     )
@@ -171,7 +172,7 @@ def environment() -> Environment:
     except ImportError:
         raise CourseError("Jinja2, for the pages", "no jinja2", "pip install 'ringlab[instructor]'") from None
     made = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -195,7 +196,7 @@ def _share(value: float, whole: float) -> float:
 
 @cache
 def _style() -> str:
-    return (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    return (TEMPLATES / "style.css").read_text(encoding="utf-8")
 
 
 def _is_ours(path: Path) -> bool:

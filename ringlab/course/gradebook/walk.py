@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ringlab.course.gradebook.names import shown_name
@@ -23,6 +23,18 @@ def notebooks_below(root: Path, notes: list[str]) -> Iterator[Path]:
     """
     for entry in _listed(root, ENTRIES, notes):
         yield from _below(entry, [ENTRIES], 1, notes)
+
+
+def folders_without(root: Path, found: Iterable[Path], notes: list[str]) -> Iterator[str]:
+    """Yield the names of the folders in `root` below which none of the `found` notebooks lies.
+
+    Nothing where all notebooks lie in `root` itself: then its folders are no learners.
+    """
+    filled = {path.relative_to(root).parts[0] for path in found if path.parent != root}
+    for entry in _listed(root, ENTRIES, notes) if filled else ():
+        ours = entry.name in SKIPPED or entry.name.startswith((".", "_"))
+        if entry.name not in filled and not ours and _is_folder(entry):
+            yield entry.name
 
 
 def _below(entry: os.DirEntry[str], left: list[int], depth: int, notes: list[str]) -> Iterator[Path]:

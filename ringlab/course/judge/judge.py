@@ -11,9 +11,10 @@ from typing import Any
 
 from ringlab.course.contract import TIERS, Crashed, Exercise, Failure, Stage
 from ringlab.course.contracts import load_exercise
+from ringlab.course.extras import require_extra
 from ringlab.course.judge.offlimits import OffLimits
 from ringlab.course.judge.probe import require
-from ringlab.course.judge.sandbox import Bounds
+from ringlab.course.judge.sandbox import MESH_TASKS, Bounds
 from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.course.judge.submission import Submission, UnreadableError, read_submission
 from ringlab.course.kernels import require_triton
@@ -76,7 +77,7 @@ def grade(
     A notebook that cannot be read earns nothing, with a reason; it raises nothing.
 
     Raises: SandboxError where no sandbox can be set up, unless `unsafe`; CourseError if `exercise`
-    is given and unknown, or if it asks for Triton kernels and Triton is not installed here.
+    is given and unknown, or if it asks for Triton kernels or JAX and that is not installed here.
     """
     if not unsafe:
         require()
@@ -94,11 +95,14 @@ def grade(
         return replace(empty, reason=": ".join(filter(None, (error.got, error.remedy))))
     functions = sorted({name for stage in contract.stages for name in (stage.function, *stage.helpers)})
     kinds = {stage.kind for stage in contract.stages}
-    ring, kernels = "ring" in kinds, "kernel" in kinds
+    ring, kernels, mesh = (kind in kinds for kind in ("ring", "kernel", "mesh"))
     if kernels:
         require_triton()
+    if mesh:
+        require_extra("jax")
+        bounds = bounds or Bounds(tasks=MESH_TASKS)
     with Session(
-        submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, unsafe=unsafe,
+        submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
         bounds=bounds, limits=OffLimits.of(contract),
         seconds=timeout, total_seconds=total_timeout, patience=patience,
     ) as session:  # fmt: skip

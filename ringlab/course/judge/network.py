@@ -51,7 +51,7 @@ class RankRaised(RinglabError):
 class _Rank:
     """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
 
-    time: on its virtual clock. computing: the label of the computation under way. ended: why the rank has
+    time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the computation under way. ended: why the rank has
     no result, in a run in which one was killed. aborted: its worker has been told to end the call.
     """
 
@@ -66,6 +66,7 @@ class _Rank:
     events: list[Posted | Compute] = field(default_factory=list)
     base: int = 0
     peak: int = 0
+    computed: float = 0.0
     result: Any = None
     exchanges: int = 0
     ended: Ended | None = None
@@ -153,6 +154,7 @@ class Network:
             rank.base = rank.worker.resident()
         for rank in self.ranks:
             rank.state = "running"
+            rank.computed = -rank.worker.computed()
             self._send(rank, "go")
 
     def _step(self) -> None:
@@ -228,6 +230,7 @@ class Network:
             rank.result, rank.state = frame.value, "result"
         elif frame.kind == "done":
             rank.peak = max(0, rank.worker.peak() - rank.base)
+            rank.computed += rank.worker.computed()
             rank.state = "done"
             self._send(rank, "deliver")
         elif frame.kind == "wait":

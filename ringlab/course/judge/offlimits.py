@@ -33,7 +33,7 @@ LEFT_TO_OTHERS = (
 
 NEEDED = (
     "__init__", "errors", "types", "layout", "comm", "course.__init__", "course.contract", "course.corpus",
-    "course.faults", "course.frontend", "course.judge", "course.kernels", "course.subject",
+    "course.extras", "course.faults", "course.frontend", "course.judge", "course.kernels", "course.subject",
 )  # fmt: skip
 """What a worker itself needs of ringlab, and what notebooks use beside their answers."""
 KERNELS = tuple(f"blocks.triton.{name}" for name in ("__init__", "accesses", "interpreter", "rounding"))

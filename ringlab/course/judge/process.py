@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.course.judge.offlimits import OffLimits
-from ringlab.course.judge.processes import children, descendants, end_all, memory
+from ringlab.course.judge.processes import children, descendants, end_all, memory, precise_cpu_seconds
 from ringlab.course.judge.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab.course.judge.sandbox import HIDDEN, PACKAGE, Bounds, command, environment, launch
 from ringlab.course.judge.seccomp import filter_file
@@ -49,12 +49,13 @@ class WorkerProcess:
         *,
         torch: bool = False,
         kernels: bool = False,
+        mesh: bool = False,
         unsafe: bool = False,
         limits: OffLimits | None = None,
     ) -> None:
         self.limits = limits
-        self.unsafe, self.kernels = unsafe, kernels
-        self.arrays = "triton" if kernels else "torch" if torch else "numpy"
+        self.unsafe = unsafe
+        self.arrays = "triton" if kernels else "jax" if mesh else "torch" if torch else "numpy"
         self.bounds = bounds or Bounds()
         self.reader = FrameReader()
         self.frames: list[Frame] = []
@@ -94,7 +95,7 @@ class WorkerProcess:
                 info_fd=info_fd,
                 seccomp_fd=seccomp_fd,
                 hidden=hidden,
-                kernels=self.kernels,
+                arrays=self.arrays,
             )
             return self._run(line, socket_fd, info_fd, *(() if seccomp_fd is None else (seccomp_fd,)))
         finally:
@@ -102,7 +103,7 @@ class WorkerProcess:
                 os.close(seccomp_fd)
 
     def _run(self, line: list[str], *descriptors: int) -> subprocess.Popen[bytes]:
-        null, environ = subprocess.DEVNULL, environment(self.kernels)
+        null, environ = subprocess.DEVNULL, environment(self.arrays)
         if self.unsafe:
             environ["RINGLAB_WORKER"] = self._mark
         return subprocess.Popen(
@@ -231,6 +232,10 @@ class WorkerProcess:
     def peak(self) -> int:
         """Return the most bytes it had in memory since `reset_peak`, or since it started."""
         return memory(self.pid, "VmHWM")
+
+    def computed(self) -> float:
+        """Return the seconds of processor time that the worker, and what it has started, has used."""
+        return precise_cpu_seconds(self.processes())
 
     def reset_peak(self) -> None:
         """Begin a new peak, where the system lets us."""

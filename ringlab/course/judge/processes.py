@@ -50,6 +50,23 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
+def precise_cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the seconds that these processes have computed, every thread's, to the nanosecond where the kernel says it.
+
+    Two such figures of one process can be told apart where a clock tick, a hundredth of a second, is too coarse.
+    """
+    return sum(map(_precise, pids))
+
+
+def _precise(pid: int) -> float:
+    try:
+        return time.clock_gettime(
+            (~pid << 3) | 2
+        )  # the clock of another process, as clock_getcpuclockid makes it
+    except OSError:
+        return cpu_seconds(pid)
+
+
 def held(pids: Iterable[int]) -> tuple[int, int]:
     """Return (bytes, tasks) of these processes together: their own and their shared memory; every thread is a task.
 

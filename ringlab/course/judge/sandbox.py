@@ -21,6 +21,7 @@ from pathlib import Path
 
 import ringlab
 from ringlab.course.judge.processes import status_text
+from ringlab.course.mesh import DEVICES
 from ringlab.errors import SandboxError
 
 PACKAGE = Path(ringlab.__file__).resolve().parent
@@ -31,6 +32,17 @@ _UIDS = range(61184, 65520)  # unassigned on every distribution; also mapped in 
 _SHARE = 64
 """Uids that one judge's process takes turns with: more than it has workers at a time."""
 _turn = itertools.count()
+_MORE = {
+    "triton": {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton"},
+    # NPROC: threads of XLA's pools, which else are as many as the machine has cores. An arena of malloc's for each
+    # of them would use up the address space.
+    "jax": {
+        "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "NPROC": str(DEVICES), "MALLOC_ARENA_MAX": "4",
+    },
+}  # fmt: skip
+"""What the environment holds besides, by the arrays of a worker."""
+MESH_TASKS = 128
+"""Threads of a worker with JAX: three for each simulated device, and some to compile with for each core."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ def command(
     info_fd: int,
     seccomp_fd: int | None = None,
     hidden: tuple[str, ...] = HIDDEN,
-    kernels: bool = False,
+    arrays: str = "numpy",
 ) -> list[str]:
     """Return the command line that runs the Python arguments `worker` in a sandbox.
 
@@ -94,7 +106,7 @@ def command(
         *_binds(hidden),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
         *("--remount-ro", "/", "--chdir", "/tmp"),
-        *_environment(kernels),
+        *_environment(arrays),
         "--",
         *launch(worker, bounds, uid),
     ]
@@ -136,10 +148,10 @@ def find_bwrap() -> tuple[str, tuple[int, ...]]:
     return path, version
 
 
-def environment(kernels: bool = False) -> dict[str, str]:
-    """Return the whole environment of a worker; one that runs `kernels` has Triton's interpreter on.
+def environment(arrays: str = "numpy") -> dict[str, str]:
+    """Return the whole environment of a worker whose arrays are NumPy's, torch's, "triton"'s or "jax"'s.
 
-    One thread each, as many workers run side by side. The malloc settings give every array of
+    Triton has its interpreter on, JAX its simulated devices. One thread each, as many workers run side by side. The malloc settings give every array of
     64 KiB or more its own pages, so that the peak the judge reads is what is held, not a heap's past.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -147,12 +159,12 @@ def environment(kernels: bool = False) -> dict[str, str]:
         "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "learner",
         "LOGNAME": "learner", "MPLBACKEND": "Agg",
         "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", **threads,
-        **({"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton"} if kernels else {}),
+        **_MORE.get(arrays, {}),
     }  # fmt: skip
 
 
-def _environment(kernels: bool) -> list[str]:
-    return ["--clearenv", *(part for item in environment(kernels).items() for part in ("--setenv", *item))]
+def _environment(arrays: str) -> list[str]:
+    return ["--clearenv", *(part for item in environment(arrays).items() for part in ("--setenv", *item))]
 
 
 def _namespaces(uid: int | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from ringlab.course.judge.protocol import Frame, ProtocolError
 from ringlab.course.judge.records import taken_in
 from ringlab.course.judge.sandbox import Bounds
 from ringlab.course.judge.watch import Watch
+from ringlab.course.mesh.examine import Examined
+from ringlab.course.mesh.examine import taken_in as examined
 from ringlab.course.subject import Measured, Recorded, as_failure, crashed
 from ringlab.errors import CommError, OffLimitsError
 
@@ -29,6 +31,10 @@ ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, bes
 LOSSES = (
     3  # workers that may be lost before a function is given up; by loading the code, before a submission is
 )
+
+
+READ: dict[str, Callable[[Any], Any]] = {"record": taken_in, "examine": examined}
+"""How a call may be watched over in the worker, and what reads its answer then."""
 
 
 class Condemned(Failure):
@@ -50,6 +56,7 @@ class Session:
         *,
         torch: bool,
         kernels: bool = False,
+        mesh: bool = False,
         unsafe: bool = False,
         bounds: Bounds | None = None,
         limits: OffLimits | None = None,
@@ -58,7 +65,7 @@ class Session:
         patience: float = 1.0,
     ) -> None:
         self.cells, self.functions = list(cells), list(functions)
-        self.torch, self.kernels, self.unsafe = torch, kernels, unsafe
+        self.torch, self.kernels, self.mesh, self.unsafe = torch, kernels, mesh, unsafe
         bounds = bounds or Bounds()
         self.bounds = replace(bounds, cpu_seconds=math.ceil(bounds.cpu_seconds * max(1.0, patience)))
         self.limits = limits
@@ -104,6 +111,7 @@ class Session:
                     self.bounds,
                     torch=self.torch,
                     kernels=self.kernels,
+                    mesh=self.mesh,
                     unsafe=self.unsafe,
                     limits=self.limits,
                 )
@@ -185,6 +193,8 @@ class Session:
 class SandboxedSubject:
     """One stage's function in sandboxed workers; the same interface as `InProcessSubject`."""
 
+    effort = "seconds of processor time"
+
     def __init__(self, session: Session, function: str) -> None:
         self.session, self.function = session, function
 
@@ -201,13 +211,17 @@ class SandboxedSubject:
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
         """Return the answer, and the accesses that the worker says its kernels made."""
-        return Recorded(*self._called(args, kwargs, record=True)[0])
+        return Recorded(*self._called(args, kwargs, "record")[0])
 
-    def _called(self, args: Any, kwargs: Any, *, record: bool = False) -> tuple[Any, int]:
+    def examine(self, *args: Any, **kwargs: Any) -> Examined:
+        """Return what the worker says came of the program on a mesh of its own."""
+        return self._called(args, kwargs, "examine")[0]
+
+    def _called(self, args: Any, kwargs: Any, how: str = "") -> tuple[Any, int]:
         (worker,) = self._ready(1)
         try:
-            answer, peak = self._converse(worker, args, kwargs, record)
-            return (taken_in(answer) if record else answer), peak
+            answer, peak = self._converse(worker, args, kwargs, how)
+            return READ.get(how, lambda answer: answer)(answer), peak
         except (Overdue, WorkerDied, ProtocolError) as error:
             self.session.discard(worker)
             raise self.session.lost(f"`{self.function}`", error) from None
@@ -215,6 +229,20 @@ class SandboxedSubject:
     def run_ring(
         self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
     ) -> Any:
+        return self._on_network(world_size, per_rank, faults, kwargs)[0]
+
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
+        """Return the CPU seconds of each rank's worker in one run, as the operating system counts them."""
+        network = self._on_network(world_size, per_rank, None, kwargs)[1]
+        return [rank.computed for rank in network.ranks]
+
+    def _on_network(
+        self,
+        world_size: int,
+        per_rank: tuple[Sequence[Any], ...],
+        faults: Faults | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, Network]:
         from ringlab.course.judge.network import Network, RankRaised  # loads torch
 
         for argument in per_rank:
@@ -227,7 +255,7 @@ class SandboxedSubject:
             outcome = network.run(self.function, arguments, kwargs)
             if network.dead:
                 self._recover(network, workers)
-            return outcome
+            return outcome, network
         except RankRaised as error:
             failure = _raised(self.function, error.report)
             failure.counterexample = f"rank {error.rank}: {failure.counterexample}".strip()
@@ -237,6 +265,9 @@ class SandboxedSubject:
             failure = self.session.lost(f"`{self.function}` on {world_size} ranks", error)
         self._recover(network, workers)
         raise failure
+
+    def other(self, function: str) -> SandboxedSubject:
+        return SandboxedSubject(self.session, function)
 
     def _recover(self, network: Network, workers: Sequence[WorkerProcess]) -> None:
         """Bring the ranks that are still in the call out of it, or end them."""
@@ -258,7 +289,7 @@ class SandboxedSubject:
         self.session.calls += 1
         return self.session.calls
 
-    def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any, record: bool) -> tuple[Any, int]:
+    def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any, how: str) -> tuple[Any, int]:
         call, deadline = self._next_call(), self.session.limit()
 
         def say(kind: str, value: Any = None, **fields: Any) -> None:
@@ -272,7 +303,7 @@ class SandboxedSubject:
                 raise _raised(self.function, frame.fields)
             return frame
 
-        say("call", (args, kwargs), function=self.function, **({"record": True} if record else {}))
+        say("call", (args, kwargs), function=self.function, **({how: True} if how else {}))
         hear("ready")
         worker.reset_peak()
         base = worker.resident()
@@ -294,7 +325,10 @@ def _raised(function: str, report: dict[str, Any]) -> Failure:
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)
     if name == "ProtocolError":
-        return Failure(f"`{function}` should answer with arrays, numbers, or tuples of them.", text)
+        return Failure(
+            f"`{function}` should answer with arrays, numbers or texts, or lists, tuples or dicts of them.",
+            text,
+        )
     if kind is None:
         return Crashed(f"`{function}` raised an exception of its own.", text)
     if issubclass(kind, NotImplementedError):

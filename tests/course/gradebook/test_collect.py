@@ -288,6 +288,19 @@ def test_of_thousands_of_notebooks_of_one_learner_only_the_newest_are_opened(
     )
 
 
+def test_a_folder_without_a_notebook_is_told(tmp_path: Path) -> None:
+    """Whoever handed in nothing that is a notebook stands in no row: the run must name them."""
+    notebook(tmp_path / "class/ada/05_emulated_ring/05_emulated_ring.ipynb")
+    (tmp_path / "class/bob/05_emulated_ring").mkdir(parents=True)
+    (tmp_path / "class/bob/05_emulated_ring/answer.docx").write_text("")
+    for litter in (".git", "__MACOSX", "__pycache__"):
+        (tmp_path / "class" / litter).mkdir()
+    assert collect([tmp_path / "class"]).notes == ["bob: no notebook below this folder"]
+    (tmp_path / "flat/pictures").mkdir(parents=True)
+    notebook(tmp_path / "flat/ada_05.ipynb")
+    assert collect([tmp_path / "flat"]).notes == []
+
+
 def test_a_folder_that_cannot_be_listed_is_a_note(tmp_path: Path) -> None:
     notes: list[str] = []
     assert list(walk.notebooks_below(tmp_path / "none", notes)) == [] and "cannot be read" in notes[0]

@@ -32,7 +32,7 @@ from tests.course.judge.small_contract import notebook
 EXERCISE = Exercise(
     id="01", slug="01_hostile", title="hostile", stages=(replace(stage("double"), id="01.double"),)
 )
-SECONDS, JOBS = 1.0, 2
+SECONDS, HONEST_SECONDS, LATE_S, JOBS = 1.0, 30.0, 20.0, 2
 BOUNDS = Bounds(memory_bytes=1 << 29)
 RIGHT = {
     "adds": "def double(x): return x + x",
@@ -57,8 +57,11 @@ NO_NOTEBOOKS = ("a link to itself", "a pipe", "a folder", "ten gigabytes of hole
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Grade by the small contract, with short deadlines."""
-    return grade(path, EXERCISE, unsafe=unsafe, seed=seed, timeout=SECONDS, bounds=BOUNDS)
+    """Grade by the small contract, with short deadlines for hostile ones: the honest end, on a busy machine late."""
+    honest = path.parent.name[3:] in {**RIGHT, **WRONG}
+    return grade(
+        path, EXERCISE, unsafe=unsafe, seed=seed, timeout=HONEST_SECONDS if honest else SECONDS, bounds=BOUNDS
+    )
 
 
 def hand_in(folder: Path, mark: str, hostile: bool) -> None:
@@ -101,11 +104,27 @@ def graded(folder: Path, book: Path | None) -> dict[str, str]:
 def left() -> Iterator[str]:
     """Our descendants that live; whatever loses its parent becomes our child."""
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            status = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            if status != "Z" and b"resource_tracker" not in command:
+        for child in _told(task / "children").split():
+            status = _told(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()
+            command = _told(Path(f"/proc/{child}/cmdline"))
+            if status and status[0] != "Z" and "resource_tracker" not in command:
                 yield child
+
+
+def _told(path: Path) -> str:
+    """Return what the kernel says there; "" of who has just ended."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def more_than(before: set[str]) -> set[str]:
+    """Who is left beside those of before, once who is about to end has had the time to."""
+    deadline = time.monotonic() + LATE_S
+    while (more := set(left()) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return more
 
 
 @pytest.fixture
@@ -124,7 +143,7 @@ def test_an_orphan_would_be_seen(heir) -> None:
     (child,) = set(left()) - before
     os.kill(int(child), signal.SIGKILL)
     os.waitpid(int(child), 0)
-    assert set(left()) == before
+    assert not more_than(before)
 
 
 @pytest.mark.needs_bwrap
@@ -146,8 +165,8 @@ def test_hostile_submissions_change_nothing_for_the_others(tmp_path, monkeypatch
     scores = {learner[3:]: json.loads(told)[0] for learner, told in together.items()}
     assert {name: scores[name] for name in RIGHT} == dict.fromkeys(RIGHT, 5)
     assert {name: score for name, score in scores.items() if name not in RIGHT and score} == {}
-    assert took < (len(NAMES) * 2 * (SECONDS + 5) + len(together) * 5) / JOBS
-    assert set(left()) == before
+    assert took < (len(NAMES) * 2 * (SECONDS + LATE_S) + len(together) * LATE_S) / JOBS
+    assert not more_than(before)
     assert tree(tmp_path / "class") == files
     assert list(scratch.iterdir()) == [] and marked(mark, tmp_path, PACKAGE) == []
 

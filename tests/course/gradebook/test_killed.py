@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     if not os.access(memory, os.W_OK):
         yield tmp_path
         return
-    path = memory / f"ringlab-{os.getpid()}"
+    path = memory / f"gradebook-{os.getpid()}"  # not as the windows of ranks are called
     path.mkdir()
     yield path
     shutil.rmtree(path)

@@ -25,7 +25,11 @@ def sleeps(seconds):
     return 1
 def by_a_thread(seconds):
     import threading
-    thread = threading.Thread(target=lambda: [x * x for x in range(int(4e7 * seconds))])
+    def work():
+        begin = time.thread_time()
+        while time.thread_time() - begin < seconds:
+            pass
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     return 1

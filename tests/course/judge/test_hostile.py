@@ -24,6 +24,8 @@ from tests.course.judge.small_contract import RIGHT, notebook
 pytestmark = pytest.mark.needs_bwrap
 BOUNDS = Bounds(memory_bytes=1 << 29)
 SECONDS = 1.0
+LATE_S = 20.0
+"""By how much a machine that does much else may be late to end one that never ends."""
 SEED = 271828182845904523
 TOGETHER = (
     "evil array subclasses", "odd values", "reading tests, gradebook or other submissions", "writing anywhere", "network",
@@ -140,7 +142,7 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
     report = grade(notebook(tmp_path, *cells), exercise, bounds=bounds, timeout=seconds, seed=SEED)
     took = time.monotonic() - begin
     checks = [check for stage in report.stages for check in stage.checks]
-    assert took < len(checks) * (seconds + 5), "every check is over 5 s after its deadline at most"
+    assert took < len(checks) * (seconds + LATE_S), "every check is over soon after its deadline"
     assert all(check.message for check in checks if not check.ok)
     assert not any(check.broken for check in checks), "a check that cannot read an answer is a check to mend"
     written = [stage for stage in report.stages if stage.status != "not written"]
@@ -155,9 +157,11 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
 
 @pytest.mark.parametrize("name", ALONE)
 def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, school, name) -> None:
-    report = judged(tmp_path, school, [name], 20 if name in EARNED else SECONDS)
+    forges = KIND_OF[name] == "forging replies on the pipe"
+    soon = name in EARNED or (forges and name not in NOT_CONDEMNED)  # over by itself, on a busy machine late
+    report = judged(tmp_path, school, [name], 20 if soon else SECONDS)
     assert report.earned == EARNED.get(name, 0) and not report.ok
-    if KIND_OF[name] == "forging replies on the pipe":
+    if forges:
         assert ("interfered" in report.reason) == (name not in NOT_CONDEMNED)
 
 

@@ -20,6 +20,8 @@ from tests.course.judge.small_contract import HINTS
 
 pytestmark = [pytest.mark.needs_bwrap, pytest.mark.needs_triton]
 SECONDS = 3.0
+LATE_S = 20.0
+"""By how much a machine that does much else may be late to end one that never ends."""
 
 
 def _reads_once(subject, rng) -> None:
@@ -92,7 +94,7 @@ def test_hostile_kernels_earn_nothing(handed_in, name) -> None:
     handed_in.workers(1)
     begin, number = time.monotonic(), list(SUBMISSIONS).index(name)
     assert earned(handed_in, number, SECONDS if endless else 60) == 0
-    assert not endless or time.monotonic() - begin < SECONDS + 5
+    assert not endless or time.monotonic() - begin < SECONDS + LATE_S
     assert bool(handed_in.condemned) == (name in CONDEMNED)
 
 

@@ -30,6 +30,8 @@ from tests.course.judge.small_contract import HINTS, RIGHT_RING
 pytestmark = pytest.mark.needs_bwrap
 SECONDS = 1.5
 """For a call of those that never end; others have a minute."""
+LATE_S = 20.0
+"""By how much a machine that does much else may be late to end one that never ends."""
 
 
 def _values(subject, rng):
@@ -99,7 +101,7 @@ def test_hostile_rings_earn_what_is_honest_in_them(handed_in, name) -> None:
     begin = time.monotonic()
     stage = replace(STAGE, checks=STAGE.checks[1:]) if endless or name in rings.LIVE else STAGE
     earned = handed_in.earned(stage, handed_in.functions[name], SECONDS if endless else 60)
-    assert not endless or time.monotonic() - begin < SECONDS + 5
+    assert not endless or time.monotonic() - begin < SECONDS + LATE_S
     assert earned == SUBMISSIONS[name][1]
     assert bool(handed_in.session.condemned) == (name in rings.LIVE)
     assert marked(handed_in.mark) == []
@@ -126,6 +128,9 @@ class Rank:
         self.reader, self.frames = FrameReader(), []
         self.thread = threading.Thread(target=self.work, args=(Channel(theirs.detach()), namespace))
         self.thread.start()
+
+    def computed(self) -> float:
+        return 0.0
 
     def work(self, channel: Channel, namespace: dict) -> None:
         with contextlib.suppress(OSError, SystemExit):  # the end of the judge

@@ -1,0 +1,95 @@
+"""Where an extra is missing, its lesson ends with a sentence that says what to type; where all is required, it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ringlab.course import extras
+from ringlab.course.builder import find_root
+from ringlab.course.kernels import Stop
+from ringlab.errors import CourseError
+
+ROOT = find_root()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.fixture
+def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+
+
+def test_where_an_extra_is_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: object())
+    extras.needs_extra("jax")
+    assert extras.extra_is_missing("jax") == ""
+
+
+def test_half_of_an_extra_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "jaxlib" else object())
+    assert extras.extra_is_missing("jax").startswith("jaxlib not installed")
+
+
+def test_the_command_installs_the_locked_extra_of_pyproject(without_jax: None) -> None:
+    told = extras.extra_is_missing("jax")
+    (lock, extra) = re.findall(r"pip install -c (\S+) -e '\.\[(\w+)\]'", told)[0]
+    assert (ROOT / lock).exists() and extra in EXTRAS
+
+
+def test_ipython_shows_the_sentence_only(without_jax: None, capsys: pytest.CaptureFixture[str]) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    source = "from ringlab.course import needs_extra\nneeds_extra('jax')\nprint('went on')"
+    result = InteractiveShell().run_cell(source)
+    shown = capsys.readouterr().out
+    assert isinstance(result.error_in_exec, Stop)
+    assert "pip install" in shown and "went on" not in shown and "Traceback" not in shown
+
+
+def test_an_extra_that_no_lesson_asks_for_is_an_error() -> None:
+    with pytest.raises(CourseError, match="an extra out of jax"):
+        extras.needs_extra("peers")
+
+
+def test_learners_do_not_get_it_and_every_check_does() -> None:
+    base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert not any(text.startswith("jax>") for text in base)
+    assert set(EXTRAS["jax"]) <= set(EXTRAS["test"])
+
+
+CONFTEST = """
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "jax" else real(name, *more)
+exec(compile(open({path!r}).read(), {path!r}, "exec"), globals())
+"""
+
+
+@pytest.mark.parametrize(("required", "collected"), [("0", 1), ("1", 2)])
+def test_its_notebook_is_left_out_only_where_not_all_is_required(
+    tmp_path: Path, required: str, collected: int
+) -> None:
+    """The course's own conftest.py, where no jax can be found."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(path=str(ROOT / "conftest.py")))
+    (tmp_path / "notebooks").mkdir()
+    cell = '{{"cells": [{{"cell_type": "code", "source": "{}", "metadata": {{}}, "outputs": [], "execution_count": 1}}],'
+    rest = ' "metadata": {}, "nbformat": 4, "nbformat_minor": 4}'
+    for name, source in (("17_x", "needs_extra('jax')"), ("05_x", "1 + 1")):
+        (tmp_path / f"notebooks/{name}.ipynb").write_text(cell.format(source) + rest)
+    command = [sys.executable, "-m", "pytest", "--nbval", "--collect-only", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "notebooks"],
+        cwd=tmp_path,
+        env=os.environ | {"RINGLAB_REQUIRE_ALL": required},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert len(re.findall(r"<IPyNbCell", done.stdout)) == collected, done.stdout
+    assert ("not run, as jax is not installed here: 17_x.ipynb" in done.stdout) == (collected == 1)
