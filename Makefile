@@ -1,8 +1,9 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run every check
 # make site   build the course as web pages that load nothing from anywhere, into build/site
+# make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
-# The first three use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
+# All but the last use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
 # All paths are relative, so the checkout may lie in a directory with spaces in its name.
 
 SHELL := /bin/sh
@@ -12,7 +13,7 @@ LAB_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist loadscope
 export PYTHON
 
-.PHONY: help lab test site gpu check build format lock clean setup-lab setup-test setup-site
+.PHONY: help lab test site slides gpu check build format lock clean setup-lab setup-test setup-site
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -39,6 +40,9 @@ test: setup-test
 
 site: setup-site
 	@$(RUN) -m tools.website
+
+slides: setup-site
+	@$(RUN) tools/slides.py docs/labs.md build/slides.html
 
 gpu:
 	@sh tools/gpu_check.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,19 +17,27 @@ os.environ["RINGLAB_PROGRESS"] = str(_PROGRESS / "progress.json")
 os.environ["RINGLAB_STATIC"] = "1"
 
 _HERE = Path(__file__).parent
-# Triton is for Linux on x86-64; elsewhere its notebooks say so and stop, which nbval would count as a failure.
-collect_ignore = [
-    str(path)
+# Where these are missing, their notebooks say so and stop, which nbval would count as a failure. Triton is for Linux
+# on x86-64; an extra can be installed anywhere, so where everything is required its notebook runs and fails.
+_NEEDS = {"triton": r"needs_triton\(\)"}
+if os.environ.get("RINGLAB_REQUIRE_ALL") != "1":
+    _NEEDS["jax"] = r"needs_extra\(\W+jax\W+\)"
+_LEFT_OUT = {
+    str(path): module
+    for module, call in _NEEDS.items()
+    if find_spec(module) is None
     for folder in ("notebooks", "solutions")
     for path in sorted((_HERE / folder).glob("*.ipynb"))
-    if find_spec("triton") is None and "needs_triton()" in path.read_text(encoding="utf-8")
-]
+    if re.search(call, path.read_text(encoding="utf-8"))
+}
+collect_ignore = [*_LEFT_OUT]
 
 
 def pytest_report_header() -> list[str]:
-    """Say which notebooks are left out."""
-    names = ", ".join(Path(name).name for name in collect_ignore)
-    return [f"not run, for they need Triton, which is not installed here: {names}"] if names else []
+    """Say which notebooks are left out, and for want of what."""
+    return [
+        f"not run, as {module} is not installed here: {Path(path).name}" for path, module in _LEFT_OUT.items()
+    ]
 
 
 @pytest.hookimpl(tryfirst=True)

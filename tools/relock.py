@@ -28,13 +28,13 @@ from packaging.version import Version
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "requirements.lock"
-EXTRAS = ("instructor", "cluster", "nbgrader", "peers", "test", "site")
+EXTRAS = ("instructor", "cluster", "nbgrader", "jax", "hf", "peers", "test", "site")
 PINNED = ("torch==2.13.0", "triton==3.7.1")  # PyPI's build of this torch asks for exactly this triton
 OLDEST = "3.11.0"
 OF_CUDA = ("nvidia-", "cuda-")
 LINUX_X86 = 'sys_platform == "linux" and platform_machine == "x86_64"'
 HEADER = """\
-# Exact versions of everything that `pip install -e '.[instructor,cluster,nbgrader,peers,test,site]'` installs, and of the build backend.
+# Exact versions of everything that `pip install -e '.[instructor,cluster,nbgrader,jax,hf,peers,test,site]'` installs, and of the build backend.
 # Used as constraints: pip install -c requirements.lock -e .
 # Written by tools/relock.py; edit pyproject.toml and run `make lock` instead.
 """

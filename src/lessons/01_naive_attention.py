@@ -217,10 +217,10 @@ def peak_bytes(S):
     return peak
 
 
-peaks = {S: peak_bytes(S) for S in (256, 512, 1024, 2048)}
+peaks = {S: peak_bytes(S) for S in (512, 1024, 2048)}
 for S, peak in peaks.items():
-    print(f"S = {S:5}: {peak / 1e6:6.1f} MB")
-compare("01.growth", round(peaks[1024] / peaks[512], 1))
+    print(f"S = {S:5}: {peak / 1e6:4.0f} MB")
+compare("01.growth", round(peaks[1024] / peaks[512]))
 
 # %% [markdown]
 # Twice the tokens, four times the memory: a term in S² has taken over. Which tensor is it, and when does it matter?

@@ -240,7 +240,7 @@ ladder = {}
 with record_accesses() as ladder["three kernels"]:
     out = plain(q, k, v)
 truth = oracle.attention(q[None, None], k[None, None], v[None, None])
-print("error below 1e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 1e-6)
+print("error below 2e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 2e-6)
 for kind in ("load", "store"):
     print(f"{kind}: {kib(ladder['three kernels'], kind):.0f} KiB; all of Q, K and V: {3 * S * D * 4 / 1024:.0f} KiB")
 
@@ -296,7 +296,7 @@ with record_accesses() as ladder["flash"]:
     out, lse = flash(q, k, v)
 reads = kernel_access.counts(ladder["flash"], "k_ptr", "load", (S, D))
 compare("04.reads", int(reads.max()))
-print("error below 1e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 1e-6, abs(lse.numpy() - truth.lse[0, 0]).max() < 1e-6)
+print("error below 2e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 2e-6, abs(lse.numpy() - truth.lse[0, 0]).max() < 2e-6)
 
 # %% [markdown]
 # **Once per block of queries**, ⌈S / BLOCK_M⌉ times: not once, though the kernel is "fused", and not once per query either. A
@@ -393,7 +393,7 @@ causal_truth = oracle.attention(q[None, None], k[None, None], v[None, None], cau
 for step, name in ((1, "causal: mask all"), (2, "causal: skip"), (3, "causal: skip, mask the diagonal")):
     with record_accesses() as ladder[name]:
         out, lse = causal(q, k, v, step)
-    print(f"{name:32} error below 1e-6: {abs(out.numpy() - causal_truth.out[0, 0]).max() < 1e-6}")
+    print(f"{name:32} error below 2e-6: {abs(out.numpy() - causal_truth.out[0, 0]).max() < 2e-6}")
 
 # %%
 skipping = ladder["causal: skip"]

@@ -518,8 +518,9 @@ excerpt(kernels.forward_step, "for segment", "offsets")
 
 # %% [markdown]
 # Two loops over one body: the `False` and the `True` say whether it is masked, and are constants, so the compiler makes the
-# first without a comparison. `NON_FINITE` says that v may hold inf or NaN, which a weight of 0 does not undo. Find
-# `begin`, `split`, `end` and `shift` in the tables you printed.
+# first without a comparison. `NON_FINITE` says that v may hold inf or NaN, which a weight of 0 does not undo. `SOFTCAP` and
+# `DROPOUT` are constants too: what stands under a False one is not compiled. Find `begin`, `split`, `end` and `shift` in the
+# tables you printed.
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
 # computed once before the ring starts. There is nothing to merge: P = e^(S − lse) is right at once, whatever other blocks

@@ -10,11 +10,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ringlab"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "types"),
-    ("oracle", "layout", "plan", "merge"),
+    ("oracle", "layout", "mask", "scores", "tile", "pieces", "plan", "merge"),
     ("blocks", "comm"),
     ("agreement", "schedules"),
     ("attention", "nn", "cost", "conformance"),
-    ("viz", "course", "bench", "verify", "doctor", "cli", "__main__"),
+    ("viz", "course", "bench", "lab", "hf", "verify", "doctor", "cli", "__main__"),
 )
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "triton", "jupyter", "jupyterlab", "jupyter_core", "notebook", "ipykernel", "IPython"}
-HEAVY |= {"ipywidgets", "matplotlib", "nbformat", "nbclient", "jupytext", "typer", "rich", "scipy"}
+HEAVY |= {"ipywidgets", "matplotlib", "nbformat", "nbclient", "jupytext", "typer", "rich", "scipy", "jax"}
 
 
 def loaded_by(statement: str) -> set[str]:

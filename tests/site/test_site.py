@@ -151,7 +151,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     index = text_of(site / "api/index.html")
     for name, home in ringlab._HOME.items():
         assert name in index
-        room = ".".join(home.split(".")[:2]) if home.startswith("ringlab.comm") else "ringlab"
+        room = home.rpartition(".")[0]
         assert f"{home}.{name}" in links.Page(site / f"api/{room}.html").anchors
     assert {"module-ringlab-oracle", "module-ringlab-errors"} <= page.anchors
     for package in ("ringlab.conformance", "ringlab.course", "ringlab.cost.planner", "ringlab.course.judge"):
@@ -229,6 +229,37 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
         wide = "[...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth)"
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")
         assert browser.page.evaluate(f"{wide}.length") > 10
+    browser.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+@pytest.mark.needs_chromium
+def test_on_a_phone_a_choice_in_the_list_of_sections_shows_that_section(site: Path, browser: Window) -> None:
+    browser.page.set_viewport_size({"width": 390, "height": 844})
+    browser.page.goto((site / "notebooks/05_emulated_ring.html").as_uri())
+    browser.page.locator("label.toc-header-icon").click()
+    chosen = browser.page.locator(".toc-drawer a").last
+    chosen.click()
+    browser.page.wait_for_function(
+        "document.querySelector('.toc-drawer').getBoundingClientRect().left >= innerWidth"
+    )
+    place = chosen.get_attribute("href")
+    browser.page.wait_for_function(
+        f"document.querySelector('{place}').getBoundingClientRect().top < innerHeight"
+    )
+    browser.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("name", ["notebooks/02_online_softmax.html", "docs/kill-matrix.html"])
+def test_no_window_scrolls_sideways_and_code_has_the_room_that_there_is(
+    site: Path, browser: Window, name: str
+) -> None:
+    """On both sides of the widths at which a list beside the text comes or goes."""
+    browser.page.goto((site / name).as_uri())
+    for width, least in ((360, 320), (1071, 700), (1073, 700), (1280, 860), (1313, 700), (1440, 860), (1920, 900)):  # fmt: skip
+        browser.page.set_viewport_size({"width": width, "height": 900})
+        assert browser.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.page.evaluate("document.querySelector('article').clientWidth") >= least, width
     browser.page.set_viewport_size({"width": 1280, "height": 900})
 
 

@@ -23,7 +23,8 @@ Of two kinds:
 
 memory: account each rank's tensors
     and what they hold.
-faults: what goes wrong.
+faults: what goes wrong. seed, kill: what draws
+    it. Nothing else.
 Raises: ShapeError if P < 1. Source: arXiv 2310.01889.
 
 >>> f(1)
@@ -40,6 +41,7 @@ two   the second
 
 - `memory`: account each rank's tensors and what they hold.
 - `faults`: what goes wrong.
+- `seed`, `kill`: what draws it. Nothing else.
 
 **Raises:** ShapeError if P \\< 1. **Source:** arXiv 2310.01889.
 

@@ -21,7 +21,12 @@ ROOMS = (
     ("ringlab.comm", "ranks and messages: the virtual cluster, real processes, the ring"),
     ("ringlab.blocks", "attention of one query block on one K/V block"),
     ("ringlab.blocks.triton", "a whole ring step in one launch"),
-    ("ringlab.schedules", "the ring and its contrast, forward and backward"),
+    (
+        "ringlab.schedules",
+        "how the ranks' tokens meet: ring, all-gather, Ulysses, hybrid, double ring; decode",
+    ),
+    ("ringlab.nn", "a small transformer over the ring, its loss, training and checkpoints"),
+    ("ringlab.hf", "models of Hugging Face transformers over the ring"),
     ("ringlab.cost", "FLOPs, bytes, memory and time, without running anything"),
     ("ringlab.cost.planner", "does a context fit on a cluster"),
     ("ringlab.conformance", "checks for anybody's ring attention"),

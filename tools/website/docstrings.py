@@ -8,6 +8,8 @@ import textwrap
 from .markdown import escape
 
 _NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
+_NEXT_NAMED = re.compile(r"(?<=\.) (?=[a-z_]\w*(?:, [a-z_]\w*)*: \S)")
+"""Where a row goes on with another name: `causal: the masks. ragged: lengths that do not divide.`"""
 _LABEL = re.compile(r"\b(Raises|Source|Returns|Yields|Args):(?=\s|$)")
 
 
@@ -66,7 +68,7 @@ def _named(lines: list[str]) -> str:
         else:
             rows[-1] += " " + line.strip()
     texts = []
-    for row in rows:
+    for row in (part for whole in rows for part in _NEXT_NAMED.split(whole)):
         found = _NAMED.match(row)
         if found and not _LABEL.match(row):
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))

@@ -16,7 +16,7 @@ TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")
 """Folders of pages that begin with a list of what is in them."""
 REFERENCE = ("conformance", "kill-matrix", "errata")
-TEACHING = ("instructors", "nbgrader")
+TEACHING = ("instructors", "nbgrader", "labs")
 
 
 def shown(lessons: list[Target]) -> list[Lesson]:

@@ -1,0 +1,43 @@
+"""The tour: programs print what stands below them, commands at least that."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+
+TOUR = (Path(__file__).parents[2] / "docs/tour.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```(\w+)\n(.*?)```\n\n```text\n(.*?)```", TOUR, re.DOTALL)
+
+
+def words(text: str) -> str:
+    """The words of a text, without the frames of tables: columns are as wide as the terminal."""
+    return " ".join(re.sub("[┃│]", " ", text).split())
+
+
+def test_every_block_of_the_tour_is_looked_at() -> None:
+    assert len(SHOWN) == TOUR.count("```text") == TOUR.count("```") // 4 >= 4
+    assert {kind for kind, _, _ in SHOWN} == {"py", "sh"}
+
+
+@pytest.mark.parametrize("source, told", [(s, told) for kind, s, told in SHOWN if kind == "py"])
+def test_a_program_prints_what_stands_below_it(source: str, told: str) -> None:
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stdout == told, done.stderr
+
+
+@pytest.mark.parametrize("command, told", [(s, told) for kind, s, told in SHOWN if kind == "sh"])
+def test_a_command_prints_what_stands_below_it(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    for line in told.splitlines():
+        assert words(line) in words(result.output), result.output
