@@ -128,7 +128,7 @@ def simulate(
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.units import tokens as tokens_of
 
-        machine, S = hardware_of(hardware), tokens_of(tokens)
+        machine, S = hardware_of(hardware), tokens_of(tokens, "--tokens")
         files = Files(png, svg, perfetto, output)
         files.check()
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
@@ -238,8 +238,9 @@ def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Ma
     from ringlab.cost.units import tokens
     from ringlab.mask import Mask
 
-    lengths = tuple(map(tokens, documents.split(","))) if documents else ()
-    return Mask(causal, None if window is None else tokens(window), documents=lengths).of_length(S)
+    lengths = tuple(tokens(each, "--documents") for each in documents.split(",")) if documents else ()
+    reach = None if window is None else tokens(window, "--window")
+    return Mask(causal, reach, documents=lengths).of_length(S)
 
 
 def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:

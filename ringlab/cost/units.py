@@ -60,12 +60,14 @@ def quantity(text: object, dimension: str) -> float:
     return _bounded(Fraction(number) * scale, needed, text)
 
 
-def tokens(text: str | int) -> int:
+def tokens(text: str | int, of: str = "") -> int:
     """Return a count of tokens: 1_000_000 for "1M", 2**20 for "1Mi", 131072 for "131072".
+
+    of: what they are, for an error, such as the option that was given.
 
     Raises: CostError for fractions of a token, less than one, or another suffix.
     """
-    needed = 'tokens, such as "131072", "128Ki" or "1M"'
+    needed = f'tokens{of and f" for {of}"}, such as "131072", "128Ki" or "1M"'
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise CostError(needed, shown(text))
     found = _NUMBER.fullmatch(str(text).replace("_", "").removesuffix("tokens").rstrip()[:60])

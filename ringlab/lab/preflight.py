@@ -44,7 +44,9 @@ class Finding:
 def facts(
     ring: Ring, settings: Mapping[str, Any], device: torch.device, needed_bytes: int = 0
 ) -> dict[str, Any]:
-    """Return what this rank knows of itself, as plain data; bytes, and shares of a GPU's time and memory in use."""
+    """Return what this rank knows of itself, as plain data: bytes, shares of a GPU's time and memory in use, and how many
+    threads computed on this machine over the last minute.
+    """
     own = {
         "rank": ring.rank,
         "host": socket.gethostname(),
@@ -53,6 +55,8 @@ def facts(
         "id": f"{socket.gethostname()} process {os.getpid()} rank {ring.rank}",
         "versions": versions(),
         "settings": dict(settings),
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count() or 1,
         "free_bytes": free_bytes(device),
         "needed_bytes": needed_bytes,
     }
@@ -130,9 +134,8 @@ def judge(
     )  # fmt: skip
     yield _enough_memory(everyone, needed_bytes, shared)
     busy = [text for each in everyone if (text := _busy(each, several if shared else ()))]
-    yield Finding(
-        "nobody else", not busy, "; ".join(busy) or "no device is in use", "nvidia-smi says by whom"
-    )
+    told = "; ".join(busy) or _load(everyone) or "no device is in use"
+    yield Finding("nobody else", not busy, told, "nvidia-smi says by whom")
 
 
 def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bool) -> Finding:
@@ -180,6 +183,13 @@ def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
     if using.isdigit() and int(using) > 100 * BUSY_SHARE:
         return f"{at}: {using} % of its time"
     return f"{at}: {each['in_use']:.0%} of its memory" if each["in_use"] > BUSY_SHARE else ""
+
+
+def _load(everyone: list[dict[str, Any]]) -> str:
+    """Which CPUs were more than busy before the ranks began: told, not refused, for no rank has a CPU to itself."""
+    busy = {each["host"]: each for each in everyone if each["kind"] == "cpu" and each["load"] > each["cores"]}
+    told = [f"load {each['load']:.1f} on {each['cores']} cores of {host}" for host, each in busy.items()]
+    return f"over the last minute {', '.join(told)}: what is measured beside that says little" if told else ""
 
 
 def exchange_works(ring: Ring, device: torch.device) -> Finding:

@@ -15,8 +15,9 @@ from torch.optim import AdamW, Optimizer
 
 import ringlab
 from ringlab.agreement import agree
+from ringlab.blocks import known
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError, RinglabError, TrainingError
+from ringlab.errors import BackendError, DeviceError, LayoutError, RinglabError, TrainingError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.nn import checkpoint, mesh
@@ -38,11 +39,11 @@ class Recipe:
     """What is trained, on what, and how: `batch` sequences of S bytes a step, for `steps` steps in all.
 
     `layout`, `schedule` and `block` say how the sequence lies over ranks and may change from one run to the next,
-    as may `steps` and `save_every`; the rest may not. `save_every`: a checkpoint after so many steps, and one at
+    as may `save_every`, and `steps`, to no fewer than were made; the rest may not. `save_every`: a checkpoint after so many steps, and one at
     the end.
 
-    Raises: LayoutError for an unknown layout; BackendError or WorldSizeError for a schedule that is none; MaskError for
-    a window below 1; TrainingError for sizes below 1, or rates that are no numbers.
+    Raises: LayoutError for an unknown layout; BackendError for an unknown block; that or WorldSizeError for a schedule
+    that is none; MaskError for a window below 1; TrainingError for sizes below 1, or rates that are no numbers.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -69,6 +70,8 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < math.inf:  # NaN is not between them
                 raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
+        if self.block not in (*known(), "auto"):
+            raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
         _ = self.mask, get_schedule(self.schedule)  # what they refuse, one process without a ring refuses too
 
     @property
@@ -122,8 +125,7 @@ def train(
     `ring`: None for an ordinary model on one process. With `folder`, training goes on from the last checkpoint
     there, whatever world size and layout wrote it, and leaves its own. `degrees`: data and tensor parallelism
     beside the ring; without, all ranks share each sequence. Between processes FSDP shards the model then, virtual
-    ranks hold it whole. `device`: "cuda" where the transport
-    carries its tensors.
+    ranks hold it whole. `device`: "cuda" where the transport carries its tensors.
 
         train(None, recipe)                             one process
         VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
@@ -138,7 +140,7 @@ def train(
             "train(ring, recipe) with a ringlab.Ring, or None", f"a {type(ring).__name__} first"
         )
     text, folder = text or library(), None if folder is None else Path(folder)
-    _agree(ring, recipe, folder, degrees, text)
+    _agree(ring, recipe, folder, degrees, text, device)
     sequence, replicas = ring, None
     model = Transformer(recipe.model, recipe.seed).to(device)
     if degrees is not None and ring is not None:
@@ -167,12 +169,12 @@ def _context(ring: Ring, recipe: Recipe) -> Context:
 
 
 def _agree(
-    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text
+    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
 ) -> None:
     """Let all ranks find out before any work whether they can and mean the same. Raises: as `train`."""
     said, error = "", None
     try:
-        said = _checked(ring, recipe, folder, degrees, text)
+        said = _checked(ring, recipe, folder, degrees, text, device)
     except RinglabError as raised:
         error = raised
     if ring is not None:
@@ -182,11 +184,16 @@ def _agree(
 
 
 def _checked(
-    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text
+    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
 ) -> str:
     """Return what must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise DeviceError("device= cpu or cuda", repr(device))
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"a GPU, for device={device!r}", f"torch {torch.__version__}, which sees none")
     config = recipe.model
     if degrees is not None:
         if recipe.batch % degrees.dp:
@@ -215,6 +222,8 @@ def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
     made = Recipe(**progress.recipe | {"model": ModelConfig(**progress.recipe["model"])})
     before, now = _flat(made.lasting()), _flat(recipe.lasting())
     other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name]]
+    if progress.step > recipe.steps:
+        other.append(f"{progress.step} steps gone already, now steps={recipe.steps}")
     if progress.text != text.digest:
         other.append(f"text #{progress.text}, now #{text.digest} ({text.name})")
     if other:

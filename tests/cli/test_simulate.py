@@ -175,7 +175,7 @@ def test_masks_and_schedules_are_taken_and_told() -> None:
     ("words", "told"),
     [
         (("--documents", "4Ki,1Ki"), "documents of 8192 tokens in all"),
-        (("--window", "0"), "whole number from 1"),
+        (("--window", "0"), "tokens for --window"),
         (("--schedule", "ulysses", "--heads", "6", "--kv-heads", "6"), "heads that the 8 ranks"),
         (("--schedule", "hybrid(ring=3, ulysses=2)"), "8 ranks"),
         (("--schedule", "ring(speed=2)"), "without degrees"),

@@ -34,7 +34,7 @@ def healthy(P: int = 4) -> list[dict[str, Any]]:
         {
             "rank": rank, "host": f"node{rank // 2}", "kind": "cuda", "device": "a GPU", "id": f"GPU-{rank}",
             "versions": {"torch": "2.13.0", "nccl": "2.27"}, "settings": {"S": 8192}, "free_bytes": 70 * 2**30,
-            "in_use": 0.01, "smi": {"utilization.gpu": "0 %"},
+            "load": 0.1, "cores": 4, "in_use": 0.01, "smi": {"utilization.gpu": "0 %"},
         }
         for rank in range(P)
     ]  # fmt: skip
@@ -49,6 +49,19 @@ def test_nothing_is_found_where_all_is_well() -> None:
     found = list(judge(healthy(), 0, None))
     assert len(found) == 6
     expect_ready(found)
+
+
+def test_cpus_that_others_use_are_told_and_refuse_nothing() -> None:
+    on_cpus = [each | {"kind": "cpu", "load": 1.5 + each["rank"], "cores": 4} for each in healthy()]
+    (quiet,) = (each for each in judge(on_cpus, 0, None) if each.name == "nobody else")
+    assert (
+        quiet.ok
+        and quiet.told
+        == "over the last minute load 4.5 on 4 cores of node1: what is measured beside that says little"
+    )
+    on_cpus[3]["load"] = 4.0
+    (quiet,) = (each for each in judge(on_cpus, 0, None) if each.name == "nobody else")
+    assert quiet.ok and quiet.told == "no device is in use"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def test_another_recipe_or_text_is_refused(tmp_path: Path) -> None:
         train(None, replace(RECIPE, model=replace(CONFIG, width=32)), tmp_path)
     with pytest.raises(TrainingError, match="text #"):
         train(None, RECIPE, tmp_path, text=Text("abc", b"abc" * 100))
+    with pytest.raises(TrainingError, match="3 steps gone already, now steps=2"):
+        train(None, replace(RECIPE, steps=2), tmp_path)
 
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringlab import VirtualCluster
 from ringlab.bench.loss_curves import ALONE, RECIPE, RINGS, curves, differences
-from ringlab.errors import BackendError, LayoutError, MaskError, TrainingError
+from ringlab.errors import BackendError, DeviceError, LayoutError, MaskError, TrainingError
 from ringlab.nn import Degrees, Recipe, train
 from ringlab.nn import training as module
 from ringlab.nn.text import library
@@ -76,6 +77,8 @@ def test_recipes_that_cannot_be_are_refused() -> None:
         Recipe(learning_rate="fast")  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="a schedule among"):
         Recipe(schedule="spiral")
+    with pytest.raises(BackendError, match="a block among .*triton or auto"):
+        Recipe(block="flash")
     with pytest.raises(MaskError, match="window="):
         Recipe(window=0)
     with pytest.raises(TrainingError, match="a Recipe first"):
@@ -84,3 +87,11 @@ def test_recipes_that_cannot_be_are_refused() -> None:
         train(None, SHORT.model)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="a ring, for a window"):
         train(None, replace(SHORT, window=8))
+    with pytest.raises(DeviceError, match="cpu or cuda"):
+        train(None, SHORT, device="gpu")
+
+
+def test_a_gpu_that_is_not_there_is_told_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="a GPU, for device='cuda'"):
+        VirtualCluster(2).run(train, SHORT, None, None, None, "cuda")

@@ -21,6 +21,7 @@ def headline(entry: Entry) -> str:
     if entry.override is not None:
         notes += [] if entry.penalty else [f"{entry.earned:g} earned"]
         notes.append(f"overridden: {entry.override_reason}")
+        notes += ["more than there are to earn"] if 0 < entry.maximum < entry.override else []
     notes += filter(None, (entry.report.get("label"), entry.report.get("reason")))
     tail = f"  ({'; '.join(notes)})" if notes else ""
     name = f"{entry.learner}  {entry.exercise or '?'}"

@@ -132,9 +132,10 @@ def test_one_line_says_what_is_behind_a_score() -> None:
         assert headline(entry) == "ada  05: 8 of 10 points  (10 earned, 2 off for 1 h late)"
         entry = book.override("ada", "05", 9, "ill", "X")
         assert "9 of 10" in headline(entry) and "overridden: ill (X, " in headline(entry)
-        assert headline(entry).count("10 earned") == 1
+        assert headline(entry).count("10 earned") == 1 and "more than there are" not in headline(entry)
         book.set_policy(None, due="", late="")
         assert "(10 earned; overridden: ill (X, " in headline(book.entries()[0])
+        assert "more than there are to earn" in headline(book.override("ada", "05", 99, "a slip", "X"))
         unreadable = {**report("p", earned=0).as_dict(), "reason": "broken JSON"}
         told = headline(book.record(learner="b", exercise="05", path="p", digest="d", report=unreadable))
         assert told == "b  05: 0 of 10 points  (broken JSON)"
