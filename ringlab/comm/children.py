@@ -25,6 +25,8 @@ Each that fails gives the others as long again: news of a death travel one rank 
 last words, so that those far away hear of it only after some seconds.
 """
 _POLL = 0.05
+_STRIDE = 1.0
+"""Seconds between two looks that count at most: the ranks of a machine that stood still did so too."""
 _FAILED = 1  # the exit status of a rank that reported an error
 
 
@@ -76,6 +78,20 @@ class Child:
         self.process.wait()
 
 
+class _Clock:
+    """Seconds in which this process looked; a stretch in which it could not look counts for `_STRIDE`."""
+
+    def __init__(self) -> None:
+        self.seconds, self._read = 0.0, time.monotonic()
+
+    def tick(self) -> float:
+        """Return the seconds up to now."""
+        now = time.monotonic()
+        self.seconds += min(now - self._read, _STRIDE)
+        self._read = now
+        return self.seconds
+
+
 class Children:
     """All ranks' processes; leaving the `with` block kills whatever still runs."""
 
@@ -85,6 +101,7 @@ class Children:
         self.running: list[Child] = []
         self.world_size, self.environment = world_size, environment
         self.output = _Output()
+        self.clock = _Clock()
         self.failed_at: float | None = None
 
     def __enter__(self) -> Children:
@@ -111,19 +128,20 @@ class Children:
 
         Raises: TransportTimeout after `startup` seconds without all connected, `timeout` after that.
         """
-        deadline, connected = time.monotonic() + startup, False
+        deadline, connected = self.clock.tick() + startup, False
         while self.running:
             self.output.pump(_POLL)
             look()
+            now = self.clock.tick()
             self._reap()
             if not connected and all(child.doing() != STARTING for child in self.all):
-                deadline, connected = time.monotonic() + timeout, True
-            if self.failed_at is not None and time.monotonic() > self.failed_at + GRACE:
+                deadline, connected = now + timeout, True
+            if self.failed_at is not None and now > self.failed_at + GRACE:
                 self._stop_leftovers()
-            elif self.failed_at is None and time.monotonic() > deadline:
+            elif self.failed_at is None and now > deadline:
                 if self.board.first_failure() is None:
                     raise self._timed_out(timeout if connected else startup, connected)
-                self.failed_at = time.monotonic()  # a rank is about to end with an error that says more
+                self.failed_at = now  # a rank is about to end with an error that says more
 
     def _reap(self) -> None:
         for child in list(self.running):
@@ -135,7 +153,7 @@ class Children:
             if not child.reported():
                 self.board.record(child.rank, f"{child.ending()}; last: {child.doing()}")
             if not child.reported() or code == _FAILED:
-                self.failed_at = time.monotonic()
+                self.failed_at = self.clock.seconds
 
     def _stop_leftovers(self) -> None:
         failure = self.board.first_failure()
