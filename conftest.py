@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,10 +42,42 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+_PATIENCE = 300.0
+"""Seconds for a kernel to start, and to say what it has to say: only a failure takes so long."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the kernels of nbval start without ports, and wait for them where the machine is busy.
+
+    A port is looked for before the kernel starts, and may be another's when the kernel takes it: then it dies.
+    """
+    if not getattr(config.option, "nbval", False):
+        return
+    from jupyter_client.manager import KernelManager
+    from nbval import kernel, plugin
+
+    class Patient(kernel.RunningKernel):  # type: ignore[misc]
+        def await_reply(self, msg_id: str, timeout: float | None = None) -> None:
+            super().await_reply(msg_id, timeout and max(timeout, _PATIENCE))
+
+    numbers = itertools.count()
+
+    def on_files(**options: Any) -> KernelManager:
+        return KernelManager(
+            transport="ipc", connection_file=str(_PROGRESS / f"{next(numbers)}.json"), **options
+        )
+
+    plugin.RunningKernel = Patient
+    config.option.nbval_kernel_startup_timeout = _PATIENCE
+    if os.name == "posix" and len(str(_PROGRESS)) <= 80:  # a socket's path may have some hundred characters
+        kernel.KernelManager = on_files
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give each notebook an empty progress file of its own, in place before its kernel starts."""
     if item.path.suffix == ".ipynb":
+        item.output_timeout = _PATIENCE  # type: ignore[attr-defined]
         progress = _PROGRESS / f"{item.path.parent.name}-{item.path.stem}.json"
         progress.touch()
         os.environ["RINGLAB_PROGRESS"] = str(progress)

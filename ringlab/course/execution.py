@@ -18,6 +18,8 @@ from ringlab.errors import CourseError
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KEPT_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"IDAT", b"IEND")
 SECONDS_PER_CELL = 300
+LONGEST_FOLDER = 80
+"""Characters of a path; a socket's own may have some hundred."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
 
 
@@ -43,6 +45,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
             startup_timeout=SECONDS_PER_CELL,
             extra_arguments=["--log-level=40"],
         )
+        _without_ports(client.create_kernel_manager(), Path(scratch))
         try:
             client.execute(env=environment(Path(scratch)))
         except CellExecutionError as error:
@@ -52,6 +55,15 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
                 "a kernel that runs the notebook", f"{type(error).__name__}: {error}"
             ) from error
     return normalise(notebook)
+
+
+def _without_ports(manager: Any, scratch: Path) -> None:
+    """Have the kernel behind `manager` listen on files in `scratch`.
+
+    Ports are looked for before the kernel starts, and may be another's when it takes them: then it dies.
+    """
+    if os.name == "posix" and len(str(scratch)) <= LONGEST_FOLDER:
+        manager.transport, manager.connection_file = "ipc", str(scratch / "kernel.json")
 
 
 def environment(scratch: Path) -> dict[str, str]:

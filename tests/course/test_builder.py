@@ -340,3 +340,11 @@ def test_the_command_line_tells_and_sets_the_status(course, monkeypatch):
     assert status == 1 and message in told
     status, told = build("92")
     assert status == 1 and "needed" in told
+
+
+def test_a_kernel_takes_no_port_that_somebody_else_could_take_first(tmp_path):
+    """Ports are drawn before the kernel starts: of two builds at once one might lose its own to the other."""
+    notebook = nbformat.v4.new_notebook(metadata=dict(sources.METADATA))
+    told = "from ipykernel.kernelapp import IPKernelApp\nprint(IPKernelApp.instance().transport)"
+    notebook.cells = [nbformat.v4.new_code_cell(told)]
+    assert execution.execute(notebook, tmp_path).cells[0].outputs[0].text == "ipc\n"
