@@ -31,6 +31,9 @@ ELSEWHERE = {
 }
 """Functions in these modules that meet no foreign bytes, or meet files of other kinds than inputs are."""
 HANG_S = 10.0
+"""Seconds of computing: a machine that stands still finds nothing."""
+ASLEEP = 12
+"""Times as many seconds on the wall for what waits and does not compute."""
 MOST_FINDINGS = 20
 
 
@@ -83,12 +86,12 @@ def fuzz(
             drawn = input_of(target, seed, number)
             fuzzed.inputs += 1
             try:
-                signal.setitimer(signal.ITIMER_REAL, hang_s)
+                _alarm(hang_s)
                 outcome = module.check(drawn)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                _alarm(0)
                 fuzzed.outcomes[outcome] += 1
             except (Exception, Hang) as error:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                _alarm(0)
                 fuzzed.findings.append(_finding(number, error, drawn))
                 if len(fuzzed.findings) >= enough:
                     break
@@ -102,12 +105,19 @@ def _watched() -> Any:
         raise Hang("not done in time")
 
     faulthandler.enable()
-    before = signal.signal(signal.SIGALRM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        _alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _alarm(seconds: float) -> None:
+    """Have Hang raised after so many seconds of computing, or many more of waiting; 0: not at all."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, ASLEEP * seconds)
 
 
 def _finding(number: int, error: BaseException, drawn: Any) -> Finding:
