@@ -192,8 +192,12 @@ def maxima() -> None:
 
 
 def threads() -> None:
-    """Two launches at once: each waits, in the middle of its program, for the other to be there too."""
+    """Two launches at once: each waits, in the middle of its program, for the other to be there too.
+
+    The first to begin is the first to end, and takes with it what the other one still needs.
+    """
     kernels.both_running.reset()
+    kernels.inside.clear()
     outs = [torch.zeros(1 + 2 * i, dtype=torch.int32) for i in range(2)]
     failures: list[BaseException] = []
 
@@ -202,10 +206,13 @@ def threads() -> None:
             kernels.numbered[(out.numel(),)](out)
         except Exception as failure:
             failures.append(failure)
+        finally:
+            kernels.both_running.abort()  # whoever still waits, waits for nobody
 
     started = [threading.Thread(target=run, args=(out,)) for out in outs]
     for thread in started:
         thread.start()
+        assert kernels.inside.wait(60)
     for thread in started:
         thread.join()
     assert not failures

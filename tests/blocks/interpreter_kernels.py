@@ -12,13 +12,16 @@ from ringlab.blocks.triton.interpreter import repair
 repair()
 
 # How a kernel tells the test that it is running: the interpreter calls any Python function.
-both_running = threading.Barrier(2)
+inside, both_running = threading.Event(), threading.Barrier(2)
+PATIENCE = 0.2
+"""Seconds that a kernel waits for one of another thread, which never comes where launches take turns."""
 
 
 def meet() -> None:
     """Wait a moment for a kernel of another thread."""
+    inside.set()
     try:
-        both_running.wait(timeout=0.2)
+        both_running.wait(PATIENCE)
     except threading.BrokenBarrierError:
         return  # alone, as it should be
 
