@@ -218,9 +218,12 @@ def test_no_orphan_when_the_parent_is_interrupted_or_killed(how: str, tmp_path: 
 
 def alive(process: int) -> bool:
     """Return whether a process runs; a zombie, which only its new parent can reap, does not."""
-    stat = Path(f"/proc/{process}/stat")
     if sys.platform == "linux":
-        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        try:  # it may be reaped at any moment, also between two looks at it
+            stat = Path(f"/proc/{process}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return stat.rpartition(")")[2].split()[0] != "Z"
     return subprocess.run(["ps", "-p", str(process)], capture_output=True).returncode == 0
 
 
