@@ -53,12 +53,14 @@ class Lane:
             self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
-        while True:
-            task = self._jobs.get()
-            if task is None:
-                return
-            self._do(*task)
-            del task  # it holds tensors, and the next one may be long in coming
+        while (task := self._jobs.get()) is not None:
+            job, function = task
+            del task
+            self._do(job, function)
+            # First this, for it holds tensors: whoever hears that the job is over may count what lives.
+            del function
+            job.over.set()
+            del job
 
     def _do(self, job: _Job, function: Callable[[], None]) -> None:
         try:
@@ -70,7 +72,6 @@ class Lane:
             job.error = error
             if not isinstance(error, MismatchError):
                 self._broken = error
-        job.over.set()
 
     def _launch(self, job: _Job, function: Callable[[], None]) -> None:
         if self._stream is None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringlab.comm import lanes
 from ringlab.comm.lanes import Lane, as_bytes, copy
 from ringlab.comm.symmetric import pieces
 from ringlab.errors import MismatchError
+
+LONG = 60.0
+"""Seconds; a machine may stand still for some."""
 
 
 def test_jobs_run_in_order_beside_the_program() -> None:
@@ -24,11 +29,12 @@ def test_jobs_run_in_order_beside_the_program() -> None:
     with pytest.raises(RuntimeError, match="timed out after"):
         second.wait(0.01)
     gate.set()
-    second.wait(10)
+    second.wait(LONG)
     first.wait(0)
     assert seen == [1, 2]
     lane.close()
-    assert not any(thread.name == "lane test" for thread in threading.enumerate())
+    lane._thread.join(LONG)
+    assert not lane._thread.is_alive()
 
 
 def test_a_lane_that_was_never_used_has_no_thread() -> None:
@@ -47,7 +53,7 @@ def test_after_a_failure_every_later_job_fails_with_it() -> None:
     later = lane.submit(lambda: seen.append("ran"), [])
     for job in (broken, later):
         with pytest.raises(RuntimeError, match="the connection closed"):
-            job.wait(10)
+            job.wait(LONG)
     assert seen == []
     lane.close()
 
@@ -55,8 +61,8 @@ def test_after_a_failure_every_later_job_fails_with_it() -> None:
 def test_a_mismatch_is_the_error_of_one_message_only() -> None:
     lane, seen = Lane("test"), []
     with pytest.raises(MismatchError):
-        lane.submit(lambda: fail(MismatchError("a")), []).wait(10)
-    lane.submit(lambda: seen.append("ran"), []).wait(10)
+        lane.submit(lambda: fail(MismatchError("a")), []).wait(LONG)
+    lane.submit(lambda: seen.append("ran"), []).wait(LONG)
     assert seen == ["ran"]
     lane.close()
 
@@ -65,11 +71,30 @@ def test_a_lane_does_not_hold_the_tensors_of_its_last_job() -> None:
     lane, tensor = Lane("test"), torch.zeros(3)
     gone = weakref.ref(tensor)
     job = lane.submit(lambda tensor=tensor: tensor.add_(1), [tensor])
-    job.wait(10)
+    job.wait(LONG)
     del tensor
-    lane.submit(lambda: None, []).wait(10)
+    lane.submit(lambda: None, []).wait(LONG)
     gc.collect()
     assert gone() is None
+    lane.close()
+
+
+def test_a_job_that_is_over_holds_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rank that goes on at once would count what it has given away as alive, now and then."""
+    lane, tensor, gate, held = Lane("test"), torch.zeros(3), threading.Event(), []
+    seen = weakref.ref(tensor)
+
+    class Over(threading.Event):
+        def set(self) -> None:
+            held.append(seen() is not None)
+            super().set()
+
+    monkeypatch.setattr(lanes, "threading", SimpleNamespace(Event=Over))
+    job = lane.submit(lambda tensor=tensor: (gate.wait(), tensor.add_(1)), [tensor])
+    del tensor
+    gate.set()
+    job.wait(LONG)
+    assert held == [False]
     lane.close()
 
 

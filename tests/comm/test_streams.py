@@ -60,7 +60,7 @@ def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda:
     lane = Lane("test")
     tensor = FakeTensor(cuda, "tensor")
     move = lane.submit(lambda: cuda.launch("copy"), [tensor])
-    move.wait(10.0)
+    move.wait(60.0)
     assert cuda.log == [
         "compute reaches event 0",
         "tensor is in use on stream 1",
@@ -69,7 +69,7 @@ def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda:
         "stream 1 reaches event 4",
     ]
     assert move.event.where == "event 4 of stream 1"
-    lane.submit(lambda: cuda.launch("no tensors, same stream"), []).wait(10.0)
+    lane.submit(lambda: cuda.launch("no tensors, same stream"), []).wait(60.0)
     assert cuda.log[5] == "stream 1: no tensors, same stream"
     lane.close()
 
