@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -167,17 +167,17 @@ def _patient(
     rng: np.random.Generator, fault: str, ranks: tuple[int, ...], gains: tuple[float, float]
 ) -> Patient:
     while True:
-        sizes: dict[str, Any] = {
-            "seed": int(rng.integers(2**31)),
-            "rows": 64,
-            "S": int(rng.choice([640, 768, 1024])),
-            "D": int(rng.choice([32, 64])),
-            "gain": float(rng.uniform(*gains)),
-            "slope": float(rng.uniform(10, 14)),
-        }
-        curves = error_runs.curves(fault, ranks, **sizes)
+        seed, S, D = int(rng.integers(2**31)), int(rng.choice([640, 768, 1024])), int(rng.choice([32, 64]))
+        curves = _curves(fault, ranks, seed, S, D, float(rng.uniform(*gains)), float(rng.uniform(10, 14)))
         if CLEAR[fault](curves):
             return Patient(fault, ranks, curves)
+
+
+@functools.lru_cache(maxsize=256)  # everybody of a class is asked the same
+def _curves(
+    fault: str, ranks: tuple[int, ...], seed: int, S: int, D: int, gain: float, slope: float
+) -> Curves:
+    return error_runs.curves(fault, ranks, seed=seed, rows=64, S=S, D=D, gain=gain, slope=slope)
 
 
 def _examine(subject: Subject, patients: list[Patient]) -> None:
