@@ -84,19 +84,27 @@ def held(pids: Iterable[int]) -> tuple[int, int]:
 def end_all(root: int, mark: bytes, seconds: float = 10.0) -> None:
     """End what descends from `root` or has `mark` in its first environment, and `root`; return when all are gone.
 
-    All are stopped before the first is killed, so that none starts another meanwhile. What has neither
-    mark nor descent is not found, nor is what belongs to another user.
+    All are stopped before the first is killed, so that none starts another meanwhile. `root` is stopped first and
+    killed last: orphans fall to it, and while it takes no notice of ends the kernel leaves none out of the list of
+    its children. One look can miss whoever changes its parent or its program just then: two in a row have to find
+    nobody. What has neither mark nor descent is not found, nor is what belongs to another user.
     """
-    deadline = time.monotonic() + seconds
-    while (found := _living({*descendants(root), *_marked(mark)})) and time.monotonic() < deadline:
+    deadline, ended, quiet = time.monotonic() + seconds, set[int](), 0
+    _signal([root], signal.SIGSTOP)
+    while quiet < 2 and time.monotonic() < deadline:
         stopped: set[int] = set()
-        while found - stopped and time.monotonic() < deadline:
+        while (found := _look(root, mark)) - stopped and time.monotonic() < deadline:
             _signal(found - stopped, signal.SIGSTOP)
             stopped |= found
-            found = _living({*descendants(root), *_marked(mark)})
         _signal(stopped, signal.SIGKILL)
+        ended |= stopped
+        quiet = 0 if stopped or _living(ended) else quiet + 1
         time.sleep(0.005)
     _signal([root], signal.SIGKILL)
+
+
+def _look(root: int, mark: bytes) -> set[int]:
+    return _living({*descendants(root), *_marked(mark)} - {root})
 
 
 def _marked(mark: bytes) -> set[int]:
