@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ringlab.course.gradebook.store import Gradebook
+from ringlab.course.judge.processes import status_text
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 COMMAND = """
@@ -32,10 +34,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     if not os.access(memory, os.W_OK):
         yield tmp_path
         return
-    path = memory / f"gradebook-{os.getpid()}"  # not as the windows of ranks are called
-    path.mkdir()
-    yield path
-    shutil.rmtree(path)
+    # Not as the windows of ranks are called, nor as what a run left that had this one's number and was killed.
+    with tempfile.TemporaryDirectory(prefix="gradebook-", dir=memory) as path:
+        yield Path(path)
 
 
 def kill(folder: Path, moments: str, submissions: int, what: str, book: str = "Gradebook") -> dict:
@@ -70,13 +71,16 @@ def test_a_book_that_is_not_safe_is_noticed(folder: Path, book: str, what: str, 
     assert kill(folder, "all", 1 if what == "grade" else 2, what, book)[symptom]
 
 
+def fields_of(stat: Path) -> list[str]:
+    """Return what the kernel says of a process after its name, which may be no text; nothing of who is gone."""
+    return status_text(stat).rpartition(")")[2].split()
+
+
 def descendants(pid: int) -> dict[int, str]:
     """Return the processes below `pid` with what identifies them for good: when they started."""
     parents, started = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
+        if not (fields := fields_of(path)):
             continue
         parents[int(path.parent.name)], started[int(path.parent.name)] = int(fields[1]), fields[19]
     found = {pid}
@@ -88,11 +92,8 @@ def descendants(pid: int) -> dict[int, str]:
 def alive(processes: dict[int, str]) -> list[int]:
     found = []
     for pid, started in processes.items():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[19] == started and fields[0] not in "ZX":
+        fields = fields_of(Path(f"/proc/{pid}/stat"))
+        if fields and fields[19] == started and fields[0] not in "ZX":
             found.append(pid)
     return found
 
@@ -109,13 +110,7 @@ def comparable(path: Path) -> list[tuple]:
 
 
 def sandboxes(processes: dict[int, str]) -> list[int]:
-    names = {}
-    for pid in processes:
-        try:
-            names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
-        except OSError:
-            continue
-    return [pid for pid, name in names.items() if name == "bwrap"]
+    return [pid for pid in processes if status_text(Path(f"/proc/{pid}/comm")).strip() == "bwrap"]
 
 
 @pytest.mark.slow

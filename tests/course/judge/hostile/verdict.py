@@ -85,11 +85,14 @@ def double(x):
     return 2 * x
 """,
     "floods the judge from a thread": """
+BEGUN = threading.Event()
 def flood():
     while True:
         write_everywhere(Frame("result", {"call": 1}, None))
+        BEGUN.set()
 def double(x):
     threading.Thread(target=flood, daemon=True).start()
+    BEGUN.wait()  # on a busy machine every check may be over before
     return x
 """,
     "answers twice": """
