@@ -98,25 +98,29 @@ class _Job:
     """A computation; `result` waits until somebody has done it."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
+        self._function: Callable[[], Any] | None = function
         self._value: Any = None
         self._error: Exception | None = None
         self._done = threading.Lock()
         self._done.acquire()
 
     def run(self) -> None:
+        function, self._function = self._function, None
+        assert function is not None
         try:
-            self._value = self._function()
+            self._value = function()
         except Exception as error:
             self._error = error
         finally:
+            del function  # it holds tensors; the rank, which counts what lives, may go on from here
             self._done.release()
 
     def result(self) -> Any:
         self._done.acquire()
         if self._error is not None:
             raise self._error
-        return self._value
+        value, self._value = self._value, None
+        return value
 
 
 class _Workers:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
+
 import torch
 
 from ringlab import VirtualCluster
 from ringlab.comm.memory import MemoryMeter
+from ringlab.comm.turns import _Job
 
 
 def test_views_and_in_place_results_are_no_new_memory() -> None:
@@ -67,3 +71,16 @@ def test_a_materialised_score_matrix_is_seen() -> None:
 
     report = VirtualCluster(1).run(program, torch.randn(1, 1, 256, 16)).memory[0]
     assert report.largest_bytes == 256 * 256 * 4
+
+
+def test_a_computation_that_is_over_holds_no_tensors() -> None:
+    """Neither what went in nor, once its rank has it, what came out: a worker may be slow to go to its next one."""
+    given, held = torch.ones(3), []
+    seen = weakref.ref(given)
+    job = _Job(lambda given=given: given + 1)
+    del given
+    job._done = SimpleNamespace(release=lambda: held.append(seen() is not None), acquire=lambda: True)
+    job.run()
+    assert held == [False]
+    result = weakref.ref(job.result())
+    assert result() is None
