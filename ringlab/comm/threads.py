@@ -32,7 +32,7 @@ class RankThread:
         self._turn = threading.Lock()
         self._turn.acquire()
         self._thread: threading.Thread | None = None
-        self._abandoned = False
+        self._abandoned = self._left = False
 
     @property
     def is_current(self) -> bool:
@@ -60,21 +60,24 @@ class RankThread:
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             let_through(self._turn)
             thread.join(timeout=0.1)
-            if thread.is_alive() and thread.ident is not None:
+            if thread.is_alive() and not self._left and thread.ident is not None:
                 # It is not waiting for its turn: a loop without end, say, after Ctrl-C.
                 unwind = ctypes.py_object(_Abandoned)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), unwind)
 
     def _run(self) -> None:
         try:
-            self.result = self.body(self.rank)
-        except _Abandoned:
-            pass
-        except BaseException as error:
-            self.error = error
-        finally:
-            if not self._abandoned:
-                self.ended(self)
+            try:
+                self.result = self.body(self.rank)
+            except _Abandoned:
+                pass
+            except BaseException as error:
+                self.error = error
+            self._left = True
+        except _Abandoned:  # once more, on the way out
+            self._left = True
+        if not self._abandoned:
+            self.ended(self)
 
 
 def let_through(lock: threading.Lock) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.protocol import side_by_side
+from ringlab.comm.threads import RankThread
 from ringlab.comm.trace import Exchange
 from ringlab.comm.virtual import Costs
 from ringlab.errors import (
@@ -234,8 +235,22 @@ try:
 except KeyboardInterrupt:
     print("interrupted", threading.active_count())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.stderr) == ("interrupted 1", "")
+
+
+def test_a_rank_that_is_slow_to_end_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program is over; an exception now would be printed as that of a thread."""
+    printed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    thread = RankThread(0, lambda rank: rank, lambda thread: time.sleep(0.5))
+    thread.resume()
+    while not thread._left:
+        time.sleep(0.001)
+    thread.abandon()
+    assert thread._thread is not None
+    thread._thread.join()
+    assert printed == []
 
 
 def test_ranks_go_on_in_their_turn_whichever_computation_ends_first() -> None:
