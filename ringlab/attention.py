@@ -122,9 +122,9 @@ def ring_attention(
     if told := choice(block, chosen, scores.wishes):
         ring.comm.chose(*told)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    ring.comm.calls += 1
-    number = ring.comm.calls if validate else None
-    call = Call(ring, layout, chosen, seen, scale, (q.shape[1], k.shape[1]), return_lse, scores, number)
+    name = ring.comm.name_call()  # whether it is compared or not: the next one counts on
+    heads = q.shape[1], k.shape[1]
+    call = Call(ring, layout, chosen, seen, scale, heads, return_lse, scores, name if validate else "")
     out, lse = _RingAttention.apply(q, k, v, plan, call)
     return (out, lse) if return_lse else out
 
@@ -143,10 +143,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.call.number is not None:
-            agree(
-                ctx.call.ring.comm, f"backward through call {ctx.call.number} of attention", None, dout.device
-            )
+        if ctx.call.name:
+            agree(ctx.call.ring.comm, f"backward through {ctx.call.name}", None, dout.device)
         gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous())
         dq, dk, dv = (x.to(dout.dtype) for x in gradients)
         return dq, dk, dv, None, None

@@ -14,6 +14,8 @@ from ringlab import VirtualCluster, launch, ring_attention
 from ringlab.blocks.native import Native
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
+from ringlab.comm.strict import Strict
+from ringlab.comm.subgroup import SubGroup
 from ringlab.errors import (
     AgreementError,
     BackendError,
@@ -290,14 +292,37 @@ def test_processes_refuse_the_same() -> None:
         ]
 
 
-def two_calls_back(ring: Ring, order: tuple[tuple[int, int], ...]) -> list[Tensor] | RinglabError:
-    """Two calls of equal shapes, and back through them in this rank's order; returns q's gradients."""
+def as_it_is(ring: Ring) -> Ring:
+    return ring
+
+
+def of_all(ring: Ring) -> Ring:
+    return Ring(SubGroup(ring.comm, range(ring.world_size)))
+
+
+def wrapped(ring: Ring) -> Ring:
+    return Ring(Strict(ring.comm))
+
+
+def two_calls_back(
+    ring: Ring,
+    order: tuple[tuple[int, int], ...],
+    makes: tuple[tuple[Callable[[Ring], Ring], Callable[[Ring], Ring]], ...] = ((as_it_is, as_it_is),) * 2,
+) -> list[Tensor] | RinglabError:
+    """Two calls of equal shapes, each over a ring that this rank makes for it, and back through them in its order.
+
+    Returns q's gradients.
+    """
     x = arguments(ring)
     k, v = x.pop("k"), x.pop("v")
     queries = [x.pop("q"), torch.ones(1, 4, k.shape[2], 8)]
     for query in queries:
         query.requires_grad_()
-    outs = [ring_attention(query, k, v, **x) for query in queries]
+    rings = [make(ring) for make in makes[ring.rank]]
+    outs = [
+        ring_attention(query, k, v, **(x | {"ring": each}))
+        for query, each in zip(queries, rings, strict=True)
+    ]
     try:
         for which in order[ring.rank]:
             outs[which].sum().backward()
@@ -323,13 +348,24 @@ def test_any_order_is_fine_that_all_ranks_keep_to():
     assert [len(gradients) for gradients in found] == [2, 2]
 
 
-def test_a_rank_may_make_its_ring_anew_for_every_call():
-    def back(ring):
-        made = (Ring(ring.comm) if ring.rank else ring for _ in range(2))
-        x = arguments(ring)
-        q, k, v = (x.pop(name).requires_grad_() for name in ("q", "k", "v"))
-        outs = [ring_attention(q, k, v, **(x | {"ring": each})) for each in made]
-        sum(out.sum() for out in outs).backward()
-        return q.grad
+@pytest.mark.parametrize("make", [as_it_is, lambda ring: Ring(ring.comm), of_all, wrapped])
+@pytest.mark.parametrize("other", [as_it_is, of_all, wrapped])
+def test_calls_are_the_same_ones_however_a_rank_makes_its_rings(make, other):
+    """A rank may keep what another makes anew for every call: what is counted lies in the transport under it."""
+    run = VirtualCluster(P, memory=False).run
+    kept = run(two_calls_back, ((0, 1), (0, 1)), ((make, other), (as_it_is, as_it_is))).results
+    assert [len(gradients) for gradients in kept] == [2, 2]
+    for error in run(two_calls_back, ((0, 1), (1, 0)), ((make, other), (make, other))).results:
+        assert isinstance(error, AgreementError)
 
-    assert all(isinstance(grad, Tensor) for grad in VirtualCluster(P, memory=False).run(back).results)
+
+def test_calls_over_some_ranks_are_counted_by_themselves():
+    def names(ring):
+        pair = SubGroup(ring.comm, (2, 0)) if ring.rank != 1 else None
+        said = [ring.comm.name_call()] + [each.name_call() for each in (pair, pair) if each is not None]
+        inner = [] if pair is None else [SubGroup(SubGroup(ring.comm, (1, 2, 0)), (1, 2)).name_call()]
+        return said + inner
+
+    first, second, third = VirtualCluster(3, memory=False).run(names).results
+    assert first == third and second == first[:1] == ["call 1 of attention"]
+    assert first[1:] == [f"call {number} of attention over ranks 2, 0" for number in (1, 2, 3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat, TypeVar
 
@@ -51,8 +52,8 @@ class Comm(ABC):
 
     rank: int
     world_size: int
-    calls: int = 0
-    """Calls of attention over it so far. All ranks take part in each, so the number is the same on all."""
+    inner: Comm | None = None
+    """The transport that this one is made of, where it wraps another."""
 
     @abstractmethod
     def exchange(
@@ -113,6 +114,20 @@ class Comm(ABC):
 
     def chose(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
         """Take note that `chosen` was taken where the program left it open, as in block="auto"."""
+
+    def name_call(self, ranks: Sequence[int] | None = None) -> str:
+        """Count a call of attention over `ranks`, all by default, and return its name, the same on each of them.
+
+        All ranks of a call take part in it, so each counts the same; wrappers and subgroups let the transport count
+        that they are made of, for a rank may make them anew for every call, or have more of them than another.
+        """
+        among = tuple(range(self.world_size) if ranks is None else ranks)
+        if self.inner is not None:
+            return self.inner.name_call(among)
+        counts: Counter[tuple[int, ...]] = self.__dict__.setdefault("_named_calls", Counter())
+        counts[among] += 1
+        over = "" if among == tuple(range(self.world_size)) else f" over ranks {', '.join(map(str, among))}"
+        return f"call {counts[among]} of attention{over}"
 
     def fail(self, error: BaseException) -> None:  # noqa: B027 (most transports need nothing here)
         """Tell the other ranks, where the transport can, that this one gives up because of `error`."""

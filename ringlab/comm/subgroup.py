@@ -61,6 +61,9 @@ class SubGroup(Comm):
     def chose(self, asked: str, chosen: str) -> None:
         self.inner.chose(asked, chosen)
 
+    def name_call(self, ranks: Sequence[int] | None = None) -> str:
+        return self.inner.name_call(self.ranks if ranks is None else [self.ranks[rank] for rank in ranks])
+
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)
 

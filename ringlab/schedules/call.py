@@ -36,8 +36,8 @@ class Call:
     lse: bool = True
     """Whether lse is wanted too."""
     scores: Scores = field(default_factory=Scores)
-    number: int | None = None
-    """Which call of attention over its transport it is, where ranks compare in backward whether they are in the same one."""
+    name: str = ""
+    """Which call of attention it is, where ranks compare in backward whether they are in the same one."""
 
     def length(self, origin: int) -> int:
         """Return the tokens of the block that belongs to rank `origin`."""
