@@ -42,7 +42,9 @@ class Window:
 def window(width: int = 1280, height: int = 900) -> Iterator[Window]:
     """Open a browser with a user profile of its own, and close it at the end."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=list(QUIET))
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), headless=True, args=list(QUIET), timeout=PATIENCE
+        )
         context = browser.new_context(viewport={"width": width, "height": height})
         context.set_default_timeout(PATIENCE)
         seen = Window(context.new_page())
