@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from ringlab.comm.children import _Clock as Clock
 from ringlab.comm.launch import _environment as environment
 from ringlab.conformance.perform import Subject, any_left, joined, leave, ran_path, ranks_left
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
@@ -103,6 +104,7 @@ class _Child:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._output = _Output(self.process)
+        self._clock = Clock()  # on a machine that stands still nobody hangs
 
     def close(self) -> None:
         """End the child and remove what it left."""
@@ -116,7 +118,7 @@ class _Child:
 
     def claims(self) -> Claims | Trouble:
         """Return what the child says of its target; the import has the time limit too."""
-        deadline = time.monotonic() + START_SECONDS / 2 + self.limit
+        deadline = self._clock.tick() + START_SECONDS / 2 + self.limit
         while True:
             self._output.pump(_POLL)
             if (self.folder / "claims").exists():
@@ -143,7 +145,7 @@ class _Child:
 
     def _wait_for(self, index: int, run: Run) -> Ran | None:
         """What came of the run; None where it was let go."""
-        now, since, limit = self._now(), time.monotonic(), START_SECONDS
+        now, since, limit = self._now(), self._clock.tick(), START_SECONDS
         while True:
             if ran_path(self.folder, index).exists():
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
@@ -152,14 +154,14 @@ class _Child:
                 return ran  # its launch goes on: what goes wrong from now on is another run's
             self._output.pump(_POLL)
             if self._now() != now:
-                now, since = self._now(), time.monotonic()
+                now, since = self._now(), self._clock.tick()
                 self._output.begin()
             limit = self.limit if now is not None and now >= 0 else START_SECONDS
             late = _LATE if any_left(self.folder, index, run) else 0.0
             trouble = self._ended(since + limit + late, limit, "one run")
             if trouble is not None and not ran_path(self.folder, index).exists():
                 parts = ranks_left(self.folder, index, run)
-                return Ran(run, trouble=trouble, seconds=time.monotonic() - since, returned=gave(parts))
+                return Ran(run, trouble=trouble, seconds=self._clock.tick() - since, returned=gave(parts))
 
     def _now(self) -> int | None:
         path = self.folder / "now"
@@ -175,7 +177,7 @@ class _Child:
             self._output.pump(0.0)
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             trouble = Trouble("crashed", f"the process ended with {how}{self._output.told()}")
-        elif time.monotonic() > deadline:
+        elif self._clock.tick() > deadline:
             trouble = Trouble("hung", f"the limit of {limit:g} s for {what} was hit{self._output.told()}")
         if trouble is not None:
             self.kill()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from ringlab.conformance.runner import Report, check
@@ -102,3 +106,16 @@ def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 20.0)
     report = check("tests.conformance.import_hangs:ring", quick=True, only=("dq",), limit=1.0)
     assert evidence(report, "loads").startswith("hung: the limit of 11 s for its import")
+
+
+def test_while_the_machine_stands_still_nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it does so for a quarter of an hour at every fiftieth look at the clock."""
+    looks = itertools.count()
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + 900.0 * (next(looks) // 50), sleep=time.sleep
+    )
+    for module in ("ringlab.comm.children", "ringlab.conformance.isolation"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 600.0)
+    report = check("ringlab.conformance.plain_ring:attend", quick=True, only=("dq", "strided"), limit=30.0)
+    assert report.failed == [] and next(looks) > 50
