@@ -37,6 +37,7 @@ from ringlab.errors import MismatchError, RinglabError
 
 QUEUED_BYTES = 1 << 30  # of messages that no receiver has waited for yet: the judge holds them
 ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
+ABORT_S = 2.0  # for a rank that is broken off to come to its next exchange; one that does not is ended
 
 
 class RankRaised(RinglabError):
@@ -125,9 +126,9 @@ class Network:
         """Whether this rank's worker has ended its call and can take another."""
         return self.ranks[rank].state in ("result", "error")
 
-    def abort(self, seconds: float = 2.0) -> None:
+    def abort(self) -> None:
         """End the call on every rank that is still at it, as far as it lets itself be ended."""
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + ABORT_S
         while time.monotonic() < self.deadline and not all(self.idle(r.rank) for r in self.ranks):
             for rank in self.ranks:
                 if (rank.waiting or rank.state == "ready") and not rank.aborted:

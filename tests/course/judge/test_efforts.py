@@ -38,10 +38,11 @@ def test_products_of_each_rank_are_counted_in_the_notebook() -> None:
 def test_the_processors_time_of_each_rank_is_read_from_outside() -> None:
     with Session([SOURCE.replace('ring.compute("product", torch.matmul, x, arrived)', "x @ arrived")], ["ring_forward"], torch=True) as session:  # fmt: skip
         subject = SandboxedSubject(session, "ring_forward")
-        subject.efforts(3, shards())
-        idle, _, busy = subject.efforts(3, shards())
+        runs = [subject.efforts(3, shards()) for _ in range(4)][1:]
+        # The least of each: the clock counts as the process's own what interrupts it, and what takes its processor away.
+        idle, _, busy = map(min, zip(*runs, strict=True))
         assert 0 <= idle < busy / 2
-        assert busy < sum(worker.computed() for worker in session.workers(3))
+        assert sum(run[2] for run in runs) < sum(worker.computed() for worker in session.workers(3))
 
 
 def test_the_clocks_of_another_process_read_what_its_own_do() -> None:

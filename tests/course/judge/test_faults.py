@@ -7,6 +7,7 @@ import torch
 
 from ringlab.course.contract import Check, Crashed, NotWritten, Stage
 from ringlab.course.faults import Ended, Faults
+from ringlab.course.judge import network
 from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.course.subject import InProcessSubject
 from ringlab.errors import WorldSizeError
@@ -208,7 +209,8 @@ def test_a_rank_that_never_gets_so_far_is_not_killed_and_errors_are_told_as_ever
             subject.run_ring(2, [torch.zeros(2), torch.zeros(3)], faults=Faults(kill=(1, 1)))
 
 
-def test_workers_are_not_lost_with_a_killed_rank(session) -> None:
+def test_workers_are_not_lost_with_a_killed_rank(session, monkeypatch) -> None:
+    monkeypatch.setattr(network, "ABORT_S", 60.0)  # on a machine that stands still for a while
     sandboxed, _ = subjects(session, "ring_sum")
     before = [*session.workers(3)]
     for exchange in (0, 1):

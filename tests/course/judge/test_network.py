@@ -5,6 +5,7 @@ import torch
 
 from ringlab.comm.virtual import VirtualCluster
 from ringlab.course.contract import Crashed, NotWritten
+from ringlab.course.judge import network
 from ringlab.course.judge.session import Condemned, SandboxedSubject, Session
 from ringlab.layout import zigzag
 from tests.course.judge.small_contract import RIGHT_RING, RING_EXERCISE, notebook
@@ -139,6 +140,12 @@ def forgiven(session) -> None:
     session.losses, session.condemned, session.seconds = 0, "", 60
 
 
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """A machine that stands still for a while ends no rank that could have gone on."""
+    monkeypatch.setattr(network, "ABORT_S", 60.0)
+
+
 def here(name: str):
     namespace: dict = {}
     exec(PROGRAMS, namespace)
@@ -238,7 +245,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_ring_is_named_and_the_workers_go_on(session, name) -> None:
+def test_a_broken_ring_is_named_and_the_workers_go_on(session, patient, name) -> None:
     P, kind, text = BROKEN[name]
     workers = list(session.workers(3))
     with pytest.raises(Crashed) as failure:
@@ -307,7 +314,7 @@ def test_a_ring_exercise_is_graded(tmp_path) -> None:
     assert report.stages[0].checks[2].message == "Send to the next rank only."
 
 
-def test_ranks_that_are_broken_off_take_the_next_call(session) -> None:
+def test_ranks_that_are_broken_off_take_the_next_call(session, patient) -> None:
     """Some had posted what they were not told about any more, and were ended with all others for waiting for it."""
     before = [worker.pid for worker in session.workers(4)]
     shapes = [torch.zeros(8), torch.zeros(8), torch.zeros(4), torch.zeros(8)]

@@ -31,11 +31,11 @@ def readable(paths):
         except OSError:
             pass
     return [path for path in found if path]
-def writable(paths):
+def writable(paths, mark):
     found = []
     for path in paths:
         try:
-            with open(os.path.join(path, "mark"), "w") as file:
+            with open(os.path.join(path, mark), "w") as file:
                 file.write("x")
             found.append(path)
         except OSError:
@@ -154,8 +154,9 @@ def test_only_scratch_can_be_written(look) -> None:
         str(PACKAGE.parent),
         os.path.expanduser("~"),
     ]
-    assert look("writable", paths) == ["/tmp"]
-    assert not os.path.exists("/tmp/mark")
+    mark = f"mark-{os.getpid()}-written"
+    assert look("writable", paths, mark) == ["/tmp"]
+    assert not os.path.exists(f"/tmp/{mark}")
 
 
 @inside
