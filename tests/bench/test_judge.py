@@ -18,7 +18,8 @@ from tests.course.submissions_of import namespace, solution_code, submissions
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEPT: list[bytes] = []
-LEAK_KIB = 256
+LEAK_KIB = 1024
+"""Some systems hand memory out by 2 MiB: one such page, amid 48 submissions, is a slope of 64 KiB for each."""
 
 
 class Quick(Watched):
@@ -136,7 +137,8 @@ def test_real_submissions_are_watched_on_their_way() -> None:
     rounding = 2 * len(PHASES) * 0.0005 + 0.005
     assert 0 < 2 * sum(part["seconds_each"].values()) <= part["wall_s"] + rounding
     assert part["cpu_s_each"]["workers"] > 0
-    assert part["per_minute"] == pytest.approx(120 / part["wall_s"], rel=0.02)  # both are rounded
+    # Both are rounded, which is much of a rate on a busy machine.
+    assert part["per_minute"] == pytest.approx(120 / part["wall_s"], rel=0.02, abs=0.06)
 
 
 GOOD = {

@@ -91,7 +91,7 @@ def test_every_survivor_of_a_kill_names_the_dead_rank() -> None:
     for survivor in (0, 1):
         assert PeerDiedError.__name__ in error.errors[survivor]
         assert "rank 2 failed first: killed by signal SIGKILL" in error.errors[survivor]
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150  # of which most is to start, on a busy machine
 
 
 def test_a_message_that_never_comes_ends_in_a_timeout_that_names_both_ranks() -> None:

@@ -253,7 +253,7 @@ def test_every_survivor_of_a_kill_names_the_dead_rank(transport: str, program: A
     for survivor in (0, 1):
         assert PeerDiedError.__name__ in caught.value.errors[survivor]
         assert "rank 2 failed first: killed by signal SIGKILL" in caught.value.errors[survivor]
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150  # of which most is to start, on a busy machine
 
 
 @pytest.mark.parametrize("transport", OTHERS)
