@@ -52,8 +52,6 @@ class Comm(ABC):
 
     rank: int
     world_size: int
-    inner: Comm | None = None
-    """The transport that this one is made of, where it wraps another."""
 
     @abstractmethod
     def exchange(
@@ -122,8 +120,9 @@ class Comm(ABC):
         that they are made of, for a rank may make them anew for every call, or have more of them than another.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
-        if self.inner is not None:
-            return self.inner.name_call(among)
+        inner = getattr(self, "inner", None)  # the transport that a wrapper is made of
+        if isinstance(inner, Comm):
+            return inner.name_call(among)
         counts: Counter[tuple[int, ...]] = self.__dict__.setdefault("_named_calls", Counter())
         counts[among] += 1
         over = "" if among == tuple(range(self.world_size)) else f" over ranks {', '.join(map(str, among))}"
