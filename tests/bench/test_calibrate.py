@@ -127,7 +127,7 @@ def test_bad_input_is_told_before_anything_is_measured(
 @pytest.mark.slow
 def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
     file = tmp_path / "here.toml"
-    options = ["--heads", "1", "--head-dim", "16", "--tokens", "128,200", "--rounds", "1", "--json"]
+    options = ["--heads", "1", "--head-dim", "16", "--tokens", "128,200", "--rounds", "5", "--json"]
     done = CliRunner().invoke(app, ["calibrate", "--hardware", str(file), *options])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
