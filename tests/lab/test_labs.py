@@ -241,7 +241,7 @@ def test_a_lab_under_torchrun_writes_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     lab = ["-m", "ringlab", "lab", "l1", "--messages", "64,4096", "--lengths", "16,32", "--rounds", "1",
            "--nodes", "1", "--output", str(tmp_path / "l1.json")]  # fmt: skip
-    done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=120, cwd=CHECKOUT)
+    done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=300, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr
     assert load(tmp_path / "l1.json")["finished"]
     assert done.stdout.count("no GPU took part") == 1
@@ -252,7 +252,7 @@ def test_under_torchrun_too_a_rank_that_dies_leaves_the_results_and_a_cause(tmp_
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     lab = ["-m", "ringlab", "lab", "l3", "tests.lab.entrants:dies", "--tokens", "64", "--heads", "1",
            "--head-dim", "8", "--rounds", "1", "--output", str(tmp_path)]  # fmt: skip
-    done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=120, cwd=CHECKOUT)
+    done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=300, cwd=CHECKOUT)
     assert done.returncode != 0
     found = load(tmp_path / "tests.lab.entrants-dies.json")
     assert not found["finished"] and re.search("another rank died|rank 1", found["ended_by"]), found[
@@ -287,8 +287,9 @@ def test_ranks_that_do_not_come_are_named_long_before_the_lab_would_be_over(
                    "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
     for name, value in of_torchrun.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TransportTimeout, match="within 0.7 s\n.*no word from ranks 1, 2 of 3"):
-        look(L1, Start(Path("l1.json"), timeout=3600.0, connect=0.7))
+    with pytest.raises(TransportTimeout, match="within 3 s\n.*no word from ranks 1, 2 of 3"):
+        # However busy the machine is, there is time to reach the store itself.
+        look(L1, Start(Path("l1.json"), timeout=3600.0, connect=3.0))
 
 
 def test_preflight_on_the_command_line(tmp_path: Path) -> None:
