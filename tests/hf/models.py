@@ -165,12 +165,19 @@ def _norm(self: Any, x: Tensor) -> Tensor:
 
 
 # How large an error may be: at most twice that of the plainest implementation, transformers' own eager attention in
-# float32 on one process. Its error is the largest over a few orders in which it can take the tokens.
+# float32 on one process. Its error is the largest over a few orders in which it can take the tokens, with weights that
+# are a unit in the last place off: a product that is rounded is as one of such a weight. Orders alone leave what is
+# rounded for each token by itself as it is, and where that is little by luck, all of them are lucky together.
 
 
-def permuted(config: PreTrainedConfig, batch: Batch, order: Tensor) -> Step:
-    """`alone` with the tokens taken in another order: the same function, whose sums are rounded otherwise."""
+def permuted(config: PreTrainedConfig, batch: Batch, generator: torch.Generator) -> Step:
+    """`alone` with the tokens in another order and weights that are a last place off: all that is rounded is so otherwise."""
     model = build(config, "eager")
+    order = torch.randperm(batch.input_ids.shape[1], generator=generator)
+    with torch.no_grad():
+        for weight in model.parameters():
+            to = torch.where(torch.rand(weight.shape, generator=generator) < 0.5, -torch.inf, torch.inf)
+            weight.copy_(torch.nextafter(weight, to))
     positions = batch.position_ids
     positions = torch.arange(batch.input_ids.shape[1])[None] if positions is None else positions
     common = {
@@ -205,9 +212,7 @@ def errors(step: Step, true: Step) -> dict[str, float]:
 def bounds(config: PreTrainedConfig, batch: Batch, true: Step, orders: int = 8) -> dict[str, float]:
     """Twice the plainest's largest error over `orders`, and one unit of last place of the value's scale."""
     generator = torch.Generator().manual_seed(0)
-    steps = [alone(config, batch)]
-    S = batch.input_ids.shape[1]
-    steps += [permuted(config, batch, torch.randperm(S, generator=generator)) for _ in range(orders - 1)]
+    steps = [alone(config, batch), *(permuted(config, batch, generator) for _ in range(orders - 1))]
     each = [errors(step, true) for step in steps]
     unit = torch.finfo(torch.float32).eps
     scales = {name: float(x.abs().max()) for name, x in true.values().items()}
