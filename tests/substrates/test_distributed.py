@@ -119,7 +119,7 @@ def torchrun(folder: Path, fail: bool, transport: str = "gloo") -> subprocess.Co
         command, env=environment, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as agent:
         try:
-            out, err = agent.communicate(timeout=120)
+            out, err = agent.communicate(timeout=300)
         finally:
             agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
     return subprocess.CompletedProcess(command, agent.returncode, out, err)

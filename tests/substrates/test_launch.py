@@ -172,7 +172,7 @@ def test_functions_of_cells_and_scripts_without_a_guard(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     results, quoted = done.stdout.splitlines()
