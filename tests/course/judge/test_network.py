@@ -287,7 +287,7 @@ def test_the_peak_is_the_systems_and_begins_anew_with_each_run(session) -> None:
     for mib in (64, 16, 48):
         outcome = subject.run_ring(2, shards(2, 4), [mib, 1])
         assert outcome.results == [mib * 2.0**18, 2.0**18]
-        assert 0.95 * mib <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6
+        assert mib - 2 <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6  # pages are counted by processor
         assert outcome.memory[1].peak_bytes / 2**20 <= 7
 
 
