@@ -32,20 +32,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    from tests.browser.window import QUIET
+    from tests.browser.window import PATIENCE, QUIET
     from tests.needs import chromium_path
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=list(QUIET))
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), headless=True, args=list(QUIET), timeout=PATIENCE
+        )
         yield browser
         browser.close()
+
+
+def new_page(browser: Any, **options: Any) -> Any:
+    """A page in a context of its own that waits as long as a busy machine may take."""
+    from tests.browser.window import PATIENCE
+
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+    return context.new_page()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_pages_fit_and_ask_nobody(chromium: Any, folder: Path, width: int, scheme: str) -> None:
-    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page, asked, said = context.new_page(), [], []
+    page = new_page(chromium, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    asked, said = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: said.append(message.text))
     for path in sorted(folder.rglob("*.html")):
@@ -58,11 +69,11 @@ def test_pages_fit_and_ask_nobody(chromium: Any, folder: Path, width: int, schem
         assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 25, 31)")
     assert said == [] and {url.partition(":")[0] for url in asked} == {"file"}
     assert len(asked) == len(list(folder.rglob("*.html")))
-    context.close()
+    page.context.close()
 
 
 def test_hints_open_by_keyboard_one_by_one(chromium: Any, folder: Path) -> None:
-    page = chromium.new_page()
+    page = new_page(chromium)
     page.goto((folder / "learners" / page_name("Late")).as_uri())
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -74,15 +85,15 @@ def test_hints_open_by_keyboard_one_by_one(chromium: Any, folder: Path) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert first.locator("p").nth(1).is_visible() and not first.locator("p").nth(2).is_visible()
-    page.close()
+    page.context.close()
 
 
 def test_what_is_printed_holds_every_check_and_no_hint(chromium: Any, folder: Path) -> None:
-    page = chromium.new_page()
+    page = new_page(chromium)
     page.goto((folder / "learners" / page_name("Late")).as_uri())
     page.emulate_media(media="print", color_scheme="dark")
     assert page.locator("tr.fails").first.is_visible() and page.locator("tr.holds").first.is_visible()
     assert not page.locator("details").first.is_visible()
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert WRONG and page.pdf()[:4] == b"%PDF"
-    page.close()
+    page.context.close()
