@@ -16,6 +16,7 @@ from ringlab.course.judge.judge import grade
 from ringlab.course.judge.processes import cpu_seconds, descendants, end_all, held, memory
 from ringlab.course.judge.sandbox import Bounds, _own_tasks
 from ringlab.course.judge.session import SandboxedSubject, Session
+from tests.course.judge.left_behind import processes, turn
 from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
 
 inside = pytest.mark.needs_bwrap
@@ -136,6 +137,7 @@ def test_a_process_of_somebody_elses_may_have_any_name() -> None:
         assert other.stdout is not None and other.stdout.readline()
         assert memory(other.pid, "VmRSS") > 0 and held([other.pid])[1] == 1 and cpu_seconds(other.pid) >= 0
         assert _own_tasks() > 1
+        assert other.pid not in processes(turn()), "nor does it end a test that looks for what is left"
         other.kill()
 
 
