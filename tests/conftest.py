@@ -24,8 +24,9 @@ if not torch.cuda.is_available():
 # virtual cluster's small ones five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
 
-# The same examples every time where the verdict counts; fresh ones on a developer's machine. How long drawing them takes
-# is a matter of what else the machine does.
+# Where the verdict counts, examples that a test's name and the constants of the modules imported so far decide, so that
+# almost always they are the same; fresh ones on a developer's machine. How long drawing them takes is a matter of what else
+# the machine does.
 TIMELESS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, **TIMELESS)
 hypothesis.settings.register_profile("developer", **TIMELESS)

@@ -78,7 +78,7 @@ class Child:
         self.process.wait()
 
 
-class _Clock:
+class Clock:
     """Seconds in which this process looked; a stretch in which it could not look counts for `_STRIDE`."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Children:
         self.running: list[Child] = []
         self.world_size, self.environment = world_size, environment
         self.output = _Output()
-        self.clock = _Clock()
+        self.clock = Clock()
         self.failed_at: float | None = None
 
     def __enter__(self) -> Children:

@@ -65,7 +65,7 @@ def launch(
         )  # fmt: skip
         _write_job(folder, job)
         board = Board(dist.PrefixStore("board", store))
-        with Children(folder, world_size, board, _environment(threads)) as children:
+        with Children(folder, world_size, board, environment(threads)) as children:
             if watch is None:
                 children.supervise(startup=STARTUP, timeout=timeout)
             else:
@@ -118,7 +118,7 @@ def _write_job(folder: Path, job: Job) -> None:
     (folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))
 
 
-def _environment(threads: int) -> dict[str, str]:
+def environment(threads: int) -> dict[str, str]:
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
     # Blocks come and go by the megabyte: glibc shall keep freed memory, not give every page back and

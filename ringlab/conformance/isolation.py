@@ -21,8 +21,8 @@ from typing import Any
 
 import cloudpickle
 
-from ringlab.comm.children import _Clock as Clock
-from ringlab.comm.launch import _environment as environment
+from ringlab.comm.children import Clock
+from ringlab.comm.launch import environment
 from ringlab.conformance.perform import Subject, any_left, joined, leave, ran_path, ranks_left
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims

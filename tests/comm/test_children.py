@@ -68,7 +68,7 @@ def test_while_the_machine_stands_still_nobodys_time_runs_out(monkeypatch: pytes
     """The ranks could not move either: who was about to speak does so after it."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    ours = children._Clock()
+    ours = children.Clock()
     for seconds, counted in ((0.25, 0.25), (30.0, 1.25), (0.5, 1.75)):
         clock.now += seconds
         assert ours.tick() == counted
