@@ -119,6 +119,7 @@ def _write_job(folder: Path, job: Job) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
+    """Return the environment of a rank's process that computes on `threads` threads."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
     # Blocks come and go by the megabyte: glibc shall keep freed memory, not give every page back and
