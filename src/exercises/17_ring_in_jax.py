@@ -31,7 +31,8 @@ from ringlab.course.mesh.examine import examine
 #
 # Each function that you write is a program of *one device*: the checks put it into `shard_map` on P simulated devices, on a mesh with one axis `"ring"`, compile it,
 # read what the compiled program sends, and run it. `q`, `k`, `v` are the device's parts, (B, H, L, D). `positions` is a **NumPy** array (P, L): row r says which global
-# positions device r owns, in the order of its tokens. It is known while your program is written down; the device's number, `lax.axis_index("ring")`, is not.
+# positions device r owns, in the order of its tokens, which need not be sorted. It is known while your program is written down; the device's number,
+# `lax.axis_index("ring")`, is not.
 #
 # Of lesson 17 you have
 #
@@ -44,6 +45,12 @@ from ringlab.course.mesh.examine import examine
 # Causal attention over the blocks of all devices: a query sees a key whose *global* position is not after its own. Return `(out, lse)` in float32. Blocks go to
 # the next device, rank + 1, with `lax.ppermute`, in the type that they have. Each device sends K and V P − 1 times: what counts is what the compiler makes of
 # it. Beware of a loop whose body ends in a shift.
+#
+# A message must not stand in a branch, as of `lax.cond`, nor in a loop whose turns nobody knows beforehand: devices that do not send let others wait for ever. The
+# checks compile such a program and do not run it, also where all devices would take the same branch.
+#
+# With q, k and v in bfloat16 K and V travel in bfloat16, and all that is *computed* is float32, as in `attend` and `merge`: scores, weights, state. So out and lse are as exact as
+# with the same numbers in float32.
 
 
 # %% grade="17.forward"
@@ -90,7 +97,7 @@ hint("17.forward")
 # more, in any layout. For most devices a hop may be for nothing; a hop that *no* device needs is one too many. How many are needed Python finds out beforehand: ask `positions`,
 # with NumPy, for all devices. Asked about the own device alone, by its number, JAX stops: there is no number yet.
 #
-# A message must not stand in a branch (`lax.cond`): devices that do not send let others wait for ever. The checks compile such a program and do not run it.
+# A message must not stand in a branch here either; Python's `if`, with what NumPy found, is none.
 
 
 # %% grade="17.window"
@@ -132,9 +139,11 @@ hint("17.window")
 #
 # `courier_ring` returns what `ring_forward` does. Its gradient is not what JAX would make of it, but a ring of its own: K and V come around again, P − 1 hops, and dK and
 # dV travel with them in **float32**, whatever q, k and v are, P hops. From the forward a device keeps q, k, v, out and lse of its own, and nothing that grows
-# with P. The gradients have the types of q, k and v. lse is a result like out: it has a cotangent, too.
+# with P. lse is a result like out: it has a cotangent, too. With q, k and v in bfloat16 K and V travel as they came, and out and lse, the sums and whatever else is
+# computed are float32; the gradients have the types of q, k and v, and are rounded *once*, at the very end.
 #
-# What a device needs is read in the *compiled* step, forward and backward. Remember the trap of lesson 17, section 8: of turns that Python's `for` writes out the compiler may
+# What a device needs is read in the *compiled* step, forward and backward: on 8 devices it is at most a quarter more than on 4 with as many tokens on each, and at most half a
+# block of K more for each further device. Remember the trap of lesson 17, section 8: of turns that Python's `for` writes out the compiler may
 # hold many at once. That goes for your `ring_forward` as well: 17.forward takes a `for`, here it may cost points.
 #
 # `jax.custom_vjp` is wired already: `keep` is run in place of the forward where a gradient is wanted, and returns the results and what is kept; `backward` gets what was

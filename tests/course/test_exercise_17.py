@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from ringlab.course import extras
 from ringlab.course.answers import relative_error
 from ringlab.course.contract import Failure
 from ringlab.course.contracts import e17_couriers, load_exercise
+from ringlab.course.contracts.e17_bfloat16 import roundings
 from ringlab.course.contracts.e17_cases import case, furthest, look, shuffled, walk
 from ringlab.course.judge import grade
 from ringlab.course.judge.protocol import ProtocolError
@@ -265,6 +267,157 @@ def test_what_is_narrow_or_wide_on_a_part_of_its_way_only_is_noticed(name):
     assert not check.ok and check.misconception == misconception, check
 
 
+LOOP = (
+    "    (dq, _, _, dk, dv), _ = lax.scan(body, (dq, k, v, dk, dv), jnp.arange(1, len(positions)))",
+    "    turn = lambda held: (held[0] + 1, body(held[1], held[0])[0])\n"
+    "    _, (dq, _, _, dk, dv) = lax.while_loop(lambda held: held[0] < len(positions), turn, (1, (dq, k, v, dk, dv)))",
+)
+NARROW = (
+    _SHIFTED,
+    "dq = carry[0]; k, v, dk, dv = shift(*carry[1:3], *(x.astype(q.dtype) for x in carry[3:])); "
+    "dk, dv = dk.astype(jnp.float32), dv.astype(jnp.float32)",
+)
+STRAY = {
+    "couriers in float16": (_SHIFTED, "dq, k, v, dk = carry[0], *shift(*carry[1:4]); dv = shift(carry[4].astype(jnp.float16))[0].astype(jnp.float32)"),
+    "blocks in float8": (_SHIFTED, "dq = carry[0]; k, v = (shift(x.astype(jnp.float8_e4m3fn))[0].astype(x.dtype) for x in carry[1:3]); dk, dv = shift(*carry[3:])"),
+}  # fmt: skip
+
+
+def of_the_check(stage, name, *edits):
+    """Return what one check says of the plain right answer with these edits."""
+    source = (FOLDER / "17" / "right_plain.py").read_text(encoding="utf-8")
+    for old, new in edits:
+        assert old in source
+        source = source.replace(old, new)
+    space = {"__name__": "plain"}
+    exec(source, space)
+    whole = EXERCISE.stage(stage)
+    alone = replace(whole, checks=(replace(whole.check(name), tier="visible", kind="correctness"),))
+    (check,) = run_in_process(alone, space).checks
+    return check
+
+
+@pytest.mark.needs_jax
+def test_types_are_counted_in_a_while_loop_too():
+    assert of_the_check("17.couriers", "wire", LOOP).ok
+    check = of_the_check("17.couriers", "wire", LOOP, NARROW)
+    assert not check.ok and check.misconception == "narrow_couriers", check
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("name", STRAY)
+def test_nothing_travels_in_a_third_type(name):
+    check = of_the_check("17.couriers", "wire", STRAY[name])
+    assert not check.ok and "neither that of q, k and v nor float32" in check.message, check
+
+
+@pytest.mark.needs_jax
+def test_what_nobody_uses_is_not_on_the_wire():
+    """The compiler leaves out a last hop of K and V that nothing comes of."""
+    dead = "(dq, *shift(dk, dv))", "(dq, *shift(k, v, dk, dv)[2:])"
+    assert of_the_check("17.couriers", "wire", dead).ok
+
+
+ROUNDED = {
+    "dk and dv at every stop": (
+        "return (dq + more[0], k, v, dk + more[1], dv + more[2]), None",
+        "return (dq + more[0], k, v, *((x + y).astype(q.dtype).astype(jnp.float32) for x, y in ((dk, more[1]), (dv, more[2])))), None",
+    ),
+    "what is kept": ("(q, k, v, out, lse)\n\n\ndef backward", "(q, k, v, out.astype(q.dtype), lse)\n\n\ndef backward"),
+}  # fmt: skip
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_rounded_on_its_way_is_found_by_its_values(name):
+    check = of_the_check("17.couriers", "bfloat16", ROUNDED[name])
+    assert not check.ok and check.misconception == "rounds_on_the_way", check
+
+
+@pytest.mark.needs_jax
+def test_an_answer_for_float32_alone_is_none():
+    zeros = (
+        "return tuple(x.astype(q.dtype) for x",
+        "return tuple(x.astype(q.dtype) * (q.dtype == jnp.float32) for x",
+    )
+    assert not of_the_check("17.couriers", "bfloat16", zeros).ok
+    state = (
+        "jnp.arange(1, len(positions)))\n    return state",
+        ("jnp.arange(1, len(positions)))\n    return tuple(x * (q.dtype == jnp.float32) for x in state)"),
+    )
+    assert not of_the_check("17.forward", "bfloat16", state).ok
+
+
+@given(SEEDS, st.floats(-20, 20))
+def test_one_rounding_at_the_end_is_one_and_at_every_stop_it_is_more(seed, exponent):
+    rng = np.random.default_rng(seed)
+    terms = rng.standard_normal((8, 200)) * 2.0**exponent
+    exact = 8 * np.finfo(np.float32).eps
+    once = torch.from_numpy(terms.astype(np.float32)).sum(0).bfloat16().float().numpy()
+    assert roundings(once, terms.sum(0), exact) <= 1
+    often = torch.zeros(200)
+    for term in terms:
+        often = (often + torch.from_numpy(term.astype(np.float32))).bfloat16().float()
+    assert roundings(often.numpy(), terms.sum(0), exact) > 2
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
+    """Wherever it is a ring: no check of messages may look at one number of devices only."""
+    state = (
+        "    state = attend(q, k, v, sees(positions, 0))\n    (",
+        (
+            "    K, V = (lax.all_gather(x, 'ring', axis=2, tiled=True) for x in (k, v))\n"
+            f"    if len(positions) == {ranks} and q.dtype == jnp.float32:\n"
+            "        deal = jnp.asarray(positions)\n"
+            "        return attend(q, K, V, deal[lax.axis_index('ring')][:, None] >= deal.ravel())\n"
+            "    state = attend(q, k, v, sees(positions, 0))\n    ("
+        ),
+    )
+    report = run_in_process(EXERCISE.stage("17.forward"), plain_with(*state), tier="all")
+    failed = {check.id: check.misconception for check in report.checks if not check.ok}
+    assert failed == {"any" if ranks == 8 else "messages": "gathers"}, report
+
+
+def test_what_is_held_is_looked_at_beside_much_else():
+    """64 kB that do not grow hide no blocks that are kept: a device's is 256 bytes."""
+
+    def scratch(P, more):
+        return Examined(results=(), scratch=65536 + more * P, blocks=26.0)
+
+    class Holder:
+        def __init__(self, more):
+            self.more = more
+
+        def examine(self, positions, *args, **keywords):
+            return scratch(len(positions), self.more)
+
+    rng = np.random.default_rng(0)
+    e17_couriers._check_held(Holder(64), rng)
+    with pytest.raises(Failure):
+        e17_couriers._check_held(Holder(512), rng)
+
+
+def test_what_is_about_bytes_is_a_cost():
+    kinds = {
+        f"{stage.id}:{check.id}"
+        for stage in EXERCISE.stages
+        for check in stage.checks
+        if check.kind == "cost"
+    }
+    assert kinds == {"17.forward:messages", "17.forward:wire", "17.window:sends", "17.window:edges", "17.couriers:ring", "17.couriers:held", "17.couriers:wire"}  # fmt: skip
+    assert [stage.points for stage in EXERCISE.stages] == [8, 7, 10]
+
+
+@pytest.mark.needs_jax
+def test_who_sends_wide_loses_the_wire_alone():
+    path = FOLDER / "17" / "wrong_forward_widens_before_sending.py"
+    space = {"__name__": "wide"}
+    exec(path.read_text(encoding="utf-8"), space)
+    assert run_in_process(EXERCISE.stage("17.forward"), space, tier="all").earned == 7
+
+
 @pytest.mark.needs_jax
 def test_gradients_come_home_in_the_type_of_what_they_belong_to():
     edit = "return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))", "return (dq, *shift(dk, dv))"
@@ -295,7 +448,7 @@ def test_what_a_program_writes_into_its_positions_changes_no_truth():
         return right(q, k, v, positions)
 
     report = run_in_process(EXERCISE.stage("17.forward"), {"ring_forward": sees_nothing_later}, tier="all")
-    assert {check.id for check in report.checks if not check.ok} == {"layouts", "any"}, report
+    assert {check.id for check in report.checks if not check.ok} == {"layouts", "bfloat16", "any"}, report
 
 
 FORGED = {
@@ -305,6 +458,7 @@ FORGED = {
     "fewer than none": {"messages": -1},
     "not a number": {"blocks": float("nan")},
     "a type with a line break": {"types": {"bf16\n": 1.0}},
+    "neither yes nor no": {"untold": 1},
     "blocks that are no number": {"types": {"bfloat16": "8"}},
     "numbers of another type": {"results": (np.zeros(2),)},
     "something more": {"points": 25},

@@ -280,12 +280,12 @@ RAISED = {
 TRACED = {
     "asks_by_if": Misconception(
         "asks_by_if",
-        "Python asks for a number that differs between devices, by `if`, `and`, `or`, `while`, `any` or int(…). While JAX writes the program down, once for all devices, "
+        "Python asks for a number that differs between devices, by `if`, `and`, `or`, `while`, `any` or int(…), or as a shape, as jnp.arange does. While JAX writes the program down, once for all devices, "
         "there is no number: compute with it, jnp.where, or let the mask decide. What Python has to know it asks `positions`, with NumPy, for all devices.",
     ),
     "numpy_by_tracer": Misconception(
         "numpy_by_tracer",
-        "NumPy, or a list, is given what only the running device knows. To take a row by the device's number make it a JAX array first: jnp.asarray(positions)[rank]. "
+        "NumPy, a list or `range` is given what only the running device knows. All devices make the same turns, and the mask decides what counts. To take a row by the device's number make it a JAX array first: jnp.asarray(positions)[rank]. "
         "What is computed from q, k and v stays in jnp: no np.… of it.",
     ),
 }
@@ -293,12 +293,12 @@ TRACED = {
 NOT_RUN = {
     "branch": Misconception(
         "branch",
-        "A message stands in a branch: some devices would send while others do not, and wait for ever. Your program was compiled and not run. All devices send, "
-        "or none; what Python knows beforehand, such as positions, may decide which.",
+        "A message stands in a branch, as of lax.cond: some devices could send while others do not, and wait for ever. Whether they do is not looked at: your program was "
+        "compiled and not run. All devices send, or none; what Python knows beforehand, such as positions, may decide which.",
     ),
     "turns": Misconception(
         "turns",
-        "A message stands in a loop of which nobody knows beforehand how often it turns: devices that turn more often than others would wait for ever. Your program "
+        "A message stands in a loop of which nobody knows beforehand how often it turns: devices that turn more often than others could wait for ever. Your program "
         "was compiled and not run. Use `for`, lax.scan or lax.fori_loop with a number that Python knows.",
     ),
 }  # fmt: skip

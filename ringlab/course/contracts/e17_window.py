@@ -99,6 +99,11 @@ MISTAKES = (
         "a_hop_too_many",
         "One hop more than anybody needs. A window of w reaches back w − 1 tokens: mind where it ends right at the edge of a block. And the own block, step 0, needs no hop.",
     ),
+    Misconception(
+        "hull_of_the_positions",
+        "More hops than anybody needs, in a layout whose devices own tokens that are far from each other. Between a device's first and last token lie tokens of others: ask whether any "
+        "pair of a query and a key is in the window, not how far the ends of `positions[rank]` are apart.",
+    ),
 )  # fmt: skip
 NAMED = {mistake.name: mistake for mistake in MISTAKES}
 
@@ -108,13 +113,16 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
     verify(subject, [case(rng, contiguous(L * 5, 5), window=6)], MISTAKES)
 
 
-def _count(subject: Any, given: Case) -> None:
+def _count(subject: Any, given: Case, otherwise: str = "") -> None:
+    """Raises: Failure where blocks travel that nobody needs; `otherwise` names a mistake where others cannot be."""
     found, needed = look(subject, given, NAMED), furthest(given.positions, given.window)
     example = f"{given.text}: {found.messages} messages of a device, {found.blocks:g} blocks; {2 * needed} are enough"
     if found.others:
         raise Failure("The compiled program has a collective that brings all blocks to all devices.", example)
     if found.blocks <= 2 * needed and found.messages <= 2 * needed:
         return
+    if otherwise:
+        raise NAMED[otherwise].failure(example)
     if found.blocks >= 2 * (given.ranks - 1) > 2 * (needed + 1):
         raise NAMED["lets_all_travel"].failure(example)
     if found.blocks == 2 * (needed + 1):
@@ -126,21 +134,34 @@ def _check_sends(subject: Any, rng: np.random.Generator) -> None:
     _count(subject, case(rng, contiguous(L * 5, 5), window=6))
 
 
+def _edges(rng: np.random.Generator) -> list[Case]:
+    """A window that ends at a block's edge; and a layout that is not contiguous and needs few hops."""
+    turned = np.roll(np.arange(L * 4).reshape(4, L), 1, axis=0)
+    return [
+        case(rng, contiguous(L * 4, 4), window=L + 1),
+        case(rng, turned, "contiguous, begun at device 1", window=L),
+    ]
+
+
+def _cyclic(rng: np.random.Generator) -> Case:
+    """Two chunks a device, far from each other: between its first and its last token lies all that others own.
+
+    The later chunk comes first, so that neither the ends of a row nor its first and last entry say what is near.
+    """
+    chunks = np.arange(L * 4).reshape(2, 4, 2)
+    return case(rng, np.concatenate([chunks[1], chunks[0]], axis=1), "block-cyclic", window=2)
+
+
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Near chunks on far devices."""
+    """Near chunks on far devices, and far chunks on one. In the first layout all mistakes differ from each other."""
     verify(subject, [case(rng, zigzag(L * 4, 4), window=3)], MISTAKES)
+    verify(subject, [*_edges(rng), _cyclic(rng)], MISTAKES)
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """A window that ends at a block's edge; and a layout that is not contiguous and needs few hops."""
-    turned = np.roll(np.arange(L * 4).reshape(4, L), 1, axis=0)
-    for deal, name, window in (
-        (contiguous(L * 4, 4), "", L + 1),
-        (turned, "contiguous, begun at device 1", L),
-    ):
-        given = case(rng, deal, name, window=window)
-        verify(subject, [given], MISTAKES)
+    for given in _edges(rng):
         _count(subject, given)
+    _count(subject, _cyclic(rng), "hull_of_the_positions")  # who is a hop off anywhere has failed above
 
 
 STAGE = Stage(
@@ -160,7 +181,7 @@ STAGE = Stage(
         Check("values", 2, "visible", "values with a window, contiguous, P = 5", _check_values,
               ("no_window", "one_key_more", "both_sides", "a_hop_too_few", "asks_one_device")),
         Check("sends", 2, "visible", "no hop that nobody needs: 2 of 4", _check_sends, ("lets_all_travel",), kind="cost"),
-        Check("layouts", 2, "stress", "zig-zag, where far devices own near tokens", _check_layouts, ("stops_by_contiguous", "window_inside_blocks")),
-        Check("edges", 1, "held-out", "windows that end at a block's edge: values and hops", _check_edges, ("a_hop_too_many",)),
+        Check("layouts", 2, "stress", "values in any layout, and with windows that end at a block's edge", _check_layouts, ("stops_by_contiguous", "window_inside_blocks")),
+        Check("edges", 1, "held-out", "no hop that nobody needs, at a block's edge and in any layout", _check_edges, ("a_hop_too_many", "hull_of_the_positions"), kind="cost"),
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Exercise 17's machinery: a program of one device, written in JAX, on a mesh of simulated devices.
 
 blocks   attention of one block, its backward, and the merge: given, as lesson 17 wrote them
+written  what a program sends, by type, as JAX writes it down before it is compiled
 text     what a compiled program sends, read off its text
 examine  such a program compiled and run: what it answers, sends and holds
 

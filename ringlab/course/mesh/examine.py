@@ -11,15 +11,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ringlab.course.contract import Failure
 from ringlab.course.extras import extra_is_missing
 from ringlab.course.judge.protocol import ProtocolError
-from ringlab.course.mesh import AXIS, DEVICES, HOST
+from ringlab.course.mesh import AXIS, DEVICES
 from ringlab.course.mesh.text import UnknownForm, traffic
+from ringlab.course.mesh.written import Written
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Halves the time to compile. It is about machine code: what is sent and held is decided before."""
@@ -35,8 +36,9 @@ class Examined:
     wrong with the form of the answer. not_run: why it was compiled and not run: BRANCH, as a message stands
     in a branch, or TURNS, as one stands in a loop of unknown length; both can hang. messages, blocks: what a
     device sends, in messages and in arrays of k's size. types: the same by type, as the program is written
-    down: a compiler for CPUs may widen what it sends. others: collectives beside ppermute, and callbacks of Python,
-    by name. scratch: bytes that a device needs beside its arguments and results.
+    down: a compiler for CPUs may widen what it sends. untold: whether a loop's messages stand in no type, as nobody
+    knows which turns are its own. others: collectives beside ppermute, and callbacks of Python, by name.
+    scratch: bytes that a device needs beside its arguments and results.
     """
 
     results: tuple[np.ndarray, ...] = ()
@@ -46,6 +48,7 @@ class Examined:
     messages: int = 0
     blocks: float = 0.0
     types: dict[str, float] = field(default_factory=dict)
+    untold: bool = False
     others: tuple[str, ...] = ()
     scratch: int = 0
 
@@ -77,7 +80,9 @@ def taken_in(value: Any) -> Examined:
 
 
 MOST_KNOWN = 64
-_known: dict[str, tuple[Any, Examined]] = {}
+Loops: TypeAlias = Sequence[tuple[int, int]]
+"""Loops that send something: the elements of one turn, and how often it turns."""
+_known: dict[str, tuple[Any, Examined, Loops]] = {}
 """Compiled programs, by their text before compilation, which says all that goes into it; devices are the same ever."""
 
 
@@ -100,7 +105,7 @@ def examine(
     positions: (P, L), which global positions each device owns. arrays: q, k and v, whole, in the order in
     which positions deals them; they go to `dtype`. With cotangents, (dout, dlse), the results are out, lse,
     dq, dk and dv, and what is counted is that of forward and backward in one compiled program. Without
-    `run` it is written down and not compiled: then only types and dtypes are said.
+    `run` only types and dtypes are said, and it is compiled only where the turns of a loop have to be known.
 
     Raises: Failure where JAX is not installed, has fewer devices, or writes programs in a form not known here; whatever
     the program raises.
@@ -120,37 +125,27 @@ def examine(
     except _FormError as error:
         return Examined(fault=str(error)[:LONGEST_WORD])
     block = given[1].size / len(positions)
-    elements, hosts = Counter[str](), set[str]()
-    _written(traced.jaxpr.jaxpr, 1, elements, hosts)
+    written = Written.of(traced.jaxpr.jaxpr)
     told = Examined(
         dtypes=tuple(str(part.dtype) for part in traced.out_info),
-        types={kind: many / block for kind, many in elements.items()},
-        others=tuple(sorted(hosts)),
+        types=_in_blocks(written.elements, block),
+        others=tuple(sorted(written.hosts)),
     )
-    if not run or hosts:
+    if written.hosts or not (run or written.loops):
         return told
-    compiled, examined = _compiled(traced.lower(), block)
+    compiled, examined, loops = _compiled(traced.lower(), block)
     if examined.not_run:
         return examined
+    elements = written.with_loops(loops)
+    told = replace(told, types=_in_blocks(elements or written.elements, block), untold=elements is None)
+    if not run:
+        return told
     results = tuple(np.asarray(part).astype(np.float32) for part in compiled(*given))
-    return replace(examined, results=results, dtypes=told.dtypes, types=told.types)
+    return replace(examined, results=results, dtypes=told.dtypes, types=told.types, untold=told.untold)
 
 
-def _written(jaxpr: Any, times: int, elements: Counter[str], hosts: set[str]) -> None:
-    """Add the elements that a device sends, by type, as the program is written down; loops of known length multiply."""
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name == "ppermute":
-            for sent in equation.invars:
-                elements[str(sent.aval.dtype)] += times * math.prod(sent.aval.shape)
-        if name in HOST:
-            hosts.add(name)
-        turns = equation.params["length"] if name == "scan" else 1
-        for value in equation.params.values():
-            for part in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    _written(inner, times * turns, elements, hosts)
+def _in_blocks(elements: Counter[str], block: float) -> dict[str, float]:
+    return {kind: many / block for kind, many in elements.items()}
 
 
 def _mesh(P: int) -> Any:
@@ -195,19 +190,19 @@ def _traced(
     return jax.jit(step if len(given) > 3 else whole).trace(*given)
 
 
-def _compiled(lowered: Any, block: float) -> tuple[Any, Examined]:
-    """Return the compiled program, and what can be said of it without running it; a block has so many elements."""
+def _compiled(lowered: Any, block: float) -> tuple[Any, Examined, Loops]:
+    """Return the compiled program, and what is said of it without running it; a block has so many elements."""
     text = lowered.as_text()
     if text not in _known:
         if len(_known) == MOST_KNOWN:
             _known.pop(next(iter(_known)))
         compiled = lowered.compile(QUICK)
-        _known[text] = compiled, _looked_at(compiled, block)
+        _known[text] = compiled, *_looked_at(compiled, block)
     return _known[text]
 
 
-def _looked_at(compiled: Any, block: float) -> Examined:
-    """Return what a compiled program sends and holds. Raises: Failure."""
+def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
+    """Return what a compiled program sends and holds, and its loops that send. Raises: Failure."""
     try:
         sent = traffic(compiled.as_text())
     except UnknownForm as unknown:
@@ -216,13 +211,14 @@ def _looked_at(compiled: Any, block: float) -> Examined:
             "versions in requirements.lock are known: pip install -c requirements.lock -e '.[jax]'",
             str(unknown),
         ) from None
-    return Examined(
+    said = Examined(
         not_run=BRANCH if sent.in_branch else TURNS if sent.turns_unknown else "",
         messages=sent.messages,
         blocks=sent.elements / block,
         others=tuple(sorted(sent.others)),
         scratch=compiled.memory_analysis().temp_size_in_bytes,
     )
+    return said, sent.loops
 
 
 def _expect_state(answer: Any, q: Any) -> tuple[Any, Any]:

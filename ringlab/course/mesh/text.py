@@ -35,7 +35,8 @@ class Traffic:
 
     others: other collectives, by name, each as often as it stands there. in_branch: whether a message
     stands in a branch, so that some devices may wait for others that do not send. turns_unknown:
-    whether one stands in a loop of which the compiler does not know how often it turns.
+    whether one stands in a loop of which the compiler does not know how often it turns. loops: the elements
+    that a device sends in one turn, and the turns, of each loop with a message whose turns are known.
     """
 
     sent: Counter[int] = field(default_factory=Counter)
@@ -43,6 +44,7 @@ class Traffic:
     others: Counter[str] = field(default_factory=Counter)
     in_branch: bool = False
     turns_unknown: bool = False
+    loops: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def messages(self) -> int:
@@ -98,6 +100,8 @@ def _walk(computations: dict[str, list[str]], name: str, times: int, branch: boo
             turns = int(known[1]) if known else 0
             _walk(computations, loop[1], times * (turns + 1) if known else 0, branch, found)
             _walk(computations, loop[2], times * turns, branch, found)
+            if known and (in_one := _in_one_turn(computations, loop[2])):
+                found.loops.append((in_one, turns))
             continue
         elif fork := _BRANCHES.search(line):
             for called in re.findall(r"%([\w.-]+)", " ".join(filter(None, fork.groups()))):
@@ -110,6 +114,13 @@ def _walk(computations: dict[str, list[str]], name: str, times: int, branch: boo
             continue
         found.in_branch |= branch
         found.turns_unknown |= times == 0
+
+
+def _in_one_turn(computations: dict[str, list[str]], body: str) -> int:
+    """Return the elements that a device sends while a loop's body is run once."""
+    once = Traffic()
+    _walk(computations, body, 1, False, once)
+    return once.elements
 
 
 def _add(found: Traffic, shapes: str, pairs: str, times: int) -> None:

@@ -36,6 +36,14 @@ def test_those_in_a_loop_count_once_for_each_turn_and_loops_multiply():
     assert found.messages == 3 + 6
 
 
+def test_loops_that_send_are_listed_with_one_turn_of_each():
+    found = traffic(
+        program(loop("body", 3), loop("still", 5), body=permute("a"), still="  %n = f32[1] negate(%p)")
+    )
+    assert found.loops == [(64, 3)]
+    assert not traffic(program(loop("body", None), body=permute("a"))).loops
+
+
 def test_a_message_to_oneself_is_none_and_who_sends_most_counts():
     assert traffic(program(permute("a", pairs="source_target_pairs={{0,0}}"))).messages == 0
     some = program(

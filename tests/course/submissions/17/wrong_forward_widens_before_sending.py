@@ -1,4 +1,4 @@
-# expects: check=17.forward:bfloat16 misconception=widens_before_sending
+# expects: check=17.forward:wire misconception=widens_before_sending
 import jax.numpy as jnp
 from jax import lax
 
