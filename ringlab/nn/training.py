@@ -189,7 +189,7 @@ def _checked(
     """Return what must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
-    kind = device.partition(":")[0]
+    kind = str(device).partition(":")[0]  # a torch.device will do
     if kind not in ("cpu", "cuda"):
         raise DeviceError("device= cpu or cuda", repr(device))
     if kind == "cuda" and not torch.cuda.is_available():

@@ -95,3 +95,5 @@ def test_a_gpu_that_is_not_there_is_told_on_every_rank(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="a GPU, for device='cuda'"):
         VirtualCluster(2).run(train, SHORT, None, None, None, "cuda")
+    with pytest.raises(DeviceError, match="a GPU, for device="):
+        train(None, SHORT, device=torch.device("cuda", 0))  # type: ignore[arg-type]
