@@ -1,32 +1,35 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
-# make test   set everything up and run every check
+# make test   set everything up and run the checks that guard a user: about ten minutes on two cores
+# make test-all  the same and everything long: sweeps, compilers, browsers, peers, the site; CI runs this
 # make site   build the course as web pages that load nothing from anywhere, into build/site
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
-# All but the last use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
+# All but make gpu use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
 # All paths are relative, so the checkout may lie in a directory with spaces in its name.
 
 SHELL := /bin/sh
 RUN := .venv/bin/python
 PYTHON ?=
 LAB_ARGS ?=
-PYTEST_ARGS ?= -n 2 --dist loadscope
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 export PYTHON
 
-.PHONY: help lab test site slides gpu check build format lock clean setup-lab setup-test setup-site
+.PHONY: help lab test test-all site slides gpu check check-all static build docs house format lock clean setup-lab setup-test setup-site
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo 'make build  rebuild notebooks/, exercises/ and solutions/ from src/'
+	@echo 'make build  rebuild notebooks/, exercises/ and solutions/ from their sources'
+	@echo 'make docs   rewrite the generated pages in docs/'
+	@echo 'make house  print the figures of the tree: imports, sizes, docstrings'
 	@echo 'make format write the code as ruff would'
-	@echo 'make lock   choose versions anew and write requirements.lock'
+	@echo 'make lock   choose versions and write requirements.lock'
 	@echo 'make clean  remove .venv and caches; your notebooks stay'
 
 setup-lab:
-	@sh tools/setup.sh
+	@sh tools/setup.sh lab
 
 setup-test:
-	@sh tools/setup.sh test,instructor,site
+	@sh tools/setup.sh test,site
 
 setup-site:
 	@sh tools/setup.sh site
@@ -38,6 +41,10 @@ test: setup-test
 	@sh tools/system_packages.sh
 	@$(MAKE) --no-print-directory check
 
+test-all: setup-test
+	@sh tools/system_packages.sh
+	@$(MAKE) --no-print-directory check-all
+
 site: setup-site
 	@$(RUN) -m tools.website
 
@@ -47,16 +54,27 @@ slides: setup-site
 gpu:
 	@sh tools/gpu_check.sh
 
-# Every check, without setting up.
-check:
+# Without setting up.
+check: static
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval tests notebooks solutions
+
+check-all: static
+	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests notebooks solutions
+
+static:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	.venv/bin/ringlab build --check
-	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests notebooks solutions
 
 build: setup-test
 	.venv/bin/ringlab build
+
+docs: setup-test
+	$(RUN) -m tools.docs
+
+house: setup-test
+	@$(RUN) -m tools.house
 
 format: setup-test
 	$(RUN) -m ruff check --fix .

@@ -81,3 +81,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         progress = _PROGRESS / f"{item.path.parent.name}-{item.path.stem}.json"
         progress.touch()
         os.environ["RINGLAB_PROGRESS"] = str(progress)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist appends the group to the test's name
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let xdist deal files to its workers, and the sweep of the answers exercise by exercise."""
+    file, _, rest = item.nodeid.partition("::")
+    exercise = rest.rpartition("[")[2][:2] if "[" in rest and file.endswith(_SWEEPS) else ""
+    item.add_marker(pytest.mark.xdist_group(file + exercise))
+
+
+_SWEEPS = ("course/test_submissions.py", "course/test_kill_matrix.py")

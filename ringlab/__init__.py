@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringlab import moved
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -21,12 +23,12 @@ _HOME = {
     "Run": "ringlab.layout",
     "Mask": "ringlab.mask",
     "Partial": "ringlab.merge",
-    "VirtualCluster": "ringlab.comm.virtual",
+    "VirtualCluster": "ringlab.comm.virtual.cluster",
     "Ring": "ringlab.comm.ring",
     "ShardedCache": "ringlab.schedules.cache",
     "decode": "ringlab.schedules.decode",
-    "launch": "ringlab.comm.launch",
-    "connect": "ringlab.comm.connect",
+    "launch": "ringlab.comm.processes.launch",
+    "connect": "ringlab.comm.processes.connect",
 }
 _MODULES = ("oracle", "errors")
 __all__ = ["__version__", *_HOME, *_MODULES]
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
     from ringlab import errors as errors
     from ringlab import oracle as oracle
     from ringlab.attention import ring_attention as ring_attention
-    from ringlab.comm.connect import connect as connect
-    from ringlab.comm.launch import launch as launch
+    from ringlab.comm.processes.connect import connect as connect
+    from ringlab.comm.processes.launch import launch as launch
     from ringlab.comm.ring import Ring as Ring
-    from ringlab.comm.virtual import VirtualCluster as VirtualCluster
+    from ringlab.comm.virtual.cluster import VirtualCluster as VirtualCluster
     from ringlab.layout import Layout as Layout
     from ringlab.layout import Run as Run
     from ringlab.layout import contiguous as contiguous
@@ -65,3 +67,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+moved.install()

@@ -1,8 +1,17 @@
-"""`ring_attention`: attention over a sequence that is spread over the ranks of a ring."""
+"""`ring_attention`: attention over a sequence that is spread over the ranks of a ring. Its stages, in call order:
+
+1. check     this rank's arguments, every default filled in               `ringlab.arguments`
+2. agree     with all ranks on the call; a wrong one raises on all        `ringlab.agreement`
+3. record    in the trace which block backend computes                    `ringlab.blocks`
+4. forward   blocks arrive, rows attend to them, (out, lse) is saved      `ringlab.schedules`
+5. backward  blocks arrive again, their gradients return to the owners    `ringlab.schedules`
+
+`ringlab.plain_ring` is the same algorithm in one file: read it first.
+"""
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -10,23 +19,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
-from ringlab.blocks import choice, get_block
+from ringlab.arguments import Arguments, check_arguments, describe_arguments
+from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
-from ringlab.scores import Scores, check_scale
+from ringlab.types import KeyValue, Query
 
 
 @overload
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
     *,
     ring: Ring,
     layout: Layout,
@@ -45,9 +54,9 @@ def ring_attention(
 
 @overload
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
     *,
     ring: Ring,
     layout: Layout,
@@ -65,9 +74,9 @@ def ring_attention(
 
 
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
     *,
     ring: Ring,
     layout: Layout,
@@ -84,58 +93,83 @@ def ring_attention(
 ) -> Any:
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
-    q is (B, H, L, D), k and v are (B, K, L, D): this rank's shards under `layout`, H % K == 0,
-    and K/V travel as they are, never repeated. `causal` is in global positions; `mask` says more, a
-    window, a prefix, packed documents, and stands in its place: every block and schedule honours all of it.
-    scale defaults to D^−½. `softcap` c makes scores c·tanh(s/c). `dropout` drops weights with this probability
-    and divides the others by 1 − dropout; which ones follows from `seed`, 64 bits, and from batch, head and global
-    positions, so that they are the same in backward and however the sequence is laid out (`ringlab.scores`). All
-    blocks compute both; for "native" the tiles go to "blockwise", which is told in the trace.
-    `block`: "native", "blockwise", "naive", "triton" or "auto", whose choice is told in
-    the trace, or a block object, such as TritonBlock(precision="tf32x3") of
-    `ringlab.blocks.triton`. `schedule`: how the ranks' tokens meet, one of `ringlab.schedules`: "ring",
-    "allgather", "ulysses", "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", or such an object.
-    With `return_lse` the result is (out, lse), lse (B, H, L) a natural logarithm, not
-    differentiable. `validate` makes the ranks compare their calls first, forward and backward (512 bytes each). Without
-    it, all ranks must go back through several calls in one order, as `loss.backward()` does: in another, gradients of
-    equal shapes meet the wrong call, and nothing tells.
+    q, k, v: this rank's shards under `layout`, (B, H, L, D) and twice (B, K, L, D) with H % K == 0. K/V travel as they
+    are, never repeated for query heads.
+    causal: query i sees keys j ≤ i, in global positions.
+    mask: in place of `causal`, a window, a prefix or packed documents; every block and schedule honours all of it.
+    scale: D^−½ by default.
+    softcap: scores s become softcap·tanh(s/softcap).
+    dropout: weights are dropped with this probability and the others divided by 1 − dropout. Which ones follows from
+    `seed`, a 64-bit integer, and from batch, head and global positions (`ringlab.scores`): the same in backward and
+    under every layout.
+    block: "native", "blockwise", "naive", "triton", or "auto", whose choice is recorded in the trace; or a block
+    object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
+    to "blockwise", which is recorded too.
+    schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
+    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)"; or a schedule object.
+    return_lse: return (out, lse), lse (B, H, L) a natural logarithm, not differentiable.
+    validate: let the ranks compare their calls first, forward and backward, 512 bytes each. Without it, all ranks must
+    go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would otherwise
+    meet the wrong call unnoticed.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a
-    rank that is called wrongly, AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
+    is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2310.01889.
+
+    >>> import torch
+    >>> import ringlab
+    >>> layout = ringlab.zigzag(16, 2)
+    >>> q, k, v = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
+    >>> def program(ring):
+    ...     return ring_attention(*layout.shard((q, k, v), ring.rank), ring=ring, layout=layout)
+    >>> out = layout.unshard(ringlab.VirtualCluster(2).run(program).results)
+    >>> torch.allclose(out.double(), torch.from_numpy(ringlab.oracle.attention(q, k, v, causal=True).out), atol=1e-5)
+    True
     """
-    error: Exception | None = None
+    given = Arguments(
+        q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, block, schedule, return_lse, validate
+    )  # fmt: skip
     try:
-        _check(q, k, v, ring, layout)
-        check_scale(scale, q.dtype)
-        seen, scores = _mask(causal, mask, layout), _scores(softcap, dropout, seed)
-        chosen, plan = get_block(block, q, scores.wishes), get_schedule(schedule)
-        plan.check(q.shape[1], k.shape[1], ring.world_size)
-    except (ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, ValueError) as raised:
-        error = raised
-    if validate and isinstance(ring, Ring):
-        device = q.device if isinstance(q, Tensor) else "cpu"
-        said = "" if error else _describe(q, k, v, layout, seen, scale, scores, chosen.name, plan.name)
-        agree(ring.comm, said, error, device)
-    elif error is not None:
-        raise error
-    if told := choice(block, chosen, scores.wishes):
-        ring.comm.chose(*told)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    name = ring.comm.name_call()  # whether it is compared or not: the next one counts on
-    heads = q.shape[1], k.shape[1]
-    call = Call(ring, layout, chosen, seen, scale, heads, return_lse, scores, name if validate else "")
-    out, lse = _RingAttention.apply(q, k, v, plan, call)
+        chosen_schedule, call = check_arguments(given)
+    except (RinglabError, ValueError) as refusal:
+        refuse_call(given, refusal)
+        raise
+    call = agree_on_call(given, chosen_schedule, call)
+    record_block(given, call)
+    out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
     return (out, lse) if return_lse else out
 
 
+def refuse_call(given: Arguments, refusal: Exception) -> None:
+    """Tell the other ranks why this rank refuses its call. Raises: `refusal`, where ranks compare their calls."""
+    if given.validate and isinstance(given.ring, Ring):
+        device = given.q.device if isinstance(given.q, Tensor) else "cpu"
+        agree(given.ring.comm, "", refusal, device)
+
+
+def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
+    """Return the call, named, once all ranks make the same one. Raises: AgreementError."""
+    comm = call.ring.comm
+    if call.validate:
+        agree(comm, describe_arguments(given, schedule, call), None, given.q.device)
+    return replace(call, name=comm.name_call())  # counted in every call: the ranks' counts must not differ
+
+
+def record_block(given: Arguments, call: Call) -> None:
+    """Record in the trace which block computes, where the caller did not name it."""
+    if choice := block_choice(given.block, call.block, call.rules.requirements):
+        call.ring.comm.chose(*choice)
+
+
 class _RingAttention(torch.autograd.Function):
+    """The differentiable part: the schedule's forward and backward, and what is saved between them."""
+
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule, call: Call
+        ctx: Any, q: Query, k: KeyValue, v: KeyValue, schedule: Schedule, call: Call
     ) -> tuple[Tensor, Tensor]:
-        out, lse, kept = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*kept)
+        out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
+        ctx.save_for_backward(*saved)
         ctx.schedule, ctx.call = schedule, call
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -143,114 +177,13 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.call.name:
-            agree(ctx.call.ring.comm, f"backward through {ctx.call.name}", None, dout.device)
+        agree_on_backward(ctx.call, dout.device)
         gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous())
         dq, dk, dv = (x.to(dout.dtype) for x in gradients)
         return dq, dk, dv, None, None
 
 
-def _check(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
-    """Raise what is wrong with this rank's arguments, if anything is."""
-    if not isinstance(ring, Ring):
-        raise WorldSizeError(
-            "ring= a ringlab.Ring", repr(ring), "use the one that your program is called with"
-        )
-    if not isinstance(layout, Layout):
-        raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
-    named = {"q": q, "k": k, "v": v}
-    for name, x in named.items():
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ShapeError(f"{name} as a tensor (batch, heads, tokens, head dim)", str(got))
-    _check_kinds(named)
-    if layout.P != ring.world_size:
-        raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape != v.shape:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-        raise ShapeError("q (B, H, L, D), and k and v both (B, K, L, D)", shapes)
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
-    if q.shape[3] == 0:
-        raise ShapeError("a head dim of at least 1", f"q {tuple(q.shape)}")
-    length = layout.length(ring.rank)
-    for name, x in named.items():
-        if x.shape[2] != length:
-            raise ShapeError(
-                f"{name} with the {length} tokens that rank {ring.rank} owns under {layout!r}",
-                *_other_length(name, x, length, layout.S),
-            )
-
-
-def _other_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
-    """Return what came in the place of a shard of `length` tokens, and the remedy."""
-    if x.shape[2] == S:
-        return f"{S} tokens, the whole sequence", f"pass layout.shard({name}, ring.rank)"
-    if x.shape[1] in (length, S):
-        return (
-            f"{x.shape[2]} tokens and {x.shape[1]} heads",
-            f"tensors are (batch, heads, tokens, head dim): {name}.transpose(1, 2), if they lie the other way round",
-        )
-    return f"{x.shape[2]} tokens", "build the layout for this sequence length"
-
-
-def _mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
-    """Return the mask that is meant. Raises: MaskError."""
-    if mask is None:
-        return Mask(causal=causal)
-    if not isinstance(mask, Mask):
-        raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
-    if not causal:
-        raise MaskError("causal= left alone beside mask=", "both", "say Mask(causal=False, …)")
-    return mask.of_length(layout.S)
-
-
-def _scores(softcap: float | None, dropout: float, seed: int | None) -> Scores:
-    """Return what becomes of scores. Raises: MaskError."""
-    if dropout and seed is None:
-        raise MaskError(
-            "seed= beside dropout=, an integer",
-            "none",
-            "give all ranks the same, and another to each layer and training step",
-        )
-    return Scores(softcap, dropout, 0 if seed is None else seed)
-
-
-def _check_kinds(named: dict[str, Tensor]) -> None:
-    dtypes = {name: x.dtype for name, x in named.items()}
-    if len(set(dtypes.values())) > 1 or not named["q"].is_floating_point():
-        raise DtypeError(
-            "q, k and v of one floating point dtype", str(dtypes), "convert them with .to(dtype)"
-        )
-    devices = {name: str(x.device) for name, x in named.items()}
-    if len(set(devices.values())) > 1:
-        raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
-
-
-def _told(mask: Mask) -> str:
-    """What is said of a mask: the flag alone where it says all."""
-    if mask.plain:
-        return f"causal={mask.causal}"
-    digest = hashlib.sha256(repr(mask).encode()).hexdigest()[:12]
-    documents = f" documents={len(mask.documents)}" if mask.documents else ""
-    return f"causal={mask.causal} window={mask.window}{documents} mask #{digest}"
-
-
-def _describe(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    mask: Mask,
-    scale: float | None,
-    scores: Scores,
-    block: str,
-    schedule: str,
-) -> str:
-    """What must be equal on all ranks."""
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} D={q.shape[3]} {q.dtype}"
-    more = f" softcap={scores.softcap} dropout={scores.dropout} seed={scores.seed}" if scores.wishes else ""
-    how = f"{_told(mask)} scale={scale}{more} block={block} schedule={schedule} gradients={grad}"
-    digest = hashlib.sha256(repr(layout.ranks).encode()).hexdigest()[:12]  # names may be equal by chance
-    return f"{layout!r} #{digest} {sizes} {how}"
+def agree_on_backward(call: Call, device: torch.device) -> None:
+    """Return once all ranks go back through the same call. Raises: AgreementError."""
+    if call.validate:
+        agree(call.ring.comm, f"backward through {call.name}", None, device)

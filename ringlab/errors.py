@@ -19,6 +19,13 @@ class RinglabError(Exception):
         return type(self), (self.needed, self.got, self.remedy)
 
 
+class MissingExtraError(RinglabError, ImportError):
+    """A package that an extra of ringlab installs is missing; `remedy` is the command that installs it."""
+
+    def __str__(self) -> str:  # one line: a missing package is no riddle
+        return f"needed: {self.needed}; got: {self.got}; remedy: {self.remedy}"
+
+
 class ShapeError(RinglabError, ValueError):
     """A tensor has the wrong number of axes, or axes that do not fit each other."""
 
@@ -53,6 +60,10 @@ class CostError(RinglabError, ValueError):
 
 class LabError(RinglabError, RuntimeError):
     """A lab cannot begin, or a result file is none; `remedy` says what to change."""
+
+
+class EditError(RinglabError, ValueError):
+    """A file of edits is invalid, or an edit does not fit its base text."""
 
 
 class TrainingError(RinglabError, ValueError):

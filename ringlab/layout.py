@@ -7,7 +7,7 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
-Packed documents, which do not see each other, are dealt one by one: `per_document`.
+Those that have a name are in `LAYOUTS`; `get_layout` makes one by its name. Packed documents, which do not see each other, are dealt one by one: `per_document`.
 
 Every rank stores its tokens as a few runs, run after run. All runs of a layout have the same
 step, and their starts fall into place such that any two of them mask each other in one of four
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -220,6 +220,32 @@ def zigzag(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns pieces r and 2P-1-r of 2P. Source: arXiv 2407.21783."""
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // (2 * P))), folded=True, name="zigzag")
+
+
+LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
+    "contiguous": contiguous,
+    "striped": striped,
+    "zigzag": zigzag,
+}
+"""The layouts that can be had by name. A new one is a function of (S, P) and a line here; nothing else lists them."""
+
+
+def layout_names() -> tuple[str, ...]:
+    """Return the names that `get_layout` knows."""
+    return tuple(LAYOUTS)
+
+
+def get_layout(name: str, S: int, P: int) -> Layout:
+    """Return the layout called `name` of S tokens on P ranks.
+
+    Raises: LayoutError for an unknown name, or sizes that no layout has.
+
+    >>> get_layout("zigzag", 16, 2).positions(0)
+    array([ 0,  1,  2,  3, 12, 13, 14, 15])
+    """
+    if name not in LAYOUTS:
+        raise LayoutError(f"a layout among {', '.join(LAYOUTS)}", repr(name))
+    return LAYOUTS[name](S, P)
 
 
 def per_document(lengths: Sequence[int], P: int) -> Layout:

@@ -1,4 +1,7 @@
-"""Which key a query sees, by global position: causal, a sliding window, packed documents, a shared prefix."""
+"""The mask: which keys a query sees, by global position. Causal, sliding window, packed documents, shared prefix.
+
+`ring_attention` takes it as `mask=`; `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,27 @@ from ringlab.errors import MaskError
 
 @dataclass(frozen=True)
 class Mask:
-    """Query i sees key j where all of this holds; it is data, equal and hashable by value.
+    """Query i sees key j where all conditions hold. Masks are plain data, equal and hashable by value.
 
-    - both lie in one document: `documents` gives the lengths of those that are packed one after the other, none
-      for one document;
-    - `causal`: j ≤ i, or j is one of the first `prefix` tokens of the document, which everyone in it sees; one
-      number for all documents, or one for each;
-    - `window` = w: |i − j| < w, or j belongs to the prefix. A causal row sees itself and w − 1 keys before it.
+    - Both tokens lie in one document. `documents` gives the lengths of the packed documents, in order; empty, the
+      whole sequence is one document.
+    - `causal`: j ≤ i, or j belongs to the document's prefix. `prefix` is the length of the prefix, which every token
+      of the document sees: one number for all documents, or a tuple with one for each.
+    - `window` = w: |i − j| < w, or j belongs to the prefix. A causal row sees itself and the w − 1 keys before it.
 
-    Raises: MaskError for a window below 1, a document or prefix of less than no tokens, a prefix without `causal`,
-    or another number of prefixes than documents.
+    Raises: MaskError for a window below 1, a negative length of a document or prefix, a prefix without `causal`, or
+    a tuple of prefixes with another length than `documents`.
+
+    >>> import numpy as np
+    >>> from ringlab import Mask
+    >>> tokens = np.arange(4)
+    >>> Mask(window=2).visible(tokens, tokens).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 1, 1, 0],
+           [0, 0, 1, 1]])
+    >>> Mask(documents=(3, 1)) == Mask.of_document_ids([7, 7, 7, 9])
+    True
     """
 
     causal: bool = True
@@ -39,7 +53,7 @@ class Mask:
             raise MaskError(
                 "window=, a number of tokens ≥ 1, or None",
                 repr(self.window),
-                "a row that sees itself alone has window=1",
+                "a row that sees only itself has window=1",
             )
         if not (isinstance(self.documents, tuple) and all(_whole(n) and n >= 0 for n in self.documents)):
             raise MaskError(
@@ -58,14 +72,14 @@ class Mask:
             )
         if any(given) and not self.causal:
             raise MaskError(
-                "causal=True beside a prefix",
+                "causal=True with a prefix",
                 "causal=False",
-                "without the causal mask everyone sees all keys, the prefix too",
+                "without the causal mask every row sees the prefix anyway: leave prefix= out",
             )
-        self._made_plain()
+        self._use_python_numbers()
 
-    def _made_plain(self) -> None:
-        """Have Python's own numbers in place of NumPy's: ranks compare what masks say of themselves."""
+    def _use_python_numbers(self) -> None:
+        """Replace NumPy's numbers by Python's: ranks compare the repr of their masks."""
         plain = {
             "causal": bool(self.causal),
             "window": None if self.window is None else int(self.window),
@@ -77,27 +91,35 @@ class Mask:
 
     @classmethod
     def of_document_ids(cls, ids: Any, **other: Any) -> Mask:
-        """Return the mask of packed documents from each token's document id; a new id begins a new document.
+        """Return the mask of packed documents, given each token's document id; a new id begins a new document.
 
-        Raises: MaskError where a document's tokens do not lie side by side, or `ids` is no sequence of integers.
+        other: further fields of the mask, such as window=.
+        Raises: MaskError for a document whose tokens are not adjacent, or ids that are not a sequence of integers.
+
+        >>> Mask.of_document_ids([7, 7, 7, 9], window=2).documents
+        (3, 1)
         """
         ids = _integers(ids)
         starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(ids)), bool), ids[1:] != ids[:-1]]))
         if len(np.unique(ids)) < len(starts):
             again = next(i for n, i in enumerate(starts) if ids[i] in ids[starts[:n]])
             raise MaskError(
-                "documents that lie in one piece",
+                "documents whose tokens are adjacent",
                 f"document {ids[again]} begins again at token {again}",
-                "sort the tokens by document before they are packed",
+                "sort the tokens by document before packing them",
             )
         return cls(documents=tuple(np.diff(np.append(starts, len(ids))).tolist()), **other)
 
     @classmethod
     def of_position_ids(cls, ids: Any, **other: Any) -> Mask:
-        """Return the mask of packed documents from each token's position in its document; 0 begins a new one.
+        """Return the mask of packed documents, given each token's position in its document; 0 begins a new document.
 
-        Raises: MaskError where positions neither ascend by one nor begin again at 0, or `ids` is no sequence of
-        integers.
+        other: further fields of the mask, such as window=.
+        Raises: MaskError for positions that neither ascend by one nor start again at 0, or ids that are not a
+        sequence of integers.
+
+        >>> Mask.of_position_ids([0, 1, 2, 0]).documents
+        (3, 1)
         """
         ids = _integers(ids)
         first = np.concatenate([np.ones(min(1, len(ids)), bool), ids[1:] != ids[:-1] + 1])
@@ -106,47 +128,47 @@ class Mask:
             wrong = int(starts[ids[starts] != 0][0])
             before = f"{ids[wrong - 1]} and then " if wrong else ""
             raise MaskError(
-                "position ids that ascend by one and begin again at 0 where a document begins",
+                "position ids that ascend by one and start again at 0 with each document",
                 f"{before}{ids[wrong]} at token {wrong}",
-                "give the position ids of the whole sequence in its own order, before it is sharded",
+                "pass the position ids of the whole sequence in its original order, before sharding",
             )
         return cls(documents=tuple(np.diff(np.append(starts, len(ids))).tolist()), **other)
 
     def position_ids(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return each token's position in its document, from global positions: what a rank's RoPE must be given."""
+        """Return each token's position in its document, given global positions: a rank's positions for RoPE."""
         positions = np.asarray(positions, np.int64)
         return positions - self.bounds[self.document_of(positions)]
 
     @property
     def plain(self) -> bool:
-        """Whether the causal flag says all."""
+        """Whether the mask is no more than its `causal` flag."""
         return self.window is None and len(self.documents) <= 1 and not any(self.prefixes)
 
     @property
     def prefixes(self) -> tuple[int, ...]:
-        """Return the tokens of each document's prefix."""
+        """Return the length of each document's prefix, in tokens."""
         return self.prefix if isinstance(self.prefix, tuple) else (self.prefix,) * max(1, len(self.documents))
 
     def of_length(self, S: int) -> Mask:
-        """Return this mask, made sure to be one of S tokens. Raises: MaskError where documents do not add up to S."""
+        """Return this mask if it fits S tokens. Raises: MaskError for documents that do not add up to S."""
         if self.documents and sum(self.documents) != S:
-            told = sum(self.documents)
+            total = sum(self.documents)
             raise MaskError(
                 f"documents of {S} tokens in all",
-                f"{len(self.documents)} documents of {told} tokens",
-                "give padding at the end as a document of its own"
-                if told < S
-                else "a document that was cut counts with what is left of it",
+                f"{len(self.documents)} documents of {total} tokens",
+                "pass padding at the end as a document of its own"
+                if total < S
+                else "count a truncated document with the tokens that are left of it",
             )
         return self
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """Return the position at which each document begins, and behind them the end of the last; int64."""
+        """Return the first position of each document, then the end of the last one; int64."""
         return np.array([0, *accumulate(self.documents)], np.int64)
 
     def document_of(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return the number of the document of each global position; 0 where there is one document."""
+        """Return the number of the document that holds each global position; 0 if there is only one."""
         if not self.documents:
             return np.zeros(len(positions), np.int64)
         return np.searchsorted(self.bounds, positions, side="right") - 1
@@ -154,7 +176,7 @@ class Mask:
     def visible(
         self, queries: Int[np.ndarray, " rows"], keys: Int[np.ndarray, " columns"]
     ) -> Bool[np.ndarray, "rows columns"]:
-        """Return who sees whom, from global positions: the definition itself, pair by pair."""
+        """Return which query sees which key, given global positions: the definition, pair by pair."""
         i, j = np.asarray(queries)[:, None], np.asarray(keys)[None, :]
         of_keys = self.document_of(np.asarray(keys))
         seen = np.ones((len(queries), len(keys)), bool)
@@ -169,7 +191,7 @@ class Mask:
 
 
 def as_mask(causal: bool | Mask) -> Mask:
-    """Return the mask that a flag stands for, or the mask itself."""
+    """Return the mask that a causal flag stands for; a mask is returned as it is."""
     return causal if isinstance(causal, Mask) else Mask(causal=bool(causal))
 
 

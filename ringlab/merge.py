@@ -1,8 +1,8 @@
 """Partial attention results and their merge, a commutative monoid up to rounding.
 
-A partial is what a query block knows after seeing some keys: `out`, normalised over those keys,
-and `lse`, the natural logarithm of their sum of exponentials. The identity is (0, -inf): no key
-seen. State is float32 at least (float64 for float64 inputs).
+Block backends return partials, and the schedules merge them into a running one. A partial is attention over some of the
+keys: `out`, normalised over those keys, and `lse`, the natural logarithm of their sum of exponentials. The identity,
+before any key is seen, is (0, −inf). State is float32 at least, float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.errors import ShapeError
@@ -18,7 +19,21 @@ from ringlab.errors import ShapeError
 
 @dataclass(frozen=True)
 class Partial:
-    """Attention over some of the keys: out (B, H, L, D), normalised, and its lse (B, H, L)."""
+    """Attention over some of the keys: out (B, H, L, D), normalised, and its lse (B, H, L).
+
+    Raises: ShapeError if the shapes differ otherwise than in the head dim.
+
+    >>> import torch
+    >>> from ringlab.blocks import get_block
+    >>> from ringlab.merge import merge
+    >>> q, k, v = torch.ones(3, 1, 2, 8, 4).unbind()  # 8 queries and 8 keys of 2 heads
+    >>> block = get_block("naive", q)
+    >>> one = block.forward(q, k[..., :3, :], v[..., :3, :], causal=False, scale=0.5)
+    >>> other = block.forward(q, k[..., 3:, :], v[..., 3:, :], causal=False, scale=0.5)
+    >>> whole = block.forward(q, k, v, causal=False, scale=0.5)
+    >>> torch.allclose(merge(one, other).lse, whole.lse)
+    True
+    """
 
     out: Tensor
     lse: Tensor
@@ -28,8 +43,8 @@ class Partial:
             raise ShapeError(f"lse of shape {tuple(self.out.shape[:-1])}", f"{tuple(self.lse.shape)}")
 
     @classmethod
-    def identity(cls, q: Tensor) -> Partial:
-        """Return (0, -inf) for the rows of `q`, in the state dtype."""
+    def identity(cls, q: Float[Tensor, "*rows D"]) -> Partial:
+        """Return (0, −inf) for the rows of `q`, in the state dtype."""
         dtype = state_dtype(q.dtype)
         out = torch.zeros(q.shape, dtype=dtype, device=q.device)
         return cls(out, torch.full(q.shape[:-1], -math.inf, dtype=dtype, device=q.device))
@@ -43,7 +58,7 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 def merge(a: Partial, b: Partial) -> Partial:
     """Return the partial over the keys of both: L = logaddexp(La, Lb), out = oa·e^(La−L) + ob·e^(Lb−L).
 
-    Where one of the two has seen no key, the other's out comes back bitwise.
+    Where one of the two has seen no key, the result is the other's out, bit for bit.
     """
     weight_a, weight_b = _weights(a.lse, b.lse)
     out = torch.addcmul(a.out * weight_a, b.out.to(a.out.dtype), weight_b)
@@ -59,8 +74,10 @@ def merge_into(state: Partial, rows: slice, part: Partial) -> None:
 
 
 def _weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """e^(a − L) and e^(b − L) as functions of b − a: L, rounded where it is large, would spoil their sum, and
-    1 − e^(b − L) would lose the digits of a small e^(a − L). Where b is −inf: 1 and 0.
+    """Return e^(a − L) and e^(b − L), computed from b − a; 1 and 0 where b is −inf.
+
+    Not from L: a large L is rounded, so that the weights would not add up to 1. Nor one as 1 minus the other, which
+    would lose the digits of a small weight.
     """
     gap = (b - a).masked_fill_(b == -math.inf, -math.inf).unsqueeze(-1)
     return torch.sigmoid(-gap), torch.sigmoid(gap)

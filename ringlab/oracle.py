@@ -1,4 +1,4 @@
-"""Exact attention in float64 NumPy, with lse and gradients: the truth that all else is measured against.
+"""The oracle: exact attention in float64 NumPy, with lse and gradients. Everything else is measured against it.
 
 For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible pairs (i, j):
 
@@ -6,12 +6,12 @@ For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible p
     dV_j = Σ_i p_ij dO_i         dS_ij = p_ij (dO_i·v_j − delta_i + dlse_i),  delta_i = Σ_j p_ij dO_i·v_j
     dQ_i = scale Σ_j dS_ij k_j   dK_j = scale Σ_i dS_ij q_i
 
-With `softcap` c the scores are c·tanh(s_ij/c), and dS_ij has a factor 1 − tanh²(s_ij/c) more. With `factors` f, which
-dropout draws (0, or 1/(1−p)), out_i = Σ_j f_ij p_ij v_j, and f_ij stands before p_ij in dV_j and before dO_i·v_j.
+With a `softcap` c, scores become c·tanh(s_ij/c), and dS_ij gains the factor 1 − tanh²(s_ij/c). With dropout `factors` f,
+each 0 or 1/(1−p), out_i = Σ_j f_ij p_ij v_j; f_ij multiplies p_ij in dV_j and dO_i·v_j in dS_ij and delta_i.
 
-Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a
-masked position. Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and
-device are taken as well; this module does not import torch.
+Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a masked position.
+Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and device are accepted too; this
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Visible: TypeAlias = Bool[np.ndarray, "rows columns"]
 Column: TypeAlias = Float64[np.ndarray, "rows"]
 
 TILE_ELEMENTS = 2**21
-"""Scores held at once: long sequences are taken a few query rows at a time."""
+"""The most scores in memory at once: long sequences are computed a few query rows at a time."""
 
 
 class Result(NamedTuple):
@@ -43,6 +43,16 @@ class Result(NamedTuple):
 
     out: Float64[np.ndarray, "B H Lq D"]
     lse: Float64[np.ndarray, "B H Lq"]
+
+
+class _Scoring(NamedTuple):
+    """How scores are made and weighed: the keywords of `attention`, resolved for these inputs."""
+
+    causal: bool
+    mask: Bool[np.ndarray, "B H Lq Lk"]
+    scale: float
+    softcap: float | None
+    factors: Float64[np.ndarray, "B H Lq Lk"]
 
 
 class Gradients(NamedTuple):
@@ -66,26 +76,27 @@ def attention(
 ) -> Result:
     """Return softmax(scale · q kᵀ) v and the natural-log lse, in float64.
 
-    Query head h uses key/value head h // (H // K). `mask` is True where a query may see a key and
-    broadcasts to (B, H, Lq, Lk); with `causal`, query i also sees no key after i (aligned top-left).
-    `scale` defaults to D ** −0.5. `softcap` and `factors`, which broadcasts like `mask`, are those of
-    the module's docstring; lse is that of all weights, dropped or not.
+    Query head h uses key/value head h // (H // K).
+    causal: query i sees no key after i (aligned top-left).
+    mask: True where a query may see a key; broadcasts to (B, H, Lq, Lk); may be combined with `causal`.
+    scale: D ** −0.5 by default.
+    softcap, factors: as in the module's docstring; factors broadcast like `mask`. lse counts dropped weights too.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 
+    >>> from ringlab.oracle import attention
     >>> out, lse = attention([[[[0.0]]]], [[[[0.0], [0.0]]]], [[[[1.0], [3.0]]]])
     >>> float(out.squeeze()), round(float(lse.squeeze()), 4)  # the mean of 1 and 3; ln 2
     (2.0, 0.6931)
     """
     q, k, v = _checked(q, k, v)
-    mask, factors, scale = _mask(mask, q, k), _factors(factors, q, k), _scale(scale, q)
+    scoring = _resolved(q, k, causal, mask, scale, softcap, factors)
     out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
     with np.errstate(all="ignore"):
         for query, kv, rows in _pieces(q, k):
-            weights, visible, lse[query][rows], _ = _softmax(
-                q[query][rows], k[kv], rows, causal, mask[query], scale, softcap
-            )
-            out[query][rows] = _visible_sum(factors[query][rows] * weights, visible, v[kv])
+            weights, visible, lse[query][rows], _ = _softmax(q, k, query, kv, rows, scoring)
+            kept = scoring.factors[query][rows] * weights
+            out[query][rows] = _visible_sum(kept, visible, v[kv])
     return Result(out, lse)
 
 
@@ -107,22 +118,25 @@ def gradients(
     Arguments as in `attention`; without `dlse` the loss does not depend on lse.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
+
+    >>> from ringlab.oracle import gradients
+    >>> one = [[[[1.0]]]]  # a single key has weight 1 whatever its score: only v has a gradient
+    >>> [float(gradient.squeeze()) for gradient in gradients(one, one, one, dout=[[[[5.0]]]])]
+    [0.0, 0.0, 5.0]
     """
     q, k, v = _checked(q, k, v)
-    mask, factors, scale = _mask(mask, q, k), _factors(factors, q, k), _scale(scale, q)
+    scoring = _resolved(q, k, causal, mask, scale, softcap, factors)
     dout = _same_shape("dout", float64(dout), q.shape)
     dlse = np.zeros(q.shape[:-1]) if dlse is None else _same_shape("dlse", float64(dlse), q.shape[:-1])
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     with np.errstate(all="ignore"):
         for query, kv, rows in _pieces(q, k):
-            weights, visible, _, slope = _softmax(
-                q[query][rows], k[kv], rows, causal, mask[query], scale, softcap
-            )
-            cotangent, kept = dout[query][rows], factors[query][rows]
+            weights, visible, _, slope = _softmax(q, k, query, kv, rows, scoring)
+            cotangent, kept = dout[query][rows], scoring.factors[query][rows]
             dscores = _dscores(weights, visible, kept * (cotangent @ v[kv].T), dlse[query][rows])
             dscores = np.where(visible, slope * dscores, 0.0)
-            dq[query][rows] = scale * _visible_sum(dscores, visible, k[kv])
-            dk[kv] += scale * _visible_sum(dscores.T, visible.T, q[query][rows])
+            dq[query][rows] = scoring.scale * _visible_sum(dscores, visible, k[kv])
+            dk[kv] += scoring.scale * _visible_sum(dscores.T, visible.T, q[query][rows])
             dv[kv] += _visible_sum((kept * weights).T, visible.T, cotangent)
     return Gradients(dq, dk, dv)
 
@@ -138,25 +152,24 @@ def _pieces(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, int], tup
 
 
 def _softmax(
-    q: Float64[np.ndarray, "rows D"],
-    k: Vectors,
+    q: np.ndarray,
+    k: np.ndarray,
+    query: tuple[int, int],
+    kv: tuple[int, int],
     rows: slice,
-    causal: bool,
-    mask: Bool[np.ndarray, "Lq columns"],
-    scale: float,
-    softcap: float | None,
+    scoring: _Scoring,
 ) -> tuple[Matrix, Visible, Column, Matrix | float]:
-    """Return the weights, which pairs are visible, lse, and what capped scores gain for the query rows `rows`.
+    """Return (weights, visible pairs, lse, slope of the soft cap) for some query rows of one head.
 
-    All of one head; the gain of a score by one of q kᵀ · scale is 1 where there is no cap.
+    query, kv: (batch, query head) and (batch, key/value head). The slope is 1 without a cap.
     """
-    visible = mask[rows]
-    if causal:
-        visible = visible & (np.arange(len(k)) <= np.arange(rows.start, rows.stop)[:, None])
-    scores, slope = scale * (q @ k.T), 1.0
-    if softcap is not None:
-        part = np.tanh(scores / softcap)
-        scores, slope = softcap * part, 1 - part**2
+    visible = scoring.mask[query][rows]
+    if scoring.causal:
+        visible = visible & (np.arange(k.shape[2]) <= np.arange(rows.start, rows.stop)[:, None])
+    scores, slope = scoring.scale * (q[query][rows] @ k[kv].T), 1.0
+    if scoring.softcap is not None:
+        part = np.tanh(scores / scoring.softcap)
+        scores, slope = scoring.softcap * part, 1 - part**2
     scores = np.where(visible, scores, -np.inf)
     top = scores.max(-1, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
@@ -167,7 +180,7 @@ def _softmax(
 
 
 def _dscores(weights: Matrix, visible: Visible, dweights: Matrix, dlse: Column) -> Matrix:
-    """Return dS; delta as Σ_j p_ij (dO_i·v_j), so that a row with one key gets exactly 0."""
+    """Return dS, with delta as Σ_j p_ij (dO_i·v_j): a row that sees one key gets exactly 0."""
     delta = np.where(visible, weights * dweights, 0.0).sum(-1)
     return np.where(visible, weights * (dweights - (delta - dlse)[:, None]), 0.0)
 
@@ -182,10 +195,27 @@ def _visible_sum(weights: Matrix, visible: Visible, values: Vectors) -> Float64[
 
 
 def float64(array: Any) -> np.ndarray:
-    """Return a torch tensor of any dtype and device, or anything array-like, as a float64 array."""
+    """Return a torch tensor of any dtype and device, or anything array-like, as a float64 array.
+
+    >>> float64([1, 2])
+    array([1., 2.])
+    """
     if hasattr(array, "detach"):  # a torch tensor; bfloat16 has no NumPy dtype, so torch widens it
         array = array.detach().cpu().double().numpy()
     return np.asarray(array, dtype=np.float64)
+
+
+def _resolved(
+    q: np.ndarray,
+    k: np.ndarray,
+    causal: bool,
+    mask: Any,
+    scale: float | None,
+    softcap: float | None,
+    factors: Any,
+) -> _Scoring:
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
+    return _Scoring(causal, _mask(mask, q, k), scale, softcap, _factors(factors, q, k))
 
 
 def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -202,7 +232,7 @@ def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray
         raise ShapeError(
             "q and k with the same batch (axis 0) and head dim (axis 3)",
             f"q {q.shape}, k {k.shape}",
-            "only heads and tokens may differ; transpose if heads or tokens stand on another axis",
+            "only heads and tokens may differ; transpose if they are on other axes",
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
@@ -218,10 +248,6 @@ def _same_shape(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndar
         like = {"v": "k", "dout": "q"}.get(name, "lse")
         raise ShapeError(f"{name} in the shape of {like}, {shape}", f"{array.shape}")
     return array
-
-
-def _scale(scale: float | None, q: np.ndarray) -> float:
-    return max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
 
 
 def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -242,7 +268,7 @@ def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         raise ShapeError(
             f"a mask that broadcasts to (B, H, Lq, Lk) = {shape}",
             f"shape {mask.shape}",
-            "give the last two axes as (Lq, Lk); a mask per batch needs shape (B, 1, Lq, Lk)",
+            "make the last two axes (Lq, Lk); a mask for each batch has shape (B, 1, Lq, Lk)",
         ) from None
 
 

@@ -1,4 +1,8 @@
-"""A rank's runs cut at the bounds of documents and prefixes, how two such pieces meet, and position ids checked."""
+"""A rank's runs, cut at the bounds of documents and prefixes so that one simple rule describes each pair of pieces.
+
+`ringlab.plan` calls this for masks that are more than causal. `check_position_ids` holds a caller's position ids to
+the same documents.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,21 @@ from ringlab.tile import Tile, band
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a run that lies in one document: where its local indices begin, and whether it is of the prefix."""
+    """A part of a run that lies in one document.
 
-    at: int
+    local_start: the local index of its first token. in_prefix: whether its tokens belong to the document's prefix.
+    """
+
+    local_start: int
     run: Run
-    prefix: bool
+    in_prefix: bool
 
 
-def pieces(layout: Layout, mask: Mask, rank: int) -> dict[int, list[Piece]]:
-    """Return a rank's runs, cut at the bounds of documents and prefixes, by document."""
+def pieces_by_document(layout: Layout, mask: Mask, rank: int) -> dict[int, list[Piece]]:
+    """Return the pieces of a rank's runs, by document number."""
     found: dict[int, list[Piece]] = {}
     prefixes = np.array(mask.prefixes, np.int64)
-    for at, run in placed(layout.runs(rank)):
+    for local_start, run in with_local_starts(layout.runs(rank)):
         if run.length == 0:
             continue
         positions = run.positions
@@ -37,14 +44,18 @@ def pieces(layout: Layout, mask: Mask, rank: int) -> dict[int, list[Piece]]:
         cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), run.length]
         for start, stop in pairwise(cuts):
             part = Run(int(positions[start]), run.step, stop - start)
-            found.setdefault(int(documents[start]), []).append(Piece(at + start, part, bool(early[start])))
+            piece = Piece(local_start + start, part, bool(early[start]))
+            found.setdefault(int(documents[start]), []).append(piece)
     return found
 
 
-def meet(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
-    """Return the tiles of two pieces of one document, in their own indices. Raises: LayoutError for other steps."""
+def piece_tiles(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
+    """Return the tiles of two pieces of one document, in the pieces' own indices.
+
+    Raises: LayoutError for a run whose step is not `step`.
+    """
     n, m = query.run.length, key.run.length
-    if key.prefix:
+    if key.in_prefix:
         return [Tile(0, n, 0, m, False)]
     check_steps(query.run, key.run, step)
     apart = query.run.start - key.run.start
@@ -57,13 +68,15 @@ def meet(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
 
 
 def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
-    """Return if `ids` are the positions, each in its document, of the tokens that `rank` owns, in local order.
+    """Return if `ids` are the positions within their documents of the tokens that `rank` owns, in local order.
 
-    Raises: LayoutError at the first token that has another.
+    Raises: LayoutError, naming the first token whose position id is wrong.
     """
     ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
     expected = mask.of_length(layout.S).position_ids(layout.positions(rank))
-    remedy = f"shard the position ids of the whole sequence as the tokens: layout.shard(ids, {rank}, dim=-1)"
+    remedy = (
+        f"shard the position ids of the whole sequence like the tokens: layout.shard(ids, {rank}, dim=-1)"
+    )
     if ids.shape != expected.shape:
         raise LayoutError(
             f"{len(expected)} position ids on rank {rank} of {layout!r}", f"shape {ids.shape}", remedy
@@ -78,13 +91,13 @@ def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
         )
 
 
-def placed(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:
-    """Return the runs with the local index at which each begins."""
+def with_local_starts(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:
+    """Return (local index of its first token, run) for each run of a rank."""
     starts = np.cumsum([0, *(run.length for run in runs)])
     return [(int(start), run) for start, run in zip(starts, runs, strict=False)]
 
 
 def check_steps(q: Run, k: Run, step: int) -> None:
-    """Raise LayoutError unless both runs have this step."""
+    """Return if both runs have this step. Raises: LayoutError."""
     if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
         raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")

@@ -1,12 +1,14 @@
-"""From two ranks' runs to tiles: which query rows meet which keys, and how.
+"""The tile plan: which query rows of one rank see which keys of another, as tiles.
 
-Rows i of one run meet keys j of another with the same step where start_q + step·i ≥
-start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of
-runs is skipped (nothing visible), full (all visible), causal (d = 0), or causal after cutting d
-keys (seen by all) or d rows (seeing nothing) off; the layouts of `ringlab.layout` need no cut of
-more than one. A block backend needs to know no more than `causal: bool`, and causal tiles are
-square. Under a `ringlab.mask.Mask` runs are cut at the bounds of documents and prefixes first, and a
-sliding window gives a band of visible pairs (`ringlab.tile`).
+A call of attention looks its tiles up here, `Call.tiles`, whenever a K/V block arrives.
+
+Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥
+start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of runs is
+skipped (nothing visible), full (everything visible), causal (d = 0), or causal after cutting off d keys that
+every row sees or d rows that see nothing; the layouts of `ringlab.layout` need at most one such cut. A block
+backend needs no mask beyond `causal: bool`, and causal tiles are square. A `ringlab.mask.Mask` that is more than
+causal first cuts the runs at the bounds of documents and prefixes (`ringlab.pieces`); a sliding window makes the
+visible pairs a band (`ringlab.tile`).
 """
 
 from __future__ import annotations
@@ -19,30 +21,39 @@ import numpy as np
 
 from ringlab.layout import Layout, Run
 from ringlab.mask import Mask, as_mask
-from ringlab.pieces import Piece, check_steps, meet, pieces, placed
+from ringlab.pieces import Piece, check_steps, piece_tiles, pieces_by_document, with_local_starts
 from ringlab.tile import Tile, cut, right_edge
 
 _FEW_RUNS = 8
-"""Ranks of more runs are met one by one: there are few such ranks, and what tells pairs apart is long."""
+"""Ranks with more runs are planned pair by pair: their relations are long, and such layouts have few ranks."""
 
 _PAIRS_AT_ONCE = 1 << 20
+"""Pairs of runs that `_many_runs_tiles` compares in one NumPy expression, which bounds its memory."""
 
 
 def tiles(
     layout: Layout, rank: int, origin: int, causal: bool | Mask = True, largest_causal: int | None = None
 ) -> tuple[Tile, ...]:
-    """Return the tiles in which queries of `rank` meet keys of `origin`: each visible pair once.
+    """Return the tiles in which queries of `rank` see keys of `origin`: each visible pair once.
 
-    Tiles never hold a row that sees none of their keys. They come in ascending order of rows,
-    then keys; neighbours that can be one tile are one. Causal tiles of more than `largest_causal`
-    rows are cut into smaller ones and full ones beside them.
-    Raises: LayoutError where the runs have different steps; MaskError where documents do not add up to S.
+    Every row of a tile sees at least one of its keys. Tiles ascend by rows, then keys, and neighbours are merged
+    where one tile can hold both. Causal tiles of more than `largest_causal` rows are cut into smaller ones and the
+    full ones between them.
+    Raises: LayoutError for runs of different steps; MaskError for documents that do not add up to S tokens.
+
+    >>> from ringlab import zigzag
+    >>> from ringlab.plan import tiles
+    >>> tiles(zigzag(32, 4), rank=2, origin=1)
+    (Tile(q_start=0, q_stop=8, k_start=0, k_stop=4, causal=False),)
     """
     return plan(layout, causal, largest_causal).of(rank, origin)
 
 
 def plan(layout: Layout, causal: bool | Mask = True, largest_causal: int | None = None) -> Plan:
-    """Return the tiles of all pairs of ranks: `plan(…).of(rank, origin)` is `tiles(…, rank, origin, …)`."""
+    """Return the plan of all pairs of ranks; its tiles are worked out on demand and kept.
+
+    Raises: MaskError for documents that do not add up to the layout's S tokens.
+    """
     return _plan(layout, as_mask(causal), largest_causal)
 
 
@@ -51,108 +62,109 @@ def _plan(layout: Layout, mask: Mask, largest: int | None) -> Plan:
     return Plan(layout, mask, largest)
 
 
-class Row(Protocol):
-    """The tiles of one rank, by the rank whose keys they meet."""
+class TilesByOrigin(Protocol):
+    """The tiles of one rank's queries, by the rank that owns the keys."""
 
     def __getitem__(self, origin: int, /) -> tuple[Tile, ...]: ...
 
 
 class Plan:
-    """The tiles of all pairs of ranks; pairs that meet in the same way share one tuple.
+    """The tiles of all pairs of ranks.
 
-    How two ranks meet is told by the lengths of their runs and, for each pair of runs, by d as far
-    as it makes a difference. Of the million pairs of 1,024 ranks few are different, so a rank's row
-    of pairs is told apart at once, and tiles are made for those that are new.
+    Two pairs of ranks share one tuple of tiles where they relate in the same way: equal run lengths, and an equal d
+    for each pair of runs, clipped to the range in which it matters. Of the million pairs of 1,024 ranks few relate
+    differently. So all relations of a rank are computed at once, and tiles only for the relations that are new.
     """
 
     def __init__(self, layout: Layout, mask: Mask, largest: int | None) -> None:
         self.layout, self.mask, self.largest = layout, mask.of_length(layout.S), largest
-        self._rows: dict[int, Row] = {}
-        self._known: dict[Any, tuple[Tile, ...]] = {}
+        self._by_rank: dict[int, TilesByOrigin] = {}
+        self._by_relation: dict[Any, tuple[Tile, ...]] = {}
         self._pieces: dict[int, dict[int, list[Piece]]] = {}
         self._most_runs = max(1, *map(len, layout.ranks))
 
     def of(self, rank: int, origin: int) -> tuple[Tile, ...]:
-        """Return the tiles of one pair. Raises: WorldSizeError for what is no rank."""
+        """Return the tiles of one pair. Raises: WorldSizeError for a number that is not a rank."""
         self.layout.length(origin)
-        return self.row(rank)[origin]
+        return self.of_rank(rank)[origin]
 
-    def row(self, rank: int) -> Row:
-        """Return the tiles of `rank`, by origin. Raises: WorldSizeError for what is no rank."""
-        row = self._rows.get(rank)
-        if row is None:
+    def of_rank(self, rank: int) -> TilesByOrigin:
+        """Return the tiles of `rank`, by origin. Raises: WorldSizeError for a number that is not a rank."""
+        found = self._by_rank.get(rank)
+        if found is None:
             self.layout.length(rank)
             if not self.mask.plain:
-                row = _MaskedRow(self, rank)
+                found = _MaskedTiles(self, rank)
             else:
                 many = self.mask.causal and self._most_runs > _FEW_RUNS
-                row = _LongRow(self, rank) if many else self._row(rank)
-            self._rows[rank] = row
-        return row
+                found = _ManyRunsTiles(self, rank) if many else self._tiles_by_relation(rank)
+            self._by_rank[rank] = found
+        return found
 
     @cached_property
     def distances(self) -> tuple[int, ...]:
-        """Return how many ranks on K/V blocks are seen by anybody's rows, ascending; 0 first, at home."""
+        """Return the distances, in ranks, at which some row sees a K/V block, ascending from 0, its own rank."""
         P = self.layout.P
         if self.mask.plain:
             return tuple(range(P))
-        seen = (d for d in range(1, P) if any(self.row(rank)[(rank - d) % P] for rank in range(P)))
+        seen = (d for d in range(1, P) if any(self.of_rank(rank)[(rank - d) % P] for rank in range(P)))
         return (0, *seen)
 
-    def _row(self, rank: int) -> list[tuple[Tile, ...]]:
-        layout, known = self.layout, self._known
+    def _tiles_by_relation(self, rank: int) -> list[tuple[Tile, ...]]:
+        layout, known = self.layout, self._by_relation
         if not self.mask.causal:
             n_rows = layout.length(rank)
-            return [known.setdefault((n_rows, n), _whole(n_rows, n)) for n in layout.lengths]
-        ways = self._meetings(rank)
-        row = [known.get(way) for way in ways]
-        found = _meet(layout, rank, rank, self.largest)  # itself it meets in one tile, where it can
-        row[rank] = known.setdefault(found, found)
-        if None in row:
-            for origin, way in enumerate(ways):
-                if row[origin] is None:
-                    row[origin] = known.setdefault(way, _meet(layout, rank, origin, self.largest))
-        return row  # type: ignore[return-value]
+            return [known.setdefault((n_rows, n), _full_tile(n_rows, n)) for n in layout.lengths]
+        relations = self._relations(rank)
+        found = [known.get(relation) for relation in relations]
+        own = _pair_tiles(layout, rank, rank, self.largest)  # a rank sees itself in one tile where it can
+        found[rank] = known.setdefault(own, own)
+        if None in found:
+            for origin, relation in enumerate(relations):
+                if found[origin] is None:
+                    new = _pair_tiles(layout, rank, origin, self.largest)
+                    found[origin] = known.setdefault(relation, new)
+        return found  # type: ignore[return-value]
 
-    def _meetings(self, rank: int) -> list[bytes]:
-        """For every origin what tells how `rank` meets it."""
+    def _relations(self, rank: int) -> list[bytes]:
+        """Return, for every origin, bytes that are equal where `rank` sees the origins' keys in the same way."""
         starts, lengths = self._runs
         q_starts, q_lengths = starts[rank, :, None], lengths[rank, :, None]
         shifts = (q_starts - starts[:, None, :]) // self.layout.step
         shifts = np.clip(shifts, -q_lengths, np.maximum(lengths[:, None, :] - 1, -q_lengths))
-        shifts *= (q_lengths > 0) & (lengths[:, None, :] > 0)  # what fills up tells nothing
+        shifts *= (q_lengths > 0) & (lengths[:, None, :] > 0)  # empty runs make no difference
         own = np.broadcast_to(lengths[rank], lengths.shape)
-        told = np.concatenate([shifts.reshape(self.layout.P, -1), own, lengths], axis=1)
-        way = np.dtype((np.void, told.itemsize * told.shape[1]))
-        return cast(list[bytes], told.view(way).ravel().tolist())
+        numbers = np.concatenate([shifts.reshape(self.layout.P, -1), own, lengths], axis=1)
+        as_bytes = np.dtype((np.void, numbers.itemsize * numbers.shape[1]))
+        return cast(list[bytes], numbers.view(as_bytes).ravel().tolist())
 
     def pieces(self, rank: int) -> dict[int, list[Piece]]:
-        """Return `pieces` of `rank`, worked out once."""
+        """Return the rank's pieces by document, computed once."""
         if rank not in self._pieces:
-            self._pieces[rank] = pieces(self.layout, self.mask, rank)
+            self._pieces[rank] = pieces_by_document(self.layout, self.mask, rank)
         return self._pieces[rank]
 
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths of the runs of every rank, (P, most runs), filled up with runs of nothing."""
+        """Starts and lengths of the runs of every rank, (P, most runs), padded with empty runs."""
         filled = [[*runs, *[Run(0, 1, 0)] * (self._most_runs - len(runs))] for runs in self.layout.ranks]
         shape = self.layout.P, self._most_runs
         starts = np.array([[run.start for run in runs] for runs in filled], np.int64).reshape(shape)
         return starts, np.array([[run.length for run in runs] for runs in filled], np.int64).reshape(shape)
 
 
-class _LongRow:
-    """The row of a rank where ranks have many runs: pair by pair, when asked for."""
+class _ManyRunsTiles:
+    """The tiles of a rank in a layout of many runs: planned pair by pair, on demand."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.rank = plan, rank
 
     def __getitem__(self, origin: int, /) -> tuple[Tile, ...]:
-        return _meet(self.plan.layout, self.rank, origin, self.plan.largest)
+        return _pair_tiles(self.plan.layout, self.rank, origin, self.plan.largest)
 
 
-class _MaskedRow:
-    """The row of a rank under a mask that is more than causal: pair by pair, when first asked for."""
+class _MaskedTiles:
+    """The tiles of a rank under a mask that is more than causal: planned pair by pair, on first use."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.rank = plan, rank
@@ -160,42 +172,43 @@ class _MaskedRow:
 
     def __getitem__(self, origin: int, /) -> tuple[Tile, ...]:
         if origin not in self._known:
-            self._known[origin] = _meet_masked(self.plan, self.rank, origin)
+            self._known[origin] = _masked_pair_tiles(self.plan, self.rank, origin)
         return self._known[origin]
 
 
-def _meet_masked(plan: Plan, rank: int, origin: int) -> tuple[Tile, ...]:
-    """The tiles of one pair of ranks under any mask."""
+def _masked_pair_tiles(plan: Plan, rank: int, origin: int) -> tuple[Tile, ...]:
+    """Return the tiles of one pair of ranks under any mask."""
     full: list[Tile] = []
     edges: list[Tile] = []
     theirs = plan.pieces(origin)
     for document, queries in plan.pieces(rank).items():
         for query in queries:
             for key in theirs.get(document, ()):
-                for tile in meet(plan.mask, query, key, plan.layout.step):
-                    (edges if tile.causal else full).append(tile.moved(query.at, key.at))
+                for tile in piece_tiles(plan.mask, query, key, plan.layout.step):
+                    shifted = tile.shifted(query.local_start, key.local_start)
+                    (edges if tile.causal else full).append(shifted)
     return _sorted(_join_rows(_join_keys(full)), edges, plan.largest)
 
 
-def _whole(n_rows: int, n_keys: int) -> tuple[Tile, ...]:
+def _full_tile(n_rows: int, n_keys: int) -> tuple[Tile, ...]:
     return (Tile(0, n_rows, 0, n_keys, False),) if n_rows and n_keys else ()
 
 
-def _meet(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
-    """The tiles of one pair of ranks under the causal mask."""
+def _pair_tiles(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
+    """Return the tiles of one pair of ranks under the causal mask."""
     n_rows, n_keys = layout.length(rank), layout.length(origin)
     if n_rows == 0 or n_keys == 0:
         return ()
-    if rank == origin and _ascending(layout.runs(rank)):
+    if rank == origin and _positions_ascend(layout.runs(rank)):
         return tuple(cut(Tile(0, n_rows, 0, n_keys, True), largest))
     q_runs, k_runs = layout.runs(rank), layout.runs(origin)
     if len(q_runs) * len(k_runs) > _FEW_RUNS**2:
-        return _meet_many(layout, rank, origin, largest)
+        return _many_runs_tiles(layout, rank, origin, largest)
     full: list[Tile] = []
     diagonal: list[Tile] = []
-    for q_start, q_run in placed(q_runs):
-        for k_start, k_run in placed(k_runs):
-            for tile in _pair(q_start, q_run, k_start, k_run, layout.step):
+    for q_start, q_run in with_local_starts(q_runs):
+        for k_start, k_run in with_local_starts(k_runs):
+            for tile in _run_tiles(q_start, q_run, k_start, k_run, layout.step):
                 (diagonal if tile.causal else full).append(tile)
     return _sorted(_join_rows(_join_keys(full)), diagonal, largest)
 
@@ -206,28 +219,28 @@ def _sorted(full: list[Tile], diagonal: list[Tile], largest: int | None) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def _meet_many(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
-    """The same for ranks of many runs, all pairs of them at once; the last few thousand are kept."""
+def _many_runs_tiles(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
+    """Return what `_pair_tiles` does, all pairs of runs at once: for ranks of many runs."""
     q_runs, k_runs = layout.runs(rank), layout.runs(origin)
     step = layout.step
     q_length, k_length = (np.array([run.length for run in runs]) for runs in (q_runs, k_runs))
     q_start, k_start = (np.cumsum(length) - length for length in (q_length, k_length))
-    q_at, k_at = (np.array([run.start for run in runs]) for runs in (q_runs, k_runs))
+    q_position, k_position = (np.array([run.start for run in runs]) for runs in (q_runs, k_runs))
     full: list[np.ndarray] = []
     diagonal: list[Tile] = []
     rows = max(1, _PAIRS_AT_ONCE // len(k_runs))
-    for some in (slice(first, first + rows) for first in range(0, len(q_runs), rows)):
-        shift = (q_at[some, None] - k_at) // step
-        whole = shift >= k_length - 1
-        q, k = np.nonzero(whole)
-        q += some.start
+    for chunk in (slice(first, first + rows) for first in range(0, len(q_runs), rows)):
+        shift = (q_position[chunk, None] - k_position) // step
+        sees_all = shift >= k_length - 1
+        q, k = np.nonzero(sees_all)
+        q += chunk.start
         full.append(np.stack([q_start[q], q_start[q] + q_length[q], k_start[k], k_start[k] + k_length[k]], 1))
-        partly = np.argwhere(~whole & (shift > -q_length[some, None]))
+        sees_some = np.argwhere(~sees_all & (shift > -q_length[chunk, None]))
         parts = [
             part
-            for q, k in partly.tolist()
-            for part in _pair(
-                int(q_start[q + some.start]), q_runs[q + some.start], int(k_start[k]), k_runs[k], step
+            for q, k in sees_some.tolist()
+            for part in _run_tiles(
+                int(q_start[q + chunk.start]), q_runs[q + chunk.start], int(k_start[k]), k_runs[k], step
             )
         ]
         diagonal += [part for part in parts if part.causal]
@@ -238,7 +251,10 @@ def _meet_many(layout: Layout, rank: int, origin: int, largest: int | None) -> t
 
 
 def _join(tiles: np.ndarray, same: int, along: int) -> np.ndarray:
-    """Tiles (q_start, q_stop, k_start, k_stop) that agree in columns `same` and touch `along` become one."""
+    """Return tiles, rows of (q_start, q_stop, k_start, k_stop), with those merged that touch along one axis.
+
+    same: the first column of the axis on which two tiles must agree. along: that of the axis on which they touch.
+    """
     tiles = tiles[np.lexsort((tiles[:, along], tiles[:, same + 1], tiles[:, same]))]
     before, after = tiles[:-1], tiles[1:]
     touch = (before[:, same] == after[:, same]) & (before[:, same + 1] == after[:, same + 1])
@@ -250,26 +266,33 @@ def _join(tiles: np.ndarray, same: int, along: int) -> np.ndarray:
 
 
 def work(layout: Layout, rank: int, origin: int, causal: bool | Mask = True) -> int:
-    """Return how many score elements `rank` computes against the keys of `origin`."""
+    """Return how many score elements `rank` computes against the keys of `origin`.
+
+    Raises: LayoutError and MaskError as `tiles` does.
+
+    >>> from ringlab import contiguous
+    >>> [work(contiguous(32, 4), rank, origin=1) for rank in range(4)]
+    [0, 36, 64, 64]
+    """
     return sum(tile.scores for tile in tiles(layout, rank, origin, causal))
 
 
-def _ascending(runs: tuple[Run, ...]) -> bool:
-    """Whether positions grow in local order."""
-    there = [run for run in runs if run.length > 0]
-    inside = all(run.step > 0 or run.length == 1 for run in there)
-    return inside and all(before.last < after.start for before, after in pairwise(there))
+def _positions_ascend(runs: tuple[Run, ...]) -> bool:
+    """Return whether positions grow in local order."""
+    filled = [run for run in runs if run.length > 0]
+    inside = all(run.step > 0 or run.length == 1 for run in filled)
+    return inside and all(before.last < after.start for before, after in pairwise(filled))
 
 
-def _pair(q0: int, q: Run, k0: int, k: Run, step: int) -> list[Tile]:
-    """The tiles of one query run, at local index q0, and one key run, at k0."""
+def _run_tiles(q_start: int, q: Run, k_start: int, k: Run, step: int) -> list[Tile]:
+    """Return the tiles of a query run and a key run that begin at these local indices."""
     check_steps(q, k, step)
     found = right_edge(q.length, k.length, (q.start - k.start) // step)
-    return [tile.moved(q0, k0) for tile in found]
+    return [tile.shifted(q_start, k_start) for tile in found]
 
 
 def _join_keys(tiles: list[Tile]) -> list[Tile]:
-    """Full tiles of the same rows whose keys touch become one."""
+    """Return full tiles with those merged that have the same rows and touching keys."""
     joined: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.q_start, t.q_stop, t.k_start)):
         last = joined[-1] if joined else None
@@ -281,7 +304,7 @@ def _join_keys(tiles: list[Tile]) -> list[Tile]:
 
 
 def _join_rows(tiles: list[Tile]) -> list[Tile]:
-    """Full tiles of the same keys whose rows touch become one."""
+    """Return full tiles with those merged that have the same keys and touching rows."""
     joined: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.k_start, t.k_stop, t.q_start)):
         last = joined[-1] if joined else None

@@ -1,15 +1,18 @@
-"""What becomes of scores besides scale and mask: a soft cap, and dropout that every rank draws alike.
+"""Score rules: a soft cap on the scores, and dropout of the weights that every rank draws alike.
 
-Dropout draws from Philox4x32-10, a function of a counter and a key: the key is the seed, the counter of a pair is
-(key position, query position, batch, query head // 4), and of the four words that come out the head takes its own.
-So backward, and every layout, schedule and number of ranks, drop the same pairs without sending or keeping a mask.
-With f the factors, delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i: the dropped out gives it as it is.
+A call of attention holds `ScoreRules`; a block backend receives `TileRules`, the rules of one tile.
+
+Dropout draws from Philox4x32-10, a function of a counter and a key. The key is the seed. The counter of a pair is (key
+position, query position, batch, query head // 4), and each head takes its own word of the four that come out. So
+backward, and every layout, schedule and number of ranks, drop the same pairs, and no mask is sent or kept. With
+dropout factors f, delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i: delta follows from the dropped out, as without dropout.
 Source: Salmon et al. 2011, doi 10.1145/2063384.2063405.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,14 +30,15 @@ _ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Data, equal and hashable by value. Scores s become softcap·tanh(s/softcap); weights are dropped with
-    probability `dropout` after the softmax and the others divided by 1 − dropout.
+class ScoreRules:
+    """How scores become weights, besides scale and mask. Plain data, equal and hashable by value.
 
-    `seed` is the same on all ranks of a sequence, and another for each layer, step and data-parallel replica.
-    `first_head` is the number of the first query head here, where a rank holds only some of them.
+    softcap: scores s become softcap·tanh(s/softcap).
+    dropout: weights are dropped with this probability after the softmax, and the others divided by 1 − dropout.
+    seed: 64 bits, equal on all ranks of a sequence, different for each layer, step and data-parallel replica.
+    first_head: the number of the first query head here, for a rank that holds only some of them.
 
-    Raises: MaskError for a softcap that is not above 0, a dropout outside of [0, 1), or a seed outside of 64 bits.
+    Raises: MaskError for a softcap that is not above 0, a dropout outside [0, 1), or a seed outside 64 bits.
     """
 
     softcap: float | None = None
@@ -50,49 +54,65 @@ class Scores:
         if not (isinstance(self.seed, int) and 0 <= self.seed < 1 << 64):
             raise MaskError("seed=, an integer of 64 bits, 0 or more, the same on all ranks", repr(self.seed))
 
-    @property
-    def wishes(self) -> frozenset[str]:
-        """Return what a block must offer to compute them: of "softcap" and "dropout"."""
-        asked = {"softcap": self.softcap is not None, "dropout": self.dropout > 0}
-        return frozenset(name for name, is_asked in asked.items() if is_asked)
+    @cached_property
+    def requirements(self) -> frozenset[str]:
+        """Return the names of the rules that a block must support: of "softcap" and "dropout"."""
+        used = {"softcap": self.softcap is not None, "dropout": self.dropout > 0}
+        return frozenset(name for name, is_used in used.items() if is_used)
 
-    def of_tile(self, rows: Int[np.ndarray, " rows"], keys: Int[np.ndarray, " keys"]) -> TileScores:
-        """Return them for the tile of queries and keys at these global positions."""
-        return TileScores(self, torch.from_numpy(rows), torch.from_numpy(keys))
+    def of_tile(self, rows: Int[np.ndarray, " rows"], keys: Int[np.ndarray, " keys"]) -> TileRules:
+        """Return the rules of the tile whose queries and keys have these global positions."""
+        return TileRules(self, torch.from_numpy(rows), torch.from_numpy(keys))
 
 
 @dataclass(frozen=True)
-class TileScores:
-    """`Scores` of one tile, whose tokens stand at global positions `rows` and `keys`."""
+class TileRules:
+    """The `ScoreRules` of one tile, with the global positions of its queries, `rows`, and of its `keys`.
 
-    scores: Scores
+    Only dropout reads positions; without it they may be empty.
+    """
+
+    rules: ScoreRules
     rows: Int64[Tensor, " rows"]
     keys: Int64[Tensor, " keys"]
 
-    def part(self, rows: slice, keys: slice) -> TileScores:
-        """Return those of a part of the tile."""
+    @property
+    def requirements(self) -> frozenset[str]:
+        """Return the names of the rules that a block must support; empty for plain attention."""
+        return self.rules.requirements
+
+    def part(self, rows: slice, keys: slice) -> TileRules:
+        """Return the rules of a part of the tile."""
+        if not self.rules.dropout:
+            return self
         return replace(self, rows=self.rows[rows], keys=self.keys[keys])
 
-    def backwards(self) -> TileScores:
-        """Return those of the tile with rows and keys counted from the other end."""
+    def reversed(self) -> TileRules:
+        """Return the rules of the tile with the order of rows and keys reversed."""
+        if not self.rules.dropout:
+            return self
         return replace(self, rows=self.rows.flip(0), keys=self.keys.flip(0))
 
     def capped(self, scores: Float[Tensor, "*heads rows keys"]) -> Float[Tensor, "*heads rows keys"]:
-        """Return the scores under the cap."""
-        cap = self.scores.softcap
+        """Return the scores after the soft cap."""
+        cap = self.rules.softcap
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
-    def slope(self, capped: Float[Tensor, "*heads rows keys"]) -> Float[Tensor, "*heads rows keys"] | None:
-        """Return what capped scores gain for each one of a score, 1 − tanh²; None without a cap."""
-        cap = self.scores.softcap
+    def cap_slope(
+        self, capped: Float[Tensor, "*heads rows keys"]
+    ) -> Float[Tensor, "*heads rows keys"] | None:
+        """Return the derivative of capped scores by the scores, 1 − tanh²; None without a cap."""
+        cap = self.rules.softcap
         return None if cap is None else 1 - (capped / cap) ** 2
 
-    def factors(self, batch: int, heads: int, like: Tensor) -> Float[Tensor, "B H rows keys"] | None:
-        """Return what weights are multiplied by, 0 or 1/(1 − dropout), in the dtype and on the device of `like`.
+    def dropout_factors(
+        self, batch: int, heads: int, like: Float[Tensor, "..."]
+    ) -> Float[Tensor, "B H rows keys"] | None:
+        """Return the factors of the weights, 0 or 1/(1 − dropout), in the dtype and on the device of `like`.
 
         None without dropout.
         """
-        rate, first = self.scores.dropout, self.scores.first_head
+        rate, first = self.rules.dropout, self.rules.first_head
         if not rate:
             return None
         groups = torch.arange(first // 4, (first + heads - 1) // 4 + 1, device=like.device)
@@ -101,7 +121,7 @@ class TileScores:
             self.rows.to(like.device)[:, None],
             torch.arange(batch, device=like.device)[:, None, None, None],
             groups[:, None, None],
-            self.scores.seed,
+            self.rules.seed,
         )
         drawn = torch.stack(torch.broadcast_tensors(*words), dim=2).flatten(1, 2)
         drawn = drawn[:, first % 4 : first % 4 + heads]
@@ -112,15 +132,25 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four words of 32 bits that Philox4x32-10 makes of the counter (c0, c1, c2, c3) and a key of 64 bits.
+def philox(
+    c0: Int64[Tensor, "..."],
+    c1: Int64[Tensor, "..."],
+    c2: Int64[Tensor, "..."],
+    c3: Int64[Tensor, "..."],
+    key: int,
+) -> tuple[Int64[Tensor, "..."], Int64[Tensor, "..."], Int64[Tensor, "..."], Int64[Tensor, "..."]]:
+    """Return the four 32-bit words that Philox4x32-10 makes of the counter (c0, c1, c2, c3) and a 64-bit key.
 
-    Words are int64 tensors; counters of different shapes are broadcast as they come to meet.
+    Words are int64 tensors. Counters of different shapes are broadcast against each other only as they meet.
+
+    >>> zero = torch.zeros(1, dtype=torch.int64)
+    >>> [f"{word.item():08x}" for word in philox(zero, zero, zero, zero, key=0)]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     k0, k1 = key & _WORD, key >> 32
     for _ in range(_ROUNDS):
-        # The products wrap around at 64 bits, which leaves their bits right; a shift to the right brings copies
-        # of the sign in, which the mask takes off.
+        # Products wrap around at 64 bits, which keeps their bits right. A shift to the right copies the sign bit
+        # in; the mask removes the copies.
         a, b = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             (b >> 32 & _WORD) ^ c1 ^ k0,
@@ -133,10 +163,14 @@ def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: int) -> tuple[Te
 
 
 def check_scale(scale: Any, dtype: torch.dtype) -> None:
-    """Raise DtypeError unless `scale` is None, or finite in the dtype that scores of tensors of `dtype` have."""
+    """Return if `scale` is None, or finite in the dtype of the scores of tensors of `dtype`. Raises: DtypeError."""
     if scale is None:
         return
     of_scores = state_dtype(dtype)
     largest = torch.finfo(of_scores).max
-    if not (isinstance(scale, (int, float)) and -largest <= scale <= largest):  # NaN is not between them
+    if not (isinstance(scale, (int, float)) and -largest <= scale <= largest):  # false for NaN too
         raise DtypeError(f"scale= a number that is finite in {of_scores}, or None for D^−½", repr(scale))
+
+
+PLAIN_RULES = TileRules(ScoreRules(), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+"""The rules of any tile of plain attention: scores stay as they are, and no weight is dropped."""

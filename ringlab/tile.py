@@ -1,9 +1,11 @@
-"""A tile, some query rows × some keys of two ranks, and the band of visible pairs cut into tiles.
+"""The tile, a rectangle of query rows × keys, and how a band of visible pairs is cut into tiles.
 
-Row i of a stretch of queries meets keys i + lo … i + hi of a stretch of keys of the same step. The right edge of
-that band (hi) is what the causal mask draws, the left one (lo) a sliding window. A band is cut into full
-rectangles and triangles: a triangle at the right edge is `causal`, one at the left edge is the same seen from
-the other end, `mirrored`. So a block backend needs to know no more than `causal: bool`.
+`ringlab.plan` makes tiles; the schedules hand them to a block backend, one K/V block at a time.
+
+Take a run of queries and a run of keys of the same step. Row i sees keys i + lo … i + hi: a band. The causal mask
+sets its right edge hi, a sliding window its left edge lo. The band is cut into full rectangles and triangles. A
+triangle at the right edge is `causal`; one at the left edge is the same triangle with rows and keys counted from the
+end, `mirrored`. A block backend therefore needs no mask beyond `causal: bool`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from dataclasses import dataclass, replace
 class Tile:
     """Local query rows [q_start, q_stop) × local keys [k_start, k_stop).
 
-    With `causal`, row i of the tile sees keys 0..i of the tile, which is square; without, all keys. With
-    `mirrored` beside `causal`, rows and keys are counted from the other end: row i sees keys i and after.
+    A `causal` tile is square and its row i sees keys 0 … i of the tile. Without `causal` every row sees every key.
+    `causal` with `mirrored` counts rows and keys from the end: row i sees key i and the keys after it.
+
+    >>> Tile(4, 8, 0, 4, causal=True).scores
+    10
     """
 
     q_start: int
@@ -35,10 +40,12 @@ class Tile:
 
     @property
     def rows(self) -> slice:
+        """Return its query rows."""
         return slice(self.q_start, self.q_stop)
 
     @property
     def keys(self) -> slice:
+        """Return its keys."""
         return slice(self.k_start, self.k_stop)
 
     @property
@@ -47,15 +54,15 @@ class Tile:
         rows, keys = self.q_stop - self.q_start, self.k_stop - self.k_start
         return rows * (rows + 1) // 2 if self.causal else rows * keys
 
-    def seen_from_the_end(self, rows: int, keys: int) -> Tile:
-        """Return this tile of a block of `rows` × `keys` as it looks where both are counted backwards."""
+    def reversed(self, rows: int, keys: int) -> Tile:
+        """Return this tile of a `rows` × `keys` block after the order of both axes is reversed."""
         return Tile(
             rows - self.q_stop, rows - self.q_start, keys - self.k_stop, keys - self.k_start,
             self.causal, self.causal and not self.mirrored,
         )  # fmt: skip
 
-    def moved(self, rows: int, keys: int) -> Tile:
-        """Return this tile, `rows` and `keys` further on."""
+    def shifted(self, rows: int, keys: int) -> Tile:
+        """Return this tile moved by so many `rows` and `keys`."""
         return replace(
             self, q_start=self.q_start + rows, q_stop=self.q_stop + rows,
             k_start=self.k_start + keys, k_stop=self.k_stop + keys,
@@ -63,13 +70,16 @@ class Tile:
 
 
 def band(n: int, m: int, lo: int, hi: int) -> list[Tile]:
-    """Return the tiles of `n` rows and `m` keys in which row i sees keys i + lo … i + hi; any order, no overlap."""
+    """Return tiles for `n` rows and `m` keys in which row i sees keys i + lo … i + hi.
+
+    The tiles do not overlap and come in no particular order.
+    """
     lo, hi = max(lo, -n), min(hi, m)
     first, last = max(0, -hi), min(n, m - lo)
     if hi < lo or first >= last:
         return []
     if first > 0 or last < n:
-        return [tile.moved(first, 0) for tile in band(last - first, m, lo + first, hi + first)]
+        return [tile.shifted(first, 0) for tile in band(last - first, m, lo + first, hi + first)]
     if n - 1 + lo <= 0:
         return right_edge(n, m, hi)
     if hi >= m - 1:
@@ -93,12 +103,12 @@ def band(n: int, m: int, lo: int, hi: int) -> list[Tile]:
                 parts = _left_edge(rows, keys, start - key)
             else:
                 parts = right_edge(rows, keys, start - key - 1)
-            tiles += [part.moved(row, key) for part in parts]
+            tiles += [part.shifted(row, key) for part in parts]
     return tiles
 
 
 def right_edge(n: int, m: int, hi: int) -> list[Tile]:
-    """Return the tiles in which row i sees keys 0 … i + hi of `m`."""
+    """Return tiles for `n` rows and `m` keys in which row i sees keys 0 … i + hi."""
     if hi <= -n:
         return []
     if hi >= m - 1:
@@ -113,19 +123,22 @@ def right_edge(n: int, m: int, hi: int) -> list[Tile]:
 
 
 def _left_edge(n: int, m: int, lo: int) -> list[Tile]:
-    """Return the tiles in which row i sees keys i + lo … m − 1: the right edge, counted from the other end."""
-    return [tile.seen_from_the_end(n, m) for tile in right_edge(n, m, m - n - lo)]
+    """Return tiles in which row i sees keys i + lo … m − 1: a right edge with both axes reversed."""
+    return [tile.reversed(n, m) for tile in right_edge(n, m, m - n - lo)]
 
 
 def cut(tile: Tile, largest: int | None) -> Iterator[Tile]:
-    """Yield a causal tile as two of about half the rows and a full one beside, down to `largest` rows."""
+    """Yield `tile`, a causal one cut until its triangles have at most `largest` rows.
+
+    Each cut replaces a triangle by two of about half the rows and a full square between them.
+    """
     rows = tile.q_stop - tile.q_start
     if not tile.causal or largest is None or rows <= largest:
         yield tile
         return
     if tile.mirrored:
         for part in cut(Tile(0, rows, 0, rows, True), largest):
-            yield part.seen_from_the_end(rows, rows).moved(tile.q_start, tile.k_start)
+            yield part.reversed(rows, rows).shifted(tile.q_start, tile.k_start)
         return
     half = largest
     while 2 * half < rows:

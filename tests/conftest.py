@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import install_import_hook
 
 from tests import needs, shapes
+from tests.thorough import guard_of
 
 # Kernels run on a GPU where there is one, else in Triton's interpreter. Triton asks when it is imported, which
 # nothing has done yet.
@@ -51,11 +53,41 @@ def _one_thread_for_numpy() -> None:
                 set_threads(1)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the garbage collector what collecting has made: it lives until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+_settled = 0
+
+
+def pytest_runtest_logfinish(nodeid: str, location: tuple[str, int | None, str]) -> None:
+    """Return freed memory to the system where a test grew by 100 MB: glibc keeps the pages of large tensors."""
+    global _settled
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None and _resident_bytes() > _settled + (100 << 20):
+        gc.collect()
+        trim(0)
+        _settled = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what cannot run on this machine, with the remedy as the reason.
 
     RINGLAB_REQUIRE_ALL=1 forbids that, but for what no package can bring.
     """
+    for item in items:
+        if guard_of(item.nodeid):
+            item.add_marker(pytest.mark.thorough)
     needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
 
 

@@ -45,15 +45,20 @@ def missing_bwrap() -> str | None:
 @cache
 def missing_nbgrader() -> str | None:
     """Return why nothing can be graded with nbgrader here, None if it can."""
-    from ringlab.course.nbgrader import no_nbgrader
+    from ringlab.errors import MissingExtraError
+    from ringlab_course.nbgrader import require_nbgrader
 
-    return no_nbgrader()
+    try:
+        require_nbgrader()
+    except MissingExtraError as error:
+        return f"needs nbgrader: {error.remedy}"
+    return None
 
 
 @cache
 def missing_jax() -> str | None:
     """Return why no program can run on simulated devices here, None if one can."""
-    from ringlab.course.extras import extra_is_missing
+    from ringlab_course.checking.requirements import extra_is_missing
 
     return extra_is_missing("jax") or None
 
@@ -69,7 +74,7 @@ def missing_cuda() -> str | None:
 @cache
 def missing_two_gpus() -> str | None:
     """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` says it likewise."""
-    from ringlab.comm.transports import available
+    from ringlab.comm.processes.transports import available
 
     return available()["nccl"]
 

@@ -7,4 +7,4 @@ from ringlab.blocks.native import Native
 
 class Plain(Native):
     name = "plain"
-    offers: frozenset[str] = frozenset()
+    supported_rules: frozenset[str] = frozenset()

@@ -18,8 +18,14 @@ from jaxtyping import AbstractArray
 
 FRONT_DOORS = {
     "ringlab.attention.ring_attention",
+    "ringlab.blocks.protocol.BackwardRows.__init__",
+    "ringlab.blocks.triton.steps.TritonBackward.differentiate",
+    "ringlab.blocks.triton.steps.TritonForward.attend",
     "ringlab.oracle.attention",
     "ringlab.oracle.gradients",
+    "ringlab.schedules.cache.ShardedCache.append",
+    "ringlab.schedules.cache.ShardedCache.of_shards",
+    "ringlab.schedules.decode.decode",
 }
 """Functions that must refuse wrong shapes themselves; each is tested for that in the tests of its module."""
 

@@ -22,9 +22,9 @@ from ringlab import (
     ring_attention,
     zigzag,
 )
-from ringlab.comm.faulty import Fault
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Trace
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.errors import RinglabError
 from ringlab.layout import Layout

@@ -14,8 +14,8 @@ from ringlab import VirtualCluster, launch, ring_attention
 from ringlab.blocks.native import Native
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
-from ringlab.comm.strict import Strict
 from ringlab.comm.subgroup import SubGroup
+from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import (
     AgreementError,
     BackendError,
@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "dropout without a seed": (lambda x: x.update(dropout=0.1), MaskError, "the same"),
     "causal that is no bool": (lambda x: x.update(causal="no"), MaskError, "causal=True or causal=False"),
     "causal left empty": (lambda x: x.update(causal=None), MaskError, "causal=True or causal=False"),
-    "a mask that is none": (lambda x: x.update(mask="causal"), MaskError, "a str"),
+    "an invalid mask": (lambda x: x.update(mask="causal"), MaskError, "a str"),
     "a mask beside causal=False": (lambda x: x.update(causal=False, mask=Mask()), MaskError, "Mask(causal="),
     "documents of another length": (
         lambda x: x.update(mask=Mask(documents=(S, 1))),
@@ -195,7 +195,7 @@ def test_one_rank_called_wrongly(name: str) -> None:
         assert_clear(errors[wrong], kind, words)
         assert_clear(errors[1 - wrong], AgreementError, f"rank {wrong}: error {kind.__name__}")
         remedies = [line for line in str(errors[1 - wrong]).splitlines() if line.startswith("remedy:")]
-        assert remedies == ["remedy: no data was sent; mend the rank that differs"]
+        assert remedies == ["remedy: no data was sent; fix the call of the rank that differs"]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -244,7 +244,7 @@ def test_auto_takes_a_block_that_can() -> None:
 
 
 @pytest.mark.parametrize("block", ["native", Native()], ids=["name", "object"])
-def test_what_computes_in_the_place_of_native_is_told(block: str | Native) -> None:
+def test_the_block_that_computes_in_place_of_native_is_recorded(block: str | Native) -> None:
     """In the bits of the block that is named."""
     more = {"softcap": 3.0, "dropout": 0.2, "seed": 5}
 
@@ -255,8 +255,8 @@ def test_what_computes_in_the_place_of_native_is_told(block: str | Native) -> No
     found, expected = outcome(block), outcome("blockwise")
     for one, other in zip(found.results, expected.results, strict=True):
         assert torch.equal(one, other)
-    told = {(choice.asked, choice.chosen) for choice in found.trace.choices()}
-    assert told == {("block='native' with dropout and softcap", "blockwise")}
+    recorded = {(choice.asked, choice.chosen) for choice in found.trace.choices()}
+    assert recorded == {("block='native' with dropout and softcap", "blockwise")}
     assert expected.trace.choices() == []
     with_neither = VirtualCluster(P, memory=False).run(
         call, {rank: lambda x: x.update(block=block) for rank in range(P)}
@@ -336,7 +336,7 @@ def two_calls_back(
     [VirtualCluster(P, memory=False).run, partial(launch, world_size=P, timeout=60)],
     ids=["virtual", "gloo"],
 )
-def test_ranks_that_go_back_through_different_calls_are_told(run):
+def test_ranks_that_go_back_through_different_calls_are_refused(run):
     for error in run(partial(two_calls_back, order=((0, 1), (1, 0)))).results:
         assert isinstance(error, AgreementError)
         assert "rank 0: backward through call 1 of attention" in str(error)

@@ -91,7 +91,7 @@ def test_impossible_documents(lengths: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_that_is_none(rank: int) -> None:
+def test_an_invalid_rank(rank: int) -> None:
     for method in (zigzag(16, 4).runs, zigzag(16, 4).length, zigzag(16, 4).positions):
         with pytest.raises(WorldSizeError, match="0 to 3"):
             method(rank)

@@ -25,7 +25,7 @@ from ringlab.errors import MaskError
         ({"prefix": -1}, "prefix="),
         ({"prefix": (1, 2)}, "a prefix for each of 1 documents"),
         ({"prefix": (1, 2, 3), "documents": (4, 4)}, "a prefix for each of 2 documents"),
-        ({"prefix": 2, "causal": False}, "causal=True beside a prefix"),
+        ({"prefix": 2, "causal": False}, "causal=True with a prefix"),
         ({"causal": "no"}, "causal=True or causal=False"),
     ],
 )
@@ -37,7 +37,7 @@ def test_what_is_refused(wrong: dict[str, Any], words: str) -> None:
 
 def test_documents_must_add_up() -> None:
     assert Mask(documents=(3, 5)).of_length(8).documents == (3, 5)
-    for S, remedy in ((7, "what is left of it"), (9, "padding at the end")):
+    for S, remedy in ((7, "are left of it"), (9, "padding at the end")):
         with pytest.raises(MaskError, match=remedy):
             Mask(documents=(3, 5)).of_length(S)
 

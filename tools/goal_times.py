@@ -18,7 +18,7 @@ from typing import Any
 import nbformat
 
 from ringlab.bench.machine import machine
-from ringlab.course.execution import execute
+from ringlab_course.builder.execution import execute
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks/results/waiting"

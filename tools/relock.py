@@ -28,14 +28,13 @@ from packaging.version import Version
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "requirements.lock"
-EXTRAS = ("instructor", "cluster", "nbgrader", "jax", "hf", "peers", "test", "site")
 PINNED = ("torch==2.13.0", "triton==3.7.1")  # PyPI's build of this torch asks for exactly this triton
 OLDEST = "3.11.0"
 OF_CUDA = ("nvidia-", "cuda-")
 LINUX_X86 = 'sys_platform == "linux" and platform_machine == "x86_64"'
 HEADER = """\
-# Exact versions of everything that `pip install -e '.[instructor,cluster,nbgrader,jax,hf,peers,test,site]'` installs, and of the build backend.
-# Used as constraints: pip install -c requirements.lock -e .
+# Exact versions of everything that ringlab and all its extras install, and of the build backend.
+# Used as constraints: pip install -c requirements.lock -e '.[lab]'
 # Written by tools/relock.py; edit pyproject.toml and run `make lock` instead.
 """
 
@@ -68,13 +67,14 @@ def environments() -> list[dict[str, str]]:
 
 
 def direct_requirements() -> list[Requirement]:
-    """Return what pyproject.toml asks for: dependencies, the locked extras and the build backend."""
+    """Return what pyproject.toml asks for: dependencies, all extras and the build backend."""
     document = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     project = document["project"]
     texts = [*project["dependencies"], *document["build-system"]["requires"], "editables"]
-    for extra in EXTRAS:
-        texts += project["optional-dependencies"][extra]
-    return [Requirement(text) for text in texts]
+    for of_extra in project["optional-dependencies"].values():
+        texts += of_extra
+    requirements = [Requirement(text) for text in texts]
+    return [each for each in requirements if each.name != project["name"]]  # an extra that includes another
 
 
 def resolve(requirements: Iterable[str], constraints: Path | None) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Make .venv and install ringlab in it with the locked versions: tools/setup.sh [extra,extra]
+# Make .venv and install ringlab in it with the locked versions: tools/setup.sh [extra,extra], the learner's extra by default.
 # A stamp keeps the second run fast. PYTHON=… chooses the interpreter; 3.11, 3.12 and 3.13 will do.
 set -eu
 cd "$(dirname "$0")/.."
-extras="${1:-}"
+extras="${1:-lab}"
 venv=.venv
 
 say() { printf '%s\n' "ringlab: $*" >&2; }
@@ -59,7 +59,7 @@ PYTHON
 }
 
 usable "$venv/bin/python" || make_venv
-stamp="$venv/installed-$(printf '%s' "${extras:-lab}" | tr ',' '-')"
+stamp="$venv/installed-$(printf '%s' "$extras" | tr ',' '-')"
 now="$(fingerprint)"
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$now" ]; then
     exit 0
@@ -69,7 +69,7 @@ rm -f "$stamp"
 # The build backend is locked too, so nothing unlocked is fetched to build ringlab itself.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c requirements.lock hatchling editables
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-    -c requirements.lock -e ".${extras:+[$extras]}"
+    -c requirements.lock -e ".[$extras]"
 settings="$venv/share/jupyter/lab/settings"
 mkdir -p "$settings"
 cp tools/jupyter/overrides.json "$settings/overrides.json"

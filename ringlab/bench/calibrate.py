@@ -23,8 +23,8 @@ from torch import Tensor
 from ringlab.attention import ring_attention
 from ringlab.bench.machine import machine
 from ringlab.blocks import get_block
-from ringlab.blocks.protocol import Block
-from ringlab.comm.launch import launch
+from ringlab.blocks.protocol import BackwardRows, Block
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.cost.fit import fit_link, fit_tiles
 from ringlab.cost.hardware import Hardware, Link, MeasuredBlock, check_name
@@ -223,15 +223,15 @@ def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
             k, v = (_tensor(sizes, sizes.K, keys) for _ in range(2))
             tiles, scale = (Tile(0, rows, 0, keys, False),), sizes.D**-0.5
             forward = TilewiseForward(block, q, scale)
-            forward.take(tiles, k, v)
-            partial = forward.result()
+            forward.attend(tiles, k, v)
+            partial = forward.partial()
             out, lse = partial.out.to(q.dtype).clone(), partial.lse.clone()
             delta = (dout.float() * out.float()).sum(-1)
-            backward = TilewiseBackward(block, dout, q, out, lse, delta, scale)
-            totals = sum_gradients(k, v, backward.take(tiles, k, v), None)
-            probes["forward", rows, keys] = lambda s=forward, t=tiles, k=k, v=v: s.take(t, k, v)  # type: ignore[misc]
+            backward = TilewiseBackward(block, BackwardRows(dout, q, out, lse, delta), scale)
+            totals = sum_gradients(k, v, backward.differentiate(tiles, k, v), None)
+            probes["forward", rows, keys] = lambda s=forward, t=tiles, k=k, v=v: s.attend(t, k, v)  # type: ignore[misc]
             probes["backward", rows, keys] = lambda s=backward, t=tiles, k=k, v=v, sums=totals: sum_gradients(  # type: ignore[misc]
-                k, v, s.take(t, k, v), sums
+                k, v, s.differentiate(t, k, v), sums
             )
     return probes
 

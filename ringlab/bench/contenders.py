@@ -20,7 +20,7 @@ from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Results
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.layout import contiguous, zigzag
 
 SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

@@ -12,7 +12,7 @@ from ringlab.bench.paired import Paired, paired
 from ringlab.bench.work import Work, ring_program, sdpa, shards
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.ring import Ring
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
 
 
 def bench_emulate(

@@ -19,7 +19,7 @@ from ringlab.bench.machine import machine
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Reference, reference, sample
 from ringlab.bench.work import Work
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
 from ringlab.conformance.peers.flash_attn import Kernel, choose

@@ -9,7 +9,7 @@ import torch
 from ringlab.bench.machine import machine
 from ringlab.bench.paired import Paired
 from ringlab.bench.work import Work, ring_program, sdpa, shards
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 
 

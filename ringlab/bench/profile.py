@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ringlab.bench.lanes import MARK, Span, duration, read
 from ringlab.bench.machine import machine
 from ringlab.blocks import get_block
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.merge import Partial, merge
+from ringlab.viz.lanes import MARK, Span, duration, read
 
 RECORDED = Path("benchmarks/results/profiles/two-processes.json")
 ORDERS = {
@@ -65,9 +65,9 @@ class Recorded:
 
 def recorded(path: Path | None = None) -> Recorded:
     """Return the lanes that come with the course, or those that `save` wrote. Raises: OSError where they are not there."""
-    from ringlab.course.builder import find_root
+    from ringlab.checkout import find_checkout
 
-    told = json.loads((path or find_root() / RECORDED).read_text(encoding="utf-8"))
+    told = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
     at = told["machine"]
     words = f"{at['processor']}, {at['cores']} cores, torch {at['torch']}, {at['date'][:10]}"
     runs = {name: [Span(**span) for span in spans] for name, spans in told["runs"].items()}

@@ -1,4 +1,10 @@
-"""Attention of one query block on one K/V block: the backends, by name."""
+"""Block backends by name: attention of some query rows over one K/V block.
+
+naive      all scores at once, in torch; the definition
+blockwise  tile by tile in torch, memory linear in the sequence
+native     torch's flash attention operators
+triton     kernels that compute all tiles of a K/V block in one launch; a GPU, or Triton's interpreter
+"""
 
 from __future__ import annotations
 
@@ -18,41 +24,58 @@ _TRITON = "triton"
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the block backends that compute any floating point dtype on every machine."""
+    """Return the names of the block backends that run on every machine, in any floating point dtype.
+
+    >>> available()
+    ('naive', 'blockwise', 'native')
+    """
     return tuple(_BLOCKS)
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of all block backends; `triton` needs a GPU, or its interpreter, and no float64."""
+    """Return the names of all block backends. `triton` needs a GPU or its interpreter, and has no float64.
+
+    >>> known()
+    ('naive', 'blockwise', 'native', 'triton')
+    """
     return (*_BLOCKS, _TRITON)
 
 
-def get_block(name: str | Block, q: Tensor, wishes: frozenset[str] = frozenset()) -> Block:
-    """Return the backend called `name` after making sure that it can compute tensors like `q`.
+def get_block(name: str | Block, q: Tensor, requirements: frozenset[str] = frozenset()) -> Block:
+    """Return the block backend called `name`, once it is certain that it can compute tensors like `q`.
 
-    `wishes`: what else it must compute, "softcap" or "dropout". "auto" is `native` where that can, else `blockwise`.
-    Raises: BackendError for an unknown name, or where the backend cannot compute `q` or what is wished for.
+    "auto" is `native` where that can compute `q`, else `blockwise`. A block object is returned as it is.
+    requirements: score rules that it must support, of "softcap" and "dropout".
+    Raises: BackendError for an unknown name, or a backend that supports neither `q` nor all requirements.
+
+    >>> import torch
+    >>> get_block("auto", torch.empty(1, 2, 16, 8)).name
+    'native'
     """
     if name == "auto":
-        name = "native" if not wishes and _BLOCKS["native"].supports(q) is None else "blockwise"
+        name = "native" if not requirements and _BLOCKS["native"].supports(q) is None else "blockwise"
     block = _named(name) if isinstance(name, str) else name
     if reason := block.supports(q):
-        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _instead(q))
-    if missing := wishes - getattr(block, "offers", frozenset()):
+        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _remedy(q))
+    if missing := requirements - block.supported_rules:
         raise BackendError(
-            f"a block that computes {' and '.join(sorted(missing))}",
+            f"a block that supports {' and '.join(sorted(missing))}",
             f"the block '{block.name}', which does not",
-            "use block='blockwise', or block='auto', which takes it",
+            "use block='blockwise', or block='auto', which chooses it",
         )
     return block
 
 
-def choice(asked: str | Block, chosen: Block, wishes: frozenset[str]) -> tuple[str, str] | None:
-    """Return what was asked for and the block that computes, for the trace, where these are two; None elsewhere."""
+def block_choice(asked: str | Block, chosen: Block, requirements: frozenset[str]) -> tuple[str, str] | None:
+    """Return (what the caller asked for, the block that computes) for the trace; None where they are the same.
+
+    >>> block_choice("native", Native(), frozenset({"softcap"}))
+    ("block='native' with softcap", 'blockwise')
+    """
     if asked == "auto":
         return "block='auto'", chosen.name
-    if wishes and isinstance(chosen, Native):
-        return f"block='native' with {' and '.join(sorted(wishes))}", Blockwise.name
+    if requirements and isinstance(chosen, Native):
+        return f"block='native' with {' and '.join(sorted(requirements))}", Blockwise.name
     return None
 
 
@@ -62,8 +85,8 @@ def _named(name: str) -> Block:
     return _triton() if name == _TRITON else _BLOCKS[name]
 
 
-def _instead(q: Tensor) -> str:
-    """Return what to do where the block that was asked for does not support `q`: name one that does, if any does."""
+def _remedy(q: Tensor) -> str:
+    """Return a remedy for a block that does not support `q`: the name of one that does, if there is one."""
     for name in ("native", "blockwise"):
         if _named(name).supports(q) is None:
             return f"use block='{name}'"
@@ -72,7 +95,7 @@ def _instead(q: Tensor) -> str:
 
 @cache
 def _triton() -> Block:
-    """The block that needs Triton; its package is imported at first use."""
+    """Return the Triton block; its package is imported on first use."""
     from ringlab.blocks.triton import TritonBlock
 
     return TritonBlock()

@@ -1,4 +1,4 @@
-"""Tiled attention in plain torch: memory linear in the sequence, made to be read.
+"""The block backend `blockwise`: tiled attention in plain torch, memory linear in the sequence, made to be read.
 
 Source: arXiv 2112.05682 (forward by tiles), arXiv 2205.14135 (backward from lse and delta).
 """
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks.naive import Naive
+from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.merge import Partial, merge_into, state_dtype
-from ringlab.scores import TileScores
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.types import KeyValue, Query
 
 
-class Blockwise:
+class Blockwise(Block):
     """Walks over square tiles of `tile` × `tile` scores; only one of them exists at a time."""
 
     name = "blockwise"
     largest_causal: int | None = None
     thread_safe = True
-    offers = Naive.offers
+    supported_rules = Naive.supported_rules
 
     def __init__(self, tile: int = 256) -> None:
         self.tile = tile
@@ -39,7 +40,7 @@ class Blockwise:
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
+        rules: TileRules = PLAIN_RULES,
     ) -> Partial:
         state = Partial.identity(q)
         for rows, keys, diagonal in self._tiles(q, k, causal):
@@ -49,46 +50,38 @@ class Blockwise:
                 v[..., keys, :],
                 causal=diagonal,
                 scale=scale,
-                how=how and how.part(rows, keys),
+                rules=rules.part(rows, keys),
             )
             merge_into(state, rows, part)
         return state
 
     def backward(
         self,
-        dout: Query,
-        q: Query,
+        rows: BackwardRows,
         k: KeyValue,
         v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = (torch.zeros_like(x, dtype=state_dtype(x.dtype)) for x in (q, k, v))
-        for rows, keys, diagonal in self._tiles(q, k, causal):
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        dq, dk, dv = (torch.zeros_like(x, dtype=state_dtype(x.dtype)) for x in (rows.q, k, v))
+        for of_q, of_kv, diagonal in self._tiles(rows.q, k, causal):
             dq_part, dk_part, dv_part = self.inner.backward(
-                dout[..., rows, :],
-                q[..., rows, :],
-                k[..., keys, :],
-                v[..., keys, :],
-                out[..., rows, :],
-                lse[..., rows],
-                delta[..., rows],
+                rows.part(of_q),
+                k[..., of_kv, :],
+                v[..., of_kv, :],
                 causal=diagonal,
                 scale=scale,
-                how=how and how.part(rows, keys),
+                rules=rules.part(of_q, of_kv),
             )
-            dq[..., rows, :] += dq_part
-            dk[..., keys, :] += dk_part
-            dv[..., keys, :] += dv_part
+            dq[..., of_q, :] += dq_part
+            dk[..., of_kv, :] += dk_part
+            dv[..., of_kv, :] += dv_part
         return dq, dk, dv
 
     def _tiles(self, q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[slice, slice, bool]]:
-        """The tiles to visit; the flag says whether the diagonal runs through one."""
+        """Yield (rows, keys, whether the diagonal runs through them) of each tile with visible keys."""
         for row in range(0, q.shape[-2], self.tile):
             for key in range(0, k.shape[-2], self.tile):
                 if causal and key > row:

@@ -1,24 +1,26 @@
-"""The plainest block: the whole tile of scores at once, in float32 or float64."""
+"""The block backend `naive`: the whole tile of scores at once, in float32 or float64. The definition, in torch."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.merge import Partial, state_dtype
-from ringlab.scores import TileScores
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.types import KeyValue, Query
 
 
-class Naive:
-    """Materialises the Lq×Lk scores: the reference among the blocks, for small tiles."""
+class Naive(Block):
+    """Materialises the Lq×Lk scores. The reference among the backends, for small tiles."""
 
     name = "naive"
     largest_causal: int | None = None
     thread_safe = True
-    offers = frozenset({"softcap", "dropout"})
+    supported_rules = frozenset({"softcap", "dropout"})
 
     def supports(self, q: Query) -> str | None:
         return unsupported_dtype(q)
@@ -31,37 +33,33 @@ class Naive:
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
+        rules: TileRules = PLAIN_RULES,
     ) -> Partial:
         q, k, v = _grouped(q, k, v)
-        scores = _hidden(_scores(q, k, scale, how), causal)
+        scores = _masked(rules.capped(scale * (q @ k.mT)), causal)
         lse = torch.logsumexp(scores, dim=-1)
         weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-        weights = _times(weights, _factors(how, q))
+        weights = _times(weights, _dropout_factors(rules, q))
         return Partial(_weighted_sum(weights, v, causal).flatten(1, 2), lse.flatten(1, 2))
 
     def backward(
         self,
-        dout: Query,
-        q: Query,
+        rows: BackwardRows,
         k: KeyValue,
         v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        groups, dtype = k.shape[1], state_dtype(q.dtype)
-        q, k, v = _grouped(q, k, v)
-        dout, lse, delta = (x.to(dtype).unflatten(1, (groups, -1)) for x in (dout, lse, delta))
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        groups, dtype = k.shape[1], state_dtype(rows.q.dtype)
+        q, k, v = _grouped(rows.q, k, v)
+        dout, lse, delta = (x.to(dtype).unflatten(1, (groups, -1)) for x in (rows.dout, rows.lse, rows.delta))
         # A row that sees no key has lse −inf; +inf in its place makes all its weights 0.
         lse = lse.masked_fill(lse == -math.inf, math.inf)
-        scores = _scores(q, k, scale, how)
-        slope, factors = how.slope(scores) if how else None, _factors(how, q)
-        weights = torch.exp(_hidden(scores, causal) - lse.unsqueeze(-1))
+        scores = rules.capped(scale * (q @ k.mT))
+        slope, factors = rules.cap_slope(scores), _dropout_factors(rules, q)
+        weights = torch.exp(_masked(scores, causal) - lse.unsqueeze(-1))
         del scores  # a tile's worth of memory
         dscores = weights * (_times(dout @ v.mT, factors) - delta.unsqueeze(-1))
         dscores = _times(dscores, slope)
@@ -71,27 +69,22 @@ class Naive:
         return dq.flatten(1, 2), dk, dv
 
 
-def unsupported_dtype(q: Tensor) -> str | None:
+def unsupported_dtype(q: Float[Tensor, "..."]) -> str | None:
     """Return why a block on the CPU cannot compute in the dtype of `q`, None if it can."""
     known = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     return None if q.dtype in known else f"needs float64, float32, bfloat16 or float16, got {q.dtype}"
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q as (B, K, H/K, L, D), k and v as (B, K, 1, L, D), in the state dtype."""
+    """Return q as (B, K, H/K, L, D), k and v as (B, K, 1, L, D), in the state dtype."""
     dtype = state_dtype(q.dtype)
     q = q.to(dtype).unflatten(1, (k.shape[1], -1))
     return q, k.to(dtype).unsqueeze(2), v.to(dtype).unsqueeze(2)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, how: TileScores | None) -> Tensor:
-    scores = scale * (q @ k.mT)
-    return how.capped(scores) if how else scores
-
-
-def _factors(how: TileScores | None, q: Tensor) -> Tensor | None:
-    """What weights of grouped heads are multiplied by, if by anything."""
-    factors = how.factors(q.shape[0], q.shape[1] * q.shape[2], q) if how else None
+def _dropout_factors(rules: TileRules, q: Tensor) -> Tensor | None:
+    """Return the factors of the weights of grouped heads; None without dropout."""
+    factors = rules.dropout_factors(q.shape[0], q.shape[1] * q.shape[2], q)
     return None if factors is None else factors.unflatten(1, q.shape[1:3])
 
 
@@ -99,7 +92,8 @@ def _times(x: Tensor, factors: Tensor | None) -> Tensor:
     return x if factors is None else x * factors
 
 
-def _hidden(scores: Tensor, causal: bool) -> Tensor:
+def _masked(scores: Tensor, causal: bool) -> Tensor:
+    """Return the scores with −inf, written in place, where the causal mask hides the key."""
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill_(hidden, -math.inf)
@@ -110,7 +104,7 @@ def _weighted_sum(weights: Tensor, v: Tensor, causal: bool) -> Tensor:
     out = weights @ v
     if not causal or v.numel() == 0 or torch.isfinite(out.sum()):
         return out
-    # A hidden key has weight 0, and 0·NaN = NaN: let a non-finite value reach those rows that see it.
+    # A hidden key has weight 0, and 0·NaN = NaN: a non-finite value may reach only the rows that see it.
     finite = torch.isfinite(v)
     spread = v.masked_fill(finite, 0.0).cumsum(dim=-2)
     last = torch.arange(weights.shape[-2], device=v.device).clamp(max=v.shape[-2] - 1)

@@ -1,4 +1,8 @@
-"""What a block backend offers: attention of one query block on one K/V block, tile by tile or all at once."""
+"""What a block backend must offer: attention of some query rows over one K/V block, forward and backward.
+
+A schedule brings the blocks; for each one, `Call` hands the tiles to a `Block`. A backend that can compute all tiles
+of a block in one launch is a `StepBlock` and keeps its own state between blocks, a `ForwardSteps` or `BackwardSteps`.
+"""
 
 from __future__ import annotations
 
@@ -8,85 +12,95 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from ringlab.merge import Partial
-from ringlab.plan import Tile
-from ringlab.scores import TileScores
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.tile import Tile
 from ringlab.types import KeyValue, Query, RowState
 
 
-class Block(Protocol):
-    """One way to compute a tile; backends keep no state.
+@dataclass(frozen=True)
+class BackwardRows:
+    """Some query rows with all that backward needs to know of them.
 
-    Query head h reads key/value head h // (H // K). With `causal`, row i sees keys 0..i
-    (aligned top-left) and there are no more keys than rows.
+    out and lse are the forward's and delta is rowsum(dout·out), all of them over all keys, not over one block.
+    """
+
+    dout: Query
+    q: Query
+    out: Query
+    lse: RowState
+    delta: RowState
+
+    def part(self, rows: slice) -> BackwardRows:
+        """Return some of the rows; views."""
+        start, length = rows.start, rows.stop - rows.start
+        return BackwardRows(
+            self.dout.narrow(-2, start, length),
+            self.q.narrow(-2, start, length),
+            self.out.narrow(-2, start, length),
+            self.lse.narrow(-1, start, length),
+            self.delta.narrow(-1, start, length),
+        )
+
+    def reversed(self) -> BackwardRows:
+        """Return the rows in reverse order."""
+        return BackwardRows(
+            self.dout.flip(-2), self.q.flip(-2), self.out.flip(-2), self.lse.flip(-1), self.delta.flip(-1)
+        )
+
+
+@runtime_checkable
+class Block(Protocol):
+    """One way to compute a tile. Backends keep no state between tiles.
+
+    Query head h reads key/value head h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and
+    there are no more keys than rows.
     """
 
     name: str
     largest_causal: int | None
-    """Rows of the largest causal tile worth giving to this backend; None for any."""
+    """Rows of the largest causal tile worth computing at once; larger ones are cut. None for any size."""
     thread_safe: bool
     """Whether several threads may compute with this backend at once."""
-
-    def forward(self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float) -> Partial:
-        """Return the partial of softmax(scale·q·kᵀ)·v over these keys."""
-        ...
-
-    def backward(
-        self,
-        dout: Query,
-        q: Query,
-        k: KeyValue,
-        v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
-        *,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what these keys add to (dq, dk, dv).
-
-        out, lse and delta = rowsum(dout·out) are those of the whole attention, over all keys:
-        P = exp(S − lse), dV = Pᵀ·dout, dS = P·(dout·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
-        Source: arXiv 2205.14135, appendix B.
-        """
-        ...
+    supported_rules: frozenset[str]
+    """Which `ringlab.scores.ScoreRules` it computes, of "softcap" and "dropout"; it is never given another."""
 
     def supports(self, q: Query) -> str | None:
         """Return None, or why tensors of this dtype, device and head dim cannot be computed."""
         ...
 
-
-@runtime_checkable
-class ScoringBlock(Protocol):
-    """A block that computes more of `ringlab.scores.Scores` than a scale; its names are those of `Scores.wishes`.
-
-    `how` says where the tile's tokens stand and what becomes of its scores: weights are exp(capped − lse), those
-    that are dropped count in lse but neither in out nor in dV, and dS has the slope of the cap as a factor.
-    """
-
-    offers: frozenset[str]
-
     def forward(
-        self, q: Query, k: KeyValue, v: KeyValue, *, causal: bool, scale: float, how: TileScores | None
+        self,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
+        *,
+        causal: bool,
+        scale: float,
+        rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return the partial of these keys, as `Block.forward` does."""
+        """Return the partial of softmax(scale·q·kᵀ)·v over these keys.
+
+        Scores are capped by `rules` first. Dropped weights count in lse but not in out.
+        """
         ...
 
     def backward(
         self,
-        dout: Query,
-        q: Query,
+        rows: BackwardRows,
         k: KeyValue,
         v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what these keys add to (dq, dk, dv), as `Block.backward` does; delta is that of the dropped out."""
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        """Return what these rows and keys add to (dq, dk, dv).
+
+        P = exp(S − lse), dV = Pᵀ·dout, dS = P·(dout·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
+        Under `rules`, S is the capped score, dS has the slope of the cap as a factor, and dropped weights do not
+        count in dV.
+        Source: arXiv 2205.14135, appendix B.
+        """
         ...
 
 
@@ -101,45 +115,42 @@ class Gradient:
 
 @runtime_checkable
 class ForwardSteps(Protocol):
-    """The forward of one rank's queries while blocks pass by; it carries a state of its own."""
+    """The forward of one rank's queries, a K/V block at a time."""
 
-    def take(self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, how: TileScores | None = None) -> None:
-        """Attend to the next block, where `tiles` says that something of it is visible.
-
-        `how` is that of all rows and all keys of the block; given to blocks that offer what it asks for.
-        """
+    def attend(
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+    ) -> None:
+        """Attend to the next block; `tiles` say what is visible, `rules` are those of all rows and all its keys."""
         ...
 
-    def result(self) -> Partial:
-        """Return the partial over all blocks, after the last of them."""
+    def partial(self) -> Partial:
+        """Return the partial over all blocks, after the last one."""
         ...
 
 
 @runtime_checkable
 class BackwardSteps(Protocol):
-    """The backward of one rank's queries while blocks pass by."""
+    """The backward of one rank's queries, a K/V block at a time."""
 
-    def take(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, how: TileScores | None = None
+    def differentiate(
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return what these queries add to the gradients of the next block; `how` as in the forward."""
+        """Return what these queries add to the gradients of the next block; arguments as in the forward."""
         ...
 
-    def result(self) -> Tensor:
-        """Return dq over all blocks, after the last of them."""
+    def query_gradient(self) -> Query:
+        """Return dq over all blocks, after the last one."""
         ...
 
 
 @runtime_checkable
 class StepBlock(Block, Protocol):
-    """A block that computes all tiles of a ring step at once, and knows the first step and the last."""
+    """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance."""
 
-    def forward_steps(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
-        """Return the forward of `q` over `count` blocks, of which each will be given to `take` once."""
+    def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
+        """Return the forward of `q` over `count` blocks, before the first one."""
         ...
 
-    def backward_steps(
-        self, dout: Query, q: Query, lse: RowState, delta: RowState, count: int, *, scale: float
-    ) -> BackwardSteps:
-        """Return the backward over `count` blocks; lse and delta are those of the whole attention."""
+    def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> BackwardSteps:
+        """Return the backward of `rows` over `count` blocks, before the first one."""
         ...

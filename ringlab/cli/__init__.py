@@ -1,28 +1,21 @@
-"""The command line: `ringlab doctor`, `verify`, `bench`, `kernels`, `tune`, `build`, `exercise`, `grade`, …"""
+"""The command line: `ringlab doctor`, `verify`, `check`, `bench`, `plan`, `simulate`, …
+
+Other packages add commands by entry points: the groups "ringlab.commands", "ringlab.bench" and "ringlab.probes".
+"""
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from ringlab.cli import (
-    bench,
-    calibrate,
-    check,
-    course,
-    doctor,
-    grade,
-    gradebook,
-    kernels,
-    lab,
-    nbgrader,
-    plan,
-    simulate,
-    tune,
-    verify,
-)
+from ringlab.cli import bench, calibrate, check, doctor, kernels, plan, simulate, tune, verify
+from ringlab.cli.contributed import ExtensibleGroup
+from ringlab.errors import MissingExtraError
 
 app = typer.Typer(
     name="ringlab",
+    cls=ExtensibleGroup,
     help="Ring attention, taught and verified.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,15 +30,11 @@ app.command("tune")(tune.tune)
 app.command("calibrate")(calibrate.calibrate)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
-app.add_typer(lab.app, name="lab")
-app.command("build")(course.build)
-app.add_typer(course.exercise, name="exercise")
-app.command("grade")(grade.grade)
-app.add_typer(gradebook.app, name="gradebook")
-app.add_typer(nbgrader.app, name="nbgrader")
-app.command("progress")(course.progress)
 
 
 def main() -> None:
     """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
-    app()
+    try:
+        app()
+    except MissingExtraError as error:
+        sys.exit(f"ringlab: {error}")

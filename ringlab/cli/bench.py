@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ringlab.cli.contributed import ExtensibleBench
 from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar
 
-app = typer.Typer(help="Paired timings against torch's own attention.", no_args_is_help=True)
+app = typer.Typer(
+    cls=ExtensibleBench, help="Paired timings against torch's own attention.", no_args_is_help=True
+)
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query and key/value heads.")]
@@ -93,7 +96,7 @@ def peers(
             [each.strip() for each in names.split(",")] if names else PEERS, dtype,
             progress=lambda: bar.advance(task),
         )  # fmt: skip
-    _write(measured, output)
+    write_result(measured, output)
     if as_json:
         print_json(measured)
         finish(measured["ok"])
@@ -113,7 +116,7 @@ def plan(
 
         task = bar.add_task("bench plan", total=runs + 1)
         measured = bench_answers(runs, progress=lambda: bar.advance(task))
-    _write(measured, output)
+    write_result(measured, output)
     if as_json:
         print_json(measured)
         return
@@ -171,44 +174,6 @@ def ring(
 
 
 @app.command()
-def judge(
-    numpy: Annotated[int, typer.Option("--numpy", min=0, help="NumPy submissions.")] = 60,
-    rings: Annotated[int, typer.Option("--ring", min=0, help="Ring submissions, four ranks each.")] = 10,
-    eight: Annotated[
-        int, typer.Option("--eight", min=0, help="Exercise 05 as the course grades it, up to eight ranks.")
-    ] = 0,
-    flat: Annotated[
-        int, typer.Option("--flat", min=0, help="NumPy submissions that memory is watched over.")
-    ] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Notebooks graded at a time.")] = 2,
-    output: Output = None,
-    as_json: Json = False,
-) -> None:
-    """Submissions a minute, where the time goes, and the judge's memory; in a checkout, on a quiet machine."""
-    with errors_told(as_json), progress_bar() as bar:
-        from ringlab.bench.judge import bench_judge
-
-        counts = {"numpy": numpy, "ring": rings, "eight": eight, "flat": flat}
-        task = bar.add_task("bench judge", total=sum(counts.values()))
-        measured = bench_judge(counts, jobs, tick=lambda: bar.advance(task))
-    _write(measured, output)
-    if as_json:
-        print_json(measured)
-        return
-    for kind in filter(measured.get, counts):
-        part = measured[kind]
-        where = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in part["seconds_each"].items())
-        people.print(
-            f"{kind}: {part['per_minute']:.1f} a minute ({part['submissions']} of exercise {part['exercise']}; {where})",
-            highlight=False,
-        )
-        for of, held in part["memory"].items():
-            slope = held["kib_per_submission"]
-            grows = "" if slope is None else f", {slope:+.1f} KiB with each submission"
-            people.print(f"  {of}: {held['last_mib']:.0f} MiB{grows}", highlight=False)
-
-
-@app.command()
 def draw(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Results; all of benchmarks/results by default.")
@@ -249,7 +214,8 @@ def _print_peers(measured: dict[str, Any]) -> None:
     )
 
 
-def _write(measured: dict[str, Any], output: Path | None) -> None:
+def write_result(measured: dict[str, Any], output: Path | None) -> None:
+    """Write a result as JSON to `output`, if there is one."""
     if output is not None:
         import json
 
@@ -259,7 +225,7 @@ def _write(measured: dict[str, Any], output: Path | None) -> None:
 
 def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
     """Report a result with cases; status 1 where a block was wrong or could not run."""
-    _write(measured, output)
+    write_result(measured, output)
     if as_json:
         print_json(measured)
         finish(measured["ok"])
@@ -283,7 +249,7 @@ def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) 
 
 
 def _report(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    _write(measured, output)
+    write_result(measured, output)
     if as_json:
         print_json(measured)
         return

@@ -131,7 +131,7 @@ def _request(
 ) -> None:
     """Refuse what cannot be done before anything is run."""
     from ringlab.cli.output import check_writable
-    from ringlab.comm import transports
+    from ringlab.comm.processes import transports
     from ringlab.conformance import checks
     from ringlab.errors import BackendError
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rich.table import Table
 
 from ringlab.cli.output import Json, finish, people, print_json
 from ringlab.cli.triton_probes import ASSEMBLERS, INTERPRETER, ask, no_triton
+from ringlab.errors import MissingExtraError
+from ringlab.extras import require_package
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ def doctor(as_json: Json = False) -> None:
 
 def examine() -> Iterator[Diagnosis]:
     """Yield what is found, one thing after the other; a probe that crashes is itself a finding."""
-    for name, probe in {**_PROBES, **_transports()}.items():
+    for name, probe in {**PROBES, **_transports(), **_contributed()}.items():
         try:
             yield probe(name)
+        except MissingExtraError as error:
+            yield Diagnosis(name, "missing", f"{error.needed}: {error.got}", error.remedy)
         except Exception as error:  # a broken installation must not stop the doctor
             remedy = "install the locked versions: make lab"
             yield Diagnosis(name, "broken", f"{type(error).__name__}: {error}", remedy)
@@ -75,6 +79,16 @@ def _torch(name: str) -> Diagnosis:
 
 def _package(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", importlib.metadata.version(name))
+
+
+def optional(extra: str, user: str) -> Callable[[str], Diagnosis]:
+    """Return a probe for the package it is named after, which `extra` installs for `user`."""
+
+    def probe(name: str) -> Diagnosis:
+        require_package(name, extra, user)
+        return _package(name)
+
+    return probe
 
 
 def _triton(name: str) -> Diagnosis:
@@ -117,10 +131,28 @@ def _gpus(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", ", ".join(names))
 
 
+def _fonts(name: str) -> Diagnosis:
+    require_package("matplotlib", "figures", "figures")
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans", fallback_to_default=False))
+    absent = [sign for sign in "→×−·∞Σ" if font.get_char_index(ord(sign)) == 0]
+    if absent:
+        return Diagnosis(name, "broken", f"DejaVu Sans lacks {' '.join(absent)}", "reinstall matplotlib")
+    return Diagnosis(name, "ok", "DejaVu Sans, with the signs that figures use")
+
+
+def _peers(name: str) -> Diagnosis:
+    modules = ("ring_attention_pytorch", "ring_flash_attn", "yunchang")
+    for module in modules:
+        require_package(module, "peers", "ringlab check peer:NAME")
+    return Diagnosis(name, "ok", ", ".join(modules))
+
+
 def _transports() -> dict[str, Callable[[str], Diagnosis]]:
     """A probe for each transport between processes but gloo, which has one that looks closer."""
     try:
-        from ringlab.comm.transports import available
+        from ringlab.comm.processes.transports import available
     except ImportError:
         return {}
 
@@ -131,6 +163,21 @@ def _transports() -> dict[str, Callable[[str], Diagnosis]]:
         return Diagnosis(name, "missing", reason, "not needed: transport='gloo' runs everywhere")
 
     return {_TRANSPORT + name: probe for name in available() if name != "gloo"}
+
+
+def _contributed() -> dict[str, Callable[[str], Diagnosis]]:
+    """The probes of other packages. A package that cannot be imported is optional, hence missing and not broken."""
+    found: dict[str, Callable[[str], Diagnosis]] = {}
+    for entry in importlib.metadata.entry_points(group="ringlab.probes"):
+        try:
+            found |= entry.load()
+        except ImportError as error:
+            found[f"probes of the {entry.name}"] = partial(_absent, error)
+    return found
+
+
+def _absent(error: ImportError, name: str) -> Diagnosis:
+    return Diagnosis(name, "missing", str(error), "install ringlab anew")
 
 
 def _operators(name: str) -> Diagnosis:
@@ -152,46 +199,19 @@ def _gloo(name: str) -> Diagnosis:
         return Diagnosis(name, "ok", "available, and 127.0.0.1 can be listened on")
 
 
-def _sandbox(name: str) -> Diagnosis:
-    from ringlab.course.judge.probe import probe
-
-    found = probe()
-    if found.available:
-        return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates a worker")
-    return Diagnosis(name, "missing", found.got or found.needed, found.remedy)
-
-
-def _chromium(name: str) -> Diagnosis:
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path:
-        return Diagnosis(name, "ok", path)
-    return Diagnosis(name, "missing", "not found", "for the browser tests only: apt-get install chromium")
-
-
-def _fonts(name: str) -> Diagnosis:
-    from matplotlib.font_manager import findfont, get_font
-
-    font = get_font(findfont("DejaVu Sans", fallback_to_default=False))
-    absent = [sign for sign in "→×−·∞Σ" if font.get_char_index(ord(sign)) == 0]
-    if absent:
-        return Diagnosis(name, "broken", f"DejaVu Sans lacks {' '.join(absent)}", "reinstall matplotlib")
-    return Diagnosis(name, "ok", "DejaVu Sans, with the signs that figures use")
-
-
 _TRANSPORT = "transport "
-_PROBES: dict[str, Callable[[str], Diagnosis]] = {
+PROBES: dict[str, Callable[[str], Diagnosis]] = {
     "Python": _python,
     "machine": _machine,
     "torch": _torch,
     "numpy": _package,
-    "jupyterlab": _package,
     "triton": _triton,
     "interpreter of triton": _interpreter,
     "compiler for absent GPUs": _assemblers,
     "GPUs": _gpus,
     "flash operators of torch": _operators,
     "gloo": _gloo,
-    "sandbox of the judge": _sandbox,
-    "chromium": _chromium,
     "fonts": _fonts,
+    "transformers": optional("hf", "ringlab.hf"),
+    "peers": _peers,
 }

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ringlab.errors import CostError, RinglabError
+from ringlab.errors import CostError, MissingExtraError, RinglabError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -43,7 +43,9 @@ def errors_told(as_json: bool) -> Iterator[None]:
         if as_json:
             told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
             print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
-        stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
+        one_line = isinstance(error, MissingExtraError)
+        text = f"ringlab: {error}" if one_line else f"{type(error).__name__}\n{error}"
+        stderr.print(text, style="red", markup=False, highlight=False, soft_wrap=one_line)
         raise typer.Exit(1) from None
 
 

@@ -61,7 +61,11 @@ Recomputation = Annotated[
 ]
 LayoutName = Annotated[
     str | None,
-    typer.Option(help="Who owns which tokens.", rich_help_panel=SPLIT, metavar="zigzag|striped|contiguous"),
+    typer.Option(
+        help="Who owns which tokens, as in zigzag; an unknown name lists all.",
+        rich_help_panel=SPLIT,
+        metavar="NAME",
+    ),
 ]
 Tile = Annotated[
     str | None,

@@ -63,8 +63,8 @@ LayoutName = Annotated[
     str,
     typer.Option(
         "--layout",
-        help="Who owns which tokens.",
-        metavar="zigzag|striped|contiguous|dealt|per-document",
+        help="Who owns which tokens, as in zigzag; an unknown name lists all.",
+        metavar="NAME",
         rich_help_panel=HOW,
     ),
 ]
@@ -245,16 +245,10 @@ def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Ma
 
 def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
     from ringlab.cost.units import nearest
-    from ringlab.layout import contiguous, dealt, per_document, striped, zigzag
+    from ringlab.layout import dealt, get_layout, layout_names, per_document
 
-    makers = {
-        "zigzag": zigzag,
-        "striped": striped,
-        "contiguous": contiguous,
-        "per-document": lambda S, P: per_document(mask.documents or (S,), P),
-    }
-    if name not in (*makers, "dealt"):
-        known = (*makers, "dealt")
+    known = (*layout_names(), "per-document", "dealt")
+    if name not in known:
         raise CostError(f"a layout among {', '.join(known)}", repr(name), nearest(name, known))
     if name == "dealt":
         if chunk is None or chunk < 1:
@@ -262,7 +256,7 @@ def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Ma
         return dealt(S, P, chunk=chunk, folded=folded)
     if chunk is not None or folded:
         raise CostError("chunk and folded with the layout dealt only", f"layout {name}", "--layout dealt")
-    return makers[name](S, P)
+    return per_document(mask.documents or (S,), P) if name == "per-document" else get_layout(name, S, P)
 
 
 def _tile(text: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab.cli.output import check_writable
 from ringlab.errors import CostError
+from ringlab.extras import require_package
 
 if TYPE_CHECKING:
     from ringlab.cost.simulate import Simulation
@@ -24,7 +25,9 @@ class Files:
     output: Path | None = None
 
     def check(self) -> None:
-        """Raise CostError for a file that cannot be written, so that no long simulation is lost."""
+        """Raise CostError or MissingExtraError for a file that cannot be written, so that no long simulation is lost."""
+        if self.png or self.svg:
+            require_package("matplotlib", "figures", "--png and --svg")
         for name, path in vars(self).items():
             if path is not None:
                 check_writable(f"--{name}", path, make_folder=name == "output")

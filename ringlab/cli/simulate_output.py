@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ringlab.comm.timeline import Timeline
+    from ringlab.comm.clocked.timeline import Timeline
     from ringlab.cost.simulate import Simulation
 
 COMPUTES, SOME, WAITS, ENDED = "█", "▒", "·", " "
@@ -81,7 +81,7 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
         partial[inside] = np.maximum(0.0, edges[inside] - begin[full[inside]])
         return np.diff(done[full] + partial)
 
-    from ringlab.comm.timeline import COMPUTE, WAIT
+    from ringlab.comm.clocked.log import COMPUTE, WAIT
 
     busy, waiting = seconds(COMPUTE), seconds(WAIT)
     cell = timeline.makespan_s / wide

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm, Work
-from ringlab.comm.waiting import where
+from ringlab.comm.virtual.waiting import where
 from ringlab.errors import WorldSizeError
 
 T = TypeVar("T")

@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringlab import layout as layouts
 from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import Results, bounds, truth
-from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zigzag
+from ringlab.layout import Layout, dealt, per_document
 from ringlab.mask import Mask
 
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
-    "contiguous": contiguous,
-    "striped": striped,
-    "zigzag": zigzag,
+    **layouts.LAYOUTS,
     "token-fold": lambda S, P: dealt(S, P, chunk=1, folded=True),
     "chunk-3": lambda S, P: dealt(S, P, chunk=3),
     "chunk-5-folded": lambda S, P: dealt(S, P, chunk=5, folded=True),

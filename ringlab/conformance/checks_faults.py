@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ringlab.comm.children import GRACE
+from ringlab.comm.processes.children import GRACE
 from ringlab.conformance.plan_runs import (
     Check,
     Judge,

@@ -32,7 +32,7 @@ from ringlab.conformance.runs import Run, expected
 from ringlab.conformance.target import Target
 
 SEEDS = 50
-RIGHT = ("ringlab.attention:ring_attention", "ringlab.conformance.plain_ring:attend")
+RIGHT = ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend")
 DECIDING = (
     "checks",
     "checks_values",

@@ -21,9 +21,9 @@ from typing import Any
 
 import cloudpickle
 
-from ringlab.comm.children import Clock
-from ringlab.comm.launch import environment
-from ringlab.conformance.perform import Subject, any_left, joined, leave, ran_path, ranks_left
+from ringlab.comm.processes.children import Clock
+from ringlab.comm.processes.launch import environment
+from ringlab.conformance.perform import TargetSpec, any_left, joined, leave, ran_path, ranks_left
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims
 
@@ -41,8 +41,8 @@ _LATE = 10.0
 class Isolated:
     """A target in child processes; `limit` is the time for its import and for each run, in seconds."""
 
-    def __init__(self, subject: Subject, limit: float) -> None:
-        self.subject, self.limit = subject, limit
+    def __init__(self, spec: TargetSpec, limit: float) -> None:
+        self.spec, self.limit = spec, limit
         self._skipped: set[Run] = set()
         self._child: _Child | None = None
 
@@ -76,26 +76,26 @@ class Isolated:
         if self._child is not None and not self._child.alive:
             self._child.close()
             self._child = None
-        self._child = self._child or _Child(self.subject, self.limit)
+        self._child = self._child or _Child(self.spec, self.limit)
         return self._child
 
 
 class _Child:
     """One child process and what it has left in its folder; `over` counts the runs of its last batch that are done."""
 
-    def __init__(self, subject: Subject, limit: float) -> None:
+    def __init__(self, spec: TargetSpec, limit: float) -> None:
         self.limit, self.alive = limit, True
         self.runs: list[Run] = []
         self.batches = self.over = 0
         self._temporary = tempfile.TemporaryDirectory(prefix="ringlab-check-")
         self.folder = Path(self._temporary.name)
-        (self.folder / "job.pickle").write_bytes(cloudpickle.dumps({"subject": subject}))
+        (self.folder / "job.pickle").write_bytes(cloudpickle.dumps({"spec": spec}))
         (self.folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))
         command = [
             sys.executable,
             "-P",
             "-m",
-            "ringlab.conformance.worker",
+            "ringlab.conformance.child_process",
             str(self.folder),
             str(os.getpid()),
         ]

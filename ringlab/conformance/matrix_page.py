@@ -20,7 +20,7 @@ MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
     ("lengths that do not divide, P = 3 and 4, and long ones", ("ragged", "long shards")),
     ("tiles computed", ("work",)),
-    ("what is done to others' memory, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
+    ("the caller's memory left alone, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
     ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
 )  # fmt: skip
 """What a test of a ring has to measure, and the checks that measure it."""
@@ -28,17 +28,16 @@ _LOOSE = ("falls to both", "passes the first", "passes both")
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
 
-Written by `python -m ringlab.conformance.evidence matrix docs/conformance-matrix.md`, which takes some minutes; a test
-holds the page to the wrong rings and their named checks. Every wrong ring is the plain ring of
-`ringlab.conformance.plain_ring`, changed in one to four places, and claims what that one claims. The plain ring itself passes
-all checks.
+`python -m ringlab.conformance.evidence matrix docs/conformance-matrix.md` writes this page in some minutes. A test compares
+it with the wrong rings and the checks named for them. Every wrong ring is the plain ring of `ringlab.plain_ring`, changed in
+one to four places, and claims what that one claims. The plain ring itself passes all checks.
 """
 _LEGEND = """## The matrix
 
-A cell has ● where the check of that column fails, in as many runs as the quick tier has, ◉ where that check is named
-for the wrong ring and must fail. The last column is what two loose tests say: **the first** compares out with the truth by `allclose` with a
-tolerance of 1e-2, no mask, a contiguous layout, four ranks; **the second** does so with a causal mask too, contiguous
-and zig-zag.
+● means that the check of that column fails, in as many runs as the quick tier has; ◉ that this check is the one named for
+the wrong ring, and must fail. The last column shows two loose tests. **The first** compares out with the truth by
+`allclose` with a tolerance of 1e-2, without a mask, on a contiguous layout and four ranks. **The second** adds causal runs,
+contiguous and zig-zag.
 """
 
 
@@ -60,9 +59,9 @@ def _summary(rows: Mapping[str, Row]) -> str:
     found = sum(MUTANTS[name].found_by in row.failed for name, row in rows.items())
     first, second = (sum(row.loose >= least for row in rows.values()) for least in (1, 2))
     return (
-        f"**{found} of {total} wrong rings are found by the check that is named for them. {first} of them pass the first "
-        f"loose test, a comparison of out by `allclose` without a mask; {second} still pass when causal runs, contiguous and "
-        "zig-zag, are added.**\n"
+        f"**{found} of {total} wrong rings are found by the check named for them. {first} of them pass the first loose test, "
+        f"a comparison of out by `allclose` without a mask; {second} still pass when causal runs, contiguous and zig-zag, "
+        "are added.**\n"
     )
 
 
@@ -71,7 +70,7 @@ def _kinds(rows: Mapping[str, Row]) -> str:
     loose = Counter(MUTANTS[name].kind for name, row in rows.items() if row.loose == len(_LOOSE) - 1)
     lines = [
         "## By kind\n",
-        "| what is wrong | wrong rings | of them pass both loose tests |",
+        "| what is wrong | wrong rings | pass both loose tests |",
         "|---|--:|--:|",
     ]
     lines += [f"| {kind} | {counts[kind]} | {loose[kind]} |" for kind in KINDS if counts[kind]]
@@ -81,8 +80,8 @@ def _kinds(rows: Mapping[str, Row]) -> str:
 def _measures(rows: Mapping[str, Row]) -> str:
     lines = [
         "## What has to be measured\n",
-        "No single comparison finds them all. A wrong ring stands in the line of its named check; the last column counts "
-        "those that no check of another line finds: leave the line out, and they pass.\n",
+        "No single comparison finds them all. A wrong ring is counted in the line of its named check. The last column counts "
+        "those that no check of another line finds: without this line they would pass.\n",
         "| measured | checks | named for it | found by it alone |",
         "|---|---|--:|--:|",
     ]

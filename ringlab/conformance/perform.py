@@ -12,21 +12,22 @@ from typing import Any
 
 import torch
 
-from ringlab.comm.faulty import Fault, Faulty
-from ringlab.comm.launch import ProcessesFailedError, launch
+from ringlab.comm.processes.launch import ProcessesFailedError, launch
+from ringlab.comm.processes.rank_process import kill_this_process
 from ringlab.comm.ring import Ring
-from ringlab.comm.virtual import VirtualCluster
-from ringlab.comm.worker import kill_this_process
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.comm.wrappers.faulty import Fault, Faulty
+from ringlab.conformance.loading import load
 from ringlab.conformance.meters import STALL, SendFault
 from ringlab.conformance.rank import RankPart, WrongResult, trouble_of
 from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
-from ringlab.conformance.target import RING, Target, as_target, load
+from ringlab.conformance.target import RING, Target, as_target
 
 VIRTUAL = "virtual"
 
 
 @dataclass(frozen=True)
-class Subject:
+class TargetSpec:
     """How to get at a target in any process: a reference to import, or the target itself; and where it runs.
 
     transport: "virtual", or that of `ringlab.launch`. claims: what replaces the target's own claims.
@@ -80,22 +81,22 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
     return ran
 
 
-def on_processes(subject: Subject, transport: str, numbered: Sequence[tuple[int, Run]], folder: Path) -> None:
+def on_processes(spec: TargetSpec, transport: str, numbered: Sequence[tuple[int, Run]], folder: Path) -> None:
     """Make runs of one number of ranks in one launch; each rank leaves its result in `folder`.
 
     Raises: what `launch` raises where a run fails; those after it are not made.
     """
     world_size = numbered[0][1].P
     launch(
-        _program, world_size, subject, transport, tuple(numbered), str(folder),
+        _program, world_size, spec, transport, tuple(numbered), str(folder),
         timeout=3600.0, transport=transport, memory=False,
     )  # fmt: skip
 
 
 def _program(
-    ring: Ring, subject: Subject, transport: str, numbered: Sequence[tuple[int, Run]], folder: str
+    ring: Ring, spec: TargetSpec, transport: str, numbered: Sequence[tuple[int, Run]], folder: str
 ) -> None:
-    target = subject.target()
+    target = spec.target()
     for index, run in numbered:
         ring.barrier()
         if ring.rank == 0:
@@ -103,7 +104,7 @@ def _program(
         given, on_send = _with_fault(ring, run, target.over == RING)
         start = time.monotonic()
         try:
-            result = RankPart(target, run, ring.rank, given, subject.device, on_send).result()
+            result = RankPart(target, run, ring.rank, given, spec.device, on_send).result()
             result.seconds = time.monotonic() - start
         except BaseException as error:
             leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=told_by(error)))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringlab.conformance import plain_ring
+from ringlab import plain_ring
 from ringlab.conformance.target import Target
 
 

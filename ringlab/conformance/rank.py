@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.comm.ring import Ring
-from ringlab.comm.strict import Strict
+from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, tensors_of

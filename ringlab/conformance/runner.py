@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ringlab.conformance import checks
 from ringlab.conformance.isolation import Isolated
-from ringlab.conformance.perform import VIRTUAL, Subject, on_virtual_ranks, transport_of
+from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
 from ringlab.conformance.runs import Ran, Run, Trouble, measure
 from ringlab.conformance.target import Claims
@@ -99,9 +99,9 @@ def check(
         selected = _quick(selected)
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
-    subject = Subject(target, transport, device, claims)
-    with Isolated(subject, limit) if isolate else _Here(subject) as source:
-        return _Suite(source, subject, selected, quick, seed, limit, progress).report()
+    spec = TargetSpec(target, transport, device, claims)
+    with Isolated(spec, limit) if isolate else _Here(spec) as source:
+        return _Suite(source, spec, selected, quick, seed, limit, progress).report()
 
 
 class Source(Protocol):
@@ -117,11 +117,10 @@ class Source(Protocol):
         """Yield what came of each run that was not skipped, in order."""
 
 
-def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0, quick: bool = True) -> Report:
-    """Return what the `selected` checks find about a target whose runs `source` makes."""
-    nothing = Subject("")
-    chosen = _quick(selected) if quick else tuple(selected)
-    return _Suite(source, nothing, chosen, quick, seed, LIMIT, lambda finding: None).report()
+def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0) -> Report:
+    """Return what the quick ones among the `selected` checks find about a target whose runs `source` makes."""
+    nothing = TargetSpec("")
+    return _Suite(source, nothing, _quick(selected), True, seed, LIMIT, lambda finding: None).report()
 
 
 def _quick(selected: Sequence[Check]) -> tuple[Check, ...]:
@@ -131,8 +130,8 @@ def _quick(selected: Sequence[Check]) -> tuple[Check, ...]:
 class _Here:
     """Runs made in this process, on virtual ranks."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.target, self.device = subject.target(), subject.device
+    def __init__(self, spec: TargetSpec) -> None:
+        self.target, self.device = spec.target(), spec.device
         self.skipped: set[Run] = set()
 
     def __enter__(self) -> _Here:
@@ -159,21 +158,21 @@ class _Suite:
     def __init__(
         self,
         source: Source,
-        subject: Subject,
+        spec: TargetSpec,
         selected: tuple[Check, ...],
         quick: bool,
         seed: int,
         limit: float,
         progress: Callable[[Finding], None],
     ) -> None:
-        self.source, self.subject, self.progress = source, subject, progress
+        self.source, self.spec, self.progress = source, spec, progress
         self.selected = selected
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
         self.gave_up = False
-        name = subject.what if isinstance(subject.what, str) else ""
-        self.result = Report(name, "", subject.transport, quick, seed, limit)
+        name = spec.what if isinstance(spec.what, str) else ""
+        self.result = Report(name, "", spec.transport, quick, seed, limit)
 
     def report(self) -> Report:
         start = time.monotonic()

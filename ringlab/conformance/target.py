@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.reference import named
 from ringlab.errors import BackendError, LayoutError
-from ringlab.layout import Layout
+from ringlab.layout import Layout, layout_names
 
 Positions = Callable[[int, int], Sequence[Any]]
 """(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them."""
@@ -96,7 +95,7 @@ class Target:
         names = _parameters(self.function)
         over = self.over or (RING if any(name in names for name in _FIRST) else TORCH)
         any_layout = "layout" in names or "positions" in names
-        layouts = self.layouts or (("contiguous", "striped", "zigzag") if any_layout else ("contiguous",))
+        layouts = self.layouts or (layout_names() if any_layout else ("contiguous",))
         masked = "causal" in names or "is_causal" in names or not names
         causal = tuple(self.causal) or ((False, True) if masked else (False,))
         name = self.name or getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -156,26 +155,6 @@ def as_target(value: Any, **claims: Any) -> Target:
     if not callable(value):
         raise BackendError("a function, or a ringlab.conformance.Target", type(value).__name__)
     return Target(value, **claims).completed()
-
-
-def load(reference: str, **claims: Any) -> Target:
-    """Return the target that "package.module:name", or "peer:name", names; the current directory is searched too.
-
-    Raises: BackendError for a reference that is none, or to what is not there; whatever else the import raises.
-    """
-    module, colon, name = reference.partition(":")
-    if not (module and colon and name):
-        raise BackendError("a target as package.module:function, or peer:NAME", repr(reference))
-    if module == "peer":
-        from ringlab.conformance import peers
-
-        return as_target(peers.target(name), **claims)
-    target = as_target(named(module, name), **claims)
-    return (
-        target
-        if target.name != getattr(target.function, "__qualname__", "")
-        else replace(target, name=reference)
-    )
 
 
 def call(function: Callable[..., Any], tensors: tuple[Tensor, ...], known: Mapping[str, Any]) -> Any:

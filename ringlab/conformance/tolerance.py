@@ -3,7 +3,7 @@ r"""How large an error may be: derived from the plainest implementation, never g
 The rule: on the same input, in the same dtype, an error against the float64 oracle may be at most
 twice that of the plainest implementation (softmax(scale · q kᵀ) v with every tensor materialised in
 that dtype, gradients by autograd). Its error is the largest over a few orders in which it can sum the
-keys, so that it is no matter of luck; and there is a floor for inputs on which it is exact.
+keys, so that luck does not decide; and there is a floor for inputs on which it is exact.
 
 The floor, with ε the unit of last place at 1 of the dtype and ε' that of the running state (float32,
 float64 for float64 inputs):
@@ -33,18 +33,17 @@ float64 for float64 inputs):
 
 Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) only part 2 is left.
 
-`mask`, a `ringlab.mask.Mask` of the whole sequence, stands in the place of `causal` wherever both can be given.
-`softcap` and `factors` are those of `ringlab.oracle`. A capped score, at most c, is rounded twice more, which adds
-ε' c to δ in part 3, and moves no more than the score does, its slope being at most 1; what moves with p moves
-max f times as much.
+A soft cap c rounds a score, at most c, twice more, which adds ε' c to δ in part 3; it never moves a result further than
+the score moves, its slope being at most 1. Under dropout, all that moves with p moves max f times as much.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
+from jaxtyping import Int64, Num
 from torch import Tensor
 
 from ringlab import oracle
@@ -55,15 +54,29 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 FACTOR = 2.0
 """How many times the plainest implementation's error is allowed."""
 ORDERS = 4
-"""In how many orders of the keys the plainest implementation sums; its largest error counts."""
+"""In how many orders the plainest implementation sums the keys; its largest error counts."""
 
 
-How: TypeAlias = dict[str, Any]
-"""What the oracle is told besides the tensors."""
+class Scoring(TypedDict, total=False):
+    """How scores are made and weighed: the keywords that `truth`, `plainest`, `bounds` and `score_rounding` share.
+
+    causal: query i sees keys j ≤ i; False by default. mask: in place of `causal`, a mask of the whole sequence.
+    scale: D^−½ by default. softcap and factors: as in `ringlab.oracle`; factors broadcast to (B, H, Lq, Lk).
+    """
+
+    causal: bool
+    mask: Mask | None
+    scale: float | None
+    softcap: float | None
+    factors: np.ndarray | None
+
+
+OracleOptions: TypeAlias = dict[str, Any]
+"""A `Scoring` as keywords of the oracle, whose mask is an array: scale, softcap, factors, and causal or mask."""
 
 
 class Results(NamedTuple):
-    """All that an attention gives, forward and backward: torch tensors, or float64 arrays for the truth."""
+    """All results of an attention, forward and backward: torch tensors, or float64 arrays for the truth."""
 
     out: Any
     lse: Any
@@ -72,22 +85,11 @@ class Results(NamedTuple):
     dv: Any
 
 
-def truth(
-    q: Query,
-    k: KeyValue,
-    v: KeyValue,
-    dout: Query,
-    *,
-    causal: bool = False,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    factors: np.ndarray | None = None,
-) -> Results:
-    """Return the oracle's results for these inputs as they are, rounded to their dtype already."""
-    how = _how(q, k, causal, mask, scale, softcap, factors)
-    out, lse = oracle.attention(q, k, v, **how)
-    return Results(out, lse, *oracle.gradients(q, k, v, dout, **how))
+def truth(q: Query, k: KeyValue, v: KeyValue, dout: Query, **scoring: Unpack[Scoring]) -> Results:
+    """Return the oracle's results in float64, for inputs already rounded to their dtype."""
+    options = _oracle_options(q, k, **scoring)
+    out, lse = oracle.attention(q, k, v, **options)
+    return Results(out, lse, *oracle.gradients(q, k, v, dout, **options))
 
 
 def plainest(
@@ -96,27 +98,23 @@ def plainest(
     v: KeyValue,
     dout: Query,
     *,
-    causal: bool = False,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    factors: np.ndarray | None = None,
-    order: Tensor | None = None,
+    order: Int64[Tensor, " Lk"] | None = None,
+    **scoring: Unpack[Scoring],
 ) -> Results:
     """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
 
-    Only the sum in lse is in the state's dtype (float32 at least), as it is everywhere in ringlab.
-    `order`, a permutation of the keys, is the order in which they are summed.
+    Only the sum in lse is in the state's dtype (float32 at least), as everywhere in ringlab.
+    order: a permutation of the keys, in which they are summed.
     """
-    how = _how(q, k, causal, mask, scale, softcap, factors)
+    options = _oracle_options(q, k, **scoring)
     order = torch.arange(k.shape[-2], device=k.device) if order is None else order
     leaves = [q, k[..., order, :], v[..., order, :]]
     leaves = [x.detach().clone().requires_grad_() for x in leaves]
     with torch.enable_grad():
-        scores = _scores(leaves[0], leaves[1], order, how)
+        scores = _scores(leaves[0], leaves[1], order, options)
         weights = scores.softmax(-1)
-        if factors is not None:
-            weights = weights * torch.from_numpy(factors).to(q)[..., order]
+        if options["factors"] is not None:
+            weights = weights * torch.from_numpy(options["factors"]).to(q)[..., order]
         out = weights @ _for_each_query_head(leaves[2], q.shape[1])
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
     lse = scores.detach().to(_state_dtype(q.dtype)).logsumexp(-1)
@@ -124,7 +122,7 @@ def plainest(
     return Results(out.detach(), lse, dq, dk[..., back, :], dv[..., back, :])
 
 
-def relative_error(x: Tensor | np.ndarray, truth: np.ndarray) -> float:
+def relative_error(x: Num[Tensor | np.ndarray, "..."], truth: Num[np.ndarray, "..."]) -> float:
     """Return max |x − truth| / max |truth| over all entries; max |x| where truth is all zero.
 
     Equal infinities count as no error; a NaN, or an infinity in one place only, counts as inf. The
@@ -146,23 +144,16 @@ def bounds(
     v: KeyValue,
     dout: Query,
     *,
-    causal: bool = False,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    factors: np.ndarray | None = None,
     true: Results | None = None,
+    **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
     """Return the largest `relative_error` allowed for out, lse, dq, dk and dv on these inputs.
 
-    Give `true`, the result of `truth(...)`, if it is known already.
+    true: the result of `truth` for the same arguments, if it is known already.
     """
-    kind: How = {
-        "causal": causal, "mask": mask, "scale": scale, "softcap": softcap, "factors": factors,
-    }  # fmt: skip
-    true = true or truth(q, k, v, dout, **kind)
-    plain = _errors_of_the_plainest(q, k, v, dout, true, kind)
-    floors = _floors(q, k, v, dout, true, _how(q, k, **kind))
+    true = true or truth(q, k, v, dout, **scoring)
+    plain = _errors_of_the_plainest(q, k, v, dout, true, scoring)
+    floors = _floors(q, k, v, dout, true, _oracle_options(q, k, **scoring))
     return {name: FACTOR * plain[name] + floors[name] for name in NAMES}
 
 
@@ -172,23 +163,17 @@ def score_rounding(
     v: KeyValue,
     dout: Query,
     *,
-    causal: bool = False,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    factors: np.ndarray | None = None,
     true: Results | None = None,
+    **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
-    """Return what part 3 of the floor, scores rounded in the state's dtype, can do to each result at the most.
+    """Return how far part 3 of the floor, scores rounded in the state's dtype, can move each result at most.
 
-    The plainest implementation normalises the very scores that it computed. One that computes them again for
-    backward, from a stored lse, does not, and on scores of some hundreds the difference is larger than its error.
+    The plainest implementation normalises the very scores that it computed. An implementation that recomputes them in
+    backward, from a stored lse, does not, and on scores of some hundreds the difference exceeds its error.
+    true: as in `bounds`.
     """
-    how = _how(q, k, causal, mask, scale, softcap, factors)
-    true = true or truth(
-        q, k, v, dout, causal=causal, mask=mask, scale=scale, softcap=softcap, factors=factors
-    )
-    moves = _score_moves(q, k, v, dout, how)
+    true = true or truth(q, k, v, dout, **scoring)
+    moves = _score_moves(q, k, v, dout, _oracle_options(q, k, **scoring))
     return {name: moves[name] / _scale_of(getattr(true, name)) for name in NAMES}
 
 
@@ -197,41 +182,44 @@ def errors(results: Results, true: Results) -> dict[str, float]:
     return {name: relative_error(getattr(results, name), getattr(true, name)) for name in NAMES}
 
 
-def _how(
+def _oracle_options(
     q: Tensor,
     k: Tensor,
-    causal: bool,
-    mask: Mask | None,
-    scale: float | None,
-    softcap: float | None,
-    factors: np.ndarray | None,
-) -> How:
-    how: How = {"scale": scale, "softcap": softcap, "factors": factors}
+    *,
+    causal: bool = False,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    factors: np.ndarray | None = None,
+) -> OracleOptions:
+    options: OracleOptions = {"scale": scale, "softcap": softcap, "factors": factors}
     if mask is None:
-        return how | {"causal": causal}
+        return options | {"causal": causal}
     visible = mask.of_length(k.shape[-2]).visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]))
-    return how | {"mask": visible}
+    return options | {"mask": visible}
 
 
 def _errors_of_the_plainest(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, kind: How
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, scoring: Scoring
 ) -> dict[str, float]:
-    """The largest errors of the plainest implementation over a few orders of the keys."""
+    """Return the largest errors of the plainest implementation over a few orders of the keys."""
     largest = dict.fromkeys(NAMES, 0.0)
     generator = torch.Generator().manual_seed(0)
     for turn in range(ORDERS):
         length = k.shape[-2]
         order = torch.randperm(length, generator=generator) if turn else torch.arange(length)
-        plain = plainest(q, k, v, dout, **kind, order=order.to(k.device))
+        plain = plainest(q, k, v, dout, **scoring, order=order.to(k.device))
         largest = {name: max(largest[name], error) for name, error in errors(plain, true).items()}
     return largest
 
 
-def _floors(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how: How) -> dict[str, float]:
-    """The floor of the module's docstring, in the currency of `relative_error`."""
+def _floors(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, options: OracleOptions
+) -> dict[str, float]:
+    """Return the floor of the module's docstring, as relative errors."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
-    moves = _storing(q, k, v, dout, true, how)
-    rounding = _score_moves(q, k, v, dout, how)
+    moves = _storing(q, k, v, dout, true, options)
+    rounding = _score_moves(q, k, v, dout, options)
     moves["lse"] += rounding["lse"]
     if q.dtype == torch.float64:
         moves = {name: moves[name] + rounding[name] for name in NAMES}
@@ -243,16 +231,18 @@ def _floors(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how:
     }
 
 
-def _storing(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how: How) -> dict[str, float]:
-    """Part 2: how far storing out and lse, and summing delta from what is stored, moves the results."""
+def _storing(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, options: OracleOptions
+) -> dict[str, float]:
+    """Return part 2: how far storing out and lse, and summing delta from what is stored, moves the results."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
     cotangent, nothing = oracle.float64(dout), np.zeros(true.out.shape)
     products = cotangent * true.out
     squares, delta = (products**2).sum(-1), products.sum(-1)
     change = unit * np.sqrt(squares) + state * np.sqrt(q.shape[-1] * (squares + 2 * delta**2) / 3)
-    of_out = oracle.gradients(q, k, v, nothing, dlse=change, **how)
+    of_out = oracle.gradients(q, k, v, nothing, dlse=change, **options)
     relative = np.where(np.isfinite(true.lse), state / 2 * np.abs(true.lse), 0.0)[..., None]
-    of_lse = oracle.gradients(q, k, v, cotangent * relative, **how)
+    of_lse = oracle.gradients(q, k, v, cotangent * relative, **options)
     return {
         "out": _largest(true.out * relative),
         "lse": 0.0,
@@ -262,15 +252,15 @@ def _storing(q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, how
     }
 
 
-def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, how: How) -> dict[str, float]:
-    """Parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
+def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, options: OracleOptions) -> dict[str, float]:
+    """Return parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
     D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
-    scale = D**-0.5 if how["scale"] is None else abs(how["scale"])
+    scale = D**-0.5 if options["scale"] is None else abs(options["scale"])
     ones = np.ones(tuple(q.shape))
-    column = _largest(oracle.gradients(q, k, v, ones, **how | {"factors": None}).dv)
+    column = _largest(oracle.gradients(q, k, v, ones, **options | {"factors": None}).dv)
     rho = scale * float(np.linalg.norm(_each_largest(q) * _each_largest(k)))
-    delta = _state_unit(q.dtype) * (rho * max(D, S) ** 0.5 / 4 + (how["softcap"] or 0.0))
-    most = 1.0 if how["factors"] is None else _largest(how["factors"])
+    delta = _state_unit(q.dtype) * (rho * max(D, S) ** 0.5 / 4 + (options["softcap"] or 0.0))
+    most = 1.0 if options["factors"] is None else _largest(options["factors"])
     products = most * _longest(dout) * _longest(v)
     return {
         "out": 2 * delta * most * _largest(v),
@@ -281,16 +271,16 @@ def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, how: How) -> d
     }
 
 
-def _scores(q: Tensor, k: Tensor, order: Tensor, how: How) -> Tensor:
-    """Scores of all queries with keys that stand in this order; those of keys that they do not see are −inf."""
-    scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
+def _scores(q: Tensor, k: Tensor, order: Tensor, options: OracleOptions) -> Tensor:
+    """Return the scores of all queries with the keys in this order, −inf for keys that they do not see."""
+    scale = q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     scores = q @ _for_each_query_head(k, q.shape[1]).mT * scale
-    if how["softcap"] is not None:
-        scores = how["softcap"] * torch.tanh(scores / how["softcap"])
-    if how.get("causal"):
+    if options["softcap"] is not None:
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    if options.get("causal"):
         scores = scores.masked_fill(order > torch.arange(q.shape[-2], device=q.device)[:, None], -torch.inf)
-    if how.get("mask") is not None:
-        visible = torch.from_numpy(how["mask"]).to(q.device)
+    if options.get("mask") is not None:
+        visible = torch.from_numpy(options["mask"]).to(q.device)
         scores = scores.masked_fill(~visible[:, order], -torch.inf)
     return scores
 
@@ -320,10 +310,10 @@ def _largest(x: Tensor | np.ndarray) -> float:
 
 
 def _each_largest(x: Tensor) -> np.ndarray:
-    """The largest absolute entry of every head dim."""
+    """Return the largest absolute entry of every head dim."""
     return np.abs(oracle.float64(x)).max(axis=(0, 1, 2), initial=0.0)
 
 
 def _longest(x: Tensor) -> float:
-    """The length of the longest row vector."""
+    """Return the length of the longest row vector."""
     return float(np.linalg.norm(oracle.float64(x), axis=-1).max(initial=0.0))

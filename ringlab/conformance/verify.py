@@ -10,9 +10,9 @@ import torch
 
 from ringlab.blocks import available as blocks
 from ringlab.blocks import get_block
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.cases import Case, attend, covering, join, problem
 from ringlab.conformance.offered import refusal
 from ringlab.conformance.tolerance import NAMES, errors

@@ -46,17 +46,6 @@ def linear_backward_flops(forward_flops: int) -> int:
     return 2 * forward_flops
 
 
-def recomputed_flops(linear_forward: int, attention_forward: int, recomputation: str) -> int:
-    """Return the FLOPs that are computed a second time before the backward.
-
-    "none": nothing is; "selective": attention only; "full": the whole layer. (The vocabulary's
-    matrix belongs to no layer.) Raises: CostError for another word.
-    """
-    check_recomputation(recomputation)
-    attention = attention_forward if recomputation != "none" else 0
-    return attention + (linear_forward if recomputation == "full" else 0)
-
-
 def check_recomputation(recomputation: str) -> None:
     """Raises: CostError for a word that is not in RECOMPUTATIONS."""
     if recomputation not in RECOMPUTATIONS:

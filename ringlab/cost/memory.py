@@ -112,23 +112,6 @@ def saved_bytes(
     return tokens * (4 * model.d_model * size + -(-split * size // tp) + statistics)
 
 
-def activation_bytes(
-    model: Model, tokens: int, dtype: str = "bfloat16", recomputation: str = "none", tp: int = 1, P: int = 1
-) -> int:
-    """Return the most bytes of activations at once: what all layers keep, and one layer at work.
-
-    At work are, forward or recomputed, everything that layer would keep, the gradients of it
-    (`layer_gradient_bytes`) and what its attention takes for a while (`attention_work`). Logits are
-    apart: see `logits_bytes`.
-    """
-    kept = model.layers * saved_bytes(model, tokens, dtype, recomputation, tp)
-    whole = saved_bytes(model, tokens, dtype, "none", tp)
-    working = whole - saved_bytes(model, tokens, dtype, recomputation, tp)
-    sizes = Attention(1, model.H // tp, max(model.K // tp, 1), model.D, dtype)
-    attention = attention_work(sizes, tokens, P, backward=True).total_bytes
-    return kept + max(working, 0) + layer_gradient_bytes(model, tokens, dtype, tp) + attention
-
-
 def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
     """Return the most bytes of gradients of activations at once, in the backward of ONE layer.
 

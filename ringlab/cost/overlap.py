@@ -59,33 +59,6 @@ def least_tokens_hidden(
     return (linear + math.sqrt(linear**2 + 4 * quadratic * latency_s)) / (2 * quadratic)
 
 
-def exposed_per_step_s(
-    sizes: Attention,
-    tokens: float,
-    flops_per_s: float,
-    bytes_per_s: float,
-    latency_s: float = 0.0,
-    *,
-    backward: bool = False,
-) -> float:
-    """Return the seconds of each hop that no block hides: max(0, hop − block)."""
-    hop = hop_s(sizes, tokens, bytes_per_s, latency_s, backward=backward)
-    return max(0.0, hop - block_s(sizes, tokens, flops_per_s, backward=backward))
-
-
-def exposed_s(
-    sizes: Attention,
-    tokens: float,
-    P: int,
-    flops_per_s: float,
-    bytes_per_s: float,
-    latency_s: float = 0.0,
-) -> float:
-    """Return the seconds that the forward ring of P ranks waits: P − 1 hops, each beside a block."""
-    _check(P=P)
-    return (P - 1) * exposed_per_step_s(sizes, tokens, flops_per_s, bytes_per_s, latency_s)
-
-
 def _bytes_per_token(sizes: Attention, backward: bool) -> int:
     return sizes.block_bytes_per_token + (gradient_bytes_per_token(sizes) if backward else 0)
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ringlab.blocks.protocol import Gradient
+from ringlab.blocks.protocol import BackwardRows, Gradient, StepBlock
 from ringlab.cost.block_time import BlockTime
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial
 from ringlab.plan import Tile
-from ringlab.scores import TileScores
+from ringlab.scores import PLAIN_RULES, TileRules
 
 Tiles = tuple[Tile, ...]
 
@@ -55,7 +55,7 @@ class Book:
         return self.seconds(self._single.setdefault(tile, (tile,)))
 
 
-class ShapeBlock:
+class ShapeBlock(StepBlock):
     """A `StepBlock` of shapes: what a fused kernel holds between steps, as the Triton block does.
 
     spend: called with the seconds of every step's tiles.
@@ -64,6 +64,7 @@ class ShapeBlock:
     name = "shapes"
     largest_causal: int | None = None
     thread_safe = False
+    supported_rules: frozenset[str] = frozenset()
 
     def __init__(self, prices: Prices, spend: Callable[[float], None]) -> None:
         self.prices, self.spend = prices, spend
@@ -72,30 +73,45 @@ class ShapeBlock:
         """Return None on the device "meta", else why not."""
         return None if q.device.type == "meta" else "computes shapes only, of tensors on the device 'meta'"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+        rules: TileRules = PLAIN_RULES,
+    ) -> Partial:
         """Return the shapes of one tile's partial, and charge its seconds: windows are computed tile by tile."""
         self._charge(q, k, causal, backward=False)
         return Partial(torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
 
-    def backward(self, *tensors: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self,
+        rows: BackwardRows,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the shapes of one tile's dq, dk and dv, and charge its seconds."""
-        q, k, v = tensors[1:4]
-        self._charge(q, k, causal, backward=True)
-        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        self._charge(rows.q, k, causal, backward=True)
+        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (rows.q, k, v))
         return dq, dk, dv
 
     def _charge(self, q: Tensor, k: Tensor, causal: bool, *, backward: bool) -> None:
         self.spend(self.prices.book(q, backward).of_tile(Tile(0, q.shape[2], 0, k.shape[2], causal)))
 
-    def forward_steps(self, q: Tensor, count: int, *, scale: float) -> ShapeForward:
+    def begin_forward(self, q: Tensor, count: int, *, scale: float) -> ShapeForward:
         """Return the forward of `q` over `count` blocks."""
         return ShapeForward(self, q, count)
 
-    def backward_steps(
-        self, dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, count: int, *, scale: float
-    ) -> ShapeBackward:
-        """Return the backward over `count` blocks."""
-        return ShapeBackward(self, q, count)
+    def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> ShapeBackward:
+        """Return the backward of `rows` over `count` blocks."""
+        return ShapeBackward(self, rows.q, count)
 
 
 class ShapeForward:
@@ -107,7 +123,7 @@ class ShapeForward:
         self.state: tuple[Tensor, ...] = ()
         self.out = self.lse = q
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
+    def attend(self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules = PLAIN_RULES) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
         if not self.left:
@@ -119,7 +135,7 @@ class ShapeForward:
             self.state = acc, acc.new_empty(self.q.shape[:-1]), acc.new_empty(self.q.shape[:-1])
         self.spend(self.seconds(tiles))
 
-    def result(self) -> Partial:
+    def partial(self) -> Partial:
         """Return the shapes of out and lse."""
         return Partial(self.out, self.lse)
 
@@ -132,7 +148,9 @@ class ShapeBackward:
         self.seconds, self.spend = block.prices.book(q, True).seconds, block.spend
         self.total = self.dq = q
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> list[Gradient]:
+    def differentiate(
+        self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules = PLAIN_RULES
+    ) -> list[Gradient]:
         """Charge the seconds of `tiles`; return the shapes of the block's gradients, or nothing."""
         self.left -= 1
         if self.left and self.total is self.q:
@@ -145,6 +163,6 @@ class ShapeBackward:
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         return [Gradient(slice(0, k.shape[2]), dk, dv)]
 
-    def result(self) -> Tensor:
+    def query_gradient(self) -> Tensor:
         """Return the shape of dq."""
         return self.dq

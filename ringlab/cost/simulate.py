@@ -1,6 +1,6 @@
 """The real ring program with shapes instead of data: when every rank computes, sends and waits.
 
-`ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked`), forward and backward, with
+`ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked.cluster`), forward and backward, with
 a block that charges seconds instead of computing. Assumed: kernels take the seconds of their tiles
 wherever the data comes from; communication takes nothing away from computation; the links of
 different ranks do not disturb each other. What that leaves out, and in whose favour, `MESSAGES_ASSUMED`
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ringlab.attention import ring_attention
-from ringlab.comm.clocked import ClockedCluster
-from ringlab.comm.recording import Recording
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.recording import Recording
+from ringlab.comm.clocked.timeline import Links, Timeline
 from ringlab.comm.ring import Ring
-from ringlab.comm.timeline import Links, Timeline
 from ringlab.comm.trace import Trace
 from ringlab.cost.block_time import BlockTime, check_tile
 from ringlab.cost.block_time import block_time as time_of

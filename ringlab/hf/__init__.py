@@ -13,15 +13,15 @@ Importing this registers the implementation; models take it by attn_implementati
 
 from __future__ import annotations
 
-from ringlab.errors import BackendError
+from ringlab.errors import MissingExtraError
 
 try:
     from ringlab.hf.registry import NAME, register
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise BackendError(
-        "Hugging Face transformers, for ringlab.hf", "not installed here", "pip install 'ringlab[hf]'"
+    raise MissingExtraError(
+        "transformers, for ringlab.hf", "not installed", "pip install 'ringlab[hf]'"
     ) from error
 from ringlab.hf.batch import mask_of, shard_batch
 from ringlab.hf.context import context

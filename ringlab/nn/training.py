@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import ringlab
 from ringlab.agreement import agree
 from ringlab.blocks import known
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, DeviceError, LayoutError, RinglabError, TrainingError
-from ringlab.layout import Layout, contiguous, striped, zigzag
+from ringlab.errors import BackendError, DeviceError, RinglabError, TrainingError
+from ringlab.layout import get_layout
 from ringlab.mask import Mask
 from ringlab.nn import checkpoint, mesh
 from ringlab.nn.checkpoint import Progress
@@ -28,10 +27,6 @@ from ringlab.nn.mesh import Degrees
 from ringlab.nn.text import Text, batches, library
 from ringlab.nn.transformer import ModelConfig, Transformer
 from ringlab.schedules import get_schedule
-
-LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
-    "contiguous": contiguous, "striped": striped, "zigzag": zigzag,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,8 +55,6 @@ class Recipe:
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise LayoutError(f"a layout among {', '.join(LAYOUTS)}", repr(self.layout))
         for name in ("S", "batch", "steps", "save_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -72,7 +65,8 @@ class Recipe:
                 raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
         if self.block not in (*known(), "auto"):
             raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
-        _ = self.mask, get_schedule(self.schedule)  # what they refuse, one process without a ring refuses too
+        # What these refuse, one process without a ring refuses too.
+        _ = get_layout(self.layout, self.S, 1), self.mask, get_schedule(self.schedule)
 
     @property
     def mask(self) -> Mask | None:
@@ -164,7 +158,7 @@ def train(
 
 
 def _context(ring: Ring, recipe: Recipe) -> Context:
-    layout = LAYOUTS[recipe.layout](recipe.S, ring.world_size)
+    layout = get_layout(recipe.layout, recipe.S, ring.world_size)
     return Context(ring, layout, recipe.mask, recipe.schedule, recipe.block)
 
 

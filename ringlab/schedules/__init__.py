@@ -1,9 +1,9 @@
-"""Schedules, by name: how the rows and the K/V blocks of all ranks meet.
+"""Schedules by name: how the rows and the K/V blocks of all ranks meet.
 
-ring         blocks go from neighbour to neighbour, one hop behind each step
-allgather    all blocks come first
-ulysses      ranks trade tokens for heads, and back
-hybrid       that in rows of ranks, and rings through the rows: hybrid(ring=4, ulysses=2)
+ring         blocks travel from neighbour to neighbour, each hop hidden behind a step of computation
+allgather    every rank fetches all blocks first
+ulysses      ranks exchange tokens for heads, and back
+hybrid       Ulysses in rows of ranks, and rings through the rows: hybrid(ring=4, ulysses=2)
 double-ring  around inside a node, then on to the next node: double-ring(node=8)
 """
 
@@ -27,18 +27,26 @@ _SCHEDULES: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
     "hybrid": (HybridSchedule, ("ring", "ulysses")),
     "double-ring": (DoubleRingSchedule, ("node",)),
 }
-"""What makes each, and the degrees that may be given to it."""
+"""For each name, its class and the degrees that it accepts."""
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the schedules; a hybrid or double ring of no more said has groups of two ranks."""
+    """Return the names of the schedules. Without degrees, a hybrid or double ring has groups of two ranks.
+
+    >>> available()
+    ('ring', 'allgather', 'ulysses', 'hybrid', 'double-ring')
+    """
     return tuple(_SCHEDULES)
 
 
 def get_schedule(name: str | Schedule) -> Schedule:
-    """Return the schedule called `name`, such as "ring" or "hybrid(ring=4, ulysses=2)"; an object as it is.
+    """Return the schedule called `name`, such as "ring" or "hybrid(ring=4, ulysses=2)".
 
+    A schedule object is returned as it is.
     Raises: BackendError for an unknown name or degree; WorldSizeError for a degree below 1.
+
+    >>> get_schedule("hybrid(ring=4, ulysses=2)").degrees(world_size=8)
+    (4, 2)
     """
     if not isinstance(name, str) and all(hasattr(name, part) for part in ("check", "forward", "backward")):
         return name
@@ -50,7 +58,7 @@ def get_schedule(name: str | Schedule) -> Schedule:
 
 
 def _degrees(name: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
-    """The degrees in the brackets of a schedule's name."""
+    """Return the degrees in the brackets of a schedule's name."""
     given: dict[str, int] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         found = re.fullmatch(r"(\w+)\s*=\s*(\d+)", part)

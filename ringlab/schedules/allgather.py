@@ -1,6 +1,7 @@
-"""The contrast to the ring: every rank gathers all K/V first. As many bytes, P times the memory.
+"""All-gather, the contrast to the ring: every rank fetches all K/V first. As many bytes, P times the memory.
 
-Where a mask lets no row see what is so many ranks away, blocks do not go there, and no gradients come from there.
+Under a mask that hides whole distances, ranks fetch only the blocks that their rows may see, and only those ranks
+receive gradients.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
+from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
-from ringlab.schedules.over_blocks import OverBlocks
-from ringlab.schedules.tilewise import RowSum
+from ringlab.schedules.tilewise import RunningSum
+from ringlab.types import KeyValue
 
 
-class AllGatherSchedule(OverBlocks):
-    """Blocks are taken in the ring's order, so that the forward equals the ring's bit for bit."""
+class AllGatherSchedule(BlockSchedule):
+    """Computes blocks in the ring's order, so that the forward equals the ring's bit for bit."""
 
     name = "allgather"
 
-    def blocks(self, call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def arriving_blocks(
+        self, call: Call, k: KeyValue, v: KeyValue
+    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.distances):
@@ -32,31 +36,33 @@ class AllGatherSchedule(OverBlocks):
         ring, works = call.ring, []
         for distance in call.distances[1:]:
             to, source = (ring.rank + distance) % ring.world_size, ring.origin(distance)
-            into = x.new_empty((*x.shape[:2], call.length(source), x.shape[-1]))
+            into = x.new_empty((*x.shape[:2], call.layout.length(source), x.shape[-1]))
             works.append(
                 ring.comm.exchange(send=(x,), to=to, receive=(into,), source=source, tag="all_gather")
             )
         return [x, *(work.wait()[0] for work in works)]
 
-    def homecoming(self, call: Call) -> _ReduceScatter:
-        return _ReduceScatter(call)
+    def gradient_return(self, call: Call) -> ReduceScatterReturn:
+        return ReduceScatterReturn(call)
 
 
-class _ReduceScatter:
-    """Keeps the gradients of all blocks, then sends each to its owner and sums what comes."""
+class ReduceScatterReturn:
+    """`GradientReturn` after the last block: sends each block's gradients to its owner, and sums what arrives."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def add(self, origin: int, k: Tensor, v: Tensor, gradients: list[Gradient]) -> None:
-        dk, dv = RowSum(k), RowSum(v)
+    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+        """Keep the sum of `gradients` for the block of `origin`."""
+        dk, dv = RunningSum(k), RunningSum(v)
         for gradient in gradients:
             dk.add(gradient.keys, gradient.dk)
             dv.add(gradient.keys, gradient.dv)
         self.parts[origin] = dk.value(), dv.value()
 
-    def finish(self) -> tuple[Tensor, Tensor]:
+    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+        """Return (dk, dv) of this rank's own block, summed over all ranks."""
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]
         pending = []

@@ -1,27 +1,40 @@
-"""The K/V cache of a sequence that is being generated, spread over the ranks."""
+"""The K/V cache of a sequence that is being generated, spread over the ranks. `decode` attends to it."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
+from ringlab.types import KeyValue
 
 GROWTH = 1.5
-"""How many times larger memory is made when it is full: a token is copied three times at most, on average."""
+"""The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
 
 
 class ShardedCache:
-    """K and V of all tokens so far, each token on one rank; every rank knows which, without asking.
+    """K and V of all tokens so far, each token on one rank.
 
-    All ranks append the same tokens in the same order, and each keeps those that fall to it: the next token goes
-    to the rank with the fewest, the first of them where several have as few. Gradients do not flow through a cache.
+    All ranks append the same tokens in the same order, and each keeps those that fall to it: the next token goes to
+    the rank with the fewest tokens, the first such rank if there are several. So every rank knows where each token is
+    without asking. Gradients do not flow through a cache.
 
-    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). capacity: tokens on this rank for
-    which there is memory from the beginning.
+    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). capacity: the number of tokens on
+    this rank for which memory is allocated at once.
+    Raises: WorldSizeError if `ring` is not a Ring.
+
+    >>> import torch
+    >>> from ringlab import ShardedCache, VirtualCluster
+    >>> def program(ring):
+    ...     cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8)
+    ...     cache.append(torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, 8))
+    ...     return cache.lengths
+    >>> VirtualCluster(2).run(program).results
+    [[3, 2], [3, 2]]
     """
 
     def __init__(
@@ -37,22 +50,24 @@ class ShardedCache:
     ) -> None:
         if not isinstance(ring, Ring):
             raise WorldSizeError(
-                "ring= a ringlab.Ring", repr(ring), "use the one that your program is called with"
+                "ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives"
             )
         self.ring = ring
         self.lengths: list[int] = [0] * ring.world_size
-        """Tokens on each rank."""
+        """The number of tokens on each rank."""
         shape = (batch, kv_heads, max(0, capacity), head_dim)
         self._k = torch.empty(shape, dtype=dtype, device=device)
         self._v = torch.empty_like(self._k)
         self._positions = np.empty(max(0, capacity), np.int64)
 
     @classmethod
-    def of_shards(cls, ring: Ring, layout: Layout, k: Tensor, v: Tensor, *, room: int = 0) -> ShardedCache:
-        """Return the cache that holds what was given to `ring_attention` as k and v: a prefill.
+    def of_shards(
+        cls, ring: Ring, layout: Layout, k: KeyValue, v: KeyValue, *, room: int = 0
+    ) -> ShardedCache:
+        """Return a cache that holds a prefill: the k and v that `ring_attention` was given.
 
-        room: tokens on this rank for which there is memory besides.
-        Raises: LayoutError, WorldSizeError or ShapeError for a layout that is not that of the shards.
+        room: the number of further tokens on this rank for which memory is allocated at once.
+        Raises: LayoutError, WorldSizeError or ShapeError for shards that do not fit the layout.
         """
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
@@ -78,7 +93,7 @@ class ShardedCache:
         order = np.argsort(positions, kind="stable")
         if (order[1:] < order[:-1]).any():
             k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
-        cache._put(k, v, positions[order])
+        cache._store(k, v, positions[order])
         cache.lengths = list(layout.lengths)
         return cache
 
@@ -87,38 +102,38 @@ class ShardedCache:
 
     @property
     def length(self) -> int:
-        """Return the tokens of the sequence so far, on all ranks together."""
+        """Return the number of tokens of the sequence so far, on all ranks together."""
         return sum(self.lengths)
 
     @property
-    def here(self) -> int:
-        """Return how many of them are on this rank."""
+    def local_length(self) -> int:
+        """Return the number of tokens on this rank."""
         return self.lengths[self.ring.rank]
 
     @property
     def capacity(self) -> int:
-        """Return for how many tokens on this rank there is memory."""
+        """Return the number of tokens for which this rank has memory."""
         return self._k.shape[2]
 
     @property
-    def k(self) -> Tensor:
-        """Return this rank's keys, (B, K, L, D), in the order of their positions; a view."""
-        return self._k[..., : self.here, :]
+    def k(self) -> KeyValue:
+        """Return this rank's keys in the order of their positions; a view."""
+        return self._k[..., : self.local_length, :]
 
     @property
-    def v(self) -> Tensor:
-        """Return this rank's values, likewise."""
-        return self._v[..., : self.here, :]
+    def v(self) -> KeyValue:
+        """Return this rank's values in the order of their positions; a view."""
+        return self._v[..., : self.local_length, :]
 
     @property
-    def positions(self) -> np.ndarray:
-        """Return the global positions of this rank's tokens, ascending, int64; a view."""
-        return self._positions[: self.here]
+    def positions(self) -> Int64[np.ndarray, " L"]:
+        """Return the global positions of this rank's tokens, ascending; a view."""
+        return self._positions[: self.local_length]
 
-    def append(self, k: Tensor, v: Tensor) -> None:
-        """Take the next tokens of every sequence, (B, K, n, D), the same on all ranks; sends nothing.
+    def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n D"]) -> None:
+        """Append the next n tokens of every sequence, the same on all ranks; sends nothing.
 
-        Raises: ShapeError, DtypeError or DeviceError for what does not fit the cache.
+        Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
         """
         B, K, _, D = self._k.shape
         for name, x in (("k", k), ("v", v)):
@@ -136,15 +151,15 @@ class ShardedCache:
             self.lengths[owner] += 1
         if mine:
             index = torch.tensor(mine, device=k.device)
-            self._put(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
+            self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
 
     def _next_owner(self) -> int:
-        """The rank to which the next token goes."""
+        """Return the rank that receives the next token."""
         return min(range(len(self.lengths)), key=self.lengths.__getitem__)
 
     @torch.no_grad()
-    def _put(self, k: Tensor, v: Tensor, positions: np.ndarray) -> None:
-        """Write tokens behind those that are here."""
+    def _store(self, k: Tensor, v: Tensor, positions: np.ndarray) -> None:
+        """Write tokens after those already stored."""
         start = self._filled
         stop = start + len(positions)
         if stop > self.capacity:
@@ -156,7 +171,7 @@ class ShardedCache:
     _filled = 0
 
     def _grow(self, least: int) -> None:
-        """Make room for `least` tokens, and for some more, so that it is seldom made."""
+        """Allocate memory for `least` tokens or more: growing by a factor keeps growth rare."""
         room = max(least, int(GROWTH * self.capacity) + 1)
         for name in ("_k", "_v"):
             old = getattr(self, name)

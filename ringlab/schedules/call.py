@@ -1,4 +1,8 @@
-"""One call of attention on one rank, and what every schedule does with a K/V block that is here."""
+"""One call of attention on one rank, and how its rows attend to one K/V block, forward and backward.
+
+`ring_attention` makes the `Call` and gives it to a schedule. The schedule brings the blocks; for each one it runs
+`attend_to_block` or, in backward, `differentiate_block`.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,30 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from torch import Tensor
-
-from ringlab.blocks.protocol import BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
+from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.plan import Plan, plan
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
-from ringlab.scores import Scores, TileScores
+from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Call:
-    """What stays the same while the blocks pass by."""
+    """What stays the same while K/V blocks travel.
+
+    ring, layout, block, mask, scale and rules are those of `ring_attention`, with every default filled in.
+    heads: (H, K) of the whole attention; under a schedule that shares out heads, a rank computes some of them.
+    wants_lse: whether the caller asked for lse.
+    validate: whether ranks compare their calls.
+    name: which call of attention it is, equal on all ranks, to be compared in backward.
+    """
 
     ring: Ring
     layout: Layout
@@ -32,90 +42,70 @@ class Call:
     mask: Mask
     scale: float
     heads: tuple[int, int]
-    """(H, K) of the whole attention; a schedule that shares heads out computes some of them on each rank."""
-    lse: bool = True
-    """Whether lse is wanted too."""
-    scores: Scores = field(default_factory=Scores)
+    wants_lse: bool = True
+    rules: ScoreRules = field(default_factory=ScoreRules)
+    validate: bool = False
     name: str = ""
-    """Which call of attention it is, where ranks compare in backward whether they are in the same one."""
-
-    def length(self, origin: int) -> int:
-        """Return the tokens of the block that belongs to rank `origin`."""
-        return self.layout.length(origin)
-
-    def compute(self, label: str, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(self, *args)`, beside other ranks' computations where the block allows it."""
-        if self.block.thread_safe:
-            return self.ring.comm.compute(label, side_by_side(partial(function, self)), *args)
-        return self.ring.comm.compute(label, function, self, *args)
 
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
-        """Return the tiles in which this rank's rows, or those of another, meet the block of rank `origin`."""
-        return self._plan.row(self.ring.rank if rank is None else rank)[origin]
+        """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
+        return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
+
+    def tile_rules(self, origin: int) -> TileRules:
+        """Return the score rules of all of this rank's rows and all keys of the block of `origin`."""
+        if not self.rules.requirements:
+            return PLAIN_RULES
+        rows, keys = (self.layout.positions(rank) for rank in (self.ring.rank, origin))
+        return self.rules.of_tile(rows, keys)
 
     @property
     def distances(self) -> tuple[int, ...]:
-        """Return how far from home K/V blocks must come, ascending from 0: all of 0 … P − 1 where no window cuts."""
+        """Return the distances, in ranks, at which some row sees a block: 0 … P − 1, fewer under some masks."""
         return self._plan.distances
+
+    @property
+    def block_count(self) -> int:
+        """Return how many blocks a rank receives, its own included."""
+        return len(self.distances)
 
     @cached_property
     def _plan(self) -> Plan:
         return plan(self.layout, self.mask, self.block.largest_causal)
 
-    @property
-    def blocks(self) -> int:
-        """Return how many blocks a rank takes, its own among them."""
-        return len(self.distances)
-
-    @property
-    def _by_steps(self) -> bool:
-        """Whether a block may compute a ring step at once: it knows no mirrored tiles, which windows make."""
-        return self.mask.window is None
-
-    def how(self, origin: int) -> TileScores | None:
-        """Return what becomes of scores of this rank's rows and the block of `origin`; None for no more than usual."""
-        if not self.scores.wishes:
-            return None
-        rows, keys = (self.layout.positions(rank) for rank in (self.ring.rank, origin))
-        return self.scores.of_tile(rows, keys)
-
-    def forward_steps(self, q: Tensor, count: int) -> ForwardSteps:
-        """Return the forward of `q` over `count` blocks: the block's own, or tile by tile."""
-        if isinstance(self.block, StepBlock) and self._by_steps:
-            return self.block.forward_steps(q, count, scale=self.scale)
+    def begin_forward(self, q: Query, count: int) -> ForwardSteps:
+        """Return the forward of `q` over `count` blocks, before the first: the backend's own, or tile by tile."""
+        if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
+            return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
-    def backward_steps(self, saved: Saved, count: int) -> BackwardSteps:
-        """Return the backward of `saved` over `count` blocks: the block's own, or tile by tile."""
-        if isinstance(self.block, StepBlock) and self._by_steps:
-            of_rows = saved.dout, saved.q, saved.lse, saved.delta
-            return self.block.backward_steps(*of_rows, count, scale=self.scale)
-        of_all = saved.dout, saved.q, saved.out, saved.lse, saved.delta
-        return TilewiseBackward(self.block, *of_all, self.scale)
+    def begin_backward(self, rows: BackwardRows, count: int) -> BackwardSteps:
+        """Return the backward of `rows` over `count` blocks, before the first: the backend's own, or tile by tile."""
+        if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
+            return self.block.begin_backward(rows, count, scale=self.scale)
+        return TilewiseBackward(self.block, rows, self.scale)
+
+    @property
+    def _mirrors_tiles(self) -> bool:
+        """Whether tiles may be mirrored, as those of a window are; a `StepBlock` knows no such tiles."""
+        return self.mask.window is not None
+
+    def run(self, label: str, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(self, *args)`, timed and traced under `label`.
+
+        Where the block is thread-safe, ranks of one process compute side by side.
+        """
+        if self.block.thread_safe:
+            return self.ring.comm.compute(label, side_by_side(partial(function, self)), *args)
+        return self.ring.comm.compute(label, function, self, *args)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What backward needs of the forward and of the loss: all of this rank's rows."""
-
-    q: Tensor
-    out: Tensor
-    lse: Tensor
-    dout: Tensor
-    delta: Tensor
+def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue) -> None:
+    """Let this rank's rows attend to the block of `origin`."""
+    steps.attend(call.tiles(origin), k, v, call.tile_rules(origin))
 
 
-def attend(call: Call, steps: ForwardSteps, origin: int, k: Tensor, v: Tensor) -> None:
-    """Let `steps` attend to the block of `origin`."""
-    steps.take(call.tiles(origin), k, v, *_more(call, origin))
-
-
-def attend_backward(call: Call, steps: BackwardSteps, origin: int, k: Tensor, v: Tensor) -> list[Gradient]:
+def differentiate_block(
+    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue
+) -> list[Gradient]:
     """Return what this rank's rows add to the gradients of the block of `origin`."""
-    return steps.take(call.tiles(origin), k, v, *_more(call, origin))
-
-
-def _more(call: Call, origin: int) -> tuple[TileScores, ...]:
-    """What steps are told besides: nothing where nothing is asked for, as blocks may know of nothing."""
-    how = call.how(origin)
-    return () if how is None else (how,)
+    return steps.differentiate(call.tiles(origin), k, v, call.tile_rules(origin))

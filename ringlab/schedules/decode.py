@@ -1,8 +1,8 @@
-"""Decode: a few new tokens against a K/V cache that is spread over the ranks.
+"""Decode: a few new tokens attend to a K/V cache that is spread over the ranks.
 
-Every rank has the new queries, attends to its own part of the cache, and the partial results (out, lse) are merged:
-gathered and folded in rank order, or along a tree of log2 P exchanges. What is sent does not depend on the length of
-the sequence: B·H·n·(D + 1) numbers of the state dtype per message. Source of the tree: arXiv 2408.04093.
+Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are merged:
+gathered and folded in rank order, or along a tree of log2 P exchanges. A message has B·H·n·(D + 1) numbers of the state
+dtype, whatever the length of the sequence. Source of the tree: arXiv 2408.04093.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from ringlab.agreement import agree
-from ringlab.blocks import choice, get_block
+from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, RinglabError, ShapeError
@@ -23,14 +24,15 @@ from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype
 from ringlab.schedules.cache import ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
-from ringlab.scores import Scores, check_scale
+from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale
+from ringlab.types import Query
 
 MERGES = ("all-reduce", "tree")
 
 
 @overload
 def decode(
-    q: Tensor,
+    q: Query,
     cache: ShardedCache,
     *,
     mask: Mask | None = ...,
@@ -45,7 +47,7 @@ def decode(
 
 @overload
 def decode(
-    q: Tensor,
+    q: Query,
     cache: ShardedCache,
     *,
     mask: Mask | None = ...,
@@ -59,7 +61,7 @@ def decode(
 
 
 def decode(
-    q: Tensor,
+    q: Query,
     cache: ShardedCache,
     *,
     mask: Mask | None = None,
@@ -70,60 +72,69 @@ def decode(
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return attention of the sequence's last tokens over all of the cache, the same bits on every rank.
+    """Return attention of the sequence's last tokens over the whole cache, the same bits on every rank.
 
-    q is (B, H, n, D), the queries of the n tokens that were appended last, the same on every rank. mask: causal,
-    with a window or a prefix; causal where None. softcap: see `ring_attention`. merge: "all-reduce", one round of P − 1 messages to all others, or
-    "tree", log2 P rounds of one message. With `return_lse` the result is (out, lse). `validate` makes the ranks
-    compare their calls and the lengths of their caches first (512 bytes a round, log2 P rounds).
+    q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
+    mask: causal by default; may have a window or a prefix, not documents.
+    scale, softcap, block: as in `ring_attention`.
+    merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
+    return_lse: return (out, lse), lse (B, H, n) a natural logarithm.
+    validate: let the ranks compare their calls and the lengths of their caches first, in log2 P rounds of 512 bytes.
 
-    Raises: ShapeError for an empty cache or q that does not fit it, DtypeError, DeviceError, MaskError or BackendError
-    on a rank that is called wrongly, AgreementError on all others, and on all where caches differ; BackendError
-    where gradients are asked for: nothing keeps what backward would need.
+    Raises: ShapeError for an empty cache or a q that does not fit it, DtypeError, DeviceError, MaskError or
+    BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches differ.
+    BackendError for a q that requires gradients: nothing is saved for backward.
+
+    >>> import torch
+    >>> from ringlab import ShardedCache, VirtualCluster, decode
+    >>> def program(ring):
+    ...     cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8)
+    ...     cache.append(torch.ones(1, 2, 5, 8), torch.full((1, 2, 5, 8), 3.0))
+    ...     return decode(torch.ones(1, 4, 1, 8), cache)
+    >>> out, same = VirtualCluster(2).run(program).results
+    >>> out.shape, out.unique().item(), torch.equal(out, same)
+    (torch.Size([1, 4, 1, 8]), 3.0, True)
     """
-    error: RinglabError | None = None
+    refusal: RinglabError | None = None
     try:
         _check(q, cache)
         check_scale(scale, q.dtype)
-        seen = _mask(mask)
+        visible = _resolve_mask(mask)
         if merge not in MERGES:
             raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
-        scores = Scores(softcap)
-        chosen = get_block(block, q, scores.wishes)
-    except RinglabError as raised:
-        error = raised
+        rules = ScoreRules(softcap)
+        chosen = get_block(block, q, rules.requirements)
+    except RinglabError as error:
+        refusal = error
     if validate and isinstance(cache, ShardedCache):
-        said = (
-            ""
-            if error
-            else _describe(q, cache, f"{seen} scale={scale} softcap={softcap} {chosen.name} merge={merge}")
-        )
-        agree(cache.ring.comm, said, error, cache.k.device)
-    elif error is not None:
-        raise error
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = side_by_side(_attend) if chosen.thread_safe else _attend
+        options = "" if refusal else f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
+        agree(cache.ring.comm, "" if refusal else _describe(q, cache, options), refusal, cache.k.device)
+    elif refusal is not None:
+        raise refusal
     comm = cache.ring.comm
-    if told := choice(block, chosen, scores.wishes):
-        comm.chose(*told)
-    part = comm.compute("decode", attend, q.detach(), cache, seen, chosen, scale, scores)
-    whole = _all_reduced(comm, part) if merge == "all-reduce" else _along_a_tree(comm, part)
+    if choice := block_choice(block, chosen, rules.requirements):
+        comm.chose(*choice)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    attend = side_by_side(_attend_to_cache) if chosen.thread_safe else _attend_to_cache
+    part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
+    whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Query rows that see the same keys of this rank."""
+class CacheTile:
+    """Query rows that see all of these keys of this rank's cache."""
 
     rows: slice
     keys: slice
 
 
-def stretches(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch]:
-    """Return what the last `n` of `S` tokens see of keys at these ascending positions: each visible pair once.
+def cache_tiles(mask: Mask, positions: Int64[np.ndarray, " L"], S: int, n: int) -> list[CacheTile]:
+    """Return the tiles in which the last `n` of `S` tokens see the keys at these ascending positions.
 
-    What all rows see is one stretch; only keys that some rows see and others do not are met row by row.
+    Each visible pair is in one tile. Keys that all rows see make one tile; only keys that some rows see and others do
+    not are met row by row.
     """
     rows = np.arange(S - n, S)
     prefix = mask.prefixes[0]
@@ -135,81 +146,83 @@ def stretches(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch
     lower, upper = np.maximum(lower, prefix), np.maximum(upper, prefix)
     first, last = (np.searchsorted(positions, x) for x in (lower, upper))
     of_prefix = int(np.searchsorted(positions, prefix))
-    found = [Stretch(slice(0, n), slice(0, of_prefix))]
+    found = [CacheTile(slice(0, n), slice(0, of_prefix))]
     start, stop = int(first.max()), int(last.min())
     if start < stop:
-        found.append(Stretch(slice(0, n), slice(start, stop)))
+        found.append(CacheTile(slice(0, n), slice(start, stop)))
         edges = [(row, int(first[row]), start) for row in range(n)]
         edges += [(row, stop, int(last[row])) for row in range(n)]
     else:
         edges = [(row, int(first[row]), int(last[row])) for row in range(n)]
-    found += [Stretch(slice(row, row + 1), slice(a, b)) for row, a, b in edges]
-    return [stretch for stretch in found if stretch.keys.start < stretch.keys.stop]
+    found += [CacheTile(slice(row, row + 1), slice(a, b)) for row, a, b in edges]
+    return [tile for tile in found if tile.keys.start < tile.keys.stop]
 
 
-def _attend(
-    q: Tensor, cache: ShardedCache, mask: Mask, block: Block, scale: float, scores: Scores
+def _attend_to_cache(
+    q: Tensor, cache: ShardedCache, mask: Mask, block: Block, scale: float, rules: ScoreRules
 ) -> Partial:
     """Return the partial of all new rows over this rank's keys."""
     state, n = RunningPartial(q), q.shape[2]
     rows = np.arange(cache.length - n, cache.length)
-    for stretch in stretches(mask, cache.positions, cache.length, n):
-        k, v = (x[..., stretch.keys, :] for x in (cache.k, cache.v))
-        more: dict[str, Any] = {}
-        if scores.wishes:
-            more["how"] = scores.of_tile(rows[stretch.rows], cache.positions[stretch.keys])
-        part = block.forward(q[..., stretch.rows, :], k, v, causal=False, scale=scale, **more)
-        state.add(stretch.rows, part)
+    for tile in cache_tiles(mask, cache.positions, cache.length, n):
+        k, v = (x[..., tile.keys, :] for x in (cache.k, cache.v))
+        of_tile = PLAIN_RULES
+        if rules.requirements:
+            of_tile = rules.of_tile(rows[tile.rows], cache.positions[tile.keys])
+        part = block.forward(q[..., tile.rows, :], k, v, causal=False, scale=scale, rules=of_tile)
+        state.add(tile.rows, part)
     return state.value()
 
 
-def _packed(part: Partial) -> Tensor:
+def _pack(part: Partial) -> Tensor:
     """Return out and lse as one message, (B, H, n, D + 1)."""
     return torch.cat([part.out, part.lse.unsqueeze(-1)], dim=-1)
 
 
-def _unpacked(message: Tensor) -> Partial:
+def _unpack(message: Tensor) -> Partial:
     return Partial(message[..., :-1], message[..., -1])
 
 
-def _all_reduced(comm: Comm, part: Partial) -> Partial:
+def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
     """Return the merge of all ranks' partials, folded in rank order."""
-    first, *others = comm.all_gather(_packed(part), tag="decode partials")
-    total = _unpacked(first)
+    first, *others = comm.all_gather(_pack(part), tag="decode partials")
+    total = _unpack(first)
     for other in others:
-        total = merge(total, _unpacked(other))
+        total = merge(total, _unpack(other))
     return total
 
 
-def _along_a_tree(comm: Comm, part: Partial) -> Partial:
-    """Return the same after log2 P exchanges, each with the rank at twice the distance, lower ranks' partial first.
+def _merge_along_a_tree(comm: Comm, part: Partial) -> Partial:
+    """Return the merge of all ranks' partials after log2 P exchanges.
 
-    Ranks beyond the largest power of two give theirs to a rank below it, and are told the result.
+    Each exchange is with the rank at twice the distance, and both merge the lower rank's partial first. Ranks beyond
+    the largest power of two give their partial to a lower rank, and receive the result from it.
     """
     most = 1 << (comm.world_size.bit_length() - 1)
-    total, beyond = _packed(part), comm.rank + most
+    total, beyond = _pack(part), comm.rank + most
     if comm.rank >= most:
-        told = torch.empty_like(total)
+        into = torch.empty_like(total)
         comm.exchange(send=(total,), to=comm.rank - most, tag="decode leaf").wait()
-        return _unpacked(comm.exchange(receive=(told,), source=comm.rank - most, tag="decode told").wait()[0])
+        work = comm.exchange(receive=(into,), source=comm.rank - most, tag="decode result")
+        return _unpack(work.wait()[0])
     if beyond < comm.world_size:
         leaf = torch.empty_like(total)
         leaf = comm.exchange(receive=(leaf,), source=beyond, tag="decode leaf").wait()[0]
-        total = _packed(merge(_unpacked(total), _unpacked(leaf)))
+        total = _pack(merge(_unpack(total), _unpack(leaf)))
     distance = 1
     while distance < most:
         other, into = comm.rank ^ distance, torch.empty_like(total)
-        came = comm.exchange(send=(total,), to=other, receive=(into,), source=other, tag="decode tree")
-        parts = (total, came.wait()[0]) if comm.rank < other else (came.wait()[0], total)
-        total = _packed(merge(*map(_unpacked, parts)))
+        work = comm.exchange(send=(total,), to=other, receive=(into,), source=other, tag="decode tree")
+        parts = (total, work.wait()[0]) if comm.rank < other else (work.wait()[0], total)
+        total = _pack(merge(*map(_unpack, parts)))
         distance *= 2
     if beyond < comm.world_size:
-        comm.exchange(send=(total,), to=beyond, tag="decode told").wait()
-    return _unpacked(total)
+        comm.exchange(send=(total,), to=beyond, tag="decode result").wait()
+    return _unpack(total)
 
 
 def _check(q: Any, cache: Any) -> None:
-    """Raise what is wrong with this rank's arguments, if anything is."""
+    """Raise for a q or cache that is wrong on this rank."""
     if not isinstance(cache, ShardedCache):
         raise ShapeError(
             "a ringlab ShardedCache",
@@ -223,7 +236,7 @@ def _check(q: Any, cache: Any) -> None:
     if not 1 <= q.shape[2] <= cache.length:
         empty = cache.length == 0
         raise ShapeError(
-            "queries of tokens that are in the cache, one at least",
+            "queries of at least one token, all of them in the cache",
             f"{q.shape[2]} queries and " + ("an empty cache" if empty else f"{cache.length} tokens"),
             "append the new tokens' k and v to the cache first, on every rank",
         )
@@ -233,24 +246,28 @@ def _check(q: Any, cache: Any) -> None:
         raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
     if torch.is_grad_enabled() and q.requires_grad:
         raise BackendError(
-            "decode without gradients", "q that requires them", "torch.no_grad(), or ring_attention to train"
+            "decode without gradients",
+            "a q that requires them",
+            "use torch.no_grad(), or ring_attention to train",
         )
 
 
-def _mask(mask: Mask | None) -> Mask:
+def _resolve_mask(mask: Mask | None) -> Mask:
     if mask is None:
         return Mask()
     if not isinstance(mask, Mask):
         raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
     if mask.documents:
         raise MaskError(
-            "a mask of one document per sequence", f"{len(mask.documents)} documents", "a sequence for each"
+            "a mask of one document per sequence",
+            f"{len(mask.documents)} documents",
+            "decode each as a sequence",
         )
     return mask
 
 
-def _describe(q: Tensor, cache: ShardedCache, how: str) -> str:
-    """What must be equal on all ranks."""
+def _describe(q: Tensor, cache: ShardedCache, options: str) -> str:
+    """Return what must be equal on all ranks."""
     ranks = str(cache.lengths) if len(cache.lengths) <= 16 else f"#{hash(tuple(cache.lengths)):x}"
     sizes = f"q {tuple(q.shape)} K={cache.k.shape[1]} {q.dtype} {state_dtype(q.dtype)}"
-    return f"cache of {cache.length} tokens {ranks} {sizes} {how}"
+    return f"cache of {cache.length} tokens {ranks} {sizes} {options}"

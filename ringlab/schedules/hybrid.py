@@ -1,6 +1,6 @@
 """Ring × Ulysses: rows of ranks share the heads of their tokens, and rings go through the rows.
 
-Rank r stands in row r // U at place r % U; its ring are the ranks at that place in all rows. Each hop of a ring
+Rank r is member r % U of row r // U; its ring connects the members of that number in all rows. Each hop of a ring
 carries 1/U of a row's K/V heads. Source: arXiv 2405.07719.
 """
 
@@ -9,21 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringlab.errors import WorldSizeError
-from ringlab.schedules.over_blocks import OverBlocks
+from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.ring import RingSchedule
-from ringlab.schedules.ulysses import InRows
+from ringlab.schedules.ulysses import MeshSchedule
 
 
 @dataclass(frozen=True)
-class HybridSchedule(InRows):
-    """Rings of `ring` rows of `ulysses` ranks each; what is None follows from the number of ranks, rows of 2 if both.
+class HybridSchedule(MeshSchedule):
+    """Rings of `ring` rows of `ulysses` ranks each.
 
+    A degree of None follows from the number of ranks; if both are None, rows have 2 ranks.
     between: how a column's K/V blocks travel, such as DoubleRingSchedule(node=2).
+    Raises: WorldSizeError for a degree that is not an integer ≥ 1.
     """
 
     ring: int | None = None
     ulysses: int | None = None
-    between: OverBlocks = field(default_factory=RingSchedule)
+    between: BlockSchedule = field(default_factory=RingSchedule)
 
     def __post_init__(self) -> None:
         for name, degree in (("ring", self.ring), ("ulysses", self.ulysses)):
@@ -39,7 +41,7 @@ class HybridSchedule(InRows):
         return f"hybrid({', '.join(given or ['ulysses=2'])})"
 
     def degrees(self, world_size: int) -> tuple[int, int]:
-        """Return (ring, ulysses). Raises: WorldSizeError where their product is not the number of ranks."""
+        """Return (ring, ulysses). Raises: WorldSizeError unless their product is the number of ranks."""
         ring, ulysses = self.ring, self.ulysses
         if ulysses is None:
             ulysses = 2 if ring is None else max(1, world_size // ring)

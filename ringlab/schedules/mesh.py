@@ -1,6 +1,7 @@
-"""Ranks in rows and columns: a row shares the heads of its tokens, a column is a ring of rows.
+"""The mesh of ranks: a row shares the heads of its tokens, a column is a ring of rows.
 
-Ranks side by side make a row, as those of one node are numbered; rank r stands in row r // U at place r % U.
+Adjacent ranks make a row, like the ranks of one node; rank r is member r % U of row r // U. `MeshSchedule` makes a
+`Mesh` for each forward and backward.
 """
 
 from __future__ import annotations
@@ -17,42 +18,44 @@ from ringlab.schedules.call import Call
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Some tokens of one rank: where they lie among its own, and where among those of its row."""
+class Span:
+    """Some adjacent tokens of one rank: their indices among the rank's tokens, and among those of its row."""
 
-    own: slice
-    row: slice
+    in_rank: slice
+    in_row: slice
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The tokens of every row: `layout` deals them to the rows, `stretches[rank]` says where a rank's lie."""
+    """The tokens of every row: `layout` deals them to the rows, `spans[rank]` locates a rank's tokens in its row."""
 
     layout: Layout
-    stretches: tuple[tuple[Stretch, ...], ...]
+    spans: tuple[tuple[Span, ...], ...]
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place: its row as a transport, and the call of attention in its column."""
+    """One rank's place in the mesh.
+
+    row: its row as a transport. first: the first rank of the row. rows: the tokens of all rows. lengths: the number of
+    tokens of each rank of the row. column: the call of attention in this rank's column.
+    """
 
     row: Comm
     first: int
-    """The first rank of the row."""
     rows: Rows
     lengths: tuple[int, ...]
-    """The tokens of each rank of the row."""
     column: Call
 
     @classmethod
     def of(cls, call: Call, ring: int, ulysses: int) -> Mesh:
         """Return the mesh of `ring` rows of `ulysses` ranks."""
         comm, layout = call.ring.comm, call.layout
-        place = comm.rank % ulysses
-        first = comm.rank - place
-        rows = in_rows(layout, ulysses)
-        column = SubGroup(comm, range(place, comm.world_size, ulysses))
-        head = call.scores.first_head + place * call.heads[0] // ulysses
+        member = comm.rank % ulysses
+        first = comm.rank - member
+        rows = rows_of_ranks(layout, ulysses)
+        column = SubGroup(comm, range(member, comm.world_size, ulysses))
+        head = call.rules.first_head + member * call.heads[0] // ulysses
         return cls(
             SubGroup(comm, range(first, first + ulysses)),
             first,
@@ -62,7 +65,7 @@ class Mesh:
                 call,
                 ring=Ring(column),
                 layout=rows.layout,
-                scores=replace(call.scores, first_head=head),
+                rules=replace(call.rules, first_head=head),
             ),
         )
 
@@ -71,18 +74,18 @@ class Mesh:
         """Return the tokens of this rank's row."""
         return sum(self.lengths)
 
-    def stretches(self, member: int) -> tuple[Stretch, ...]:
-        """Return where the tokens of a member of the row lie."""
-        return self.rows.stretches[self.first + member]
+    def spans(self, member: int) -> tuple[Span, ...]:
+        """Return where the tokens of a member of the row are."""
+        return self.rows.spans[self.first + member]
 
 
 @lru_cache(maxsize=64)
-def in_rows(layout: Layout, ulysses: int) -> Rows:
-    """Return how the tokens of each `ulysses` ranks side by side lie once they are together.
+def rows_of_ranks(layout: Layout, ulysses: int) -> Rows:
+    """Return the order of the tokens of each row of `ulysses` adjacent ranks once they are together.
 
-    One row holds the sequence in its global order. Among several, each keeps its ranks' runs, in the order of their
-    positions, and neighbours that fit are one run, so that a zig-zag of ranks is a zig-zag of rows: tile plans of
-    rows are as short as those of ranks.
+    A single row holds the sequence in its global order. One of several rows keeps its ranks' runs, ordered by position,
+    and merges runs that continue each other: a zig-zag of ranks becomes a zig-zag of rows, and tile plans of rows are as
+    short as those of ranks.
     """
     ranks = layout.ranks
     if layout.P == ulysses:
@@ -90,37 +93,37 @@ def in_rows(layout: Layout, ulysses: int) -> Rows:
         return Rows(
             whole,
             tuple(
-                tuple(Stretch(own, run.index) for own, run in zip(_laid(runs), runs, strict=True))
+                tuple(Span(own, run.index) for own, run in zip(_end_to_end(runs), runs, strict=True))
                 for runs in ranks
             ),
         )
     dealt: list[tuple[Run, ...]] = []
-    stretches: list[tuple[Stretch, ...]] = []
+    spans: list[tuple[Span, ...]] = []
     for first in range(0, layout.P, ulysses):
         row = ranks[first : first + ulysses]
         pieces = [
             (run, member, own)
             for member, runs in enumerate(row)
-            for own, run in zip(_laid(runs), runs, strict=True)
+            for own, run in zip(_end_to_end(runs), runs, strict=True)
             if run.length
         ]
         pieces.sort(key=lambda piece: piece[0].start)
-        placed = _laid(tuple(run for run, _, _ in pieces))
-        by_member: list[list[Stretch]] = [[] for _ in row]
-        for (_, member, own), where in zip(pieces, placed, strict=True):
-            by_member[member].append(Stretch(own, where))
-        stretches += map(tuple, by_member)
+        places = _end_to_end(tuple(run for run, _, _ in pieces))
+        by_member: list[list[Span]] = [[] for _ in row]
+        for (_, member, own), place in zip(pieces, places, strict=True):
+            by_member[member].append(Span(own, place))
+        spans += map(tuple, by_member)
         dealt.append(_joined([run for run, _, _ in pieces]))
-    return Rows(Layout(layout.S, len(dealt), layout.name, tuple(dealt)), tuple(stretches))
+    return Rows(Layout(layout.S, len(dealt), layout.name, tuple(dealt)), tuple(spans))
 
 
-def _laid(runs: tuple[Run, ...]) -> list[slice]:
-    """Where each run lies when they are laid end to end."""
+def _end_to_end(runs: tuple[Run, ...]) -> list[slice]:
+    """Return the indices of each run when runs are laid end to end."""
     return [slice(*ends) for ends in pairwise(accumulate((run.length for run in runs), initial=0))]
 
 
 def _joined(runs: list[Run]) -> tuple[Run, ...]:
-    """Runs in order, those of which the next goes on where the last ends made one."""
+    """Return the runs with those merged that continue the one before."""
     joined: list[Run] = []
     for run in runs:
         last = joined[-1] if joined else None

@@ -1,57 +1,68 @@
-"""What a schedule decides: how rows and K/V blocks of all ranks meet, and how gradients go home."""
+"""What a schedule must offer: the communication of attention, forward and backward.
+
+`ring_attention` calls `check` before any data moves, then `forward`, and `backward` when the loss is differentiated.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
+from ringlab.types import KeyValue, Query
 
 
-class Attended(NamedTuple):
-    """The forward of one rank: its rows of out, in q's dtype, and of lse, and what backward needs.
+class ForwardResult(NamedTuple):
+    """The forward of one rank: its rows of out, in q's dtype, and of lse, and the tensors to save for backward.
 
-    lse has no elements where the call does not ask for it and the schedule would have to send it.
+    lse is empty if the caller did not ask for it and the schedule would have to send it.
     """
 
     out: Tensor
     lse: Tensor
-    kept: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
 
 
+@runtime_checkable
 class Schedule(Protocol):
-    """Communication of ring attention, forward and backward."""
+    """How the rows and the K/V blocks of all ranks meet, and how gradients return to the blocks' owners."""
 
     @property
     def name(self) -> str:
-        """The name by which `get_schedule` finds it."""
+        """The name by which `get_schedule` finds it, degrees included."""
         ...
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return if so many heads can be computed on so many ranks.
+        """Return if this schedule can compute so many heads on so many ranks; nothing has been sent yet.
 
-        Raises: WorldSizeError or ShapeError, naming the schedule; nothing has been sent by then.
+        Raises: WorldSizeError or ShapeError, naming the schedule.
         """
         ...
 
-    def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks."""
         ...
 
-    def backward(self, call: Call, kept: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's shards, in the state dtype or in q's own where nothing is lost by it."""
+    def backward(
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
+
+        saved: what the forward saved.
+        """
         ...
 
 
-class Homecoming(Protocol):
-    """Collects gradients of K/V blocks on this rank and brings each to the rank that owns the block."""
+class GradientReturn(Protocol):
+    """Brings the gradients of K/V blocks back to their owners, during one backward of one rank."""
 
-    def add(self, origin: int, k: Tensor, v: Tensor, gradients: list[Gradient]) -> None:
-        """Take what this rank adds to the gradients of the block (k, v) of `origin`."""
+    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+        """Accept what this rank adds to the gradients of the block (k, v) of `origin`."""
         ...
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Return (dk, dv) of this rank's own block, complete, in the state dtype."""
+    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+        """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
         ...

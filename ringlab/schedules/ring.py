@@ -1,9 +1,8 @@
-"""The ring: blocks travel from neighbour to neighbour, gradients travel with them.
+"""The ring: K/V blocks travel from neighbour to neighbour, and their gradients follow.
 
-K/V make P−1 hops, each posted before the block that is here is computed. dK/dV go the same way,
-one hop behind, and make P: the last one brings them home. Where a mask lets no row see what is so many
-ranks away, blocks pass over it: they go to the next distance at which somebody sees them, and dK/dV return
-from the last one in one message.
+K/V make P − 1 hops; each hop is posted before the block that is here is computed. dK/dV travel the same way, one hop
+behind, and make P hops: the last one takes them home. Under a mask that hides whole distances, blocks skip the ranks
+that see nothing of them, and dK/dV return from the last rank in one message.
 Source: arXiv 2310.01889, algorithm 1.
 """
 
@@ -17,58 +16,62 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import Work, side_by_side
+from ringlab.schedules.block_schedule import BlockSchedule
+from ringlab.schedules.buffers import BlockBuffers
 from ringlab.schedules.call import Call
-from ringlab.schedules.over_blocks import OverBlocks
-from ringlab.schedules.slots import Slots
-from ringlab.schedules.tilewise import RowSum
+from ringlab.schedules.tilewise import RunningSum
+from ringlab.types import KeyValue
 
 
-class RingSchedule(OverBlocks):
-    """One block in use and one in flight; as many bytes as an all-gather, never the whole sequence."""
+class RingSchedule(BlockSchedule):
+    """One block in use and one in flight: as many bytes as an all-gather, but never the whole sequence at once."""
 
     name = "ring"
 
-    def blocks(self, call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        ring, slots = call.ring, Slots(call)
+    def arriving_blocks(
+        self, call: Call, k: KeyValue, v: KeyValue
+    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+        ring, buffers = call.ring, BlockBuffers(call)
         origin = ring.rank
         here: tuple[Tensor, ...] = k, v
         neighbours = call.distances[-1] == len(call.distances) - 1
         for step, (gone, distance) in enumerate(pairwise(call.distances)):
-            coming = ring.origin(distance)
-            into = slots.take(coming, k, v)
-            how: dict[str, Any] = (
+            next_origin = ring.origin(distance)
+            into = buffers.reserve(next_origin, k, v)
+            route: dict[str, Any] = (
                 {"hops": step} if neighbours else {"give": step > 0, "stride": distance - gone}
             )
-            work = ring.post(k, v, into=into, tag=f"kv {step}", **how)
+            work = ring.post(k, v, into=into, tag=f"kv {step}", **route)
             yield origin, k, v
             arrived = work.wait()
-            if step > 0:  # before, it was this rank's own shard
-                slots.recycle(origin, here)
-            origin, here = coming, arrived
+            if step > 0:  # at step 0 the block is this rank's own shard
+                buffers.recycle(origin, here)
+            origin, here = next_origin, arrived
             k, v = here
         yield origin, k, v
 
-    def homecoming(self, call: Call) -> _Couriers:
-        return _Couriers(call)
+    def gradient_return(self, call: Call) -> RingGradientReturn:
+        return RingGradientReturn(call)
 
 
-class _Couriers:
-    """The gradients of a block, handed on together with it."""
+class RingGradientReturn:
+    """`GradientReturn` around the ring: the gradients of a block travel one hop behind it."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.step = call, 0
-        self.slots = Slots(call)
+        self.buffers = BlockBuffers(call)
         self.work: Work | None = None
         self.sums: tuple[Tensor, Tensor] | None = None
 
-    def add(self, origin: int, k: Tensor, v: Tensor, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+        """Add `gradients` to the sums that arrive with the block of `origin`, and send them on."""
         ring = self.call.ring
         arrived = self._arrived()
         self.sums = ring.compute(f"add dkv {self.step}", sum_gradients, k, v, gradients, arrived)
         distances = self.call.distances
         if self.step + 1 < len(distances):
             gone, distance = distances[self.step : self.step + 2]
-            into = self.slots.take(ring.origin(distance), *self.sums)
+            into = self.buffers.reserve(ring.origin(distance), *self.sums)
             self.work = ring.post(
                 *self.sums, into=into, give=True, stride=distance - gone, tag=f"dkv {self.step}"
             )
@@ -76,36 +79,37 @@ class _Couriers:
             self.work = self._send_home(origin, self.sums)
         self.step += 1
 
-    def finish(self) -> tuple[Tensor, Tensor]:
+    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+        """Return (dk, dv) of this rank's own block, once they have arrived."""
         sums = self._arrived() or self.sums
         assert sums is not None
         return sums
 
     def _send_home(self, origin: int, sums: tuple[Tensor, Tensor]) -> Work:
-        """Send what has passed all rows that see it to its owner: the next rank after a whole round."""
+        """Send complete sums to their owner, which is the next rank if the block went all the way around."""
         ring = self.call.ring
         furthest = (ring.rank + self.call.distances[-1]) % ring.world_size
-        into = self.slots.take(ring.rank, *sums)
+        into = self.buffers.reserve(ring.rank, *sums)
         send = tuple(x.contiguous() for x in sums)
         return ring.comm.hand_over(
             send=send, to=origin, receive=into, source=furthest, tag=f"dkv {self.step}"
         )
 
     def _arrived(self) -> tuple[Tensor, Tensor] | None:
-        """The sums that come with the block that is here; None on the first step."""
+        """Return the sums that arrive with the block that is here; None on the first step."""
         if self.work is None or self.sums is None:
             return None
         dk, dv = self.work.wait()
-        self.slots.recycle(self.call.ring.origin(self.call.distances[self.step - 1]), self.sums)
+        self.buffers.recycle(self.call.ring.origin(self.call.distances[self.step - 1]), self.sums)
         return dk, dv
 
 
 @side_by_side
 def sum_gradients(
-    k: Tensor, v: Tensor, gradients: list[Gradient], totals: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+    k: KeyValue, v: KeyValue, gradients: list[Gradient], totals: tuple[KeyValue, KeyValue] | None
+) -> tuple[KeyValue, KeyValue]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
-    dk, dv = RowSum(k), RowSum(v)
+    dk, dv = RunningSum(k), RunningSum(v)
     if totals is not None:
         dk.total, dv.total = totals
     for gradient in gradients:

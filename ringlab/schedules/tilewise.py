@@ -1,82 +1,85 @@
-"""Ring steps made of single tiles, for blocks that compute one tile at a time."""
+"""Attention to a K/V block tile by tile, for block backends that compute one tile at a time.
+
+`Call.begin_forward` and `Call.begin_backward` choose these unless the backend has steps of its own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.blocks.protocol import Block, Gradient
+from ringlab.blocks.protocol import BackwardRows, Block, Gradient
 from ringlab.merge import Partial, merge_into, state_dtype
-from ringlab.scores import TileScores
+from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query
 
 
-class RowSum:
-    """A running sum over slices of a token axis, in the state dtype; a first whole slice is adopted."""
+class RunningSum:
+    """A sum over slices of a token axis, in the state dtype; the first part is adopted if it covers the whole axis."""
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Float[Tensor, "B heads L D"]) -> None:
         self.like = like
         self.total: Tensor | None = None
 
-    def add(self, rows: slice, part: Tensor) -> None:
-        """Add `part` to `rows`."""
+    def add(self, tokens: slice, part: Float[Tensor, "B heads _ D"]) -> None:
+        """Add `part` to these `tokens`."""
         dtype = state_dtype(self.like.dtype)
         if self.total is None:
             if part.shape == self.like.shape:
                 self.total = part.to(dtype)
                 return
             self.total = torch.zeros(self.like.shape, dtype=dtype, device=self.like.device)
-        self.total[..., rows, :] += part
+        self.total[..., tokens, :] += part
 
-    def value(self) -> Tensor:
-        """Return the sum, zeros where nothing was added."""
+    def value(self) -> Float[Tensor, "B heads L D"]:
+        """Return the sum; zeros where nothing was added."""
         if self.total is None:
             return torch.zeros_like(self.like, dtype=state_dtype(self.like.dtype))
         return self.total
 
 
 class RunningPartial:
-    """The partial of this rank's queries over the blocks seen so far.
+    """The partial of some queries over the keys so far.
 
-    Rows beyond `seen` have met no key yet and hold nothing: their first partial is copied.
+    Memory of rows from `touched` on is uninitialised: they have seen no key, and their first partial is copied.
     """
 
-    def __init__(self, q: Tensor) -> None:
+    def __init__(self, q: Query) -> None:
         self.q = q
-        self.seen = 0
+        self.touched = 0
         self.partial: Partial | None = None
 
     def add(self, rows: slice, part: Partial) -> None:
-        """Merge `part` into `rows`; a first one for all rows is adopted."""
+        """Merge `part` into `rows`; the first part is adopted if it covers all rows."""
         dtype, length = state_dtype(self.q.dtype), self.q.shape[-2]
         if self.partial is None and part.out.shape == self.q.shape:
-            self.partial, self.seen = Partial(part.out.to(dtype), part.lse), length
+            self.partial, self.touched = Partial(part.out.to(dtype), part.lse), length
             return
         if self.partial is None:
             out = torch.empty(self.q.shape, dtype=dtype, device=self.q.device)
             self.partial = Partial(out, out.new_empty(self.q.shape[:-1]))
-        if rows.start >= self.seen:
-            self._forget(slice(self.seen, rows.start))
+        if rows.start >= self.touched:
+            self._fill_with_identity(slice(self.touched, rows.start))
             self.partial.out[..., rows, :] = part.out
             self.partial.lse[..., rows] = part.lse
         else:
-            self._forget(slice(self.seen, rows.stop))
+            self._fill_with_identity(slice(self.touched, rows.stop))
             merge_into(self.partial, rows, part)
-        self.seen = max(self.seen, rows.stop)
+        self.touched = max(self.touched, rows.stop)
 
     def value(self) -> Partial:
-        """Return the partial, the identity where nothing was merged."""
+        """Return the partial; the identity where nothing was merged."""
         if self.partial is None:
             return Partial.identity(self.q)
-        self._forget(slice(self.seen, self.q.shape[-2]))
-        self.seen = self.q.shape[-2]
+        self._fill_with_identity(slice(self.touched, self.q.shape[-2]))
+        self.touched = self.q.shape[-2]
         return self.partial
 
-    def _forget(self, rows: slice) -> None:
-        """Write the identity into `rows`."""
+    def _fill_with_identity(self, rows: slice) -> None:
         assert self.partial is not None
         if rows.start >= rows.stop:
             return
@@ -85,86 +88,67 @@ class RunningPartial:
 
 
 class TilewiseForward:
-    """The forward of `q`: a partial of each tile, merged into a running one."""
+    """`ForwardSteps` tile by tile: the partial of each tile is merged into a running one."""
 
-    def __init__(self, block: Block, q: Tensor, scale: float) -> None:
+    def __init__(self, block: Block, q: Query, scale: float) -> None:
         self.block, self.q, self.scale = block, q, scale
         self.state = RunningPartial(q)
 
-    def take(self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
+    def attend(
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+    ) -> None:
+        """Attend to the next block."""
         for tile in tiles:
-            of_q, of_kv = _along(tile)
-            part = self.block.forward(
-                of_q(self.q), of_kv(k), of_kv(v), causal=tile.causal, scale=self.scale, **_told(how, tile)
-            )
-            if tile.mirrored:
-                part = Partial(part.out.flip(-2), part.lse.flip(-1))
-            self.state.add(tile.rows, part)
+            self.state.add(tile.rows, self._tile_partial(tile, k, v, rules))
 
-    def result(self) -> Partial:
+    def _tile_partial(self, tile: Tile, k: Tensor, v: Tensor, rules: TileRules) -> Partial:
+        q, k, v = _tokens(self.q, tile.rows), _tokens(k, tile.keys), _tokens(v, tile.keys)
+        rules = rules.part(tile.rows, tile.keys)
+        if not tile.mirrored:
+            return self.block.forward(q, k, v, causal=tile.causal, scale=self.scale, rules=rules)
+        q, k, v = q.flip(-2), k.flip(-2), v.flip(-2)
+        part = self.block.forward(q, k, v, causal=tile.causal, scale=self.scale, rules=rules.reversed())
+        return Partial(part.out.flip(-2), part.lse.flip(-1))
+
+    def partial(self) -> Partial:
+        """Return the partial over all blocks so far."""
         return self.state.value()
 
 
 class TilewiseBackward:
-    """The backward of `q`: gradients of each tile, those of q summed here."""
+    """`BackwardSteps` tile by tile: dq is summed here, dk and dv of each tile are returned."""
 
-    def __init__(
-        self,
-        block: Block,
-        dout: Tensor,
-        q: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        delta: Tensor,
-        scale: float,
-    ) -> None:
-        self.block, self.scale = block, scale
-        self.dout, self.q, self.out, self.lse, self.delta = dout, q, out, lse, delta
-        self.dq = RowSum(q)
+    def __init__(self, block: Block, rows: BackwardRows, scale: float) -> None:
+        self.block, self.rows, self.scale = block, rows, scale
+        self.dq = RunningSum(rows.q)
 
-    def take(
-        self, tiles: tuple[Tile, ...], k: Tensor, v: Tensor, how: TileScores | None = None
+    def differentiate(
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
+        """Return what these queries add to the gradients of the next block, one entry for each tile."""
         gradients = []
         for tile in tiles:
-            of_q, of_kv = _along(tile)
-            found = self.block.backward(
-                of_q(self.dout),
-                of_q(self.q),
-                of_kv(k),
-                of_kv(v),
-                of_q(self.out),
-                of_q(self.lse, -1),
-                of_q(self.delta, -1),
-                causal=tile.causal,
-                scale=self.scale,
-                **_told(how, tile),
-            )
-            dq, dk, dv = (x.flip(-2) for x in found) if tile.mirrored else found
+            dq, dk, dv = self._tile_gradients(tile, k, v, rules)
             self.dq.add(tile.rows, dq)
             gradients.append(Gradient(tile.keys, dk, dv))
         return gradients
 
-    def result(self) -> Tensor:
+    def _tile_gradients(
+        self, tile: Tile, k: Tensor, v: Tensor, rules: TileRules
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, k, v = self.rows.part(tile.rows), _tokens(k, tile.keys), _tokens(v, tile.keys)
+        rules = rules.part(tile.rows, tile.keys)
+        if not tile.mirrored:
+            return self.block.backward(rows, k, v, causal=tile.causal, scale=self.scale, rules=rules)
+        rows, k, v, rules = rows.reversed(), k.flip(-2), v.flip(-2), rules.reversed()
+        dq, dk, dv = self.block.backward(rows, k, v, causal=tile.causal, scale=self.scale, rules=rules)
+        return dq.flip(-2), dk.flip(-2), dv.flip(-2)
+
+    def query_gradient(self) -> Query:
+        """Return dq over all blocks so far."""
         return self.dq.value()
 
 
-def _told(how: TileScores | None, tile: Tile) -> dict[str, TileScores]:
-    """What a `ScoringBlock` is told besides about a tile; nothing where nothing but scale and mask is asked for."""
-    if how is None:
-        return {}
-    part = how.part(tile.rows, tile.keys)
-    return {"how": part.backwards() if tile.mirrored else part}
-
-
-def _along(tile: Tile) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """How to take the tile's rows, and its keys, out of an axis of tokens; counted backwards where it is mirrored."""
-
-    def taker(part: slice) -> Callable[..., Tensor]:
-        def take(x: Tensor, dim: int = -2) -> Tensor:
-            found = x.narrow(dim, part.start, part.stop - part.start)
-            return found.flip(dim) if tile.mirrored else found
-
-        return take
-
-    return taker(tile.rows), taker(tile.keys)
+def _tokens(x: Tensor, part: slice) -> Tensor:
+    """Return these tokens of (B, H, L, D); a view."""
+    return x.narrow(-2, part.start, part.stop - part.start)

@@ -1,32 +1,37 @@
-"""Ulysses: ranks trade their tokens for heads by all-to-all, attend to the whole sequence, and trade back.
+"""Ulysses: ranks exchange their tokens for heads by all-to-all, attend to the whole sequence, and exchange back.
 
-Each rank ends with H/P query heads of all tokens and K/P key/value heads, or, where there are more ranks than
-key/value heads, with the one that its query heads read. Source: arXiv 2309.14509.
+Each rank then holds H/P query heads of all tokens and K/P key/value heads; if there are more ranks than key/value
+heads, the one that its query heads read. Source: arXiv 2309.14509.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.errors import ShapeError
+from ringlab.schedules.all_to_all import to_heads, to_tokens
+from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.mesh import Mesh
-from ringlab.schedules.over_blocks import OverBlocks
-from ringlab.schedules.protocol import Attended
+from ringlab.schedules.protocol import ForwardResult
 from ringlab.schedules.ring import RingSchedule
-from ringlab.schedules.trade import to_heads, to_tokens
+from ringlab.types import KeyValue, Query
 
 
-class InRows:
-    """Attention on a mesh: rows share heads, columns run `between`. Ulysses is its one row, a ring its one column."""
+class MeshSchedule:
+    """Attention on a mesh: ranks of a row share heads, and the columns run the schedule `between`.
+
+    Ulysses is a mesh of one row; a ring is a mesh of one column.
+    """
 
     name: str
-    between: OverBlocks
+    between: BlockSchedule
 
     def degrees(self, world_size: int) -> tuple[int, int]:
-        """Return how many rows there are, and how many ranks in each. Raises: WorldSizeError."""
+        """Return the number of rows, and of ranks in each. Raises: WorldSizeError."""
         raise NotImplementedError
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
@@ -42,8 +47,8 @@ class InRows:
             )
         self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
 
-    def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-        """Return attention of this rank's rows; what backward needs is kept as it is held, by heads."""
+    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+        """Return attention of this rank's rows; backward saves the tensors by heads, as they are here."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
             return self.between.forward(call, q, k, v)
@@ -52,28 +57,30 @@ class InRows:
         H, _ = call.heads
         [out] = to_tokens(mesh, inside.out, heads=(H,), tag="out to tokens")
         lse = out.new_empty(0)
-        if call.lse:
+        if call.wants_lse:
             lse = to_tokens(mesh, inside.lse.unsqueeze(-1), heads=(H,), tag="lse to tokens")[0].squeeze(-1)
-        return Attended(out, lse, inside.kept)
+        return ForwardResult(out, lse, inside.saved)
 
-    def backward(self, call: Call, kept: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv): those of heads that one rank holds in q's dtype, of shared ones in the state dtype."""
+    def backward(
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        """Return (dq, dk, dv): heads that one rank holds in q's dtype, shared heads in the state dtype."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
-            return self.between.backward(call, kept, dout)
+            return self.between.backward(call, saved, dout)
         mesh = Mesh.of(call, ring, ulysses)
         H, K = call.heads
         [of_heads] = to_heads(mesh, dout, tag="dout to heads")
-        dq, dk, dv = self.between.backward(mesh.column, kept, of_heads)
-        if K >= mesh.row.world_size:  # complete, and rounded here as they would be at home
+        dq, dk, dv = self.between.backward(mesh.column, saved, of_heads)
+        if K >= mesh.row.world_size:  # complete: rounding here equals rounding at home
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
         home = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
         return home[0], home[1], home[2]
 
 
 @dataclass(frozen=True)
-class UlyssesSchedule(InRows):
-    """All ranks share the heads: two all-to-alls, and attention of the whole sequence between them."""
+class UlyssesSchedule(MeshSchedule):
+    """All ranks share the heads: two all-to-alls, with attention of the whole sequence between them."""
 
     name = "ulysses"
     between = RingSchedule()

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringlab.comm.trace import Compute, Exchange, Trace
-from ringlab.course.frontend import is_live
 from ringlab.errors import CommError
+from ringlab.extras import require_package
+from ringlab.viz.frontend import import_widgets, is_live, show_player
 from ringlab.viz.gantt_chart import COMPUTATIONS, Bar, Chart, chart, in_unit, time_unit
 from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
@@ -145,7 +146,10 @@ def live(title: str, until: float | None = None) -> Iterator[Callable[[Trace], N
 
     `until`: seconds that the axis has at least while the chart grows. In the end the whole chart stands there, also if the run failed, with its words; where
     nobody is there to see it grow, that is all that is shown.
+
+    Raises: MissingExtraError if IPython is not installed.
     """
+    require_package("IPython", "lab", "a chart that grows in a notebook")
     from IPython.display import display
 
     seen: list[Trace] = []
@@ -176,7 +180,7 @@ def _drawable(trace: Trace) -> bool:
 
 def player(traces: Mapping[str, Trace]) -> Any:
     """Return a widget: buttons choose the trace, a slider (arrow keys) how much of the time is shown."""
-    import ipywidgets
+    ipywidgets = import_widgets()
 
     longest = max(chart(trace).makespan for trace in traces.values())
     which = ipywidgets.ToggleButtons(options=list(traces))
@@ -199,12 +203,10 @@ def player(traces: Mapping[str, Trace]) -> Any:
 
 def play(traces: Mapping[str, Trace]) -> None:
     """Show the player to a person; where nobody is there to press keys, all charts on one time axis."""
-    if not is_live():
-        show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces))
-        return
-    from IPython.display import display
-
-    display(player(traces))
+    show_player(
+        lambda: player(traces),
+        lambda: show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces)),
+    )
 
 
 def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:

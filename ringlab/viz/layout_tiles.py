@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringlab import layout as layouts
 from ringlab.errors import LayoutError
-from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.layout import Layout, dealt
 
+NAMED: dict[str, Callable[[int, int], Layout]] = {
+    name.replace("zigzag", "zig-zag"): make for name, make in layouts.LAYOUTS.items()
+}
+"""As pictures spell their names."""
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
-    "contiguous": contiguous,
-    "striped": striped,
-    "zig-zag": zigzag,
+    **NAMED,
     "token fold": lambda S, P: dealt(S, P, chunk=1, folded=True, name="token fold"),
 }
 SKIP, PARTIAL, FULL = 0, 1, 2

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab.course.frontend import is_live
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout
-from ringlab.viz.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, Tiles, owners, tiles_of
+from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
 from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
     BLUE,
@@ -171,14 +171,14 @@ def describe(
 
 def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> Any:
     """Return a widget: one slider for the tile, one for the ranks; the words stand below the picture."""
-    import ipywidgets
+    ipywidgets = import_widgets()
 
     tile = ipywidgets.SelectionSlider(options=list(tiles), value=tiles[len(tiles) // 2], description="tile")
     ranks = ipywidgets.IntSlider(value=P, min=1, max=8, description="ranks")
     picture = ipywidgets.HTML()
 
     def redraw(_: object = None) -> None:
-        layouts = [LAYOUTS[name](S, ranks.value) for name in ("contiguous", "striped", "zig-zag")]
+        layouts = [make(S, ranks.value) for make in NAMED.values()]
         picture.value = as_html(figure(layouts, tile.value), describe(layouts, tile.value))
 
     for control in (tile, ranks):
@@ -189,14 +189,8 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
     """Show the player to a person; where nobody is there to move a slider, the picture at the middle tile."""
-    if not is_live():
-        layouts = [LAYOUTS[name](S, P) for name in ("contiguous", "striped", "zig-zag")]
-        tile = tiles[len(tiles) // 2]
-        show(figure(layouts, tile), describe(layouts, tile))
-        return
-    from IPython.display import display
-
-    display(player(S, P, tiles))
+    layouts, tile = [make(S, P) for make in NAMED.values()], tiles[len(tiles) // 2]
+    show_player(lambda: player(S, P, tiles), lambda: show(figure(layouts, tile), describe(layouts, tile)))
 
 
 def _result(picture: Tiles) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringlab.bench.lanes import Interval, Span, duration, exposed, lane, overlap
-from ringlab.course.frontend import is_live
 from ringlab.errors import CommError
+from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
+from ringlab.viz.lanes import Interval, Span, duration, exposed, lane, overlap
 from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RED, SKY, new_figure, show, styled
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def describe(runs: Runs, rank: int | None = None) -> str:
 
 def player(runs: Runs) -> Any:
     """Return a widget whose buttons (Tab and arrow keys) choose all ranks or one, with picture and words."""
-    import ipywidgets
+    ipywidgets = import_widgets()
 
     from ringlab.viz.picture import as_html
 
@@ -99,12 +99,7 @@ def player(runs: Runs) -> Any:
 
 def play(runs: Runs) -> None:
     """Show the player to a person; all ranks' lanes where nobody is there to choose one."""
-    if not is_live():
-        show(figure(runs), describe(runs))
-        return
-    from IPython.display import display
-
-    display(player(runs))
+    show_player(lambda: player(runs), lambda: show(figure(runs), describe(runs)))
 
 
 def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:

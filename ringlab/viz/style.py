@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringlab.course.frontend import is_live
+from ringlab.extras import require_package
+from ringlab.viz.frontend import is_live
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +69,11 @@ def rank_colour(rank: int) -> str:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the course's style inside this block; matplotlib's own settings return after it."""
+    """Draw in the course's style inside this block; matplotlib's own settings return after it.
+
+    Raises: MissingExtraError if matplotlib is not installed.
+    """
+    require_package("matplotlib", "figures", "figures")
     import matplotlib
     from matplotlib.rcsetup import cycler
 
@@ -102,8 +107,10 @@ def image(figure: Figure, alt: str) -> dict[str, str]:
 def show(figure: Figure, alt: str) -> None:
     """Display the figure as an image, with `alt` as its text for screen readers and plain terminals.
 
-    Raises: ValueError if `alt` is empty: say what the figure shows, not that it is a figure.
+    Raises: ValueError if `alt` is empty: say what the figure shows, not that it is a figure; MissingExtraError if
+    IPython is not installed.
     """
+    require_package("IPython", "lab", "figures in a notebook")
     from IPython.display import display
 
     if not alt.strip():

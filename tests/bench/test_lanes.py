@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab import VirtualCluster, contiguous, ring_attention
-from ringlab.bench import lanes
-from ringlab.bench.lanes import MARK, Span, exposed, lane_of, of_trace, overlap, read, union, without
 from ringlab.bench.profile import ORDERS, profiled, recorded, ring_in_order, save
 from ringlab.blocks import get_block
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.errors import CommError
+from ringlab.viz import lanes
+from ringlab.viz.lanes import MARK, Span, exposed, lane_of, of_trace, overlap, read, union, without
 
 TICKS = st.integers(0, 30)
 INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))), max_size=8)

@@ -8,7 +8,7 @@ from ringlab.bench.emulate import bench_emulate
 from ringlab.bench.machine import machine
 from ringlab.bench.paired import Paired, paired
 from ringlab.bench.work import Work, ring_program, sdpa, shards
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
 
 
 def test_the_ratio_is_the_median_of_the_pairs_not_the_ratio_of_medians() -> None:

@@ -1,4 +1,4 @@
-"""Kernels whose loads and stores are easily told by hand."""
+"""Kernels whose loads and stores are easy to list by hand."""
 
 from __future__ import annotations
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab.blocks.naive import Naive
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.plan import Tile
-from ringlab.scores import Scores
+from ringlab.scores import ScoreRules
 from tests.blocks.small_tiles import small_tiles
 from tests.laws.philox import factors
 
@@ -48,7 +49,7 @@ class Task:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Return what the oracle is told, with what the twin in tests/laws/philox.py draws."""
+        """Return the oracle's options, with the factors that the twin in tests/laws/philox.py draws."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
         return {"causal": self.causal, "scale": self.scale, "softcap": self.softcap, "factors": drawn}
 
@@ -132,7 +133,8 @@ def stored_otherwise() -> None:
         partial = SMALL.forward(q, k, v, causal=True, scale=0.25)
         out, lse = partial.out, partial.lse
         delta = (dout * out).sum(-1)
-        dq, dk, dv = SMALL.backward(dout, q, k, v, out, lse, delta, causal=True, scale=0.25)
+        rows = BackwardRows(dout, q, out, lse, delta)
+        dq, dk, dv = SMALL.backward(rows, k, v, causal=True, scale=0.25)
     hold(task, Results(out, lse, dq, dk, dv), (q, k, v, dout))
 
 
@@ -204,17 +206,17 @@ def _in_steps(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, count: int) -> Resu
     tile = (Tile(0, q.shape[2], 0, keys, False),)
     blocks = list(zip(k.split(keys, dim=2), v.split(keys, dim=2), strict=True))
     with poisoned():
-        steps = SMALL.forward_steps(q, count, scale=scale)
+        steps = SMALL.begin_forward(q, count, scale=scale)
         for block in blocks:
-            steps.take(tile, *block)
-        partial = steps.result()
+            steps.attend(tile, *block)
+        partial = steps.partial()
         out, lse = partial.out, partial.lse
         delta = (dout.float() * out.float()).sum(-1)
-        back = SMALL.backward_steps(dout, q, lse, delta, count, scale=scale)
-        added = [gradient for block in blocks for gradient in back.take(tile, *block)]
+        back = SMALL.begin_backward(BackwardRows(dout, q, out, lse, delta), count, scale=scale)
+        added = [gradient for block in blocks for gradient in back.differentiate(tile, *block)]
     dk, dv = (torch.cat([getattr(each, name) for each in added], dim=2) for name in ("dk", "dv"))
     assert dk.dtype == dv.dtype == torch.float32, "they are added to those of other rows"
-    return Results(out, lse, back.result(), dk, dv)
+    return Results(out, lse, back.query_gradient(), dk, dv)
 
 
 def exact_scores() -> None:
@@ -236,18 +238,19 @@ def rows_that_see_nothing() -> None:
     q, k, v, dout = Task(S=50, H=1, K=1).tensors()
     tiles, scale = (Tile(1, 20, 0, 19, True), Tile(40, 50, 0, 50, False)), 0.25
     with poisoned():
-        steps = SMALL.forward_steps(q, len(tiles), scale=scale)
+        steps = SMALL.begin_forward(q, len(tiles), scale=scale)
         for tile in tiles:
-            steps.take((tile,), k, v)
-        partial = steps.result()
+            steps.attend((tile,), k, v)
+        partial = steps.partial()
         out, lse = partial.out, partial.lse
-        back = SMALL.backward_steps(dout, q, lse, (dout * out).sum(-1), len(tiles), scale=scale)
-        added = [gradient for tile in tiles for gradient in back.take((tile,), k, v)]
+        rows = BackwardRows(dout, q, out, lse, (dout * out).sum(-1))
+        back = SMALL.begin_backward(rows, len(tiles), scale=scale)
+        added = [gradient for tile in tiles for gradient in back.differentiate((tile,), k, v)]
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for each in added:
         dk[:, :, each.keys] += each.dk
         dv[:, :, each.keys] += each.dv
-    found = Results(out, lse, back.result(), dk, dv)
+    found = Results(out, lse, back.query_gradient(), dk, dv)
     wanted = Results(*(torch.zeros_like(x) for x in (q, lse, q, k, v)))
     wanted.lse.fill_(-torch.inf)
     for tile in tiles:
@@ -259,7 +262,7 @@ def rows_that_see_nothing() -> None:
     for name, error in errors(found, Results(*(oracle.float64(x) for x in wanted))).items():
         assert error <= 2e-6, f"{name}: {error}"  # a few roundings of float32
     for unseen in (slice(0, 1), slice(20, 40)):
-        assert (out[:, :, unseen] == 0).all() and (back.result()[:, :, unseen] == 0).all()
+        assert (out[:, :, unseen] == 0).all() and (back.query_gradient()[:, :, unseen] == 0).all()
 
 
 def capped_ring() -> None:
@@ -288,19 +291,19 @@ def the_same_pairs() -> None:
 
     Positions beyond 2^30, heads from the third on, a seed of 64 bits. Backward drops what naive's does.
     """
-    scores = Scores(dropout=0.5, seed=2**64 - 2**33 + 5, first_head=2)
-    how = scores.of_tile(np.arange(40) * 70_001 + 2**30, np.arange(16) * 100_003 + 2**29)
-    expected = how.factors(2, 5, torch.zeros(1))
+    scores = ScoreRules(dropout=0.5, seed=2**64 - 2**33 + 5, first_head=2)
+    rules = scores.of_tile(np.arange(40) * 70_001 + 2**30, np.arange(16) * 100_003 + 2**29)
+    expected = rules.dropout_factors(2, 5, torch.zeros(1))
     assert expected is not None
     q, k, v = torch.zeros(2, 5, 40, 16), torch.zeros(2, 5, 16, 16), torch.eye(16).expand(2, 5, 16, 16)
     with poisoned():
-        out = SMALL.forward(q, k, v, causal=False, scale=1.0, how=how).out
+        out = SMALL.forward(q, k, v, causal=False, scale=1.0, rules=rules).out
     assert torch.equal(out != 0, expected != 0)
     draw = torch.Generator().manual_seed(0)
     q, k, v, dout = (torch.randn(2, 5, n, 16, generator=draw) for n in (40, 16, 16, 40))
     lse, delta = torch.full((2, 5, 40), 3.0), torch.zeros(2, 5, 40)
     found, right = (
-        block.backward(dout, q, k, v, dout, lse, delta, causal=False, scale=0.25, how=how)
+        block.backward(BackwardRows(dout, q, dout, lse, delta), k, v, causal=False, scale=0.25, rules=rules)
         for block in (SMALL, Naive())
     )
     for one, other in zip(found, right, strict=True):

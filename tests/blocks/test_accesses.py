@@ -21,7 +21,7 @@ def kernels() -> Any:
     return access_kernels
 
 
-def told(access: Access) -> tuple[Any, ...]:
+def summary(access: Access) -> tuple[Any, ...]:
     return access.program, access.kind, access.argument, access.offsets.tolist(), access.shape, access.masked
 
 
@@ -34,7 +34,7 @@ def test_programs_offsets_and_masks(kernels: Any) -> None:
     for program, offsets in enumerate(([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])):
         for kind, name in (("load", "x"), ("store", "y")):
             expected.append(((program, 0, 0), kind, name, offsets, (4,), 4 - len(offsets)))
-    assert [told(access) for access in accesses] == expected
+    assert [summary(access) for access in accesses] == expected
 
 
 def test_names_of_views_of_one_tensor(kernels: Any) -> None:
@@ -45,7 +45,7 @@ def test_names_of_views_of_one_tensor(kernels: Any) -> None:
     with record_accesses() as accesses:
         kernels.add_rows[(2, 2)](q, k, out, q.stride(0), ROWS=2, COLUMNS=2)
     assert torch.equal(out, q + k)
-    mine = [told(access) for access in accesses if access.program == (1, 0, 0)]
+    mine = [summary(access) for access in accesses if access.program == (1, 0, 0)]
     rows = [24, 25, 36, 37]  # rows 2 and 3 of a tensor whose rows begin 12 apart, columns 0 and 1
     assert mine == [
         ((1, 0, 0), "load", "q", rows, (2, 2), 0),
@@ -58,7 +58,7 @@ def test_a_pointer_that_is_all_masked_keeps_its_name(kernels: Any) -> None:
     x, y = torch.arange(4.0), torch.empty(4)
     with record_accesses() as accesses:
         kernels.copy[(2,)](x, y, 4, BLOCK=4)
-    assert told(accesses[2]) == ((1, 0, 0), "load", "x", [], (4,), 4)
+    assert summary(accesses[2]) == ((1, 0, 0), "load", "x", [], (4,), 4)
 
 
 def test_loaded_numbers_loops_and_atomics(kernels: Any) -> None:

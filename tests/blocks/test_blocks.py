@@ -13,7 +13,7 @@ from ringlab.blocks import available, get_block, known
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
-from ringlab.blocks.protocol import Block
+from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.errors import BackendError
 from tests.laws.draw import Shape, tensors
 
@@ -64,15 +64,16 @@ def test_a_remedy_that_names_a_block_names_one_that_computes_it(
 
 
 @each_block
-@pytest.mark.parametrize(("rows", "keys"), [(0, 4), (4, 0), (0, 0)])
-def test_empty_tiles(block: Block, rows: int, keys: int) -> None:
+@pytest.mark.parametrize(("n_rows", "keys"), [(0, 4), (4, 0), (0, 0)])
+def test_empty_tiles(block: Block, n_rows: int, keys: int) -> None:
     """No keys is the identity of merge; no rows gives nothing, and gradients of zero."""
-    q, k, v, dout = tensors(Shape(1, 4, 2, rows, keys, 8), 0, torch.float32)
+    q, k, v, dout = tensors(Shape(1, 4, 2, n_rows, keys, 8), 0, torch.float32)
     partial = block.forward(q, k, v, causal=False, scale=1.0)
     assert partial.out.shape == q.shape and (partial.out == 0).all()
     assert (partial.lse == -math.inf).all()
     delta = torch.zeros(q.shape[:-1])
-    gradients = block.backward(dout, q, k, v, partial.out, partial.lse, delta, causal=False, scale=1.0)
+    rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
+    gradients = block.backward(rows, k, v, causal=False, scale=1.0)
     for gradient, x in zip(gradients, (q, k, v), strict=True):
         assert gradient.shape == x.shape and (gradient == 0).all()
 
@@ -83,7 +84,8 @@ def test_a_row_that_saw_nothing_gives_no_gradient(block: Block) -> None:
     q, k, v, dout = tensors(Shape(1, 2, 1, 3, 5, 4), 0)
     out, lse = (torch.from_numpy(x) for x in oracle.attention(q, k, v, scale=1.0))
     lse[:, :, 1], out[:, :, 1] = -math.inf, 0.0
-    dq, dk, dv = block.backward(dout, q, k, v, out, lse, (dout * out).sum(-1), causal=False, scale=1.0)
+    rows = BackwardRows(dout, q, out, lse, (dout * out).sum(-1))
+    dq, dk, dv = block.backward(rows, k, v, causal=False, scale=1.0)
     assert (dq[:, :, 1] == 0).all()
     assert all(x.isfinite().all() for x in (dq, dk, dv))
 
@@ -96,7 +98,8 @@ def test_the_tile_size_of_blockwise_changes_nothing(tile: int, causal: bool) -> 
     for block in (Blockwise(tile), Naive()):
         partial = block.forward(q, k, v, causal=causal, scale=0.3)
         delta = (dout * partial.out).sum(-1)
-        gradients = block.backward(dout, q, k, v, partial.out, partial.lse, delta, causal=causal, scale=0.3)
+        rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
+        gradients = block.backward(rows, k, v, causal=causal, scale=0.3)
         results.append((partial.out, partial.lse, *gradients))
     for tiled, whole in zip(*results, strict=True):
         torch.testing.assert_close(tiled, whole, rtol=1e-13, atol=1e-13)
@@ -127,7 +130,8 @@ def test_inputs_whose_head_dim_is_not_dense(block: Block, causal: bool) -> None:
         partial = block.forward(a, b, c, causal=causal, scale=0.3)
         out = change(partial.out)
         delta = (d * out).sum(-1)
-        gradients = block.backward(d, a, b, c, out, partial.lse, delta, causal=causal, scale=0.3)
+        rows = BackwardRows(d, a, out, partial.lse, delta)
+        gradients = block.backward(rows, b, c, causal=causal, scale=0.3)
         results.append((partial.out, partial.lse, *gradients))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Compiling without a GPU: the numbers are read right, and a kernel that breaks a budget is told apart."""
+"""Compiling without a GPU: the figures are read right, and a kernel that exceeds a budget is recognised."""
 
 from __future__ import annotations
 
@@ -63,13 +63,15 @@ def test_it_compiles_although_this_process_interprets(monkeypatch) -> None:
     assert compile_all([toy(head_dim=16, config=Config(64, 32, 4, 1))])[0].broken() == ()
 
 
-def test_too_much_shared_memory_is_told_though_the_compiler_takes_it(compiled: dict[str, Compiled]) -> None:
+def test_too_much_shared_memory_is_reported_though_the_compiler_accepts_it(
+    compiled: dict[str, Compiled],
+) -> None:
     found = compiled["too large"]
     assert found.error == "" and found.shared_bytes > 227 * 1024
     assert any("shared memory, sm_90 has 232,448" in sentence for sentence in found.broken())
 
 
-def test_a_spill_is_told(compiled: dict[str, Compiled]) -> None:
+def test_a_spill_is_reported(compiled: dict[str, Compiled]) -> None:
     found = compiled["spills"]
     assert found.spill_bytes > 0 and found.registers == 255
     assert [sentence for sentence in found.broken() if "spilled" in sentence]

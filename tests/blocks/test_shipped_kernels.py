@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, configs, steps
 from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, table
 from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jobs_of
-from ringlab.scores import Scores
+from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
 
 pytestmark = pytest.mark.needs_triton
@@ -142,15 +143,16 @@ def launches(scores: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> list[La
     q, dout = (torch.zeros(2, 4, 32, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
     k, v = (torch.zeros(2, 2, 32, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
     state = torch.zeros(2, 4, 32, device=device)
-    of = Scores(
+    of = ScoreRules(
         softcap=30.0 if "softcap" in scores else None,
         dropout=0.1 if "dropout" in scores else 0.0,
         seed=2**64 - 1,
     )
-    how = of.of_tile(np.arange(32), np.arange(32)) if scores else None
+    rules = of.of_tile(np.arange(32), np.arange(32)) if scores else PLAIN_RULES
     block = TritonBlock()
-    block.forward(q, k, v, causal=True, scale=0.125, how=how)
-    block.backward(dout, q, k, v, q, state, state, causal=True, scale=0.125, how=how)
+    block.forward(q, k, v, causal=True, scale=0.125, rules=rules)
+    rows = BackwardRows(dout, q, q, state, state)
+    block.backward(rows, k, v, causal=True, scale=0.125, rules=rules)
     return noted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab.blocks import get_block, known
 from ringlab.blocks.naive import Naive
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock
 from ringlab.blocks.triton.configs import Config
-from ringlab.blocks.triton.steps import BackwardSteps, Launcher
+from ringlab.blocks.triton.steps import Launcher, TritonBackward
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, attend, join, problem
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
@@ -33,7 +35,8 @@ def one_block(block: TritonBlock, x: tuple[Tensor, ...], causal: bool, scale: fl
     q, k, v, dout = x
     partial = block.forward(q, k, v, causal=causal, scale=scale)
     delta = (dout.contiguous().float() * partial.out.float()).sum(-1)  # torch's order follows strides
-    gradients = block.backward(dout, q, k, v, partial.out, partial.lse, delta, causal=causal, scale=scale)
+    rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
+    gradients = block.backward(rows, k, v, causal=causal, scale=scale)
     return Results(partial.out, partial.lse, *gradients)
 
 
@@ -95,9 +98,8 @@ def test_a_row_that_saw_nothing_gives_no_gradient() -> None:
     partial = Naive().forward(q, k, v, causal=False, scale=1.0)
     partial.lse[:, :, 1], partial.out[:, :, 1] = -math.inf, 0.0
     delta = (dout * partial.out).sum(-1)
-    dq, dk, dv = TritonBlock().backward(
-        dout, q, k, v, partial.out, partial.lse, delta, causal=False, scale=1.0
-    )
+    rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
+    dq, dk, dv = TritonBlock().backward(rows, k, v, causal=False, scale=1.0)
     assert (dq[:, :, 1] == 0).all() and all(x.isfinite().all() for x in (dq, dk, dv))
 
 
@@ -184,6 +186,14 @@ def like(L: int = 8, H: int = 2, D: int = 8, B: int = 1, dtype: torch.dtype = to
     return torch.zeros(B, H, L, D, dtype=dtype)
 
 
+def steps_of(count: int) -> list[Callable[..., object]]:
+    """The forward and the backward of rows of 8 tokens over `count` blocks, as functions that take the next block."""
+    state = torch.zeros(1, 2, 8)
+    rows = BackwardRows(like(), like(), like(), state, state)
+    forward = TritonBlock().begin_forward(like(), count, scale=0.3)
+    return [forward.attend, TritonBlock().begin_backward(rows, count, scale=0.3).differentiate]
+
+
 WHOLE = (Tile(0, 8, 0, 8, True),)
 
 # k, v, tiles, the error and what it says, for rows of 8 tokens, 2 heads and a head dim of 8.
@@ -207,14 +217,10 @@ UNFIT: dict[str, tuple[Tensor, Tensor, tuple[Tile, ...], type[RinglabError], str
 @pytest.mark.parametrize("name", UNFIT)
 def test_what_does_not_fit_is_refused_before_a_launch(name: str, no_launch: None) -> None:
     k, v, tiles, kind, words = UNFIT[name]
-    state = torch.zeros(1, 2, 8)
     for count in (1, 2):
-        for steps in (
-            TritonBlock().forward_steps(like(), count, scale=0.3),
-            TritonBlock().backward_steps(like(), like(), state, state, count, scale=0.3),
-        ):
+        for take in steps_of(count):
             with pytest.raises(kind, match=words):
-                steps.take(tiles, k, v)
+                take(tiles, k, v)
 
 
 def test_more_keys_than_rows_are_no_causal_tile(no_launch: None) -> None:
@@ -223,7 +229,7 @@ def test_more_keys_than_rows_are_no_causal_tile(no_launch: None) -> None:
         TritonBlock().forward(q, k, k, causal=True, scale=0.3)
     state = torch.zeros(1, 1, 4)
     with pytest.raises(ShapeError, match=r"(?s)4 rows, 40 keys.*causal=False"):
-        TritonBlock().backward(q, q, k, k, q, state, state, causal=True, scale=0.3)
+        TritonBlock().backward(BackwardRows(q, q, q, state, state), k, k, causal=True, scale=0.3)
 
 
 def test_rows_that_backward_cannot_use_are_refused() -> None:
@@ -237,18 +243,15 @@ def test_rows_that_backward_cannot_use_are_refused() -> None:
     )
     for dout, lse, delta, kind, words in wrong:
         with pytest.raises(kind, match=words):
-            BackwardSteps(Launcher(lambda kernel: Config(16, 16, 4, 1), 0.3), dout, like(), lse, delta, 1)
+            rows = BackwardRows(dout, like(), like(), lse, delta)
+            TritonBackward(Launcher(lambda kernel: Config(16, 16, 4, 1), 0.3), rows, 1)
 
 
-def test_there_are_no_more_steps_than_were_said() -> None:
-    state = torch.zeros(1, 2, 8)
-    for steps in (
-        TritonBlock().forward_steps(like(), 1, scale=0.3),
-        TritonBlock().backward_steps(like(), like(), state, state, 1, scale=0.3),
-    ):
-        steps.take(WHOLE, like(), like())
+def test_there_are_no_more_steps_than_were_announced() -> None:
+    for take in steps_of(1):
+        take(WHOLE, like(), like())
         with pytest.raises(BackendError, match="1 steps"):
-            steps.take(WHOLE, like(), like())
+            take(WHOLE, like(), like())
 
 
 CASE = Case("zigzag", 2, 50, 2, 16, "float32", "causal")

@@ -211,18 +211,18 @@ def test_tables_on_a_device_are_made_once() -> None:
 
 def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: tables that say that they are on one."""
-    told: list[tuple[str, object]] = []
+    registered: list[tuple[str, object]] = []
 
     class Table(NamedTuple):
         device: str
         is_cuda: bool
 
         def record_stream(self, stream: object) -> None:
-            told.append((self.device, stream))
+            registered.append((self.device, stream))
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     on_gpu = visits.Visits(Table("cuda:1", True), Table("cuda:1", True))  # type: ignore[arg-type]
     assert on_gpu.on_this_stream() is on_gpu
-    assert told == [("cuda:1", "stream of cuda:1")] * 2
+    assert registered == [("cuda:1", "stream of cuda:1")] * 2
     on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False))  # type: ignore[arg-type]
-    assert on_cpu.on_this_stream() is on_cpu and len(told) == 2
+    assert on_cpu.on_this_stream() is on_cpu and len(registered) == 2

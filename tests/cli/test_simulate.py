@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from ringlab.cli import app
 from ringlab.cli.simulate_files import Files, shown_ranks
 from ringlab.cli.simulate_output import strip
-from ringlab.comm.timeline import COMPUTE, WAIT
+from ringlab.comm.clocked.log import COMPUTE, WAIT
 
 
 def call(*words: str) -> Result:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ringlab import Ring, VirtualCluster
-from ringlab.comm import clocked
-from ringlab.comm.clocked import ClockedCluster
-from ringlab.comm.recording import Recording
-from ringlab.comm.turns import Turns
-from ringlab.comm.virtual import Costs
+from ringlab.comm.clocked import cluster as clocked
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.recording import Recording
+from ringlab.comm.virtual.cluster import Costs
+from ringlab.comm.virtual.turns import Turns
 
 
 @dataclass(frozen=True)

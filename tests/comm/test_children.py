@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ringlab.comm import children
-from ringlab.comm.children import GRACE, Children
+from ringlab.comm.processes import children
+from ringlab.comm.processes.children import GRACE, Children
 
 NEVER = float("inf")
 

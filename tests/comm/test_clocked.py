@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ringlab import Ring
-from ringlab.comm import clocked, timeline
-from ringlab.comm.clocked import ClockedCluster
+from ringlab.comm.clocked import cluster as clocked
+from ringlab.comm.clocked import log, timeline
+from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.errors import (
     CommError,
     DeadlockError,
@@ -66,7 +67,7 @@ class OneEndDoesNotWait(timeline._Clock):
     def __init__(self, *args: Any, end: str) -> None:
         super().__init__(*args)
         ends = {name: getattr(self.messages, name) for name in ("sends", "receives", "outgoing", "incoming")}
-        self.messages = timeline.Messages(**{**ends, end: np.full_like(ends[end], -1)})
+        self.messages = log.Messages(**{**ends, end: np.full_like(ends[end], -1)})
 
 
 def receiver_does_not_wait(*args: Any) -> timeline._Clock:

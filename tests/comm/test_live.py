@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab import launch
-from ringlab.comm.faulty import Fault
-from ringlab.comm.live import Told, Watch, events_path
+from ringlab.comm.processes.live import Told, Watch, events_path
 from ringlab.comm.trace import Compute, Exchange, Trace
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import RankFailedError
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ringlab import VirtualCluster
 from ringlab.comm.memory import MemoryMeter
-from ringlab.comm.turns import _Job
+from ringlab.comm.virtual.turns import _Job
 
 
 def test_views_and_in_place_results_are_no_new_memory() -> None:

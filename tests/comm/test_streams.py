@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringlab.comm import windows
-from ringlab.comm.carriers import PointToPoint
-from ringlab.comm.lanes import Lane
-from ringlab.comm.streams import RankStreams, Stall, stall_of
+from ringlab.comm.processes import windows
+from ringlab.comm.processes.background import Lane
+from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.trace import Exchange, Trace
+from ringlab.comm.virtual.streams import RankStreams, Stall, stall_of
 from tests.comm.fake_cuda import FakeCuda, FakeTensor
 
 

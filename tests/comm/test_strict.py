@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ringlab.comm.ring import Ring
-from ringlab.comm.strict import Strict
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import CommError
 
 

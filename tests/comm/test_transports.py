@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from ringlab import connect, launch
-from ringlab.comm import transports
-from ringlab.comm.connect import BACKENDS
-from ringlab.comm.transports import TRANSPORTS, available, check
+from ringlab.comm.processes import transports
+from ringlab.comm.processes.connect import BACKENDS
+from ringlab.comm.processes.transports import TRANSPORTS, available, check
 from ringlab.errors import BackendError
 
 

@@ -12,9 +12,9 @@ import torch
 
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.protocol import side_by_side
-from ringlab.comm.threads import RankThread
 from ringlab.comm.trace import Exchange
-from ringlab.comm.virtual import Costs
+from ringlab.comm.virtual.cluster import Costs
+from ringlab.comm.virtual.threads import RankThread
 from ringlab.errors import (
     CommError,
     DeadlockError,

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringlab import plain_ring
 from ringlab.comm.ring import Ring
-from ringlab.conformance import Target, plain_ring
+from ringlab.conformance import Target
 
 
 def _guarded(instead: Callable[[Tensor], Any]) -> Target:

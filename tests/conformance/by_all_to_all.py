@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ringlab.conformance import plain_ring
+from ringlab import plain_ring
 from ringlab.conformance.plain_distributed import Neighbours, Transfer
 from ringlab.conformance.target import Target
 

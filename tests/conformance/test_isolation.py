@@ -114,8 +114,8 @@ def test_while_the_machine_stands_still_nobody_hangs(monkeypatch: pytest.MonkeyP
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 900.0 * (next(looks) // 50), sleep=time.sleep
     )
-    for module in ("ringlab.comm.children", "ringlab.conformance.isolation"):
+    for module in ("ringlab.comm.processes.children", "ringlab.conformance.isolation"):
         monkeypatch.setattr(f"{module}.time", clock)
     monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 600.0)
-    report = check("ringlab.conformance.plain_ring:attend", quick=True, only=("dq", "strided"), limit=30.0)
+    report = check("ringlab.plain_ring:attend", quick=True, only=("dq", "strided"), limit=30.0)
     assert report.failed == [] and next(looks) > 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ringlab import Mask, VirtualCluster, contiguous, ring_attention
 from ringlab.blocks.naive import Naive
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, attend, covering, inputs, join, problem
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
@@ -163,8 +165,8 @@ class Spoilt(Naive):
     def __init__(self, of_delta: Callable[[Tensor], Tensor]) -> None:
         self.of_delta = of_delta
 
-    def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, delta: Any, **how: Any) -> Any:
-        return super().backward(dout, q, k, v, out, lse, self.of_delta(delta), **how)
+    def backward(self, rows: BackwardRows, k: Any, v: Any, **options: Any) -> Any:
+        return super().backward(replace(rows, delta=self.of_delta(rows.delta)), k, v, **options)
 
 
 def beyond(block: Any) -> list[str]:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.conformance import checks, plain_ring
-from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.mutants.mutant import Mutant
+from ringlab import plain_ring
+from ringlab.conformance import checks
+from ringlab.conformance.mutants import FILES, MUTANTS
+from ringlab.conformance.mutants.mutant import SOURCE, Mutant, read
 from ringlab.conformance.runner import check
+from ringlab.errors import EditError
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -39,11 +41,17 @@ def test_every_check_finds_a_mutant_that_is_named_for_it() -> None:
     assert {each.name for each in checks.CHECKS} - finders == set()
 
 
-def test_a_change_that_does_not_apply_once_is_an_error() -> None:
-    with pytest.raises(ValueError, match="got 0 times"):
-        Mutant("absent", "forward", "", (("nothing like this", ""),), "forward").source()
-    with pytest.raises(ValueError, match="got [1-9][0-9]* times"):
-        Mutant("often", "forward", "", (("return", ""),), "forward").source()
+def test_a_hunk_that_does_not_apply_once_is_an_error_that_names_the_wrong_ring() -> None:
+    with pytest.raises(EditError, match=r"wrong ring 'absent', hunk 1(.|\n)*got: 0 times"):
+        Mutant("absent", "forward", "", "-nothing like this", "forward").source()
+    with pytest.raises(EditError, match=r"wrong ring 'often', hunk 1(.|\n)*got: [1-9][0-9]* times"):
+        Mutant("often", "forward", "", "-    return out, lse", "forward").source()
+
+
+def test_every_wrong_ring_has_a_name_and_a_text_of_its_own() -> None:
+    assert len(MUTANTS) == sum(len(read(path)) for path in FILES)
+    texts = Counter(mutant.source() for mutant in MUTANTS.values() if not mutant.dtypes)
+    assert SOURCE not in texts and set(texts.values()) == {1}
 
 
 def test_a_mutant_can_be_named_on_the_command_line() -> None:
@@ -55,6 +63,4 @@ def test_a_mutant_can_be_named_on_the_command_line() -> None:
 
 
 def test_the_plain_ring_is_the_text_that_is_changed() -> None:
-    from ringlab.conformance.mutants.mutant import SOURCE
-
     assert Path(plain_ring.__file__).read_text(encoding="utf-8") == SOURCE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringlab.comm.launch import launch
+from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
 from ringlab.conformance.runner import Report, check

@@ -20,7 +20,7 @@ from ringlab.conformance.report import hint, junit, markdown, summary
 from ringlab.conformance.runner import Finding, Report, check
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-RIGHT, WRONG = "ringlab.conformance.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
+RIGHT, WRONG = "ringlab.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
 
 
 def made() -> Report:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import oracle, ring_attention, zigzag
+from ringlab import oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.conformance import Target, check, plain_ring
-from ringlab.conformance.plain_ring import Call, backward, forward
+from ringlab.conformance import Target, check
+from ringlab.conformance.loading import load
 from ringlab.conformance.runs import Run, inputs, join
-from ringlab.conformance.target import as_target, call, load
+from ringlab.conformance.target import as_target, call
 from ringlab.errors import BackendError, LayoutError
+from ringlab.plain_ring import Call, backward, forward
 
 QKV = tuple(torch.full((1,), float(n)) for n in range(3))
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.cost import closed_form
 from ringlab.cost.block_time import PeakTime
 from ringlab.cost.hardware import hardware
 from ringlab.cost.network import Network
@@ -14,6 +13,7 @@ from ringlab.cost.simulate import Simulation, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, striped, zigzag
+from tests.cost import closed_form
 
 FLOPS = st.floats(1e6, 1e15)
 BYTES = st.floats(1e3, 1e13)

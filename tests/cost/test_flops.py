@@ -15,7 +15,6 @@ from ringlab.cost.flops import (
     layout_work,
     linear_backward_flops,
     linear_flops,
-    recomputed_flops,
     slowest_per_step,
     vocabulary_flops,
 )
@@ -170,12 +169,6 @@ def test_linear_layers_by_hand() -> None:
     forward = linear_flops(eight, 1) + vocabulary_flops(eight, 1)
     used = eight.parameters - 128256 * 4096  # the input embeddings multiply nothing
     assert forward + linear_backward_flops(forward) == pytest.approx(6 * used, rel=1e-4)
-
-
-def test_recomputation() -> None:
-    assert [recomputed_flops(10, 7, word) for word in ("none", "selective", "full")] == [0, 7, 17]
-    with pytest.raises(CostError, match="selective"):
-        recomputed_flops(10, 7, "some")
 
 
 @pytest.mark.parametrize("tile", [(0, 1), (1, -1), (1.5, 2)])

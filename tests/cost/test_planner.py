@@ -14,7 +14,6 @@ from ringlab.cost.planner import Plan, Request, plan
 from ringlab.cost.planner.degrees import Degrees, candidates
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.limits import KINDS, hidden
-from ringlab.cost.planner.ring_work import BUILD
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.suggest import fewest_nodes, fits, most_tokens
 from ringlab.cost.planner.weigh import weigh
@@ -22,6 +21,7 @@ from ringlab.cost.planner.wording import counted, duration, short_count
 from ringlab.cost.simulate import simulate
 from ringlab.cost.units import tokens
 from ringlab.errors import CostError
+from ringlab.layout import LAYOUTS, get_layout
 from tests.cost.planner_cases import forget, ideal, small_model
 
 
@@ -113,7 +113,7 @@ def test_decoding_reads_weights_and_cache_once() -> None:
     assert found.best.tokens_per_s == pytest.approx(1 / found.best.step_s)
 
 
-@pytest.mark.parametrize("layout", list(BUILD))
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("P", [1, 2, 4, 8])
 @pytest.mark.parametrize("between", [50e9, 0.2e9])
 def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(layout: str, P: int, between: float) -> None:
@@ -129,7 +129,7 @@ def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(layout: str, P: int, 
         assert request.nodes * request.machine.ranks_per_node == P
     simulated = {
         backward: simulate(
-            request.attention, BUILD[layout](S, P), request.machine, backward=backward
+            request.attention, get_layout(layout, S, P), request.machine, backward=backward
         ).makespan_s
         for backward in (False, True)
     }
@@ -151,9 +151,9 @@ def test_measured_blocks_take_as_long_as_in_the_simulation(
     )
     machine = ideal(ranks_per_node=P, block_times=blocks)
     sizes = {"dp": 1, "tp": 1, "ring": P, "ulysses": 1, "recomputation": "none"}
-    for layout in BUILD:
+    for layout in LAYOUTS:
         request = Request(small_model(H=8, K=2), 1024 * P, machine, layout=layout, **sizes)  # type: ignore[arg-type]
-        dealt = BUILD[layout](1024 * P, P)
+        dealt = get_layout(layout, 1024 * P, P)
         simulated = simulate(request.attention, dealt, machine, backward=True).makespan_s
         for pairs in (16, 1):
             monkeypatch.setattr(measured, "ALL_PAIRS", pairs)

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringlab.cost.closed_form import backward_uniform_s, ring_s
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware, Link, hardware
 from ringlab.cost.planner import ring_time
 from ringlab.cost.planner.ring_time import ring_backward_s, ring_forward_s, ring_links
-from ringlab.cost.planner.ring_work import BUILD, by_formula, counted
+from ringlab.cost.planner.ring_work import FORMULAS, by_formula, counted
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import gradient_bytes_per_token
+from ringlab.layout import get_layout
+from tests.cost.closed_form import backward_uniform_s, ring_s
 
 
 def quick_s(sizes: Attention, layout: str, S: int, P: int, machine: Hardware, backward: bool) -> float:
@@ -38,7 +39,7 @@ def machine(ranks_per_node: int, between: float) -> Hardware:
     return replace(here, ranks_per_node=ranks_per_node, between=link)
 
 
-@pytest.mark.parametrize("layout", list(BUILD))
+@pytest.mark.parametrize("layout", FORMULAS)
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("ranks_per_node", [2, 3, 8])
 @pytest.mark.parametrize("between", [50e9, 2e9])
@@ -48,7 +49,7 @@ def test_the_same_makespan_as_the_simulator(layout: str, P: int, ranks_per_node:
     for causal in (True, False):
         sizes = Attention(1, 8, 2, 128, "bfloat16", causal)
         for backward in (False, True):
-            simulated = simulate(sizes, BUILD[layout](S, P), here, backward=backward).makespan_s
+            simulated = simulate(sizes, get_layout(layout, S, P), here, backward=backward).makespan_s
             assert quick_s(sizes, layout, S, P, here, backward) == pytest.approx(simulated, rel=1e-9)
 
 
@@ -91,7 +92,7 @@ def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
         assert all(b >= e * (1 - 1e-12) for b, e in zip(bound, exact, strict=True))
 
 
-@pytest.mark.parametrize("layout", list(BUILD))
+@pytest.mark.parametrize("layout", FORMULAS)
 @pytest.mark.parametrize("tile", [(128, 128), (64, 128), (256, 64)])
 @pytest.mark.parametrize("P", [1, 2, 3, 8])
 def test_the_formulas_of_work_equal_the_count(layout: str, tile: tuple[int, int], P: int) -> None:
@@ -101,11 +102,13 @@ def test_the_formulas_of_work_equal_the_count(layout: str, tile: tuple[int, int]
         formula, same = by_formula(layout, S, P, causal, tile)
         assert np.array_equal(np.broadcast_to(counts, (P, P)), np.broadcast_to(formula, (P, P)))
         assert tokens == same
-        assert np.array_equal(np.broadcast_to(counts, (P, P)), layout_work(BUILD[layout](S, P), causal, tile))
+        assert np.array_equal(
+            np.broadcast_to(counts, (P, P)), layout_work(get_layout(layout, S, P), causal, tile)
+        )
 
 
 def test_where_tiles_do_not_divide_the_formulas_are_close() -> None:
-    for layout in BUILD:
+    for layout in FORMULAS:
         counts, _ = counted(layout, 100_000, 6, True, (128, 128))
         formula, _ = by_formula(layout, 100_000, 6, True, (128, 128))
         assert formula.mean() == pytest.approx(counts.mean(), rel=0.01)

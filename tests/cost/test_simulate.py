@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ringlab import Ring, VirtualCluster, ring_attention
-from ringlab.comm.clocked import ClockedCluster
+from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.trace import Exchange, Trace
-from ringlab.comm.virtual import Costs
+from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.block_time import MeasuredTime, PeakTime, block_time, tile_scores
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import MeasuredBlock, hardware

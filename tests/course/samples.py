@@ -11,7 +11,7 @@ LESSON = """# %% [markdown]
 # %%
 import sys
 
-from ringlab.course import compare, predict
+from ringlab_course import compare, predict
 from ringlab.viz.style import new_figure, show, styled
 
 # %%
@@ -48,7 +48,7 @@ EXERCISE = '''# %% [markdown]
 # **Minutes** 3.
 
 # %%
-from ringlab.course import check
+from ringlab_course import check
 
 # %% grade="91.double"
 def double(x):
@@ -71,10 +71,20 @@ print(double(4))
 
 def small_course(root: Path) -> Path:
     """Write the sources of a course with one lesson and one exercise under `root`; return it."""
-    for folder, name, text in (
-        ("lessons", "91_small.py", LESSON),
-        ("exercises", "91_small.py", EXERCISE),
+    for path, text in (
+        (lesson_source(root), LESSON),
+        (exercise_source(root), EXERCISE),
     ):
-        (root / "src" / folder).mkdir(parents=True, exist_ok=True)
-        (root / "src" / folder / name).write_text(text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return root
+
+
+def lesson_source(root: Path) -> Path:
+    """Return where the source of the lesson is."""
+    return root / "ringlab_course/lessons/91_small.py"
+
+
+def exercise_source(root: Path) -> Path:
+    """Return where the source of the exercise is."""
+    return root / "ringlab_course/exercises/e91_small/exercise.py"

@@ -16,20 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringlab.course.contract import Exercise
-from ringlab.course.contracts import load_exercise
-from ringlab.course.judge import grade
-from ringlab.course.reports import StageReport, run_in_process
+from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import StageReport, run_in_process
+from ringlab_course.judge import grade
 from tests.course.seeds import (
     arguments,
     contract_digest,
     digest,
-    location,
+    is_solution,
     names_of,
     namespace_of,
+    source,
     sweep,
 )
-from tests.course.submissions_of import CHECKOUT, expectation
+from tests.course.submissions_of import CHECKOUT, submission
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "sandboxed.json"
 SEED = 1
@@ -40,23 +41,21 @@ def contract_for(name: str) -> Exercise:
     contract = load_exercise(name[:2])
     if "/wrong_" not in name:
         return contract
-    return replace(contract, stages=(contract.stage(expectation(location(name)).stage),))
+    return replace(contract, stages=(contract.stage(submission(name).expected.stage),))
 
 
 def notebook(name: str, folder: Path) -> Path:
     """Return the path of a submission as a notebook; one that is Python code becomes its only cell."""
-    source = location(name)
-    if name.endswith("/solution"):
-        (path,) = (CHECKOUT / "solutions").glob(f"{source.stem}.ipynb")
-        return path
+    if is_solution(name):
+        return CHECKOUT / "solutions" / f"{contract_for(name).slug}.ipynb"
     cell = {
         "cell_type": "code",
         "id": "x",
         "metadata": {"grade": contract_for(name).stages[0].id},
-        "source": source.read_text(encoding="utf-8"),
+        "source": source(name),
         "outputs": [],
     }
-    path = folder / f"{source.stem}.ipynb"
+    path = folder / f"{submission(name).stem}.ipynb"
     path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}))
     return path
 

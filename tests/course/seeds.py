@@ -1,7 +1,7 @@
 """Every right and wrong submission over many draws of the probes: `python -m tests.course.seeds`.
 
 Runs each right submission and each solution with all its checks, and each wrong submission with the
-check that its first line names, once per seed, and writes what failed to benchmarks/results/judge/seeds.json.
+check that must find it, once per seed, and writes what failed to benchmarks/results/judge/seeds.json.
 What the file holds already is not run again unless a submission, or the contract it is for, has changed;
 `--all` runs everything. Takes about 40 minutes of one processor.
 """
@@ -22,17 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.course.contracts import exercise_ids, load_exercise
-from ringlab.course.reports import CheckReport, run_in_process
-from tests.course.submissions_of import (
-    CHECKOUT,
-    FOLDER,
-    expectation,
-    named,
-    namespace,
-    solution_code,
-    submissions,
-)
+from ringlab_course.checking.loading import exercise_ids, folder_of, load_exercise
+from ringlab_course.checking.reports import CheckReport, run_in_process
+from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission, submissions
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "seeds.json"
 SEEDS = tuple(int(seed) for seed in np.random.SeedSequence(2026).generate_state(20, np.uint64))
@@ -41,28 +33,31 @@ SEEDS = tuple(int(seed) for seed in np.random.SeedSequence(2026).generate_state(
 
 def wants() -> list[str]:
     """Return what is to be run: submissions as in 04/wrong_no_scale, solutions as in 04/solution."""
-    return [named(path) for path in submissions("*_*")] + [f"{name}/solution" for name in exercise_ids()]
+    return [each.name for each in submissions()] + [f"{name}/solution" for name in exercise_ids()]
 
 
-def location(name: str) -> Path:
-    """Return the file of a submission, or the source of a solution."""
-    exercise_id, _, stem = name.partition("/")
-    if stem == "solution":
-        (path,) = (CHECKOUT / "src" / "exercises").glob(f"{exercise_id}_*.py")
-        return path
-    return FOLDER / exercise_id / f"{stem}.py"
+def is_solution(name: str) -> bool:
+    """Return whether this is the name of a solution."""
+    return name.endswith("/solution")
+
+
+def source(name: str) -> str:
+    """Return a submission as Python code, or the source of the notebook with the solution."""
+    if is_solution(name):
+        return (folder_of(name[:2]) / "exercise.py").read_text(encoding="utf-8")
+    return submission(name).source
 
 
 def digest(name: str) -> str:
     """Return a hash of a submission, or of the source of a solution."""
-    return hashlib.sha256(location(name).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(source(name).encode()).hexdigest()[:16]
 
 
 @cache
 def contract_digest(exercise_id: str) -> str:
     """Return a hash of the modules in which an exercise's checks stand."""
-    folder = CHECKOUT / "ringlab" / "course" / "contracts"
-    texts = [path.read_bytes() for path in sorted(folder.glob(f"e{exercise_id}*.py"))]
+    modules = sorted(set(folder_of(exercise_id).glob("*.py")) - {folder_of(exercise_id) / "exercise.py"})
+    texts = [path.read_bytes() for path in modules]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
@@ -80,7 +75,7 @@ def faults(name: str, seed: int) -> list[str]:
 
 
 def _wrong_faults(name: str, seed: int) -> list[str]:
-    expected = expectation(location(name))
+    expected = submission(name).expected
     stage = load_exercise(name[:2]).stage(expected.stage)
     alone = replace(stage, checks=(replace(stage.check(expected.check), tier="visible", kind="correctness"),))
     (check,) = run_in_process(alone, namespace_of(name), seed=seed).checks
@@ -98,7 +93,7 @@ def _told(check: CheckReport) -> str:
 @cache
 def namespace_of(name: str) -> dict[str, Any]:
     """Return what a submission or a solution defines."""
-    return solution_code(name[:2]) if name.endswith("/solution") else namespace(location(name))
+    return solution_code(name[:2]) if is_solution(name) else namespace(submission(name))
 
 
 def over_seeds(name: str, seeds: Iterable[int]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Finds and runs the sample submissions under tests/course/submissions: right ones and wrong ones."""
+"""Finds and runs the course's own answers to its exercises: right ones and wrong ones."""
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import linecache
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,45 +12,51 @@ from typing import Any
 
 import pytest
 
-from ringlab.course import builder, sources
-from ringlab.course.contracts import load_exercise
-from ringlab.course.reports import StageReport, run_in_process
+from ringlab.checkout import find_checkout
+from ringlab_course.builder import sources
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, right_answers, wrong_answers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FOLDER = Path(__file__).parent / "submissions"
-_HEADER = re.compile(
-    r"# expects: check=(?P<stage>\d\d\.\w+):(?P<check>[\w-]+) misconception=(?P<name>[\w-]+)\s*$"
-)
 
 
 @dataclass(frozen=True)
-class Expectation:
-    """What a wrong submission's first line says: which check fails, and as which misconception."""
+class Submission:
+    """A right or wrong answer; `name` is as 05/right_loops or 05/wrong_step_overflows."""
 
-    stage: str
-    check: str
-    misconception: str | None
+    name: str
+    wrong: WrongAnswer | None = None
 
+    @property
+    def exercise(self) -> str:
+        return self.name[:2]
 
-def exercises() -> list[str]:
-    """Return the ids of the exercises that have submissions."""
-    return sorted(folder.name for folder in FOLDER.iterdir() if any(folder.glob("*.py")))
+    @property
+    def stem(self) -> str:
+        return self.name.partition("/")[2]
+
+    @property
+    def source(self) -> str:
+        if self.wrong is not None:
+            return self.wrong.source
+        return right_answers(self.exercise)[self.stem.removeprefix("right_")]
+
+    @property
+    def expected(self) -> WrongAnswer:
+        """The stage, check and misconception of a wrong answer."""
+        assert self.wrong is not None, f"{self.name} is a right answer"
+        return self.wrong
 
 
 def cases(items: Iterable[Any]) -> list[Any]:
     """Return exercise ids or submissions as cases of a test; some need Triton's interpreter, or JAX."""
-    return [pytest.param(item, marks=_needs(item), id=named(item)) for item in items]
+    return [pytest.param(item, marks=_needs(item), id=getattr(item, "name", item)) for item in items]
 
 
 def _needs(item: Any) -> list[pytest.MarkDecorator]:
-    kinds = _kinds(item.parent.name if isinstance(item, Path) else item)
+    kinds = _kinds(getattr(item, "exercise", item))
     marks = {"kernel": pytest.mark.needs_interpreter, "mesh": pytest.mark.needs_jax}
     return [mark for kind, mark in marks.items() if kind in kinds]
-
-
-def named(item: Any) -> str:
-    """Return a case's name, as in 04/wrong_no_scale."""
-    return f"{item.parent.name}/{item.stem}" if isinstance(item, Path) else item
 
 
 @functools.cache
@@ -58,32 +64,29 @@ def _kinds(exercise_id: str) -> frozenset[str]:
     return frozenset(stage.kind for stage in load_exercise(exercise_id).stages)
 
 
-def submissions(pattern: str) -> list[Path]:
-    """Return all submissions whose file name matches, exercise by exercise."""
-    return sorted(FOLDER.glob(f"[0-9][0-9]/{pattern}.py"))
+def submissions(pattern: str = "*") -> list[Submission]:
+    """Return all submissions whose name matches, as "05/wrong_*" does, exercise by exercise."""
+    return [found for name, found in _submissions().items() if fnmatch.fnmatchcase(name, pattern)]
 
 
-def expectation(path: Path) -> Expectation:
-    """Return what the submission's header promises."""
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    match = _HEADER.match(first)
-    assert match, (
-        f"{path.name} must begin with `# expects: check=NN.stage:check misconception=name`, not {first!r}"
-    )
-    return Expectation(match["stage"], match["check"], None if match["name"] == "-" else match["name"])
-
-
-def namespace(path: Path) -> dict[str, Any]:
-    """Return what a submission defines."""
-    space: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), space)
-    return space
+def submission(name: str) -> Submission:
+    """Return the submission of this name, as 05/right_loops."""
+    return _submissions()[name]
 
 
 @functools.cache
-def report(path: Path, stage_id: str, tier: str = "all") -> StageReport:
-    """Return the report of one submission on one stage."""
-    return run_in_process(load_exercise(stage_id[:2]).stage(stage_id), namespace(path), tier=tier, seed=1)
+def _submissions() -> dict[str, Submission]:
+    found = []
+    for exercise in exercise_ids():
+        found += [Submission(f"{exercise}/right_{name}") for name in right_answers(exercise)]
+        wrong = sorted(wrong_answers(exercise), key=lambda each: each.name)
+        found += [Submission(f"{exercise}/wrong_{each.name}", each) for each in wrong]
+    return {each.name: each for each in found}
+
+
+def namespace(submission: Submission) -> dict[str, Any]:
+    """Return what a submission defines."""
+    return namespace_of(submission.source, f"{submission.name}.py")
 
 
 def solution_code(exercise_id: str) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def solution_code(exercise_id: str) -> dict[str, Any]:
 
 def graded_code(kind: str, exercise_id: str) -> dict[str, Any]:
     """Return what the import cell and the graded cells of a notebook define; `kind` is its folder."""
-    root = builder.find_root()
+    root = find_checkout()
     (target,) = sources.targets(root, (f"{kind}/{exercise_id}",))
     space: dict[str, Any] = {"__name__": "notebook"}
     for cell in sources.prepare(target, root).cells:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ringlab.course import check
-from ringlab.course.borrowed import borrowed
-from ringlab.course.contracts import exercise_ids, load_exercise
-from tests.course.submissions_of import CHECKOUT, FOLDER, cases
+from ringlab_course import check
+from ringlab_course.checking.borrowed import borrowed
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from tests.course.submissions_of import CHECKOUT, cases, submissions
 
 USES = {
     "by name": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x)",
@@ -21,6 +21,8 @@ USES = {
     "in a lambda": "from ringlab import oracle\ndef f(x): return (lambda y: oracle.attention(y, y, y))(x)",
     "imported inside": "def f(x):\n    from ringlab import oracle\n    return oracle.attention(x, x, x)",
     "imported inside, renamed": "def f(x):\n    import ringlab.oracle as o\n    return o.attention(x, x, x)",
+    "the course's, imported inside": "def f(x):\n    from ringlab_course.checking.answers import shape\n    return shape(x)",
+    "the course's, by its old name": "def f(x):\n    from ringlab.course.answers import shape\n    return shape(x)",
     "as an object": "import torch\nfrom ringlab.blocks import get_block\nBLOCK = get_block('naive', torch.ones(1, 1, 1, 1))\ndef f(x): return BLOCK.forward(x, x, x)",
     "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x), Partial(x, x))",
     "SDPA": "import torch\ndef f(x): return torch.nn.functional.scaled_dot_product_attention(x, x, x)",
@@ -34,6 +36,7 @@ HONEST = {
     "a layout": "from ringlab import contiguous\ndef f(x): return contiguous(4, 2)",
     "imports that it does not use": "import torch\nfrom ringlab import oracle, ring_attention\ndef f(x): return torch.softmax(x, -1)",
     "what the package has elsewhere": "def f(x):\n    from ringlab import Ring\n    from ringlab.errors import ShapeError\n    return Ring, ShapeError",
+    "by an old name": "def f(x):\n    from ringlab.comm.faulty import Fault\n    from ringlab.course import corpus\n    return Fault, corpus.text",
     "calls itself": "def f(x): return f(x) if len(x) else x",
     "no function": "f = 3",
 }  # fmt: skip
@@ -57,6 +60,9 @@ def test_honest_code_is_not_blamed(code) -> None:
 
 def test_exercises_differ_in_what_they_are_about() -> None:
     assert told(USES["merge"], "07") == told(USES["by module"], "10") == told(USES["SDPA"], "06") == ""
+    bedside = "def f(x):\n    from ringlab.course.clinic.bedside import attend\n    return attend(x)"
+    assert told(bedside, "16") == told(bedside.replace("ringlab.course", "ringlab_course"), "16") == ""
+    assert told(bedside, "05") and told(bedside.replace("ringlab.course", "ringlab_course"), "05")
     assert told(USES["merge"], "02") and told(USES["by module"], "07") and told(USES["SDPA"], "03")
     assert told(HONEST["a layout"], "08") and not told(HONEST["a layout"], "07")
 
@@ -65,7 +71,7 @@ def test_exercises_differ_in_what_they_are_about() -> None:
 def test_no_right_submission_and_no_solution_is_blamed(exercise) -> None:
     contract = load_exercise(exercise)
     functions = [name for stage in contract.stages for name in (stage.function, *stage.helpers)]
-    sources = [path.read_text(encoding="utf-8") for path in (FOLDER / exercise).glob("right_*.py")]
+    sources = [right.source for right in submissions(f"{exercise}/right_*")]
     solution = CHECKOUT / "solutions" / f"{contract.slug}.ipynb"
     cells = [c for c in json.loads(solution.read_text())["cells"] if c["cell_type"] == "code"]
     imports = [line for cell in cells for line in cell["source"] if line.startswith(("import ", "from "))]

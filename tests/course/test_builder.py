@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.course import builder, execution, lint, sources
 from ringlab.errors import CourseError
-from tests.course.samples import EXERCISE, small_course
+from ringlab_course.builder import build as builder
+from ringlab_course.builder import execution, lint, sources
+from tests.course.samples import EXERCISE, exercise_source, lesson_source, small_course
 
 
 @pytest.fixture(autouse=True)
@@ -133,13 +134,13 @@ def test_a_built_course_has_no_drift(course):
 
 
 def spoil_source(course):
-    path = course / "src" / "lessons" / "91_small.py"
+    path = lesson_source(course)
     path.write_text(path.read_text().replace("1 + 1", "1 + 2"))
     return "notebooks/91_small.ipynb", "cell 3 ('print(\"one\", flush=True)'): its source"
 
 
 def spoil_solution_source(course):
-    path = course / "src" / "exercises" / "91_small.py"
+    path = exercise_source(course)
     path.write_text(EXERCISE.replace("y = x + x", "y = 2 * x"))
     return "solutions/91_small.ipynb", "cell 3 ('def double(x):'): its source"
 
@@ -171,7 +172,7 @@ def spoil_points(course):
 def spoil_number_of_cells(course):
     path = course / "exercises" / "91_small.ipynb"
     edit(path, lambda n: n.cells.pop())
-    return "exercises/91_small.ipynb", "4 cells, 5 in 91_small.py"
+    return "exercises/91_small.ipynb", "4 cells, 5 in exercise.py"
 
 
 def spoil_by_deleting(course):
@@ -320,7 +321,7 @@ def test_png_loses_text_and_time_but_not_the_picture():
 
 
 def test_a_cell_that_raises_fails_the_build_and_writes_nothing(course):
-    source = course / "src" / "lessons" / "91_small.py"
+    source = lesson_source(course)
     source.write_text(source.read_text().replace("1 + 1", "1 / 0"))
     before = (course / "notebooks" / "91_small.ipynb").read_bytes()
     (result,) = builder.build(["notebooks/91"], root=course)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from ringlab.course import builder, catalogue
-from ringlab.course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson, lit_papers
-from ringlab.course.contracts import exercise_ids, load_exercise
+import ringlab_course
 from ringlab.errors import CourseError
+from ringlab_course import catalogue
+from ringlab_course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson, lit_papers
+from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 
-def test_available_lessons_are_those_that_have_a_source_an_exercise_and_a_contract():
-    source = builder.find_root() / "src"
-    available = {item.slug for item in LESSONS if item.available}
-    assert {path.stem for path in (source / "lessons").glob("*.py")} == available
-    exercises = {path.stem for path in (source / "exercises").glob("*.py")}
-    assert exercises == available | {CAPSTONE.slug}
+def test_lessons_are_those_that_have_a_source_an_exercise_and_a_contract():
+    course = Path(ringlab_course.__file__).parent
+    listed = {item.slug for item in LESSONS}
+    assert {path.stem for path in (course / "lessons").glob("*.py")} == listed
+    exercises = {path.parent.name[1:] for path in (course / "exercises").glob("*/exercise.py")}
+    assert exercises == listed | {CAPSTONE.slug}
     assert {load_exercise(exercise_id).slug for exercise_id in exercise_ids()} == exercises
 
 
 def test_the_capstone_comes_after_the_lessons_and_needs_those_that_are_there():
     assert CAPSTONE.id > LESSONS[-1].id and CAPSTONE.part == LESSONS[-1].part
-    assert all(lesson(needed).available for needed in CAPSTONE.needs)
+    assert all(lesson(needed).id == needed for needed in CAPSTONE.needs)
 
 
 def test_lessons_are_numbered_and_need_only_what_comes_before():
@@ -32,7 +34,6 @@ def test_lessons_are_numbered_and_need_only_what_comes_before():
     for item in LESSONS:
         assert all(lesson(needed).id < item.id for needed in item.needs)
         assert item.part in PARTS and 30 <= item.minutes <= 90
-        assert not item.available or all(lesson(needed).available for needed in item.needs)
 
 
 def test_papers_build_on_older_ones_and_each_is_explained_somewhere():
@@ -55,7 +56,7 @@ def test_an_unknown_lesson_is_an_error():
 
 def test_importing_the_course_is_light():
     program = (
-        "import sys, ringlab.course, ringlab.course.catalogue, ringlab.course.contract\n"
+        "import sys, ringlab_course, ringlab_course.catalogue, ringlab_course.checking.contract\n"
         "heavy = {'torch', 'IPython', 'ipywidgets', 'matplotlib', 'nbformat', 'jupytext', 'triton'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

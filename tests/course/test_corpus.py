@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringlab.course import corpus
 from ringlab.errors import CourseError
+from ringlab_course.notebook import corpus
 
 
 def test_tokens_are_the_bytes_of_the_library():
@@ -53,6 +53,6 @@ def test_seeds_decide_and_another_process_gets_the_same():
     first, second, other = corpus.qkv(32), corpus.qkv(32), corpus.qkv(32, seed=1)
     assert all(a.equal(b) for a, b in zip(first, second, strict=True))
     assert not first[0].equal(other[0])
-    program = "from ringlab.course import corpus; print(corpus.qkv(32)[0].double().sum().item().hex())"
+    program = "from ringlab_course import corpus; print(corpus.qkv(32)[0].double().sum().item().hex())"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert told.strip() == first[0].double().sum().item().hex()

@@ -12,17 +12,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.comm.virtual import Costs, VirtualCluster
+from ringlab.comm.virtual.cluster import Costs, VirtualCluster
 from ringlab.cost.models import model
 from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.papers import striped_speedup
 from ringlab.cost.sizes import Attention
-from ringlab.course.contract import Failure
-from ringlab.course.contracts import e06_makespan, e06_overlap, e06_table, e06_threshold
-from ringlab.course.contracts.e06 import EXERCISE
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.reports import run_stage
-from tests.course.submissions_of import FOLDER, expectation
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.overlap import order
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.exercises.e06_what_it_costs import makespan as e06_makespan
+from ringlab_course.exercises.e06_what_it_costs import table as e06_table
+from ringlab_course.exercises.e06_what_it_costs import threshold as e06_threshold
+from ringlab_course.exercises.e06_what_it_costs.contract import EXERCISE
+from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.submissions_of import submissions
 
 SECONDS = st.integers(0, 32).map(lambda n: n / 8)
 
@@ -141,34 +144,33 @@ def test_the_table_is_the_cost_rooms_and_the_papers(name) -> None:
         )
 
 
-SUBMISSIONS = sorted([*FOLDER.glob("06/wrong_overlap_*.py"), *FOLDER.glob("06/right_*.py")])
+SUBMISSIONS = [*submissions("06/right_*"), *submissions("06/wrong_overlap_*")]
 
 
 @pytest.fixture(scope="module")
 def session():
     """Workers that have loaded every submission's ring, each under a name of its own: starting torch is slow."""
     cells = []
-    for path in SUBMISSIONS:
-        text = re.sub(r"\b(overlapped_ring|attend|rounds)\b", rf"\1_{path.stem}", path.read_text())
+    for each in SUBMISSIONS:
+        text = re.sub(r"\b(overlapped_ring|attend|rounds)\b", rf"\1_{each.stem}", each.source)
         cells.append(text)
-    names = [f"overlapped_ring_{path.stem}" for path in SUBMISSIONS]
+    names = [f"overlapped_ring_{each.stem}" for each in SUBMISSIONS]
     with Session(cells, names, torch=True, seconds=120, total_seconds=1200) as session:
         yield session
 
 
 @pytest.mark.needs_bwrap
-@pytest.mark.parametrize("path", SUBMISSIONS, ids=lambda path: path.stem)
-def test_the_judge_names_what_the_notebook_names(session, path) -> None:
+@pytest.mark.parametrize("given", SUBMISSIONS, ids=lambda given: given.stem)
+def test_the_judge_names_what_the_notebook_names(session, given) -> None:
     stage = EXERCISE.stage("06.overlap")
-    report = run_stage(stage, SandboxedSubject(session, f"overlapped_ring_{path.stem}"), "all", seed=1)
+    report = run_stage(stage, SandboxedSubject(session, f"overlapped_ring_{given.stem}"), "all", seed=1)
     session.losses, session.condemned = 0, ""
     failed = {check.id: check.misconception for check in report.checks if not check.ok}
     assert not any(check.broken for check in report.checks)
-    if path.stem.startswith("right_"):
+    if given.stem.startswith("right_"):
         assert not failed, [check.counterexample for check in report.checks if not check.ok]
     else:
-        expected = expectation(path)
-        assert failed[expected.check] == expected.misconception
+        assert failed[given.expected.check] == given.expected.misconception
 
 
 def test_the_order_of_a_rank_is_read_off_the_clock() -> None:
@@ -187,11 +189,11 @@ def test_the_order_of_a_rank_is_read_off_the_clock() -> None:
             x, _ = (work.wait()[0] for work in works)
         ring.compute("2", torch.abs, x)
 
-    assert e06_overlap.order(VirtualCluster(3).run(late).trace, 1) == [
+    assert order(VirtualCluster(3).run(late).trace, 1) == [
         *["compute", "post", "wait"] * 2,
         "compute",
     ]
-    assert e06_overlap.order(VirtualCluster(3).run(double).trace, 2) == [
+    assert order(VirtualCluster(3).run(double).trace, 2) == [
         *["post", "compute", "wait"] * 2,
         "compute",
     ]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringlab.course.errata import page
-from ringlab.course.errata.__main__ import main
-from ringlab.course.errata.collection import GROUPS
-from ringlab.course.errata.entry import Entry, Figure, Values
+from ringlab_course.errata import page
+from ringlab_course.errata.__main__ import main
+from ringlab_course.errata.collection import GROUPS
+from ringlab_course.errata.entry import Entry, Figure, Values
 
 pytestmark = pytest.mark.needs_triton  # one entry asks the compiler
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errata.md"
-AGAIN = "python -m ringlab.course.errata docs/errata.md"
+AGAIN = "python -m ringlab_course.errata docs/errata.md"
 ENTRIES = {entry.title: entry for group in GROUPS for entry in group.entries}
 NAMES = re.compile(r"\b(A100s?|H100|NVLink \d|\d+B model|fp\d+|bf16|bfloat16|float\d+|\d+ bits)\b")
 
@@ -84,7 +84,10 @@ def test_a_wrong_correction_on_the_page_is_noticed(
     copy.write_text(copy.read_text().replace("| 16 | 15.00 |", "| 16 | 16.00 |"))
     capsys.readouterr()
     assert main([str(copy), "--check"]) == 1
-    assert "+| work of the last rank beside the first, long shards | 16 | 15.00 |" in capsys.readouterr().out
+    assert (
+        "+| work of the last rank relative to the first, long shards | 16 | 15.00 |"
+        in capsys.readouterr().out
+    )
     assert main([str(copy)]) == 0
     assert copy.read_text() == PAGE.read_text(encoding="utf-8")
 

@@ -11,18 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlab import layout as layouts
-from ringlab.comm.virtual import Costs, VirtualCluster
-from ringlab.course.contract import Crashed, Failure
-from ringlab.course.contracts import e07_makespan, e07_relation, e07_ring, e07_work, load_exercise
-from ringlab.course.contracts.e07_explain import Answered, compare_all
-from ringlab.course.contracts.e07_relation_mistakes import canonical, drawn, mask
-from ringlab.course.contracts.e07_runs import by_hand, cut, positions_of, runs_of, shuffled, token_fold
-from ringlab.course.judge import grade
-from ringlab.course.reports import run_in_process
-from ringlab.course.subject import Measured
-from tests.course.submissions_of import FOLDER, expectation, namespace
+from ringlab.comm.virtual.cluster import Costs, VirtualCluster
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.subject import Measured
+from ringlab_course.exercises.e07_causal_imbalance import makespan as e07_makespan
+from ringlab_course.exercises.e07_causal_imbalance import relation as e07_relation
+from ringlab_course.exercises.e07_causal_imbalance import ring as e07_ring
+from ringlab_course.exercises.e07_causal_imbalance import work as e07_work
+from ringlab_course.exercises.e07_causal_imbalance.relation_mistakes import canonical, drawn, mask
+from ringlab_course.exercises.e07_causal_imbalance.runs import (
+    by_hand,
+    cut,
+    positions_of,
+    runs_of,
+    shuffled,
+    token_fold,
+)
+from ringlab_course.judge import grade
+from tests.course.submissions_of import namespace, submission, submissions
 
-RIGHT = namespace(FOLDER / "07" / "right_plain.py")
+RIGHT = namespace(submission("07/right_plain"))
 
 
 @given(st.integers(1, 5), st.integers(0, 30), st.integers(1, 6), st.booleans())
@@ -82,10 +93,10 @@ def test_the_makespan_that_is_asked_for_is_that_of_the_virtual_clock(P, hop, see
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
 def test_tiles_of_right_answers_cover_the_mask_of_any_two_runs(a, b, step, n, m):
-    for path in sorted((FOLDER / "07").glob("right_*.py")):
+    for right in submissions("07/right_*"):
         pair = e07_relation.Pair((a, step, n), (b, step, m))
-        tiles = e07_relation.read_tiles(namespace(path)["tiles_between"](*pair), pair)
-        assert np.array_equal(drawn(tiles, n, m), mask(*pair)), path.name
+        tiles = e07_relation.read_tiles(namespace(right)["tiles_between"](*pair), pair)
+        assert np.array_equal(drawn(tiles, n, m), mask(*pair)), right.name
 
 
 @pytest.mark.parametrize(
@@ -179,17 +190,17 @@ def test_runs_cut_by_hand_are_a_layout_and_counted_by_its_mask(seed, S, P, step)
     places = [positions_of(own) for own in runs_of(layout)]
     table = [[(places[r][:, None] >= places[(r - t) % P]).sum() for t in range(P)] for r in range(P)]
     assert np.array_equal(e07_work.truth(layout), table)
-    for path in sorted((FOLDER / "07").glob("right_*.py")):
-        assert np.array_equal(namespace(path)["work_per_step"](runs_of(layout)), table), path.name
+    for right in submissions("07/right_*"):
+        assert np.array_equal(namespace(right)["work_per_step"](runs_of(layout)), table), right.name
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
 def test_the_tiles_that_are_enough_cover_the_mask_and_right_answers_have_no_more(a, b, step, n, m):
     pair = e07_relation.Pair((a, step, n), (b, step, m))
     assert np.array_equal(drawn(canonical(*pair), n, m), mask(*pair))
-    for path in sorted((FOLDER / "07").glob("right_*.py")):
-        tiles = e07_relation.read_tiles(namespace(path)["tiles_between"](*pair), pair)
-        assert len(tiles) <= len(canonical(*pair)), path.name
+    for right in submissions("07/right_*"):
+        tiles = e07_relation.read_tiles(namespace(right)["tiles_between"](*pair), pair)
+        assert len(tiles) <= len(canonical(*pair)), right.name
 
 
 def in_full_tiles(q_run, k_run, stop):
@@ -250,9 +261,9 @@ def test_whatever_comes_back_a_check_can_read_it(stage):
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
     """The judge reads memory from the system and carries NaN, runs and tiles over a socket."""
-    path = FOLDER / "07" / f"wrong_{name}.py"
-    expected = expectation(path)
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "07", seed=1)
+    wrong = submission(f"07/wrong_{name}")
+    expected = wrong.expected
+    report = grade(written(tmp_path, wrong.source, expected.stage), "07", seed=1)
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check

@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab import layout as layouts
-from ringlab.course.answers import relative_error
-from ringlab.course.contract import Crashed, Failure
-from ringlab.course.contracts import e09_ring, e09_traffic, load_exercise
-from ringlab.course.contracts.e09_ring_mistakes import COMPARED
-from ringlab.course.contracts.e09_truth import pair, parts_of, problem, sum_over
-from ringlab.course.judge import grade
-from ringlab.course.reports import run_in_process
-from tests.course.submissions_of import FOLDER, expectation, namespace
+from ringlab_course.checking.answers import relative_error
+from ringlab_course.checking.backward import pair, parts_of, problem, sum_over
+from ringlab_course.checking.backward_mistakes import COMPARED
+from ringlab_course.checking.crashes import reason
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.exercises.e09_backward_ring import ring as e09_ring
+from ringlab_course.exercises.e09_backward_ring import traffic as e09_traffic
+from ringlab_course.judge import grade
+from tests.course.submissions_of import namespace, submission
 
-RIGHT = namespace(FOLDER / "09" / "right_plain.py")
+RIGHT = namespace(submission("09/right_plain"))
 
 
 def drawn(seed, layout, *sizes, **how):
@@ -134,7 +137,7 @@ def test_the_bytes_of_the_ring_check_are_those_of_the_traffic_stage():
     ],
 )
 def test_a_crash_gets_the_name_of_its_reason(message, told, ragged, name):
-    assert e09_ring._reason(Crashed(message, told), ragged=ragged) == name
+    assert reason(Crashed(message, told), ragged=ragged) == name
 
 
 def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but_time():
@@ -224,9 +227,9 @@ def written(folder, code, stage):
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
     """The judge reads memory from the system, keeps the clock and routes every message itself."""
-    path = FOLDER / "09" / f"wrong_{name}.py"
-    expected = expectation(path)
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "09", seed=1)
+    wrong = submission(f"09/wrong_{name}")
+    expected = wrong.expected
+    report = grade(written(tmp_path, wrong.source, expected.stage), "09", seed=1)
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check
@@ -234,8 +237,7 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
 
 @pytest.mark.needs_bwrap
 def test_the_judge_gives_a_right_answer_all_points(tmp_path):
-    path = FOLDER / "09" / "right_two_buffers.py"
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), "09.delta"), "09", seed=2)
+    report = grade(written(tmp_path, submission("09/right_two_buffers").source, "09.delta"), "09", seed=2)
     assert report.ok and report.earned == report.points, [
         c for s in report.stages for c in s.checks if not c.ok
     ]

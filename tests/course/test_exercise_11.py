@@ -11,17 +11,20 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, errors, launch
-from ringlab.comm.faulty import Fault
-from ringlab.course.contract import Crashed, Failure
-from ringlab.course.contracts import e11_lost, e11_order, e11_uneven, load_exercise
-from ringlab.course.contracts.e11_order import HOP
-from ringlab.course.faults import Ended, Faults
-from ringlab.course.in_process import run_virtual
-from ringlab.course.reports import run_in_process
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import RankFailedError
-from tests.course.submissions_of import FOLDER, namespace
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.faults import Ended, Faults
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.virtual_ranks import run_virtual
+from ringlab_course.exercises.e11_real_processes import lost as e11_lost
+from ringlab_course.exercises.e11_real_processes import order as e11_order
+from ringlab_course.exercises.e11_real_processes import uneven as e11_uneven
+from ringlab_course.exercises.e11_real_processes.order import HOP
+from tests.course.submissions_of import namespace, submission
 
-RIGHT = namespace(FOLDER / "11" / "right_plain.py")
+RIGHT = namespace(submission("11/right_plain"))
 
 
 def blocks_held(P: int, dead: int, exchange: int) -> list[int | None]:
@@ -126,7 +129,7 @@ def test_a_rank_named_that_does_not_exist_is_told_so() -> None:
 
 def losing(caught: str) -> dict[str, object]:
     """A right answer but for what it catches around the exchange."""
-    code = (FOLDER / "11" / "wrong_lost_goes_on_after_the_death.py").read_text(encoding="utf-8")
+    code = submission("11/wrong_lost_goes_on_after_the_death").source
     code = code.replace("except PeerDiedError", f"except {caught}").replace("continue", "break")
     space: dict[str, object] = {"__name__": "losing"} | vars(errors)
     exec(code, space)

@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.bench.lanes import Span, overlap
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
-from ringlab.course.contracts import (
-    e13_lanes,
-    e13_launch,
-    e13_report,
-    e13_seconds,
-    e13_straggler,
-    load_exercise,
-)
-from ringlab.course.contracts.e13_traces import EVERY, Fault, trace
-from ringlab.course.judge import grade
-from ringlab.course.reports import run_in_process
-from tests.course.submissions_of import FOLDER, expectation
+from ringlab.viz.lanes import Span, overlap
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.wrong_answers import found_by
+from ringlab_course.exercises.e13_multi_gpu import lanes as e13_lanes
+from ringlab_course.exercises.e13_multi_gpu import launch as e13_launch
+from ringlab_course.exercises.e13_multi_gpu import report as e13_report
+from ringlab_course.exercises.e13_multi_gpu import seconds as e13_seconds
+from ringlab_course.exercises.e13_multi_gpu import straggler as e13_straggler
+from ringlab_course.exercises.e13_multi_gpu.traces import EVERY, Fault, trace
+from ringlab_course.judge import grade
+from tests.course.submissions_of import submission
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -108,8 +107,7 @@ def test_messages_arrive_no_later_than_the_wait_for_them_ends():
 @pytest.mark.parametrize("stage", load_exercise("13").stages, ids=lambda stage: stage.id)
 def test_every_imitation_is_told_from_the_truth_by_the_check_that_names_it(stage):
     named = [m.name for m in stage.misconceptions if m.imitate]
-    kills = {name for check in stage.checks for name in check.kills}
-    assert set(named) <= kills
+    assert set(named) <= set().union(*found_by(stage.id).values())
 
 
 NONSENSE = {
@@ -146,9 +144,9 @@ def written(folder, code, stage):
 @pytest.mark.needs_bwrap
 @pytest.mark.parametrize("name", ["launch_localhost_is_everywhere", "straggler_ignores_clocks"])
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
-    path = FOLDER / "13" / f"wrong_{name}.py"
-    expected = expectation(path)
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "13", seed=1)
+    wrong = submission(f"13/wrong_{name}")
+    expected = wrong.expected
+    report = grade(written(tmp_path, wrong.source, expected.stage), "13", seed=1)
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check
@@ -156,8 +154,7 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
 
 @pytest.mark.needs_bwrap
 def test_the_judge_gives_a_right_answer_all_points(tmp_path):
-    path = FOLDER / "13" / "right_by_hand.py"
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), "13.launch"), "13", seed=2)
+    report = grade(written(tmp_path, submission("13/right_by_hand").source, "13.launch"), "13", seed=2)
     assert report.ok and report.earned == report.points == 25, [
         c for s in report.stages for c in s.checks if not c.ok
     ]

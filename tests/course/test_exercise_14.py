@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from ringlab import layout as layouts
-from ringlab.course.answers import relative_error
-from ringlab.course.contracts import e14_loss, e14_shard, e14_step, e14_sum, load_exercise
-from ringlab.course.judge import grade
-from ringlab.course.reports import run_in_process
 from ringlab.nn.loss import next_tokens
-from tests.course.submissions_of import FOLDER, expectation, namespace
+from ringlab_course.checking.answers import relative_error
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.exercises.e14_training import loss as e14_loss
+from ringlab_course.exercises.e14_training import shard as e14_shard
+from ringlab_course.exercises.e14_training import step as e14_step
+from ringlab_course.exercises.e14_training import sum as e14_sum
+from ringlab_course.judge import grade
+from tests.course.submissions_of import namespace, submission
 
-RIGHT = namespace(FOLDER / "14" / "right_plain.py")
+RIGHT = namespace(submission("14/right_plain"))
 
 
 def test_the_labels_are_those_of_the_package():
@@ -108,7 +112,7 @@ def test_whatever_comes_back_a_check_can_read_it(stage):
 
 def test_a_loss_as_a_number_and_gradients_around_a_ring_are_fair():
     """Twice the exchanges of all_reduce, and still one reduction."""
-    space = namespace(FOLDER / "14" / "right_by_hand.py")
+    space = namespace(submission("14/right_by_hand"))
     report = run_in_process(load_exercise("14").stage("14.sum"), space, tier="all", seed=1)
     assert report.ok and len(e14_sum.SHAPES) > 2
 
@@ -125,9 +129,9 @@ def written(folder, code, stage):
     "name", ["loss_nan_without_labels", "sum_leaves_out_none", "step_computes_everything"]
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
-    path = FOLDER / "14" / f"wrong_{name}.py"
-    expected = expectation(path)
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "14", seed=1)
+    wrong = submission(f"14/wrong_{name}")
+    expected = wrong.expected
+    report = grade(written(tmp_path, wrong.source, expected.stage), "14", seed=1)
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check
@@ -135,8 +139,7 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
 
 @pytest.mark.needs_bwrap
 def test_the_judge_gives_a_right_answer_all_points(tmp_path):
-    path = FOLDER / "14" / "right_by_hand.py"
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), "14.shard"), "14", seed=2)
+    report = grade(written(tmp_path, submission("14/right_by_hand").source, "14.shard"), "14", seed=2)
     assert report.ok and report.earned == report.points == 25, [
         c for s in report.stages for c in s.checks if not c.ok
     ]

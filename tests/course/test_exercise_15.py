@@ -11,15 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlab import Ring, ShardedCache, VirtualCluster, contiguous, decode, ring_attention, zigzag
-from ringlab.course.answers import relative_error
-from ringlab.course.contract import Failure
-from ringlab.course.contracts import e15_choose, e15_decode, e15_traffic, load_exercise
-from ringlab.course.judge import grade
-from ringlab.course.reports import run_in_process
 from ringlab.errors import RinglabError
-from tests.course.submissions_of import FOLDER, expectation, namespace
+from ringlab_course.checking.answers import relative_error
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.exercises.e15_choosing import choose as e15_choose
+from ringlab_course.exercises.e15_choosing import decode as e15_decode
+from ringlab_course.exercises.e15_choosing import traffic as e15_traffic
+from ringlab_course.judge import grade
+from tests.course.submissions_of import namespace, submission
 
-RIGHT = namespace(FOLDER / "15" / "right_plain.py")
+RIGHT = namespace(submission("15/right_plain"))
 LAYERS = st.builds(
     lambda K, group, D, itemsize: {"B": 1, "H": K * group, "K": K, "D": D, "itemsize": itemsize},
     st.sampled_from([1, 2, 3, 4]),
@@ -190,9 +193,9 @@ def written(folder, code, stage):
     "name", ["traffic_part_of_a_head", "choose_trades_in_place", "decode_empty_stays_away"]
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
-    path = FOLDER / "15" / f"wrong_{name}.py"
-    expected = expectation(path)
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), expected.stage), "15", seed=1)
+    wrong = submission(f"15/wrong_{name}")
+    expected = wrong.expected
+    report = grade(written(tmp_path, wrong.source, expected.stage), "15", seed=1)
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check
@@ -200,8 +203,7 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
 
 @pytest.mark.needs_bwrap
 def test_the_judge_gives_a_right_answer_all_points(tmp_path):
-    path = FOLDER / "15" / "right_by_hand.py"
-    report = grade(written(tmp_path, path.read_text(encoding="utf-8"), "15.traffic"), "15", seed=2)
+    report = grade(written(tmp_path, submission("15/right_by_hand").source, "15.traffic"), "15", seed=2)
     assert report.ok and report.earned == report.points == 26, [
         c for s in report.stages for c in s.checks if not c.ok
     ]

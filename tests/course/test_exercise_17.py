@@ -14,18 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlab import contiguous, oracle, zigzag
-from ringlab.course import extras
-from ringlab.course.answers import relative_error
-from ringlab.course.contract import Failure
-from ringlab.course.contracts import e17_couriers, load_exercise
-from ringlab.course.contracts.e17_cases import case, furthest, look, shuffled, walk
-from ringlab.course.judge import grade
-from ringlab.course.judge.protocol import ProtocolError
-from ringlab.course.judge.sandbox import Bounds, environment
-from ringlab.course.mesh.examine import Examined, taken_in
-from ringlab.course.reports import run_in_process
 from ringlab.errors import CourseError
-from tests.course.submissions_of import FOLDER, expectation
+from ringlab_course.checking import requirements
+from ringlab_course.checking.answers import relative_error
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.wrong_answers import found_by
+from ringlab_course.exercises.e17_ring_in_jax import couriers as e17_couriers
+from ringlab_course.exercises.e17_ring_in_jax.cases import case, furthest, look, shuffled, walk
+from ringlab_course.judge import grade
+from ringlab_course.judge.protocol import ProtocolError
+from ringlab_course.judge.sandbox import Bounds, environment
+from ringlab_course.mesh.examine import Examined, taken_in
+from tests.course.submissions_of import submission, submissions
 
 EXERCISE = load_exercise("17")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -88,13 +90,13 @@ def test_every_imitation_differs_from_the_truth_and_from_every_other(stage):
 
 def test_what_has_a_name_is_looked_for_by_a_check():
     for stage in EXERCISE.stages:
-        kills = {name for check in stage.checks for name in check.kills}
-        assert {m.name for m in stage.misconceptions} <= kills, stage.id
+        found = set().union(*found_by(stage.id).values())
+        assert {m.name for m in stage.misconceptions} <= found, stage.id
     assert EXERCISE.points == 25
 
 
 def test_where_jax_is_missing_everybody_is_told_what_to_type(monkeypatch, tmp_path):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "jax"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jax", None)  # importing it fails
@@ -155,7 +157,7 @@ def test_not_a_number_is_wrong_and_read():
 
 @pytest.mark.needs_jax
 def test_more_devices_than_there_are_is_no_crash():
-    from ringlab.course.mesh.examine import examine
+    from ringlab_course.mesh.examine import examine
 
     positions = np.arange(9).reshape(9, 1)
     with pytest.raises(Failure, match="restart the kernel"):
@@ -175,11 +177,11 @@ def written(folder, code, stage):
 @pytest.mark.needs_bwrap
 @pytest.mark.parametrize("name", ["forward_branch", "forward_hops_of_the_last_block", "forward_asks_by_if"])
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
-    path = FOLDER / "17" / f"wrong_{name}.py"
-    expected = expectation(path)
+    wrong = submission(f"17/wrong_{name}")
+    expected = wrong.expected
     stage = EXERCISE.stage(expected.stage)
     visible = replace(stage, checks=tuple(check for check in stage.checks if check.tier == "visible"))
-    code = path.read_text(encoding="utf-8")
+    code = wrong.source
     report = grade(
         written(tmp_path, code, expected.stage), replace(EXERCISE, stages=(visible,)), seed=1, patience=5
     )
@@ -190,9 +192,8 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
 @pytest.mark.needs_jax
 @pytest.mark.needs_bwrap
 def test_the_judge_gives_a_right_answer_all_points(tmp_path):
-    path = FOLDER / "17" / "right_by_hand.py"
     report = grade(
-        written(tmp_path, path.read_text(encoding="utf-8"), "17.forward"), "17", seed=2, patience=5
+        written(tmp_path, submission("17/right_by_hand").source, "17.forward"), "17", seed=2, patience=5
     )
     assert report.ok and report.earned == report.points == 25, [
         c for s in report.stages for c in s.checks if not c.ok
@@ -202,7 +203,7 @@ def test_the_judge_gives_a_right_answer_all_points(tmp_path):
 @pytest.mark.needs_jax
 def test_what_is_given_is_what_the_oracle_says():
     """One block, its backward and the merge of two, rows that see nothing too."""
-    from ringlab.course.mesh.blocks import attend, attend_backward, identity, merge
+    from ringlab_course.mesh.blocks import attend, attend_backward, identity, merge
 
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((1, 2, 6, 4)).astype(np.float32) for _ in range(4))
@@ -222,7 +223,7 @@ def test_what_is_given_is_what_the_oracle_says():
 
 def plain_with(old="", new=""):
     """Return what the plain right answer defines, with one edit."""
-    source = (FOLDER / "17" / "right_plain.py").read_text(encoding="utf-8")
+    source = submission("17/right_plain").source
     assert old in source
     space = {"__name__": "plain"}
     exec(source.replace(old, new) if old else source, space)
@@ -280,9 +281,9 @@ def test_what_is_about_bytes_is_a_cost():
 
 @pytest.mark.needs_jax
 def test_who_sends_wide_loses_the_wire_alone():
-    path = FOLDER / "17" / "wrong_forward_widens_before_sending.py"
+    wrong = submission("17/wrong_forward_widens_before_sending")
     space = {"__name__": "wide"}
-    exec(path.read_text(encoding="utf-8"), space)
+    exec(wrong.source, space)
     assert run_in_process(EXERCISE.stage("17.forward"), space, tier="all").earned == 7
 
 
@@ -353,7 +354,6 @@ def test_no_word_of_a_worker_stands_in_a_message():
 
 
 def test_the_submissions_names_say_what_they_are():
-    for path in sorted((FOLDER / "17").glob("wrong_*.py")):
-        expected = expectation(path)
-        stage = expected.stage.partition(".")[2]
-        assert path.stem == f"wrong_{stage}_{expected.misconception}"
+    for wrong in submissions("17/wrong_*"):
+        stage = wrong.expected.stage.partition(".")[2]
+        assert wrong.stem == f"wrong_{stage}_{wrong.expected.misconception}"

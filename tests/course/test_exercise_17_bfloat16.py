@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.contracts.e17_bfloat16 import roundings
-from ringlab.course.reports import run_in_process
-from tests.course.submissions_of import FOLDER
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.exercises.e17_ring_in_jax.bfloat16 import roundings
+from tests.course.submissions_of import submission
 from tests.course.test_exercise_17 import EXERCISE, SEEDS, plain_with
 
 _SHIFTED = "dq, k, v, dk, dv = carry[0], *shift(*carry[1:])"
@@ -69,7 +69,7 @@ STRAY = {
 
 def of_the_check(stage, name, *edits):
     """Return what one check says of the plain right answer with these edits."""
-    source = (FOLDER / "17" / "right_plain.py").read_text(encoding="utf-8")
+    source = submission("17/right_plain").source
     for old, new in edits:
         assert old in source
         source = source.replace(old, new)

@@ -10,18 +10,25 @@ import torch
 
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.runs import Run
-from ringlab.course import capstone
-from ringlab.course.contract import Failure
-from ringlab.course.contracts import e18_parts_mistakes as parts
-from ringlab.course.contracts import load_stage
-from ringlab.course.contracts.e18_ring import _expect_less_work, hidden_tiles
-from ringlab.course.contracts.e18_suite import BACKWARD, FORWARD, Learners, claims, named, positions_of
-from ringlab.course.judge import grade
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.subject import InProcessSubject
 from ringlab.errors import CourseError
 from ringlab.layout import contiguous, striped, zigzag
-from tests.course.submissions_of import CHECKOUT, FOLDER, namespace, solution_code
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.exercises.e18_capstone import parts_mistakes as parts
+from ringlab_course.exercises.e18_capstone.ring import _expect_less_work, hidden_tiles
+from ringlab_course.exercises.e18_capstone.suite import (
+    BACKWARD,
+    FORWARD,
+    Learners,
+    claims,
+    named,
+    positions_of,
+)
+from ringlab_course.judge import grade
+from ringlab_course.judge.session import SandboxedSubject, Session
+from ringlab_course.notebook import capstone
+from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission
 
 
 def learners(space: dict, names: tuple[str, ...]) -> Learners:
@@ -70,7 +77,7 @@ def test_positions_of_a_run_hold_each_token_once() -> None:
     assert sorted(torch.cat(positions_of(run)).tolist()) == list(range(11))
 
 
-CLEANS = (FOLDER / "18" / "wrong_forward_cleans_hidden_tiles.py").read_text(encoding="utf-8")
+CLEANS = submission("18/wrong_forward_cleans_hidden_tiles").source
 BY_HAND = {
     "q @ k[:, :, None].mT": "(q[..., :, None, :] * k[:, :, None, None]).sum(-1)",
     "torch.exp(scores - known[..., None]) @ v[:, :, None]": "(torch.exp(scores - known[..., None])[..., None] * v[:, :, None, None]).sum(-2)",
@@ -128,7 +135,7 @@ def test_gloo_cannot_run_in_the_sandbox_as_the_manual_says() -> None:
     )
     with Session([source], ["f"], torch=False) as session:
         assert SandboxedSubject(session, "f").call() == "PermissionError"
-    assert "no gloo process" in (CHECKOUT / "docs" / "instructors.md").read_text(encoding="utf-8")
+    assert "not a gloo process" in (CHECKOUT / "docs" / "instructors.md").read_text(encoding="utf-8")
 
 
 def test_a_missing_function_is_named() -> None:
@@ -146,7 +153,7 @@ def test_the_whole_of_the_learners_functions_conforms(capsys: pytest.CaptureFixt
 def test_a_wrong_function_is_told_with_the_smallest_counterexample(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = namespace(FOLDER / "18" / "wrong_forward_local_mask.py")
+    wrong = namespace(submission("18/wrong_forward_local_mask"))
     space = {**solution_code("18"), "ring_forward": wrong["ring_forward"]}
     assert not capstone.conform(space, only=("masks",), isolate=False).ok
     told = capsys.readouterr().out
@@ -186,7 +193,7 @@ def test_without_committed_reports_the_table_says_so(tmp_path, capsys: pytest.Ca
 
 def test_shares_that_are_right_but_not_ascending_are_told_so() -> None:
     """Every owner is right there, so the message must not say that one is wrong."""
-    from ringlab.course.contract import Failure
+    from ringlab_course.checking.failures import Failure
 
     def owned(layout: str, S: int, P: int) -> list[torch.Tensor]:
         return [torch.tensor(part).flip(0) for part in parts.owned(layout, S, P)]

@@ -8,20 +8,24 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ringlab.cli.grade_notebooks import _print_report
-from ringlab.course.contract import Check, Failure, Stage
-from ringlab.course.contracts import exercise_ids, load_exercise
-from ringlab.course.gradebook.entry import Entry
-from ringlab.course.gradebook.explain import explained
-from ringlab.course.gradebook.learner_view import entry_view
-from ringlab.course.gradebook.pages import learner_page
-from ringlab.course.judge.judge import GradeReport
-from ringlab.course.nbgrader.told import _stage as told_by_nbgrader
-from ringlab.course.nbgrader.told import view_of
-from ringlab.course.notebook import described
-from ringlab.course.reports import NOT_COUNTED, run_in_process
 from ringlab.errors import CourseError
-from tests.course.submissions_of import FOLDER, report
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import NOT_COUNTED, run_in_process
+from ringlab_course.cli.grade_notebooks import _print_report
+from ringlab_course.gradebook.entry import Entry
+from ringlab_course.gradebook.explain import explained
+from ringlab_course.gradebook.learner_view import entry_view
+from ringlab_course.gradebook.pages import learner_page
+from ringlab_course.judge.judge import GradeReport
+from ringlab_course.nbgrader.told import _stage as told_by_nbgrader
+from ringlab_course.nbgrader.told import view_of
+from ringlab_course.notebook.checks import described
+from tests.course.submissions_of import submission
+from tools.website import kill_matrix
+
+AVERAGES = submission("05/wrong_forward_averages_blocks").expected
 
 HINTS = ("What first?", "Be right.", "$1$")
 
@@ -70,16 +74,15 @@ def test_a_check_that_could_not_read_the_answer_proves_nothing():
 
 
 def test_wrong_values_with_perfect_bytes_earn_nothing_for_the_bytes():
-    path = FOLDER / "05" / "wrong_forward_averages_blocks.py"
-    checks = {c.id: c for c in report(path, "05.forward").checks}
+    checks = {c.id: c for c in kill_matrix.report(AVERAGES).checks}
     assert not checks["values"].ok
     for name in ("rounds", "bytes", "memory"):
         assert checks[name].ok and not checks[name].counted and checks[name].earned == 0
 
 
 def test_right_values_that_cost_too_much_earn_nothing_for_speed():
-    path = FOLDER / "06" / "wrong_overlap_repeats_heads_on_the_wire.py"
-    checks = {c.id: c for c in report(path, "06.overlap").checks}
+    wrong = submission("06/wrong_overlap_repeats_heads_on_the_wire").expected
+    checks = {c.id: c for c in kill_matrix.report(wrong).checks}
     assert checks["values"].earned == 2 and not checks["traffic"].ok
     assert checks["order"].ok and not checks["order"].counted
 
@@ -103,8 +106,7 @@ def test_contracts_with_other_kinds_or_with_nothing_but_cost_are_refused():
 
 def graded():
     stage = load_exercise("05").stage("05.forward")
-    path = FOLDER / "05" / "wrong_forward_averages_blocks.py"
-    return stage, GradeReport("a.ipynb", "05", (report(path, "05.forward"),), stage.points)
+    return stage, GradeReport("a.ipynb", "05", (kill_matrix.report(AVERAGES),), stage.points)
 
 
 def test_everybody_who_tells_of_a_check_says_that_it_is_not_counted():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.growth import GRAIN, Growth, measured
+from ringlab_course.checking.growth import GRAIN, Growth, measured
 
 SIZES = (512, 1024, 2048)
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.builder import find_root
-from ringlab.course.sources import read_percent
+from ringlab_course.builder.build import find_root
+from ringlab_course.builder.sources import read_percent
 
-SOURCE = find_root() / "src/lessons/17_ring_in_jax.py"
+SOURCE = find_root() / "ringlab_course/lessons/17_ring_in_jax.py"
 KEPT = {"P", "tokens", "text", "q", "even"}
 """Variables that the task uses; of the other cells only imports and functions are run."""
 ALL = "for step in range(1, layout.P):"

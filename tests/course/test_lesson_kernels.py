@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.builder import find_root
+from ringlab_course.builder.build import find_root
 
 COMPILE = """
 import kernels_of_lessons as kernels, triton
@@ -42,11 +42,9 @@ def kernels(path: Path, prefix: str) -> str:
 @pytest.mark.needs_triton
 @pytest.mark.parametrize("pointer", ["*fp32", "*fp16"])
 def test_the_first_kernels_compile_for_a_gpu(tmp_path: Path, pointer: str) -> None:
-    root, name = find_root() / "src", "04_triton_from_zero.py"
-    lesson, exercise = (
-        kernels(root / "lessons" / name, "lesson"),
-        kernels(root / "exercises" / name, "exercise"),
-    )
+    course, name = find_root() / "ringlab_course", "04_triton_from_zero"
+    lesson = kernels(course / f"lessons/{name}.py", "lesson")
+    exercise = kernels(course / f"exercises/e{name}/exercise.py", "exercise")
     # The lesson's kernels multiply weights in float32: they are for float32 only, as its text uses them.
     skip = 'CONSTANTS = {k: v for k, v in CONSTANTS.items() if "exercise" in k}\nfor name,'
     script = COMPILE if pointer == "*fp32" else COMPILE.replace("for name,", skip, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import nbformat
 import pytest
 
-from ringlab.course import builder, lint, sources
+from ringlab_course.builder import build as builder
+from ringlab_course.builder import lint, sources
 
 HEADER = "# 91 · A lesson\n**Afterwards you can** see. **You need first** lesson 90. **Minutes** 60."
 CLOSING = "## Recap\nAll of it.\n## Self-check\nWhat was it?\n[exercise](../exercises/91_small.ipynb)"
@@ -16,7 +17,9 @@ def good(kind="lesson"):
     """Return a notebook that keeps every rule."""
     new = nbformat.v4
     picture = new.new_output("display_data", data=dict(PNG), metadata={"image/png": {"alt": "a line"}})
-    notebook = new.new_notebook(metadata={"ringlab": {"kind": kind, "source": "src/lessons/91_small.py"}})
+    notebook = new.new_notebook(
+        metadata={"ringlab": {"kind": kind, "source": "ringlab_course/lessons/91_small.py"}}
+    )
     notebook.cells = [
         new.new_markdown_cell(HEADER),
         new.new_code_cell("import numpy as np\nfrom ringlab import oracle"),
@@ -102,7 +105,7 @@ def test_lesson_00_may_be_shorter_and_exercises_have_no_length():
     notebook = good()
     notebook.cells[2].source = "word " * 900
     assert lint.lint(notebook) != []
-    notebook.metadata["ringlab"]["source"] = "src/lessons/00_start_here.py"
+    notebook.metadata["ringlab"]["source"] = "ringlab_course/lessons/00_start_here.py"
     assert lint.lint(notebook) == []
     notebook.metadata["ringlab"]["kind"] = "exercise"
     notebook.cells[2].source = "short"

@@ -7,10 +7,13 @@ import multiprocessing
 
 import pytest
 
-from ringlab.course import check, compare, hint, notebook, predict, predictions, progress
-from ringlab.course.contract import Check, Exercise, Failure, Stage
-from ringlab.course.progressfile import ProgressFile, progress_path
 from ringlab.errors import CourseError
+from ringlab_course import check, compare, hint, predict, progress
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.notebook import checks as notebook
+from ringlab_course.notebook import predictions
+from ringlab_course.notebook.progressfile import ProgressFile, progress_path
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from ringlab_course.checking.wrong_answers import WrongAnswer
 from tests.course import seeds
 from tests.course.submissions_of import cases
 
@@ -32,15 +35,16 @@ def test_what_was_swept_had_no_fault():
         assert current, f"{name} was changed: python -m tests.course.seeds"
 
 
-def test_a_sweep_sees_a_right_answer_that_is_not_and_a_wrong_one_that_falls_otherwise(tmp_path, monkeypatch):
-    folder = tmp_path / "00"
-    folder.mkdir()
-    (folder / "right_no_ring.py").write_text("def ring_sum(ring, x):\n    return x\n")
-    (folder / "wrong_not_so.py").write_text(
-        "# expects: check=00.axes:batch misconception=one_sequence\n"
-        "def split_heads(x, heads):\n    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)\n"
-    )
-    monkeypatch.setattr(seeds, "FOLDER", tmp_path)
+def test_a_sweep_sees_a_right_answer_that_is_not_and_a_wrong_one_that_falls_otherwise(monkeypatch):
+    named = WrongAnswer("not_so", "00.axes", "batch", "one_sequence", "plain", "")
+    split = "def split_heads(x, heads):\n    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)\n"
+    given = {
+        "00/right_no_ring": SimpleNamespace(source="def ring_sum(ring, x):\n    return x\n"),
+        "00/wrong_not_so": SimpleNamespace(source=split, expected=named),
+    }
+    for name, each in given.items():
+        each.name = name
+    monkeypatch.setattr(seeds, "submission", given.__getitem__)
     found = seeds.over_seeds("00/right_no_ring", seeds.SEEDS[:2])["faults"]
     assert len(found) == 2 and any("00.ring:sum" in line for lines in found.values() for line in lines)
     (lines,) = seeds.over_seeds("00/wrong_not_so", seeds.SEEDS[:1])["faults"].values()

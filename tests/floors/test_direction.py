@@ -1,4 +1,4 @@
-"""Imports point down only."""
+"""Imports point down only, and never in a circle."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.floors import direction
+from tools.house import imports
+from tools.house.floors import FLOORS
 
-MODULES = dict(direction.modules())
+MODULES = dict(imports.modules())
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module: str) -> None:
     path = MODULES[module]
-    assert direction.upward(module, path.read_text(), is_package=path.name == "__init__.py") == []
+    assert imports.upward(module, path.read_text(), is_package=path.name == "__init__.py") == []
 
 
 def test_the_package_was_found() -> None:
     assert {"ringlab.errors", "ringlab.oracle", "ringlab.comm.ring", "ringlab.blocks"} <= MODULES.keys()
+
+
+def test_the_table_lists_nothing_that_is_gone() -> None:
+    listed = [room for _, rooms in FLOORS for room in rooms]
+    assert len(listed) == len(set(listed))
+    assert [room for room in listed if room not in MODULES] == []
 
 
 @pytest.mark.parametrize(
@@ -31,12 +38,13 @@ def test_the_package_was_found() -> None:
         ("ringlab.oracle", "if TYPE_CHECKING:\n    from ringlab.cli import main"),
         ("ringlab.blocks.naive", "from ringlab import attention"),
         ("ringlab.comm.ring", "from ..schedules import ring"),
-        ("ringlab.comm.ring", "from .. import course"),
+        ("ringlab.comm.ring", "from .. import viz"),
         ("ringlab.conformance.tolerance", "from ringlab.viz import ring_view"),
+        ("ringlab.viz.gantt", "from ringlab_course.notebook import predictions"),
     ],
 )
 def test_an_upward_import_is_caught(module: str, source: str) -> None:
-    assert len(direction.upward(module, source)) == 1
+    assert len(imports.upward(module, source)) == 1
 
 
 @pytest.mark.parametrize(
@@ -48,12 +56,35 @@ def test_an_upward_import_is_caught(module: str, source: str) -> None:
     ],
 )
 def test_a_downward_import_passes(module: str, source: str) -> None:
-    assert direction.upward(module, source) == []
+    assert imports.upward(module, source) == []
 
 
 def test_a_module_without_a_floor_is_caught() -> None:
     with pytest.raises(LookupError, match="stands on no floor"):
-        direction.upward("ringlab.utils", "import math")
+        imports.upward("ringlab.utils", "import math")
+
+
+def test_there_are_no_circles() -> None:
+    assert imports.circles() == []
+
+
+CHAIN = {
+    "a": "from ringlab.b import x",
+    "b": "import ringlab.c",
+    "c": "def late():\n    from ringlab import a",
+}
+
+
+@pytest.mark.parametrize(
+    "changed, circles", [({}, 1), ({"c": "import math"}, 0), ({"b": "import ringlab.a"}, 1)]
+)
+def test_a_circle_is_found(tmp_path: Path, changed: dict[str, str], circles: int) -> None:
+    (tmp_path / "ringlab").mkdir()
+    for name, source in {**CHAIN, **changed}.items():
+        (tmp_path / "ringlab" / f"{name}.py").write_text(source)
+    found = imports.circles(tmp_path)
+    assert len(found) == circles
+    assert circles == 0 or {"ringlab.a", "ringlab.b"} <= set(found[0])
 
 
 def test_the_oracle_stands_on_numpy_alone() -> None:

@@ -10,7 +10,7 @@ from jaxtyping import TypeCheckError
 
 from ringlab import blocks
 from tests import shapes
-from tests.floors import direction
+from tools.house import imports
 
 
 def inputs(B: int = 1, H: int = 4, K: int = 2, L: int = 3, D: int = 8) -> tuple[torch.Tensor, ...]:
@@ -48,10 +48,10 @@ def test_every_block_is_checked() -> None:
         assert f"{kind.__module__}.{kind.__qualname__}.forward" in shapes.seen
 
 
-@pytest.mark.parametrize("module", dict(direction.modules()))
+@pytest.mark.parametrize("module", dict(imports.modules()))
 def test_array_types_exist_at_run_time(module: str) -> None:
     """An axis string imported for the type checker only would never be checked."""
-    assert hidden_array_types(dict(direction.modules())[module].read_text()) == []
+    assert hidden_array_types(dict(imports.modules())[module].read_text()) == []
 
 
 def test_a_hidden_array_type_is_noticed() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.course.judge import exchanges, protocol, submission
-from ringlab.course.judge.protocol import FrameReader
+from ringlab_course.judge import exchanges, protocol, submission
+from ringlab_course.judge.protocol import FrameReader
 
 Plant = Callable[[Any], None]
 """Takes pytest's monkeypatch."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ringlab.course.judge import exchanges, protocol, submission
+from ringlab_course.judge import exchanges, protocol, submission
 from tests.fuzz import frames, notebooks
 
 TARGETS: dict[str, tuple[ModuleType, tuple[ModuleType, ...]]] = {

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.course.judge.exchanges import EXCHANGES, Posted, read_exchange, read_label
-from ringlab.course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
+from ringlab_course.judge.exchanges import EXCHANGES, Posted, read_exchange, read_label
+from ringlab_course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
 from tests.fuzz import junk
 
 NARROW = Limits(header=1500, array=256, total=512, arrays=4, dimensions=3, depth=4)

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringlab.course.gradebook.collect import collect
-from ringlab.course.judge.protocol import LIMITS, Frame, pack
-from ringlab.course.judge.submission import CELLS, Submission, UnreadableError, read_submission
 from ringlab.errors import CourseError
+from ringlab_course.gradebook.collect import collect
+from ringlab_course.judge.protocol import LIMITS, Frame, pack
+from ringlab_course.judge.submission import CELLS, Submission, UnreadableError, read_submission
 from tests.fuzz import junk
 
 SOURCES = (

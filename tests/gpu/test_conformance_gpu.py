@@ -36,7 +36,7 @@ def test_a_wrong_ring_is_found(name: str) -> None:
 @pytest.mark.needs_cuda
 def test_results_on_the_cpu_are_told() -> None:
     def elsewhere(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
-        from ringlab.conformance.plain_ring import attend
+        from ringlab.plain_ring import attend
 
         out, lse = attend(ring, q, k, v, causal=causal, positions=positions)
         return out.cpu(), lse

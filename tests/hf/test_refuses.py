@@ -20,6 +20,7 @@ from ringlab.errors import (
     BackendError,
     LayoutError,
     MaskError,
+    MissingExtraError,
     RinglabError,
     ShapeError,
     TrainingError,
@@ -329,5 +330,5 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name in [name for name in sys.modules if name.split(".")[:2] == ["ringlab", "hf"]]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(BackendError, match=r"pip install 'ringlab\[hf\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'ringlab\[hf\]'"):
         importlib.import_module("ringlab.hf")

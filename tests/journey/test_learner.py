@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, contiguous, launch
-from ringlab.course import corpus
-from ringlab.course.contracts import load_exercise, load_stage
+from ringlab_course.checking.loading import load_exercise, load_stage
+from ringlab_course.notebook import corpus
 from tests.browser.keyboard import arrow
 from tests.browser.lab import CHECKOUT, Lab, serve
 from tests.browser.notebook_page import NotebookPage, enter, open_notebook
 from tests.browser.window import Window, window
+from tests.course.submissions_of import submission
 
 pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
 
 EXERCISE = "exercises/05_emulated_ring.ipynb"
 STAGES = ("05.step", "05.forward", "05.causal")
 MISTAKE = "averages_partials"
-WRONG = CHECKOUT / "tests" / "course" / "submissions" / "05" / f"wrong_step_{MISTAKE}.py"
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def sees_what_is_not_written(exercise: NotebookPage) -> None:
 
 def is_told_of_a_mistake(exercise: NotebookPage) -> None:
     """Average the partial outputs, be told just that with a small example, and save all the same."""
-    text = WRONG.read_text()
+    text = submission(f"05/wrong_step_{MISTAKE}").source
     function = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     told = answer(exercise, "05.step", ast.get_source_segment(text, function) or "")
     message = next(m.message for m in load_stage("05.step").misconceptions if m.name == MISTAKE)
@@ -116,8 +116,8 @@ def graded(notebook: Path) -> dict[str, Any]:
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = json.loads(run.stdout)
     assert run.returncode == (0 if report["ok"] else 1), run.stderr
-    (submission,) = report["submissions"]
-    return submission
+    (found,) = report["submissions"]
+    return found
 
 
 def runs_on_real_processes(notebook: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ringlab.blocks import available, get_block
 from ringlab.blocks.naive import Naive
-from ringlab.blocks.protocol import Block
+from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.merge import Partial, merge
 from tests.laws.draw import SEEDS, Shape, shapes, tensors
@@ -44,7 +45,8 @@ def all_in_blocks(
     dq, dk, dv = [], [], []
     for part in keys:
         blocks = (k[..., part, :], v[..., part, :])
-        gradients = block.backward(dout, q, *blocks, out, state.lse, delta, causal=causal, scale=scale)
+        rows = BackwardRows(dout, q, out, state.lse, delta)
+        gradients = block.backward(rows, *blocks, causal=causal, scale=scale)
         for total, gradient in zip((dq, dk, dv), gradients, strict=True):
             total.append(gradient)
     total_dq = sum(part.to(state.out.dtype) for part in dq)
@@ -208,34 +210,15 @@ class LeaksHiddenValues(Naive):
 class DeltaOfTheBlock(Naive):
     """delta from this block's own partial instead of the final one."""
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        delta: Tensor,
-        **options: Any,
-    ) -> Any:
-        own = self.forward(q, k, v, **options)
-        return super().backward(dout, q, k, v, out, lse, (dout * own.out).sum(-1), **options)
+    def backward(self, rows: BackwardRows, k: Tensor, v: Tensor, **options: Any) -> Any:
+        own = self.forward(rows.q, k, v, **options)
+        return super().backward(replace(rows, delta=(rows.dout * own.out).sum(-1)), k, v, **options)
 
 
 class LseOfTheBlock(Naive):
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        delta: Tensor,
-        **options: Any,
-    ) -> Any:
-        return super().backward(dout, q, k, v, out, self.forward(q, k, v, **options).lse, delta, **options)
+    def backward(self, rows: BackwardRows, k: Tensor, v: Tensor, **options: Any) -> Any:
+        own = self.forward(rows.q, k, v, **options)
+        return super().backward(replace(rows, lse=own.lse), k, v, **options)
 
 
 class SwapsKeyAndValueGradients(Naive):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.errors import MaskError
-from ringlab.scores import Scores, philox
+from ringlab.scores import ScoreRules, philox
 from tests.laws import philox as twin
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -54,13 +54,13 @@ def test_a_tile_draws_its_part_of_the_whole(
 ) -> None:
     """Rows and keys in any order, any heads, and parts of parts."""
     first, count = heads
-    scores = Scores(dropout=rate, seed=seed, first_head=first)
+    scores = ScoreRules(dropout=rate, seed=seed, first_head=first)
     tile = scores.of_tile(np.array(rows, np.int64), np.array(keys, np.int64))
     whole = twin.factors(2, first + count, 20, rate, seed)[:, first:]
-    found = tile.factors(2, count, torch.zeros(1, dtype=torch.float64))
+    found = tile.dropout_factors(2, count, torch.zeros(1, dtype=torch.float64))
     assert found is not None
     assert np.array_equal(found.numpy(), whole[:, :, rows][..., keys])
-    part = tile.part(slice(1, 4), slice(0, 3)).factors(2, count, torch.zeros(1, dtype=torch.float64))
+    part = tile.part(slice(1, 4), slice(0, 3)).dropout_factors(2, count, torch.zeros(1, dtype=torch.float64))
     assert part is not None and torch.equal(part, found[:, :, 1:4, 0:3])
 
 
@@ -77,20 +77,20 @@ def test_so_many_are_dropped_and_each_draw_is_its_own() -> None:
 
 @given(cap=st.floats(0.1, 100), score=st.floats(-1e4, 1e4))
 def test_a_cap_and_its_slope(cap: float, score: float) -> None:
-    tile = Scores(softcap=cap).of_tile(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    tile = ScoreRules(softcap=cap).of_tile(np.zeros(1, np.int64), np.zeros(1, np.int64))
     x = torch.tensor([[score]], dtype=torch.float64, requires_grad=True)
     capped = tile.capped(x)
     [slope] = torch.autograd.grad(capped.sum(), x)
     assert abs(capped.item()) <= cap
-    assert torch.allclose(torch.as_tensor(tile.slope(capped.detach())), slope, rtol=1e-12, atol=1e-15)
+    assert torch.allclose(torch.as_tensor(tile.cap_slope(capped.detach())), slope, rtol=1e-12, atol=1e-15)
 
 
 def test_none_are_none() -> None:
-    tile = Scores().of_tile(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    tile = ScoreRules().of_tile(np.zeros(1, np.int64), np.zeros(1, np.int64))
     x = torch.ones(1, 1)
-    assert tile.capped(x) is x and tile.slope(x) is None and tile.factors(1, 1, x) is None
-    assert Scores().wishes == frozenset()
-    assert Scores(softcap=1.0, dropout=0.5).wishes == {"softcap", "dropout"}
+    assert tile.capped(x) is x and tile.cap_slope(x) is None and tile.dropout_factors(1, 1, x) is None
+    assert ScoreRules().requirements == frozenset()
+    assert ScoreRules(softcap=1.0, dropout=0.5).requirements == {"softcap", "dropout"}
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_none_are_none() -> None:
 )  # fmt: skip
 def test_what_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(MaskError) as caught:
-        dataclasses.replace(Scores(), **wrong)
+        dataclasses.replace(ScoreRules(), **wrong)
     assert next(iter(wrong)) in caught.value.needed

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster
-from ringlab.comm.faulty import Fault
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import RinglabError, TrainingError
 from ringlab.nn import ModelConfig, Recipe, checkpoint, train
 from ringlab.nn.text import Text

@@ -20,18 +20,20 @@ def problems(project: dict[str, Any], lock: str, environment: dict[str, Any]) ->
     """Return a line for each way in which the three files contradict each other or their own rules."""
     pins, faults = parse_lock(lock)
     faults += list(_unlocked(project, pins))
+    faults += list(_of_extras(project["project"]))
     faults += list(_of_environment(project, pins, environment))
     return faults
 
 
 def requirements(project: dict[str, Any]) -> Iterator[tuple[str, Requirement]]:
-    """Yield (where it stands, requirement) for all that pyproject.toml asks for."""
+    """Yield (where it stands, requirement) for all that pyproject.toml asks for of others."""
     for text in project["build-system"]["requires"]:
         yield "build-system", Requirement(text)
     for text in project["project"]["dependencies"]:
         yield "dependencies", Requirement(text)
     for extra, texts in project["project"]["optional-dependencies"].items():
-        yield from ((f"[{extra}]", Requirement(text)) for text in texts)
+        of_others = (r for r in map(Requirement, texts) if r.name != project["project"]["name"])
+        yield from ((f"[{extra}]", requirement) for requirement in of_others)
 
 
 def parse_lock(text: str) -> tuple[dict[str, Requirement], list[str]]:
@@ -80,6 +82,15 @@ def _unlocked(project: dict[str, Any], pins: dict[str, Requirement]) -> Iterator
             yield f"{where}: {requirement} contradicts the lock's {pins[name]}"
 
 
+def _of_extras(project: dict[str, Any]) -> Iterator[str]:
+    """An extra may include others by name; pip skips a name that is no extra, with a warning at most."""
+    extras = project["optional-dependencies"]
+    for extra, texts in extras.items():
+        included = {e for r in map(Requirement, texts) if r.name == project["name"] for e in r.extras}
+        for name in sorted(included - extras.keys()):
+            yield f"[{extra}]: pyproject.toml has no extra [{name}]"
+
+
 def _of_environment(
     project: dict[str, Any], pins: dict[str, Requirement], environment: dict[str, Any]
 ) -> Iterator[str]:
@@ -109,6 +120,8 @@ def _of_install(project: dict[str, Any], of_pip: list[str]) -> Iterator[str]:
     if len(installs) != 1:
         yield "environment.yml: does not install ringlab itself, once, with -e ."
     extras = {extra for m in installs for extra in (m[1] or "").split(",") if extra}
+    if "lab" not in extras:
+        yield "environment.yml: does not install [lab], which a learner needs"
     for extra in sorted(extras - project["project"]["optional-dependencies"].keys()):
         yield f"environment.yml: pyproject.toml has no extra [{extra}]"
 

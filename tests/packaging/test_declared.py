@@ -1,4 +1,4 @@
-"""What the code imports, pyproject.toml declares."""
+"""What the code imports, pyproject.toml declares: the reference its dependencies, everything else an extra."""
 
 from __future__ import annotations
 
@@ -6,91 +6,163 @@ import ast
 import importlib.metadata
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-# Rooms in which a teacher works, and the extra of each; a learner who never enters them needs none of its packages.
-INSTRUCTORS_ROOMS = {
-    "ringlab/conformance/peers/": "peers",
+EXTRAS_OF = {
+    "ringlab/bench/draw.py": "figures",
+    "ringlab/cli/doctor.py": "figures",
     "ringlab/conformance/plugin.py": "test",  # pytest itself loads it
-    "ringlab/course/execution.py": "instructor",
-    "ringlab/course/gradebook/": "instructor",
-    "ringlab/course/gradebook/cluster.py": "cluster",
-    "ringlab/course/mesh/": "jax",
-    "ringlab/course/nbgrader/": "nbgrader",
     "ringlab/hf/": "hf",
-    "ringlab/lab/": "instructor",
+    "ringlab/viz/": "lab",
+    "ringlab_course/": "lab",
+    "ringlab_course/builder/execution.py": "instructor",
+    "ringlab_course/exercises/e17_ring_in_jax/": "jax",
+    "ringlab_course/gradebook/": "instructor",
+    "ringlab_course/gradebook/cluster.py": "cluster",
+    "ringlab_course/lab/": "instructor",
+    "ringlab_course/lessons/17_ring_in_jax.py": "jax",
+    "ringlab_course/mesh/": "jax",
+    "ringlab_course/nbgrader/": "nbgrader",
 }
-EXTRAS_OF_LESSONS = dict.fromkeys(("src/lessons/17_ring_in_jax.py", "src/exercises/17_ring_in_jax.py"), "jax")
-"""Notebooks that ask for an extra before they import of it."""
-OWN = {"ringlab", "tests", "tools"}
+"""Folders and files that need more than the base, and the extra that brings it."""
+ASK_FIRST = (
+    "ringlab_course/exercises/e17_ring_in_jax/exercise.py",
+    "ringlab_course/lessons/17_ring_in_jax.py",
+)
+"""Notebooks that ask for [jax] before they import it."""
+OWN = {"ringlab", "ringlab_course", "tests", "tools"}
 OWNERS = importlib.metadata.packages_distributions()
 
 
-def declared(*extras: str) -> set[str]:
-    """Return the distributions that an install with `extras` brings by name."""
-    texts = [
-        *PROJECT["dependencies"],
-        *(text for e in extras for text in PROJECT["optional-dependencies"][e]),
+@cache
+def declared(*extras: str) -> frozenset[str]:
+    """Return the distributions that an install with `extras` brings by name, those of included extras too."""
+    requirements = [Requirement(text) for text in PROJECT["dependencies"]]
+    for extra in extras:
+        requirements += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
+    included = [
+        each for requirement in requirements if requirement.name == "ringlab" for each in requirement.extras
     ]
-    return {canonicalize_name(Requirement(text).name) for text in texts}
+    names = {canonicalize_name(requirement.name) for requirement in requirements} - {"ringlab"}
+    return frozenset(names.union(*(declared(extra) for extra in included)))
 
 
 def imported(source: str) -> set[str]:
-    """Return the top-level third-party modules that `source` imports, at any depth."""
+    """Return the top-level modules that `source` imports, at any depth, but Python's own."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add((node.module or "").split(".")[0])
-    return found - set(sys.stdlib_module_names) - OWN
+    return found - set(sys.stdlib_module_names)
 
 
-def undeclared(name: str, source: str, allowed: set[str]) -> list[str]:
+def undeclared(name: str, source: str, allowed: frozenset[str]) -> list[str]:
     """Return a line for each import of `source` whose distribution is not `allowed`."""
     return [
         f"{name} imports {module}"
-        for module in sorted(imported(source))
+        for module in sorted(imported(source) - OWN)
         if not {canonicalize_name(owner) for owner in OWNERS.get(module, [])} & allowed
     ]
 
 
-def test_the_package_imports_what_is_declared() -> None:
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every Python file in folders of the checkout."""
+    for folder in folders:
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            yield path.relative_to(CHECKOUT).as_posix(), path.read_text()
+
+
+def extras_of(name: str) -> set[str]:
+    return {extra for place, extra in EXTRAS_OF.items() if name.startswith(place)}
+
+
+@pytest.mark.parametrize("package", ["ringlab", "ringlab_course"])
+def test_a_package_imports_what_is_declared(package: str) -> None:
     found = []
-    for path in sorted((CHECKOUT / "ringlab").rglob("*.py")):
-        name = path.relative_to(CHECKOUT).as_posix()
-        extras = [extra for room, extra in INSTRUCTORS_ROOMS.items() if name.startswith(room)]
-        found += undeclared(name, path.read_text(), declared(*extras))
+    for name, source in sources(package):
+        found += undeclared(name, source, declared(*sorted(extras_of(name))))
     assert found == []
 
 
-def test_the_lessons_import_what_learners_have() -> None:
+@pytest.mark.parametrize("place", EXTRAS_OF)
+def test_an_extra_is_needed_where_it_is_allowed(place: str) -> None:
     found = []
-    for path in sorted((CHECKOUT / "src").rglob("*.py")):
-        name, source = path.relative_to(CHECKOUT).as_posix(), path.read_text()
-        extras = [EXTRAS_OF_LESSONS[name]] if name in EXTRAS_OF_LESSONS else []
-        assert all(f'needs_extra("{extra}")' in source for extra in extras)
-        found += undeclared(name, source, declared(*extras))
-    assert found == []
+    for name, source in sources("ringlab", "ringlab_course"):
+        if name.startswith(place):
+            found += undeclared(name, source, declared(*sorted(extras_of(name) - {EXTRAS_OF[place]})))
+    assert found != []
+
+
+def test_the_reference_never_imports_the_course() -> None:
+    assert [name for name, source in sources("ringlab") if "ringlab_course" in imported(source)] == []
+
+
+def test_a_reference_that_imports_the_course_is_noticed() -> None:
+    for source in ("import ringlab_course.lab", "def late():\n    from ringlab_course import check"):
+        assert "ringlab_course" in imported(source)
+
+
+@pytest.mark.parametrize("name", ASK_FIRST)
+def test_a_notebook_asks_for_an_extra_before_it_imports_of_it(name: str) -> None:
+    assert 'needs_extra("jax")' in (CHECKOUT / name).read_text().split("import jax")[0]
+
+
+def asked_for(source: str) -> Iterator[tuple[str, str]]:
+    """Yield (package, extra) for each call of require_package, and of doctor's `optional`, with literal names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require_package":
+            package, extra, _ = node.args
+            if isinstance(package, ast.Constant) and isinstance(extra, ast.Constant):
+                yield package.value, extra.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "optional":
+                    assert isinstance(key, ast.Constant) and isinstance(value.args[0], ast.Constant)
+                    yield key.value, value.args[0].value
+
+
+def test_an_error_names_an_extra_that_brings_the_package() -> None:
+    asked = {pair for _, source in sources("ringlab", "ringlab_course") for pair in asked_for(source)}
+    assert {"figures", "lab", "hf", "jax", "instructor", "cluster", "nbgrader"} == {
+        extra for _, extra in asked
+    }
+    for package, extra in asked:
+        assert {canonicalize_name(owner) for owner in OWNERS[package]} & (declared(extra) - declared())
+
+
+def test_a_wrong_extra_is_noticed() -> None:
+    source = 'require_package("matplotlib", "hf", "figures")\nPROBES = {"jax": optional("lab", "lesson 17")}'
+    assert list(asked_for(source)) == [("matplotlib", "hf"), ("jax", "lab")]
+    assert "matplotlib" not in declared("hf") and "jax" not in declared("lab")
 
 
 def test_the_tests_import_what_is_declared() -> None:
     found = []
-    for folder in ("tests", "tools"):
-        for path in sorted((CHECKOUT / folder).rglob("*.py")):
-            found += undeclared(
-                path.relative_to(CHECKOUT).as_posix(),
-                path.read_text(),
-                declared("test", "instructor", "site"),
-            )
+    for name, source in sources("tests", "tools"):
+        found += undeclared(name, source, declared("test", "site"))
     assert found == []
 
 
 def test_an_undeclared_import_is_noticed() -> None:
     source = "import os\ndef late():\n    from sphinx import application\n    import numpy.linalg"
     assert undeclared("x.py", source, declared()) == ["x.py imports sphinx"]
+
+
+def test_the_developers_install_has_every_extra() -> None:
+    """As `make test` sets it up."""
+    assert declared("test", "site") == declared(*PROJECT["optional-dependencies"])
+
+
+def test_an_included_extra_counts() -> None:
+    assert "matplotlib" in declared("lab") and "matplotlib" in declared("test")
+    assert "matplotlib" not in declared() | declared("jax")

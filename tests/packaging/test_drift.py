@@ -96,8 +96,16 @@ DRIFTED = {
         "versions float",
     ),
     "conda forgets ringlab": (
-        in_environment(lambda d: d[-1]["pip"].remove("-e .")),
+        in_environment(lambda d: d[-1]["pip"].remove("-e .[lab]")),
         "does not install ringlab",
+    ),
+    "conda installs the reference alone": (
+        in_environment(lambda d: d[-1]["pip"].__setitem__(-1, "-e .[jax]")),
+        "does not install [lab]",
+    ),
+    "an extra includes one that is not there": (
+        in_project(lambda p: p["project"]["optional-dependencies"]["test"].append("ringlab[teacher]")),
+        "[test]: pyproject.toml has no extra [teacher]",
     ),
     "conda has an unknown extra": (
         in_environment(lambda d: d[-1]["pip"].__setitem__(-1, "-e .[teacher]")),
@@ -131,8 +139,8 @@ def test_the_lock_is_complete() -> None:
 
 
 def installed_closure() -> dict[str, str]:
-    """Return name and version of what ringlab[test,instructor,site] needs here, as installed."""
-    pending: list[tuple[str, str]] = [("ringlab", extra) for extra in ("", "test", "instructor", "site")]
+    """Return name and version of what ringlab[test,site] needs here, as installed."""
+    pending: list[tuple[str, str]] = [("ringlab", extra) for extra in ("", "test", "site")]
     reached = set(pending)
     found: dict[str, str] = {}
     while pending:
@@ -150,7 +158,18 @@ def installed_closure() -> dict[str, str]:
     return found
 
 
+def names(*groups: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for texts in groups for text in texts}
+
+
+def test_the_base_is_what_the_reference_needs() -> None:
+    base = {"cloudpickle", "jaxtyping", "numpy", "rich", "torch", "triton", "typer"}
+    assert names(PROJECT["project"]["dependencies"]) == base
+
+
 def test_the_learners_install_is_lean() -> None:
-    base = {canonicalize_name(Requirement(text).name) for text in PROJECT["project"]["dependencies"]}
+    extras = PROJECT["project"]["optional-dependencies"]
     for_others = {"pytest", "mypy", "ruff", "playwright", "nbval", "hypothesis", "beartype", "sphinx"}
-    assert base & for_others == set()
+    assert (
+        "ringlab[figures]" in extras["lab"] and names(extras["lab"], extras["figures"]) & for_others == set()
+    )

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from ringlab.cli import app
-from ringlab.course.judge import grade, probe, sandbox, submission
+from ringlab_course.judge import grade, probe, sandbox, submission
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANUAL = (CHECKOUT / "docs/instructors.md").read_text(encoding="utf-8")

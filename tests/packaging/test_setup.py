@@ -80,7 +80,7 @@ def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(check
     script(checkout / ".venv/bin/python", body)
     assert setup(checkout).returncode == 0
     first = log.read_text()
-    assert first.count("-c requirements.lock") == 2
+    assert first.count("-c requirements.lock") == 2 and first.rstrip().endswith("-e .[lab]")
     assert (checkout / ".venv/share/jupyter/lab/settings/overrides.json").exists()
     assert setup(checkout).returncode == 0
     assert log.read_text() == first
@@ -88,6 +88,12 @@ def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(check
         lock.write("zzz==1\n")
     assert setup(checkout).returncode == 0
     assert log.read_text() == first * 2
+
+
+def test_make_lab_installs_the_learners_extra_and_make_test_all() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "setup-lab", "setup-test"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["sh tools/setup.sh lab", "sh tools/setup.sh test,site"]
 
 
 def test_the_lab_serves_this_machine_only_and_asks_nobody_for_news() -> None:

@@ -143,7 +143,7 @@ def test_room_is_used_before_it_grows() -> None:
         cache = ShardedCache.of_shards(ring, layout, k, v, room=2)
         before = cache._k.data_ptr()
         cache.append(*numbered(4))
-        return [cache.capacity, cache.here, int(cache._k.data_ptr() == before)]
+        return [cache.capacity, cache.local_length, int(cache._k.data_ptr() == before)]
 
     assert VirtualCluster(2).run(program).results == [[4, 4, 1]] * 2
 
@@ -160,7 +160,7 @@ def query(**change: Any) -> Tensor:
 
 WRONG: dict[str, tuple[Callable[[ShardedCache], Any], type[RinglabError], str]] = {
     "more queries than tokens": (lambda c: decode(query(shape=(1, 4, 7, 3)), c), ShapeError, "6 tokens"),
-    "no query": (lambda c: decode(query(shape=(1, 4, 0, 3)), c), ShapeError, "one at least"),
+    "no query": (lambda c: decode(query(shape=(1, 4, 0, 3)), c), ShapeError, "at least one"),
     "another batch": (lambda c: decode(query(shape=(2, 4, 1, 3)), c), ShapeError, "q (1, H, n, 3)"),
     "heads that do not divide": (lambda c: decode(query(shape=(1, 3, 1, 3)), c), ShapeError, "cache's 2"),
     "another head dim": (lambda c: decode(query(shape=(1, 4, 1, 4)), c), ShapeError, "(1, 4, 1, 4)"),

@@ -16,7 +16,6 @@ from ringlab import VirtualCluster, ring_attention
 from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import bounds, relative_error, truth
-from ringlab.cost.node_traffic import decode_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, striped, zigzag
@@ -24,8 +23,9 @@ from ringlab.mask import Mask
 from ringlab.merge import Partial
 from ringlab.schedules import decode as module
 from ringlab.schedules.cache import ShardedCache
-from ringlab.schedules.decode import MERGES, Stretch, decode, stretches
+from ringlab.schedules.decode import MERGES, CacheTile, cache_tiles, decode
 from tests.laws.draw import MAKERS, Shape, tensors
+from tests.schedules.node_traffic import decode_traffic
 
 MASKS = st.one_of(
     st.builds(Mask, causal=st.booleans()),
@@ -139,19 +139,19 @@ def adds_the_weights(a: Partial, b: Partial) -> Partial:
     return Partial(a.out + b.out, torch.logaddexp(a.lse, b.lse))
 
 
-def forgets_edges(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch]:
-    return [s for s in stretches(mask, positions, S, n) if s.rows == slice(0, n)]
+def forgets_edges(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[CacheTile]:
+    return [s for s in cache_tiles(mask, positions, S, n) if s.rows == slice(0, n)]
 
 
-def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[Stretch]:
-    return stretches(mask, np.arange(len(positions)), S, n)
+def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[CacheTile]:
+    return cache_tiles(mask, np.arange(len(positions)), S, n)
 
 
 MUTANTS = {
     "partials are averaged": ("merge", averages, Mask()),
     "partials are added": ("merge", adds_the_weights, Mask()),
-    "new tokens see all new tokens, or none": ("stretches", forgets_edges, Mask()),
-    "windows are counted in local positions": ("stretches", counts_local_positions, Mask(window=5)),
+    "new tokens see all new tokens, or none": ("cache_tiles", forgets_edges, Mask()),
+    "windows are counted in local positions": ("cache_tiles", counts_local_positions, Mask(window=5)),
 }
 
 
@@ -171,26 +171,26 @@ def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.Mon
     run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
 
     def own_first(comm: Any, part: Partial) -> Partial:
-        first, *others = comm.all_gather(module._packed(part))
+        first, *others = comm.all_gather(module._pack(part))
         parts = [first, *others]
         total = part
         for other in parts[: comm.rank] + parts[comm.rank + 1 :]:
-            total = module.merge(total, module._unpacked(other))
+            total = module.merge(total, module._unpack(other))
         return total
 
-    monkeypatch.setattr(module, "_along_a_tree", own_first)
+    monkeypatch.setattr(module, "_merge_along_a_tree", own_first)
     with pytest.raises(AssertionError, match="different bits"):
         assert_equals_one_process(on_virtual_ranks(run).results, run)
 
 
 @given(MASKS, st.integers(1, 4), st.integers(0, 20), st.integers(0, 2**16))
-def test_stretches_are_the_mask(mask: Mask, n: int, before: int, seed: int) -> None:
+def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) -> None:
     """Each visible pair once, none besides, whichever keys are here."""
     S = before + n
     positions = np.flatnonzero(np.random.default_rng(seed).random(S) < 0.6)
     met = np.zeros((n, len(positions)), int)
-    for stretch in stretches(mask, positions, S, n):
-        met[stretch.rows, stretch.keys] += 1
+    for tile in cache_tiles(mask, positions, S, n):
+        met[tile.rows, tile.keys] += 1
     assert (met == mask.visible(np.arange(S - n, S), positions)).all()
 
 

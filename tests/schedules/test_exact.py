@@ -16,12 +16,12 @@ from ringlab.comm.protocol import Work
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.schedules import double_ring, mesh, trade
+from ringlab.schedules import all_to_all, double_ring, mesh
+from ringlab.schedules.all_to_all import heads_of
 from ringlab.schedules.double_ring import DoubleRingSchedule
 from ringlab.schedules.hybrid import HybridSchedule
-from ringlab.schedules.mesh import Rows, in_rows
+from ringlab.schedules.mesh import Rows, rows_of_ranks
 from ringlab.schedules.ring import RingSchedule
-from ringlab.schedules.trade import heads_of
 from tests.laws.draw import MAKERS
 from tests.schedules.problems import Problem, assert_equals_the_oracle, program, solve
 
@@ -103,7 +103,7 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
 def forgets_to_sum(m: mesh.Mesh, x: Tensor, count: int, works: dict[int, Work]) -> Tensor:
     """The gradient of a shared head is that of the last rank."""
     parts = {member: work.wait()[0] for member, work in works.items()}
-    parts[m.row.rank] = trade._taken(m, x, m.row.rank)
+    parts[m.row.rank] = all_to_all._tokens_of(m, x, m.row.rank)
     total = x.new_zeros((x.shape[0], count, *parts[0].shape[2:]))
     for member in range(m.row.world_size):
         total[:, heads_of(count, member, m.row.world_size)] = parts[member]
@@ -112,8 +112,8 @@ def forgets_to_sum(m: mesh.Mesh, x: Tensor, count: int, works: dict[int, Work]) 
 
 def masks_in_local_positions(layout: Any, ulysses: int) -> Rows:
     """Rows hold the right tokens and take them for a stretch of the sequence."""
-    right = in_rows(layout, ulysses)
-    return Rows(contiguous(layout.S, right.layout.P), right.stretches)
+    right = rows_of_ranks(layout, ulysses)
+    return Rows(contiguous(layout.S, right.layout.P), right.spans)
 
 
 def heads_in_turn(heads: int, member: int, ranks: int) -> slice:
@@ -123,19 +123,19 @@ def heads_in_turn(heads: int, member: int, ranks: int) -> slice:
 
 MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
     "forgets to sum gradients of shared heads": (
-        trade, "_all_heads", forgets_to_sum, "ulysses", Problem(zigzag(16, 4), 4, 2),
+        all_to_all, "_assemble_heads", forgets_to_sum, "ulysses", Problem(zigzag(16, 4), 4, 2),
     ),
     "hybrid masks in local positions": (
-        mesh, "in_rows", masks_in_local_positions, HybridSchedule(ulysses=2), Problem(zigzag(16, 4), 4, 2),
+        mesh, "rows_of_ranks", masks_in_local_positions, HybridSchedule(ulysses=2), Problem(zigzag(16, 4), 4, 2),
     ),
     "shared heads in the wrong order": (
-        trade, "heads_of", heads_in_turn, "ulysses", Problem(striped(16, 4), 8, 2),
+        all_to_all, "heads_of", heads_in_turn, "ulysses", Problem(striped(16, 4), 8, 2),
     ),
     "the double ring loses what earlier nodes summed": (
-        double_ring, "_add", lambda sums, more: None, DoubleRingSchedule(2), Problem(zigzag(16, 4), 2, 1),
+        double_ring, "_add_in_place", lambda sums, more: None, DoubleRingSchedule(2), Problem(zigzag(16, 4), 2, 1),
     ),
     "the double ring does not go as far as the window": (
-        double_ring._Circles, "_in_reach", lambda self, call: 1,
+        double_ring._NodeRings, "_nodes_in_reach", lambda self, call: 1,
         DoubleRingSchedule(2), Problem(contiguous(16, 4), 2, 1, Mask(window=6)),
     ),
 }  # fmt: skip
@@ -158,8 +158,10 @@ def test_shared_heads_are_summed_in_the_state_dtype(
 ) -> None:
     """bfloat16 gradients of the one K/V head of four ranks are those of a ring, but for a last place at the most."""
     problem = Problem(contiguous(64, 4), 4, 1, D=16, dtype=torch.bfloat16)
-    original = trade._taken
-    monkeypatch.setattr(trade, "_taken", lambda m, x, member: split(original(m, x, member)).to(x.dtype))
+    original = all_to_all._tokens_of
+    monkeypatch.setattr(
+        all_to_all, "_tokens_of", lambda m, x, member: split(original(m, x, member)).to(x.dtype)
+    )
     mine, its = solve(problem, "ulysses"), solve(problem, RingSchedule())
     same = sum((a == b).sum().item() for a, b in ((mine.dk, its.dk), (mine.dv, its.dv)))
     share = same / (2 * mine.dk.numel())

@@ -1,4 +1,4 @@
-"""What each schedule holds beyond its shard, on the meter; the README's table says these figures."""
+"""What each schedule holds beyond its shard, on the meter; the guide says these figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringlab import VirtualCluster, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.layout import zigzag
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs/guide/schedules.md").read_text(encoding="utf-8")
 P, S, H, D = 8, 1024, 8, 64
 PEAKS = {
     "ring": (6.1, 14.6),
@@ -46,6 +46,6 @@ def test_peaks_are_those_of_the_table(schedule: str) -> None:
         assert peak(schedule, backward) == pytest.approx(expected, abs=0.06)
 
 
-def test_the_readme_says_so() -> None:
-    rows = re.findall(r"^\| `([^`]+)` \|[^|]+\| ([\d.]+) \| ([\d.]+) \|", README, re.MULTILINE)
+def test_the_guide_says_so() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|[^|]+\| ([\d.]+) \| ([\d.]+) \|", GUIDE, re.MULTILINE)
     assert {name: (float(one), float(both)) for name, one, both in rows} == PEAKS

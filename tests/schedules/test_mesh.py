@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from ringlab.layout import Layout, Run, contiguous, striped, zigzag
 from ringlab.plan import tiles
 from ringlab.schedules import mesh
-from ringlab.schedules.mesh import in_rows
-from ringlab.schedules.trade import heads_of
+from ringlab.schedules.all_to_all import heads_of
+from ringlab.schedules.mesh import rows_of_ranks
 from tests.laws.draw import MAKERS
 
 
 def law_rows_hold_their_ranks_tokens(layout: Layout, ulysses: int) -> None:
-    rows = in_rows.__wrapped__(layout, ulysses)
+    rows = rows_of_ranks.__wrapped__(layout, ulysses)
     assert rows.layout.P == layout.P // ulysses
     for rank in range(layout.P):
         row = rank // ulysses
         of_row, own = rows.layout.positions(row), layout.positions(rank)
         seen = np.zeros(len(own), int)
-        for stretch in rows.stretches[rank]:
-            assert (of_row[stretch.row] == own[stretch.own]).all()
-            seen[stretch.own] += 1
+        for stretch in rows.spans[rank]:
+            assert (of_row[stretch.in_row] == own[stretch.in_rank]).all()
+            seen[stretch.in_rank] += 1
         assert (seen == 1).all()
     assert sum(rows.layout.lengths) == layout.S  # the layout itself refuses tokens owned twice
 
@@ -36,7 +36,7 @@ def test_rows_hold_their_ranks_tokens(make: object, S: int, degrees: tuple[int, 
 
 
 def test_the_law_notices_stretches_that_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_laid", lambda runs: [slice(0, run.length) for run in runs])
+    monkeypatch.setattr(mesh, "_end_to_end", lambda runs: [slice(0, run.length) for run in runs])
     with pytest.raises(AssertionError):
         law_rows_hold_their_ranks_tokens(zigzag(16, 4), 2)
 
@@ -53,7 +53,7 @@ def test_rows_of_a_layout_are_that_layout(make: object) -> None:
     """So the tiles of a row are as few as those of a rank."""
     layout = make(64, 8)  # type: ignore[operator]
     for ulysses in (2, 4):
-        rows, alone = in_rows(layout, ulysses).layout, make(64, 8 // ulysses)  # type: ignore[operator]
+        rows, alone = rows_of_ranks(layout, ulysses).layout, make(64, 8 // ulysses)  # type: ignore[operator]
         for row in range(8 // ulysses):
             assert (rows.positions(row) == alone.positions(row)).all()
             assert len(tiles(rows, row, 0)) <= len(tiles(alone, row, 0))
@@ -62,7 +62,7 @@ def test_rows_of_a_layout_are_that_layout(make: object) -> None:
 def test_one_row_is_the_sequence_itself() -> None:
     """Whatever the ranks hold, one causal tile."""
     for layout in (contiguous(50, 4), striped(50, 4), zigzag(50, 4)):
-        rows = in_rows(layout, 4).layout
+        rows = rows_of_ranks(layout, 4).layout
         assert rows.ranks == ((Run(0, 1, 50),),)
         assert [tile.causal for tile in tiles(rows, 0, 0)] == [True]
 

@@ -29,7 +29,7 @@ WRONG: dict[str, tuple[Any, int, int, type[RinglabError], str]] = {
     "key/value heads that do not split": ("ulysses", 6, 2, ShapeError, "rows of 1 ranks"),
     "an unknown degree": ("hybrid(tensor=2)", 4, 4, BackendError, "schedule='hybrid(ring=2, ulysses=2)'"),
     "a degree twice": ("double-ring(node=3, node=3)", 4, 4, BackendError, "node=2"),
-    "a degree that is none": ("double-ring(node=x)", 4, 4, BackendError, "node=x"),
+    "an invalid degree": ("double-ring(node=x)", 4, 4, BackendError, "node=x"),
     "degrees where there are none": ("ulysses(ring=3)", 4, 4, BackendError, "without degrees"),
     "a degree below one": ("hybrid(ulysses=0)", 4, 4, WorldSizeError, "ulysses= a degree ≥ 1"),
     "a node of nobody": ("double-ring(node=0)", 4, 4, WorldSizeError, "node="),

@@ -11,12 +11,12 @@ import torch
 from ringlab import VirtualCluster
 from ringlab.comm.trace import Trace
 from ringlab.cost import traffic
-from ringlab.cost.node_traffic import NodeTraffic, between_nodes, double_ring_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import Traffic, hybrid_traffic, ulysses_traffic
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, zigzag
 from ringlab.mask import Mask
+from tests.schedules.node_traffic import NodeTraffic, between_nodes, double_ring_traffic
 from tests.schedules.problems import Problem, program
 
 MHA = Attention(B=2, H=4, K=4, D=4, dtype="float32")

@@ -1,4 +1,4 @@
-"""Every schedule gives a block that takes whole steps as many as it was told of, also where a mask saves some."""
+"""Every schedule gives a block that computes whole steps as many as were announced, also where a mask saves some."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_documents_that_save_hops(schedule: str) -> None:
 
 def test_a_count_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is written out at the last block: one that never comes leaves nothing."""
-    monkeypatch.setattr(RingSchedule, "count", lambda self, call: call.blocks + 1)
+    monkeypatch.setattr(RingSchedule, "block_count", lambda self, call: call.block_count + 1)
     with pytest.raises(ShapeError, match="lse of shape"):
         assert_equals_the_oracle(solve(FEW, "ring", block="triton"), FEW)

@@ -8,10 +8,20 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ringlab.course.catalogue import LESSONS
-from ringlab.course.sources import Target, targets
+from ringlab_course.builder.sources import Target, targets
+from ringlab_course.catalogue import LESSONS
 from tools.website import __main__ as website
-from tools.website import docstrings, front, markdown, members, moving_ring, names, notebooks, stage
+from tools.website import (
+    docstrings,
+    front,
+    kill_matrix,
+    markdown,
+    members,
+    moving_ring,
+    names,
+    notebooks,
+    stage,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +38,10 @@ faults: what goes wrong. seed, kill: what draws
 Raises: ShapeError if P < 1. Source: arXiv 2310.01889.
 
 >>> f(1)
-2
+array([[2],
+       [3]])
+>>> f(2)
+4
 """
 MARKDOWN = """Return a \\* b, at most `limit`.
 
@@ -47,7 +60,10 @@ two   the second
 
 ```pycon
 >>> f(1)
-2
+array([[2],
+       [3]])
+>>> f(2)
+4
 ```"""
 SOURCE = '''
 from typing import overload
@@ -81,6 +97,11 @@ def _own():
 
 def test_a_docstring_becomes_markdown() -> None:
     assert docstrings.to_markdown(DOCSTRING) == MARKDOWN
+
+
+def test_a_fence_inside_a_docstring_stays_inside() -> None:
+    text = docstrings.to_markdown("Write it so:\n\n    ```diff\n    -    a\n    ```\n")
+    assert text == "Write it so:\n\n````text\n```diff\n-    a\n```\n````"
 
 
 def test_public_members_are_found_with_their_annotations_spelled_out() -> None:
@@ -128,11 +149,18 @@ def test_a_picture_without_a_description_is_refused(tmp_path: Path) -> None:
 
 def test_a_lesson_that_the_catalogue_does_not_know_is_refused() -> None:
     lessons = [target for target in targets(CHECKOUT) if target.kind == "lesson"]
-    assert [lesson.id for lesson in front.shown(lessons)] == [
-        lesson.id for lesson in LESSONS if lesson.available
-    ]
+    assert front.shown(lessons) == list(LESSONS)
     with pytest.raises(ValueError, match="00_start_here"):
         front.shown(lessons[1:])
+
+
+def test_the_page_of_checks_says_what_finds_each_wrong_answer_and_what_a_check_is_for() -> None:
+    run, not_run = (kill_matrix.section("00", run=ran) for ran in (True, False))
+    assert (
+        "| dealt_heads | dealt_heads | ● | ○ |" in run and "| dealt_heads | dealt_heads | ● |  |" in not_run
+    )
+    assert "- `one-sequence`: in the notebook it is the only one to find" in run and "- `" not in not_run
+    assert kill_matrix.summary("00") == "| 00 | 3 | 7 | 16 | 5 |"
 
 
 def test_the_moving_ring_is_a_run() -> None:

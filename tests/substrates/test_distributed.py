@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ringlab import connect, launch
-from ringlab.comm import wire
-from ringlab.comm.board import Board
-from ringlab.comm.journal import Journal, read_journal
+from ringlab.comm.processes import wire
+from ringlab.comm.processes.board import Board
+from ringlab.comm.processes.journal import Journal, read_journal
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeadlockError, MismatchError, RinglabError, WorldSizeError
 

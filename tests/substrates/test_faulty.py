@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringlab import VirtualCluster, launch
-from ringlab.comm.distributed import DistributedComm
-from ringlab.comm.faulty import KINDS, Fault, Faulty, RankKilled, random_faults
+from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.ring import Ring
+from ringlab.comm.wrappers.faulty import KINDS, Fault, Faulty, RankKilled, random_faults
 from ringlab.errors import (
     CommError,
     DeadlockError,
@@ -174,11 +174,11 @@ def test_distributed_faults_end_in_errors() -> None:
     cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]
     ranks = launch(in_groups_of_their_own, 2, cases, timeout=150, memory=False).results
     for case in ENDINGS:
-        told = case, [seen[case] for seen in ranks]
-        assert not silently_wrong(case, ranks), told
+        evidence = case, [seen[case] for seen in ranks]
+        assert not silently_wrong(case, ranks), evidence
         if not named(case, ranks):
             again = launch(in_groups_of_their_own, 2, [case], timeout=150, memory=False).results
-            assert named(case, again) and not silently_wrong(case, again), told
+            assert named(case, again) and not silently_wrong(case, again), evidence
     for case in (("delay", 0), ("delay", LAST)):
         assert [seen[case][0] for seen in ranks] == ["fine", "fine"]
         assert same([seen[case][1] for seen in ranks], 2)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, launch
-from ringlab.comm.faulty import Fault
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import (
     BackendError,
     CommError,
@@ -67,7 +67,7 @@ def test_one_rank_threads_output_and_grad_mode(capfd: pytest.CaptureFixture[str]
     assert "[rank 0] no end of line\n" in captured.err
 
 
-def test_the_first_failure_is_told_with_its_traceback() -> None:
+def test_the_first_failure_is_reported_with_its_traceback() -> None:
     with pytest.raises(RankFailedError, match="rank 1 failed first") as caught:
         launch(programs.raise_on_rank_1, 3, timeout=20, memory=False)
     error = caught.value

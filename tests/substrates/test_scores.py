@@ -18,7 +18,7 @@ from ringlab.conformance.cases import Case, attend, covering, inputs, join
 from ringlab.conformance.offered import refusal
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.schedules import available as schedules
-from ringlab.scores import Scores, TileScores
+from ringlab.scores import ScoreRules, TileRules
 from tests.laws.philox import factors
 
 SEED = 2**40 + 17
@@ -115,47 +115,47 @@ def test_processes() -> None:
 # What is wrong in places where it can be, each noticed.
 
 
-class Local(Scores):
+class Local(ScoreRules):
     """Positions in the rank's own shard."""
 
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileScores:
+    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         return super().of_tile(np.arange(len(rows)), np.arange(len(keys)))
 
 
-class OneWay(TileScores):
-    def backwards(self) -> TileScores:
+class OneWay(TileRules):
+    def reversed(self) -> TileRules:
         return self
 
 
-class Ascending(Scores):
+class Ascending(ScoreRules):
     """Tiles that are mirrored draw as if they were not."""
 
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileScores:
+    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         return OneWay(self, torch.from_numpy(rows), torch.from_numpy(keys))
 
 
-class EveryHeadAlike(Scores):
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileScores:
-        return Scores(self.softcap, self.dropout, self.seed).of_tile(rows, keys)
+class EveryHeadAlike(ScoreRules):
+    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
+        return ScoreRules(self.softcap, self.dropout, self.seed).of_tile(rows, keys)
 
 
-class Flat(TileScores):
-    def slope(self, capped: Tensor) -> None:
+class Flat(TileRules):
+    def cap_slope(self, capped: Tensor) -> None:
         return None
 
 
-class NoSlope(Scores):
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileScores:
+class NoSlope(ScoreRules):
+    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         return Flat(self, torch.from_numpy(rows), torch.from_numpy(keys))
 
 
-class AnewInBackward(Scores):
+class AnewInBackward(ScoreRules):
     """Another draw each time a tile is computed."""
 
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileScores:
+    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         tile = super().of_tile(rows, keys)
-        anew = Scores(self.softcap, self.dropout, int(torch.randint(1 << 30, ())))
-        return dataclasses.replace(tile, scores=anew)
+        anew = ScoreRules(self.softcap, self.dropout, int(torch.randint(1 << 30, ())))
+        return dataclasses.replace(tile, rules=anew)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ class AnewInBackward(Scores):
     ],
 )
 def test_what_is_wrong_is_noticed(
-    wrong: type[Scores], schedule: str, kind: str, hit: set[str], monkeypatch: pytest.MonkeyPatch
+    wrong: type[ScoreRules], schedule: str, kind: str, hit: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case("zigzag", 2, 64, 2, 16, "float32", "window")
     assert not beyond(case, kind, on_virtual_ranks(case, "naive", schedule, kind))
-    monkeypatch.setattr("ringlab.attention.Scores", wrong)
+    monkeypatch.setattr("ringlab.arguments.ScoreRules", wrong)
     assert set(beyond(case, kind, on_virtual_ranks(case, "naive", schedule, kind))) == hit

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton.steps import Launcher
 from ringlab.conformance.cases import Case
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
-from ringlab.scores import Scores
+from ringlab.scores import ScoreRules
 from tests.blocks.kernel_checks import poisoned
 from tests.blocks.small_tiles import small_tiles
 from tests.laws.philox import factors
@@ -65,14 +66,13 @@ def test_a_rate_that_drops_nothing_or_nearly_all(rate: float) -> None:
     """Below 2^-33 no word is small enough to be dropped, in any block."""
     q, k, v, dout = torch.randn(4, 1, 1, 20, 16, generator=torch.Generator().manual_seed(0))
     drawn = factors(1, 1, 20, rate, 3)
-    how = Scores(dropout=rate, seed=3).of_tile(*[torch.arange(20).numpy()] * 2)
+    rules = ScoreRules(dropout=rate, seed=3).of_tile(*[torch.arange(20).numpy()] * 2)
     block = small_tiles()
     with poisoned():
-        part = block.forward(q, k, v, causal=False, scale=0.25, how=how)
+        part = block.forward(q, k, v, causal=False, scale=0.25, rules=rules)
         delta = (dout * part.out).sum(-1)
-        gradients = block.backward(
-            dout, q, k, v, part.out, part.lse, delta, causal=False, scale=0.25, how=how
-        )
+        rows = BackwardRows(dout, q, part.out, part.lse, delta)
+        gradients = block.backward(rows, k, v, causal=False, scale=0.25, rules=rules)
     true = truth(q, k, v, dout, scale=0.25, factors=drawn)
     allowed = bounds(q, k, v, dout, scale=0.25, factors=drawn, true=true)
     found = errors(Results(part.out, part.lse, *gradients), true)

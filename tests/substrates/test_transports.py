@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from ringlab import VirtualCluster, launch
-from ringlab.comm.distributed import DistributedComm
-from ringlab.comm.faulty import Fault
 from ringlab.comm.outcome import Outcome
+from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.processes.symmetric import Windows
+from ringlab.comm.processes.windows import SharedMemory
 from ringlab.comm.ring import Ring
-from ringlab.comm.symmetric import Windows
-from ringlab.comm.windows import SharedMemory
+from ringlab.comm.wrappers.faulty import Fault
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import CommError, MismatchError, PeerDiedError, RankFailedError, TransportTimeout
 from tests.substrates import programs

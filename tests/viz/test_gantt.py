@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 
 from ringlab import VirtualCluster, contiguous, ring_attention, zigzag
 from ringlab.comm.trace import Choice, Compute, Exchange, Trace
-from ringlab.comm.virtual import Costs
+from ringlab.comm.virtual.cluster import Costs
 from ringlab.errors import CommError
 from ringlab.plan import work
 from ringlab.viz import gantt

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ringlab.bench.lanes import Span
 from ringlab.errors import CommError
 from ringlab.viz import profiler_lanes
+from ringlab.viz.lanes import Span
 
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),

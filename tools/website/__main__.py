@@ -1,14 +1,18 @@
-"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named."""
+"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named.
+
+`--quick` runs no wrong answers: the page that says which check finds which then shows what must find it, and no more.
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from ringlab.course.builder import find_root
+from ringlab_course.builder.build import find_root
 
 from . import links, stage
 
@@ -17,7 +21,7 @@ OURS = ".nojekyll"
 """Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
 
 
-def build(folder: Path, root: Path | None = None) -> list[str]:
+def build(folder: Path, root: Path | None = None, run_answers: bool = True) -> list[str]:
     """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
     Raises: SystemExit where Sphinx fails or warns, or `folder` holds something else.
@@ -29,7 +33,7 @@ def build(folder: Path, root: Path | None = None) -> list[str]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         sources, cache, built = (Path(scratch) / name for name in ("sources", "cache", "site"))
-        stage.write(sources, root)
+        stage.write(sources, root, run_answers)
         # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
         command = [
             sys.executable,
@@ -53,8 +57,12 @@ def build(folder: Path, root: Path | None = None) -> list[str]:
 
 def main() -> None:
     """Build, look at every link, and say where the pages are; the exit status is 1 where one is wrong."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else find_root() / "build" / "site"
-    found = build(folder)
+    parser = argparse.ArgumentParser(prog="python -m tools.website", description="Build the pages.")
+    parser.add_argument("folder", nargs="?", type=Path, help="build/site unless named")
+    parser.add_argument("--quick", action="store_true", help="run no wrong answers for the page of checks")
+    chosen = parser.parse_args()
+    folder = chosen.folder or find_root() / "build" / "site"
+    found = build(folder, run_answers=not chosen.quick)
     for line in found:
         print(line, file=sys.stderr)
     if found:

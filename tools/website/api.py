@@ -18,7 +18,11 @@ from .names import spelled_out
 
 ROOMS = (
     ("ringlab", "ring_attention, layouts, plans, the merge and the oracle"),
-    ("ringlab.comm", "ranks and messages: the virtual cluster, real processes, the ring"),
+    ("ringlab.comm", "ranks and messages: the protocol, the ring, traces, memory"),
+    ("ringlab.comm.virtual", "ranks that take turns in one process"),
+    ("ringlab.comm.processes", "ranks that are processes: launched here, or by torchrun"),
+    ("ringlab.comm.wrappers", "wrappers of a transport: traces, faults, strict rules"),
+    ("ringlab.comm.clocked", "ranks that run for their timing only"),
     ("ringlab.blocks", "attention of one query block on one K/V block"),
     ("ringlab.blocks.triton", "a whole ring step in one launch"),
     (
@@ -30,8 +34,8 @@ ROOMS = (
     ("ringlab.cost", "FLOPs, bytes, memory and time, without running anything"),
     ("ringlab.cost.planner", "does a context fit on a cluster"),
     ("ringlab.conformance", "checks for anybody's ring attention"),
-    ("ringlab.course", "what lessons and exercises call"),
-    ("ringlab.course.judge", "grading in a sandbox"),
+    ("ringlab_course", "what lessons and exercises call"),
+    ("ringlab_course.judge", "grading in a sandbox"),
     ("ringlab.viz", "pictures and widgets"),
 )
 """Packages that a reader of the course may want to call, and what each is for."""
@@ -149,8 +153,10 @@ def _contents(root: Path, name: str) -> list[tuple[Module, set[str] | None]]:
     package = read(root, name)
     named = {} if name == "ringlab" else exports(package)
     if named:
-        homes = dict.fromkeys(named.values())
-        return [(read(root, home), {n for n, h in named.items() if h == home}) for home in homes]
+        whole = [f"{home}.{each}" for each, home in named.items() if _is_module(root, home, each)]
+        homes = dict.fromkeys(home for each, home in named.items() if not _is_module(root, home, each))
+        parts = [(read(root, home), {n for n, h in named.items() if h == home}) for home in homes]
+        return [*parts, *((read(root, module), None) for module in whole)]
     return [(package, None), *((module, None) for module in _modules(root, name))]
 
 

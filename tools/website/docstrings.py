@@ -23,6 +23,12 @@ def first_sentence(docstring: str) -> str:
     return escape(docstring.strip().split("\n\n")[0].replace("\n", " "))
 
 
+def fenced(kind: str, text: str) -> str:
+    """Return `text` as a block of code, in a fence that is longer than any inside it."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`{3,}", text)), default=0))
+    return f"{fence}{kind}\n{text}\n{fence}"
+
+
 def _blocks(docstring: str) -> list[str]:
     """Cut at empty lines, and where the indentation sets a drawing or a table apart from the text before it."""
     blocks = []
@@ -38,7 +44,9 @@ def _blocks(docstring: str) -> list[str]:
 
 
 def _apart(line: str, before: list[str]) -> bool:
-    if line.startswith(">>> ") != before[0].startswith((">>> ", "... ")) and line.startswith(">>> "):
+    if before[0].startswith(">>> "):
+        return False  # what an example prints may be indented
+    if line.startswith(">>> "):
         return True
     indented, was = line.startswith("    "), before[0].startswith("    ")
     if _NAMED.match(before[0]) and indented:
@@ -49,13 +57,13 @@ def _apart(line: str, before: list[str]) -> bool:
 def _block(block: str) -> str:
     lines = block.splitlines()
     if lines[0].startswith(">>> "):
-        return f"```pycon\n{block}\n```"
+        return fenced("pycon", block)
     if all(line.startswith("    ") for line in lines):
-        return f"```text\n{textwrap.dedent(block)}\n```"
+        return fenced("text", textwrap.dedent(block))
     if _NAMED.match(lines[0]) and not _LABEL.match(lines[0]):
         return _named(lines)
     if re.search(r"\S {3,}\S", block):  # columns, drawn with spaces
-        return f"```text\n{block}\n```"
+        return fenced("text", block)
     return _labelled(escape(block))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringlab.course.catalogue import LESSONS, PARTS, Lesson
-from ringlab.course.contract import Exercise
-from ringlab.course.sources import Target
+from ringlab_course.builder.sources import Target
+from ringlab_course.catalogue import LESSONS, PARTS, Lesson
+from ringlab_course.checking.contract import Exercise
 
 from . import misconceptions, moving_ring
 from .markdown import escape, table, toctree
@@ -15,6 +15,8 @@ from .notebooks import stage_anchor
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")
 """Folders of pages that begin with a list of what is in them."""
+GUIDE = "guide/"
+"""The subfolder of docs/ whose pages have a part of the navigation of their own."""
 REFERENCE = ("conformance", "kill-matrix", "errata")
 TEACHING = ("instructors", "nbgrader", "labs")
 
@@ -22,21 +24,20 @@ TEACHING = ("instructors", "nbgrader", "labs")
 def shown(lessons: list[Target]) -> list[Lesson]:
     """Return the lessons of the catalogue that are there, in its order.
 
-    Raises: ValueError for a notebook that the catalogue does not call available, or the other way round.
+    Raises: ValueError for a notebook that is not in the catalogue, or the other way round.
     """
     there = {target.slug for target in lessons}
-    available = {lesson.slug for lesson in LESSONS if lesson.available}
-    if there != available:
+    listed = {lesson.slug for lesson in LESSONS}
+    if there != listed:
         raise ValueError(
-            f"needed: lessons as in the catalogue\n   got: {sorted(there ^ available)} in one of them only"
+            f"needed: lessons as in the catalogue\n   got: {sorted(there ^ listed)} in one of them only"
         )
-    return [lesson for lesson in LESSONS if lesson.slug in there]
+    return list(LESSONS)
 
 
 def front(lessons: list[Target], documents: list[str]) -> str:
     """Return the first page, with the navigation of all pages."""
     here = shown(lessons)
-    planned = [f"{lesson.id} {lesson.title}" for lesson in LESSONS if not lesson.available]
     text = (TEXTS / "front.md").read_text(encoding="utf-8")
     known = (
         len(stage.misconceptions) for exercise in misconceptions.exercises() for stage in exercise.stages
@@ -48,7 +49,6 @@ def front(lessons: list[Target], documents: list[str]) -> str:
         first_minutes=here[0].minutes,
         mistakes=sum(known),
         lessons=_map(here),
-        planned=f"Planned: {'; '.join(map(escape, planned))}." if planned else "",
     )
     return filled + "\n" + "\n\n".join(_navigation(here, documents)) + "\n"
 
@@ -77,10 +77,14 @@ def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
         for part in PARTS
         if any(lesson.part == part for lesson in lessons)
     ]
-    others = [name for name in documents if name not in (*REFERENCE, *TEACHING)]
+    guide = sorted(
+        (name for name in documents if name.startswith(GUIDE)), key=lambda name: name != f"{GUIDE}index"
+    )
+    others = [name for name in documents if name not in (*guide, *REFERENCE, *TEACHING)]
     reference = [f"docs/{name}" for name in (*REFERENCE, *others) if name in documents]
     teaching = [f"docs/{name}" for name in TEACHING if name in documents]
     trees.append(toctree(["exercises/index", "misconceptions/index"], "Practice"))
+    trees.append(toctree([f"docs/{name}" for name in guide], "Guide"))
     trees.append(toctree(["api/index", *reference], "Reference"))
     return [*trees, toctree(teaching, "For instructors")]
 

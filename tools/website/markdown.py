@@ -21,8 +21,8 @@ def slug(*names: str) -> str:
 
 
 def row(*cells: str) -> str:
-    """Return a row of a table."""
-    return "| " + " | ".join(cell.replace("\n", " ") for cell in cells) + " |"
+    """Return a row of a table; a bar inside a cell, also in code, is escaped."""
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell.replace("\n", " ")) for cell in cells) + " |"
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -90,11 +90,12 @@ def _method(node: Function) -> Member:
 
 
 def _construction(node: ast.ClassDef) -> str:
-    """How an object is made: from `__init__`, or from the fields of a dataclass."""
+    """How an object is made: from `__init__`, or from the fields of a dataclass or named tuple."""
     for child in node.body:
         if isinstance(child, ast.FunctionDef) and child.name == "__init__":
             return _signature(child, own=True).removeprefix("__init__").split(" -> ")[0]
-    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+    bases = {ast.unparse(base) for base in node.bases}
+    if "NamedTuple" in bases or any("dataclass" in ast.unparse(each) for each in node.decorator_list):
         return f"({', '.join(_fields(node))})"
     return ""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringlab.course.contract import Exercise, Misconception, Stage
-from ringlab.course.contracts import exercise_ids, load_exercise
+from ringlab_course.checking.contract import Exercise, Misconception, Stage
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.wrong_answers import found_by
 
 from .markdown import escape, slug, toctree
 from .notebooks import stage_anchor
@@ -52,10 +53,10 @@ def entries(stage: Stage) -> list[Entry]:
     together: dict[str, list[Misconception]] = {}
     for misconception in stage.misconceptions:
         together.setdefault(misconception.message, []).append(misconception)
-    found = []
+    found, finds = [], found_by(stage.id)
     for message, same in together.items():
         names = tuple(misconception.name for misconception in same)
-        titles = tuple(check.title for check in stage.checks if set(check.kills) & set(names))
+        titles = tuple(check.title for check in stage.checks if finds.get(check.id, set()) & set(names))
         found.append(Entry(names, message, titles))
     return found
 

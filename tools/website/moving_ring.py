@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from ringlab import VirtualCluster, contiguous, ring_attention
-from ringlab.viz.ring_frames import Frame, frames
 from ringlab.viz.style import PALETTE
+from ringlab_course.figures.ring_frames import Frame, frames
 
 P = 4
 SHARE = 20

@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from ringlab.course.sources import Target, prepare
+from ringlab_course.builder.sources import Target, prepare
 
 from .markdown import slug
 

@@ -9,46 +9,54 @@ from pathlib import Path
 
 import nbformat
 
-from ringlab.course.builder import find_root
-from ringlab.course.sources import targets
+from ringlab_course.builder.build import find_root
+from ringlab_course.builder.sources import targets
 
-from . import api, front, misconceptions, notebooks
+from . import api, front, kill_matrix, misconceptions, notebooks
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def write(folder: Path, root: Path | None = None) -> None:
-    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first."""
+def write(folder: Path, root: Path | None = None, run_answers: bool = True) -> None:
+    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first.
+
+    `run_answers`: run every wrong answer for the page that says which check finds it.
+    """
     root = root or find_root()
     shutil.rmtree(folder, ignore_errors=True)
-    for name, text in _texts(root):
+    for name, text in _texts(root, run_answers):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _texts(root: Path) -> Iterator[tuple[str, str]]:
+def _texts(root: Path, run_answers: bool) -> Iterator[tuple[str, str]]:
     """Yield (file, text) of every page. Solutions are no page."""
     every = targets(root)
     lessons = [target for target in every if target.kind == "lesson"]
     exercises = [target for target in every if target.kind == "exercise"]
-    documents = {path.stem: path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("*.md"))}
+    documents = {
+        path.relative_to(root / "docs").with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted((root / "docs").rglob("*.md"))
+    }
+    documents[kill_matrix.NAME] = kill_matrix.page(run_answers)
     known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
     yield "index.md", only_known_links(front.front(lessons, [*documents]), "", known)
     practice = {target.slug[:2]: target.slug for target in exercises}
     for target in lessons:
-        page = notebooks.lesson_page(target, practice.get(target.slug[:2]))
-        yield f"notebooks/{target.slug}.ipynb", _written(page, "notebooks", known)
+        lesson = notebooks.lesson_page(target, practice.get(target.slug[:2]))
+        yield f"notebooks/{target.slug}.ipynb", _written(lesson, "notebooks", known)
     titles = {}
     for target in exercises:
-        page = notebooks.exercise_page(target, root)
-        titles[target.slug] = notebooks.title(page)
-        yield f"exercises/{target.slug}.ipynb", _written(page, "exercises", known)
+        skeleton = notebooks.exercise_page(target, root)
+        titles[target.slug] = notebooks.title(skeleton)
+        yield f"exercises/{target.slug}.ipynb", _written(skeleton, "exercises", known)
     yield "exercises/index.md", front.exercise_list(exercises, titles)
     for name, text in documents.items():
-        yield f"docs/{name}.md", only_known_links(text, "docs", known)
+        file = f"docs/{name}.md"
+        yield file, only_known_links(text, file.rpartition("/")[0], known)
     for pages in (misconceptions.pages({*titles}), api.pages(root)):
         for name, text in pages:
             yield f"{name}.md", text

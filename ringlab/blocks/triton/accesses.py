@@ -1,4 +1,4 @@
-"""What each program of a kernel reads and writes, written down while the interpreter runs it."""
+"""A record of the loads and stores of each program of a kernel, made while the interpreter runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlab.errors import BackendError
 
 _MARK = "_ringlab_records"
 _ARGUMENT = "ringlab argument"  # the key under which a pointer remembers where it came from
-# What makes a pointer from a pointer, in the interpreter of every version of Triton that is known.
+# The functions that make a pointer from a pointer, in the interpreter of every known version of Triton.
 _POINTER_STEPS = (
     "addptr",
     "splat",
@@ -36,8 +36,8 @@ _POINTER_STEPS = (
 class Access:
     """One load or store of one program.
 
-    `offsets` count elements from the argument's first one, in the order of the block, without the `masked` ones;
-    `shape` is that of the block, (1,) for a single number. An atomic operation is a load and a store.
+    offsets: elements from the argument's first one, in the order of the block, without the `masked` ones. shape: that of
+    the block, (1,) for a single number. An atomic operation is a load and a store.
     """
 
     program: tuple[int, int, int]
@@ -50,7 +50,7 @@ class Access:
 
 @dataclass
 class _Argument:
-    """A tensor that a launch was given: its name, and where its memory begins and ends, in bytes."""
+    """A tensor argument of a launch: its name, and where its memory begins and ends, in bytes."""
 
     name: str
     first: int
@@ -64,7 +64,7 @@ class _Recording:
     arguments: dict[int, _Argument] = field(default_factory=dict)  # by the id of the host's tensor
 
     def expect(self, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the tensors of the launch that begins."""
+        """Register the tensors of the launch that begins."""
         self.arguments.clear()
         for name, arg in [*zip(names, args, strict=False), *kwargs.items()]:
             tensor = getattr(arg, "base", arg)  # a tensor descriptor has one
@@ -76,9 +76,9 @@ class _Recording:
                 )
 
     def note(self, program: tuple[int, int, int], kind: Any, pointers: Any, mask: Any) -> None:
-        """Add one access.
+        """Record one access.
 
-        Raises: BackendError where it leaves the argument's memory, before anything is read or written there.
+        Raises: BackendError for an access outside the argument's memory, before anything is read or written there.
         """
         width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         wanted = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape)
@@ -102,15 +102,15 @@ _recording: ContextVar[_Recording | None] = ContextVar("recording", default=None
 
 @contextmanager
 def record_accesses() -> Iterator[list[Access]]:
-    """Give the list of the loads and stores of every kernel launched inside, in the order they happen.
+    """Return a context whose value lists the loads and stores of every kernel launched inside, in order.
 
-    Only launches of the same thread are recorded. A load or store outside of its argument's memory is an error
-    here, where the interpreter alone would read whatever lies there.
-    Raises: BackendError where kernels do not run in the interpreter.
+    Only launches of the same thread are recorded. A load or store outside its argument's memory raises BackendError
+    here; the interpreter alone would access whatever is there.
+    Raises: BackendError if kernels do not run in the interpreter.
     """
     if not repair():
         raise BackendError(
-            "Triton's interpreter, which is what can tell every access",
+            "Triton's interpreter, which can record every access",
             "kernels are compiled, or Triton is not installed",
             "set TRITON_INTERPRET=1 before Python starts",
         )
@@ -128,7 +128,7 @@ def record_accesses() -> Iterator[list[Access]]:
 
 
 def _listen(interpreter: ModuleType) -> None:
-    """Make the interpreter tell the recording of the thread, if there is one, what it does."""
+    """Make the interpreter report accesses to the thread's recording, if there is one."""
     builder = interpreter.InterpreterBuilder
     _before(interpreter.GridExecutor, "__call__", _on_launch)
     _after(interpreter, "_implicit_cvt", _on_argument)
@@ -141,26 +141,26 @@ def _listen(interpreter: ModuleType) -> None:
     _before(builder, "create_atomic_cas", _on_exchange)
 
 
-def _before(owner: Any, name: str, told: Callable[..., None]) -> None:
+def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if recording := _recording.get():
-            told(recording, *args)
+            hook(recording, *args)
         return original(*args, **kwargs)
 
     setattr(owner, name, call)
 
 
-def _after(owner: Any, name: str, told: Callable[..., None]) -> None:
+def _after(owner: Any, name: str, hook: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if recording := _recording.get():
-            told(recording, result, *args)
+            hook(recording, result, *args)
         return result
 
     setattr(owner, name, call)

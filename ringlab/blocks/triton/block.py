@@ -8,29 +8,33 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ringlab.blocks.protocol import BackwardRows, StepBlock
 from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, architecture, choose
 from ringlab.blocks.triton.interpreter import interpreting
-from ringlab.blocks.triton.steps import BackwardSteps, ForwardSteps, Launcher
+from ringlab.blocks.triton.steps import Launcher, TritonBackward, TritonForward
 from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial
-from ringlab.plan import Tile
-from ringlab.scores import TileScores
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class TritonBlock:
+class TritonBlock(StepBlock):
     """Ring steps by Triton: NVIDIA GPUs from compute capability 8.0, or the CPU with TRITON_INTERPRET=1.
 
-    `precision` is how float32 is multiplied: "ieee", or "tf32x3" on tensor cores. `configs` launches kernels
-    otherwise than the tables say, by their name. Raises: BackendError for an unknown precision or kernel.
+    precision: how float32 is multiplied, "ieee", or "tf32x3" on tensor cores. configs: launch configurations by kernel
+    name, in place of those of the tables. Raises: BackendError for an unknown precision or kernel.
+
+    >>> TritonBlock(precision="tf32x3").supports(torch.empty(1, 2, 16, 8, dtype=torch.float64))
+    'needs bfloat16, float16 or float32, got torch.float64'
     """
 
     name = "triton"
     largest_causal: int | None = None
     thread_safe = False
-    offers = frozenset({"softcap", "dropout"})
+    supported_rules = frozenset({"softcap", "dropout"})
 
     def __init__(self, precision: str = "ieee", configs: Mapping[str, Config] | None = None) -> None:
         if precision not in ("ieee", "tf32x3"):
@@ -57,39 +61,38 @@ class TritonBlock:
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
+        rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        steps = self.forward_steps(q, 1, scale=scale)
-        steps.take(_one_tile(q, k, causal), k, v, how)
-        return steps.result()
+        """Return the partial of these keys. Raises: ShapeError for a causal tile with more keys than rows."""
+        steps = self.begin_forward(q, 1, scale=scale)
+        steps.attend(_one_tile(q, k, causal), k, v, rules)
+        return steps.partial()
 
     def backward(
         self,
-        dout: Query,
-        q: Query,
+        rows: BackwardRows,
         k: KeyValue,
         v: KeyValue,
-        out: Query,
-        lse: RowState,
-        delta: RowState,
         *,
         causal: bool,
         scale: float,
-        how: TileScores | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        steps = self.backward_steps(dout, q, lse, delta, 1, scale=scale)
-        gradients = steps.take(_one_tile(q, k, causal), k, v, how)
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Query, KeyValue, KeyValue]:
+        """Return what these rows and keys add to (dq, dk, dv).
+
+        Raises: ShapeError for a causal tile with more keys than rows.
+        """
+        steps = self.begin_backward(rows, 1, scale=scale)
+        gradients = steps.differentiate(_one_tile(rows.q, k, causal), k, v, rules)
         if not gradients:  # no rows, or no keys
-            return steps.result(), torch.zeros_like(k), torch.zeros_like(v)
-        return steps.result(), gradients[0].dk, gradients[0].dv
+            return steps.query_gradient(), torch.zeros_like(k), torch.zeros_like(v)
+        return steps.query_gradient(), gradients[0].dk, gradients[0].dv
 
-    def forward_steps(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
-        return ForwardSteps(self._launcher(q, scale), q, count)
+    def begin_forward(self, q: Query, count: int, *, scale: float) -> TritonForward:
+        return TritonForward(self._launcher(q, scale), q, count)
 
-    def backward_steps(
-        self, dout: Query, q: Query, lse: RowState, delta: RowState, count: int, *, scale: float
-    ) -> BackwardSteps:
-        return BackwardSteps(self._launcher(q, scale), dout, q, lse, delta, count)
+    def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> TritonBackward:
+        return TritonBackward(self._launcher(rows.q, scale), rows, count)
 
     def _launcher(self, q: Tensor, scale: float) -> Launcher:
         arch = _architecture(q.device)
@@ -102,7 +105,7 @@ class TritonBlock:
 
 
 def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """A tile of a block backend: causal ones are aligned top-left and may have more rows than keys.
+    """Return one tile of a block backend as tiles of a step: a causal one may have more rows than keys.
 
     Raises: ShapeError for a causal one with more keys than rows.
     """
@@ -138,5 +141,5 @@ _NO_INTERPRETER = (
 
 
 def _architecture(device: torch.device) -> str:
-    """Return the table of configurations for `device`."""
+    """Return the name of the table of launch configurations for `device`."""
     return "interpreter" if interpreting() else architecture(torch.cuda.get_device_capability(device))

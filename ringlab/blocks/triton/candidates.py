@@ -1,4 +1,4 @@
-"""Which configurations are worth compiling for a row of a table, before anything is measured."""
+"""The configurations that are worth compiling for a row of a table, before anything is measured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ringlab.blocks.triton.configs import KERNELS, Config, Row
 from ringlab.blocks.triton.offline import SHARED_LIMIT, Job
 
 HEAD_DIMS = (64, 128, 256)
-"""The classes of head dims: a kernel works on the next power of two, and below 64 the tiles of 64 fit."""
+"""The head dims of the rows: a kernel pads to a power of two, and tiles for 64 fit below 64 too."""
 KINDS = (("16-bit", "ieee"), ("float32", "ieee"), ("float32", "tf32x3"))
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One row of a table that is still empty: which kernel, up to which head dim, and which dtype."""
+    """One row of a table before it is filled: its kernel, largest head dim and dtype."""
 
     kernel: str
     head_dim: int
@@ -33,24 +33,24 @@ class Slot:
         return Job(self.kernel, arch, self.head_dim, self.torch_dtype, config)
 
     def row(self, config: Config, reason: str, compiled: tuple[int, int, int] | None = None) -> Row:
-        """Return the row, filled."""
+        """Return the filled row."""
         return Row(self.kernel, self.head_dim, self.dtype, config, reason, compiled)
 
 
 def slots() -> list[Slot]:
-    """Return every row that a table has, in the table's order."""
+    """Return a slot for every row of a table, in the table's order."""
     return [Slot(kernel, D, *kind) for kernel in KERNELS for kind in KINDS for D in HEAD_DIMS]
 
 
 def candidates(slot: Slot, arch: str) -> list[Config]:
-    """Return the configurations to compile for a row, without those that surely need too much memory."""
+    """Return the configurations to compile for a row, without those that certainly need too much memory."""
     return [config for config in _all(slot) if least_shared_bytes(slot, config) <= SHARED_LIMIT[arch]]
 
 
 def least_shared_bytes(slot: Slot, config: Config) -> int:
     """Return a lower bound of the shared memory of a program: the two tensors it walks over, per stage.
 
-    With one stage nothing has to wait in shared memory for a later turn of the loop, so the bound is 0.
+    With one stage nothing waits in shared memory for a later iteration, so the bound is 0.
     """
     walked = config.block_m if slot.kernel == "backward_dkv" else config.block_n
     width = 4 if slot.dtype == "float32" else 2
@@ -63,8 +63,8 @@ _SIDES = (16, 32, 64, 128)
 def _all(slot: Slot) -> Iterator[Config]:
     wide = slot.dtype == "float32"
     for block_m, block_n, warps, stages in product(_SIDES, _SIDES, (4, 8), (1, 2, 3, 4)):
-        # So many scores of a tile a thread holds, in registers: with fewer it has nothing to do while it waits
-        # for memory, with more there is no room for anything else.
+        # The scores of a tile that one thread holds in registers. With fewer it idles while it waits for memory; with
+        # more nothing else fits.
         scores = block_m * block_n // (32 * warps)
         if 1 <= scores <= (64 if wide else 128):
             yield Config(block_m, block_n, warps, stages, slot.precision)

@@ -1,6 +1,6 @@
-"""The child process of `offline`: takes jobs from stdin, one JSON object a line, and answers on stdout.
+"""The child process of `offline`: reads jobs from stdin, one JSON object a line, and answers on stdout.
 
-Works with Triton 3.6 to 3.9, by `triton.compile` on a signature instead of on tensors.
+Works with Triton 3.6 to 3.9; calls `triton.compile` with a signature instead of tensors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MATRIX = {"mma.sync": r"\bmma\.sync", "tcgen05": r"\btcgen05\.mma", "wgmma": r"
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel and what it is compiled for.
+    """A kernel and its signature.
 
-    `types`: per argument "*bf16", "*fp32", "i32" and so on; `constants`: the constexprs; `aligned`: arguments
-    that are multiples of 16, as Triton's launcher finds out for pointers and strides.
+    types: for each argument "*bf16", "*fp32", "i32" and so on. constants: the constexprs. aligned: the arguments that
+    are multiples of 16, which Triton's launcher detects for pointers and strides.
     """
 
     kernel: Any
@@ -41,7 +41,7 @@ class Source:
 
 
 def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
-    """Return the numbers of `offline.Compiled` for one kernel, or its `error`."""
+    """Return the figures of `offline.Compiled` for one kernel, or its `error`."""
     names = source.kernel.arg_names
     compiled, log = _compile(
         ASTSource(
@@ -67,7 +67,7 @@ def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
 
 
 def _compile(source: ASTSource, target: GPUTarget, options: dict[str, int]) -> tuple[Any, str]:
-    """Return the compiled kernel and what ptxas -v said, which Triton prints."""
+    """Return the compiled kernel and the output of ptxas -v, which Triton prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         compiled = triton.compile(source, target=target, options=options)
@@ -76,15 +76,15 @@ def _compile(source: ASTSource, target: GPUTarget, options: dict[str, int]) -> t
 
 def answer(line: str) -> dict[str, Any]:
     """Return the answer to one line of stdin."""
-    told = json.loads(line)
-    job = Job(**(told | {"config": Config(**told["config"])}))
+    fields = json.loads(line)
+    job = Job(**(fields | {"config": Config(**fields["config"])}))
     try:
         get_ptxas(int(job.arch.removeprefix("sm_")))
     except RuntimeError as error:
         return {"missing": str(error)}
     try:
         return compile_source(importlib.import_module(job.sources).source(job), job.arch, job.config)
-    except Exception as error:  # whatever a compiler may raise is this job's result
+    except Exception as error:  # any error of the compiler is this job's result
         lines = [text.strip() for text in str(error).splitlines() if text.strip()]
         return {"error": f"{type(error).__name__}: {' / '.join(lines[-3:])}"}
 

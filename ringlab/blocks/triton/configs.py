@@ -1,8 +1,8 @@
-"""Which tile sizes a kernel is launched with: one table per architecture, the reason beside each row.
+"""Launch configurations of the kernels: one table per architecture, with a reason for each row.
 
-The rows are data, in `tables/sm_80.toml` and its neighbors. Nothing is tried out at launch: the same call
-always runs the same kernel. `ringlab tune` measures on a GPU and writes a table anew; `ringlab kernels
---offline` compiles every row without one.
+The rows are data, in `tables/sm_80.toml` and its neighbours. Nothing is tuned at launch: the same call always runs the
+same kernel. `ringlab tune` measures on a GPU and rewrites a table; `ringlab kernels --offline` compiles every row
+without a GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 KERNELS = ("forward_step", "backward_dq", "backward_dkv")
-COMPILED = ("sm_80", "sm_90", "sm_100")  # what offline compilation knows
+COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures of offline compilation
 ARCHITECTURES = (*COMPILED, "interpreter")
 LARGEST_HEAD_DIM = 256
 TABLES = Path(__file__).parent / "tables"
 
-# A row's `dtype`: both 16-bit formats need the same memory and instructions; float32 has two kinds of product.
+# A row's `dtype`: both 16-bit formats need the same memory and instructions; float32 can be multiplied in two ways.
 _KINDS = {"bfloat16": "16-bit", "float16": "16-bit", "float32": "float32"}
 
 
@@ -34,9 +34,9 @@ _KINDS = {"bfloat16": "16-bit", "float16": "16-bit", "float32": "float32"}
 class Config:
     """How a kernel is launched.
 
-    `block_m` counts query rows and `block_n` keys, in every kernel: the forward step and dQ hold `block_m` rows
-    and walk over keys, dK/dV holds `block_n` keys and walks over rows. `precision` is what `tl.dot` gets as
-    input_precision, which means something for float32 only.
+    block_m counts query rows and block_n keys, in every kernel: the forward step and dQ hold block_m rows and walk over
+    keys, dK/dV holds block_n keys and walks over rows. precision: the input_precision of `tl.dot`, which matters for
+    float32 only.
     """
 
     block_m: int
@@ -53,10 +53,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: up to which head dim and for which kind of dtype `config` is used, and why.
+    """One row of a table: the largest head dim and the dtype for which `config` is used, and the reason.
 
-    `compiled`: the registers and spilled bytes of a thread and the shared bytes of a program that offline
-    compilation found at that head dim; None for the interpreter.
+    compiled: registers and spilled bytes of a thread, and shared bytes of a program, as offline compilation found at that
+    head dim; None for the interpreter.
     """
 
     kernel: str
@@ -70,10 +70,10 @@ class Row:
 def choose(
     kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
 ) -> Config:
-    """Return the launch configuration of `kernel`: the row with the smallest head dim that is large enough.
+    """Return the launch configuration of `kernel`: that of the row with the smallest sufficient head dim.
 
-    `precision` chooses between the two rows of float32, "ieee" and "tf32x3"; other dtypes ignore it.
-    Raises: BackendError for an unknown kernel, architecture or precision or a head dim above 256; DtypeError.
+    precision: "ieee" or "tf32x3", for float32; other dtypes ignore it.
+    Raises: BackendError for an unknown kernel, architecture or precision, or a head dim above 256; DtypeError.
     """
     return choose_row(kernel, arch, head_dim, dtype, precision).config
 
@@ -81,7 +81,7 @@ def choose(
 def choose_row(
     kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
 ) -> Row:
-    """Return the row that `choose` takes its configuration from."""
+    """Return the row whose configuration `choose` returns. Raises: BackendError, DtypeError."""
     name = str(dtype).removeprefix("torch.")
     if name not in _KINDS:
         remedy = "use block='blockwise'" if name == "float64" else "convert the tensors to one of these"
@@ -108,8 +108,8 @@ def choose_row(
 def architecture(capability: tuple[int, int]) -> str:
     """Return the table for a GPU of compute capability `capability`.
 
-    Consumer GPUs (8.6, 8.9, 12.x) have the instructions that sm_80's kernels use, and its rows fit into
-    their smaller shared memory. Raises: BackendError below 8.0.
+    Consumer GPUs (8.6, 8.9, 12.x) have the instructions of sm_80's kernels, whose rows fit their smaller shared memory.
+    Raises: BackendError below 8.0.
     """
     if capability < (8, 0):
         raise BackendError("a GPU of compute capability 8.0 or more", f"{capability[0]}.{capability[1]}")
@@ -118,26 +118,26 @@ def architecture(capability: tuple[int, int]) -> str:
 
 @cache
 def table(arch: str) -> tuple[Row, ...]:
-    """Return the rows of `arch`, for each kernel and dtype in ascending order of head dim."""
+    """Return the rows of `arch`, ascending by head dim for each kernel and dtype. Raises: BackendError."""
     if arch not in ARCHITECTURES:
         raise BackendError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(arch))
     return read(TABLES / f"{arch}.toml")
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """Return the rows of a table file, in ascending order of head dim."""
+    """Return the rows of a table file, ascending by head dim."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = [_row(kernel, each) for kernel in KERNELS for each in data[kernel]]
     return tuple(sorted(rows, key=lambda row: row.head_dim))
 
 
 def compiler_of(path: Path) -> str:
-    """Return the version of Triton that the numbers in the column `compiled` of a table file come from."""
+    """Return the version of Triton that the column `compiled` of a table file was made with."""
     return str(tomllib.loads(path.read_text(encoding="utf-8")).get("triton", ""))
 
 
 def render(arch: str, triton: str, rows: Iterable[Row]) -> str:
-    """Return the text of a table file, which `read` reads back as the same rows."""
+    """Return the text of a table file, which `read` turns back into the same rows."""
     parts = [_HEADER.format(arch=arch), f"triton = {json.dumps(triton)}\n"]
     listed = tuple(rows)
     for kernel in KERNELS:

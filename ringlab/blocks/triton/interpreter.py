@@ -1,13 +1,13 @@
-"""Triton's interpreter, made exact: with TRITON_INTERPRET=1 a kernel computes on the CPU what its text says.
+"""Triton's interpreter, made exact: with TRITON_INTERPRET=1 a kernel on the CPU computes what its source says.
 
-Triton 3.6 to 3.9 get some of it wrong there: bfloat16 is multiplied as if its bits were integers, rounding
-to it truncates, two threads that launch at once mix up their programs. `repair` replaces the functions at
-fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled. Two entries change no
-result: they leave out work without effect, most of what a small tile takes.
+The interpreter of Triton 3.6 to 3.9 has faults: it multiplies bfloat16 as if the bits were integers, truncates when it
+rounds to bfloat16, and mixes up the programs of two threads that launch at once. `repair` replaces the functions at
+fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled. Two entries change no result: they
+skip work without effect, which takes most of a small tile's time.
 
-Not repaired, because no kernel here needs it: float8, atomics on bfloat16, casts with a rounding mode of
-their own, index reductions of NaN. A float32 `tl.dot` is exact whatever its input_precision says, and `tl.sum`
-of 16-bit numbers adds in float32 and rounds once.
+Not repaired, as no kernel here needs it: float8, atomics on bfloat16, casts with an explicit rounding mode, index
+reductions of NaN. A float32 `tl.dot` is exact whatever its input_precision, and `tl.sum` of 16-bit numbers adds in
+float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Any
 from ringlab.blocks.triton import rounding
 from ringlab.errors import BackendError
 
-KNOWN = "3.6 to 3.9"  # the versions of Triton on which every repair is tested
+KNOWN = "3.6 to 3.9"  # the versions of Triton with which every repair is tested
 
 # One launch at a time: the interpreter keeps the program's index in a global and replaces the functions of
 # triton.language while a kernel runs. Reentrant, for a launch from within a hook.
 _LAUNCHING = threading.RLock()
-# For each launch that is under way, the modules (by the id of their globals) whose triton.language is ready.
+# For each running launch, the modules (by the id of their globals) whose triton.language is prepared.
 _prepared: list[set[int]] = []
 _MARK = "_ringlab_repaired"
 
 
 @dataclass(frozen=True)
 class Repair:
-    """One function of the interpreter and what it is replaced by.
+    """One function of the interpreter and its replacement.
 
-    `owner` is a class in triton.runtime.interpreter, or "" for the module; `parameters` are the names that
-    `make` relies on. Versions of Triton before `since`, and from `fixed_in` on, do not need it. `make` takes the
-    module and the function at fault and returns the one in its place.
+    owner: a class in triton.runtime.interpreter, or "" for the module. parameters: the names that `make` relies on.
+    make: given the module and the function at fault, returns the replacement. Versions of Triton before `since`, and
+    from `fixed_in` on, do not need it.
     """
 
     why: str
@@ -53,16 +53,16 @@ class Repair:
     fixed_in: tuple[int, int] = (99, 0)
 
     def place(self, interpreter: ModuleType) -> Any:
-        """Return the object whose attribute is replaced, None where this Triton has none."""
+        """Return the object whose attribute is replaced; None if this Triton does not have it."""
         return getattr(interpreter, self.owner, None) if self.owner else interpreter
 
     def needed(self, version: str) -> bool:
-        """Return whether this version of Triton, such as "3.7.1", gets it wrong."""
+        """Return whether this version of Triton, such as "3.7.1", has the fault."""
         major, minor, *_ = version.split(".")
         return self.since <= (int(major), int(minor)) < self.fixed_in
 
     def fits(self, interpreter: ModuleType) -> bool:
-        """Return whether the function is there and takes the parameters that the repair relies on."""
+        """Return whether the function exists with the parameters that the repair relies on."""
         found = getattr(self.place(interpreter), self.function, None)
         return (
             callable(found) and tuple(signature(found).parameters)[: len(self.parameters)] == self.parameters
@@ -79,10 +79,10 @@ def interpreting() -> bool:
 
 
 def repair() -> bool:
-    """Return whether kernels run in the interpreter, and make it exact if so; calling it again changes nothing.
+    """Return whether kernels run in the interpreter, and make it exact if so. Further calls change nothing.
 
-    Raises: BackendError where TRITON_INTERPRET was set after Triton had been imported, and where the installed
-    Triton has an interpreter that this module does not know.
+    Raises: BackendError if TRITON_INTERPRET was set after Triton was imported, or the installed Triton has an
+    interpreter that this module does not know.
     """
     if not interpreting():
         return False
@@ -103,7 +103,7 @@ def repair() -> bool:
 
 
 def _replace(interpreter: ModuleType, version: str) -> None:
-    """Put every repair that this version needs in place, or none."""
+    """Install every repair that this version needs, or none of them."""
     needed = [each for each in REPAIRS if each.needed(version)]
     strange = [f"{r.owner}.{r.function}".lstrip(".") for r in needed if not r.fits(interpreter)]
     if strange:
@@ -118,7 +118,7 @@ def _replace(interpreter: ModuleType, version: str) -> None:
 
 
 def _launch(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """One launch at a time in the whole process, and silent about inf − inf, like a GPU."""
+    """Return a launch that runs alone in the process and is silent about inf − inf, like a GPU."""
     import numpy as np
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _launch(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[.
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """A launch begins with an unprepared triton.language, and leaves an outer launch's as it was."""
+    """Return a context in which a launch starts with an unprepared triton.language; an outer launch keeps its own."""
     _prepared.append(set())
     try:
         yield
@@ -139,11 +139,11 @@ def _fresh() -> Iterator[None]:
 
 
 def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Prepare triton.language once a launch for each module, not again at each `tl.sum`, which takes longer than the sum."""
+    """Return a `_patch_lang` that prepares a module once per launch, not at each `tl.sum`, which takes longer than the sum."""
 
     def patch_lang(fn: Any) -> Any:
         if _prepared and id(fn.__globals__) in _prepared[-1]:
-            return None  # the caller, a call within a kernel, has no use for the scope
+            return None  # a call within a kernel does not use the scope
         if _prepared:
             _prepared[-1].add(id(fn.__globals__))
         return original(fn)
@@ -152,7 +152,7 @@ def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
 
 
 def _overflow_check(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Integer sums are not computed again in 64 bits for a verdict that is then dropped."""
+    """Return a check that does not recompute integer sums in 64 bits for a verdict that is dropped."""
 
     def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
         if not isinstance(self.builder, interpreter.InterpreterBuilder) or self.builder.options.debug:
@@ -162,7 +162,7 @@ def _overflow_check(interpreter: ModuleType, original: Callable[..., Any]) -> Ca
 
 
 def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A loaded number is a loop bound: Triton 3.6 converts an array of one element, which NumPy 2.4 refuses."""
+    """Return a patch with which a loaded number can bound a loop: Triton 3.6 converts a one-element array, which NumPy 2.4 refuses."""
 
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
@@ -172,7 +172,7 @@ def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
 
 
 def _argument(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A float argument is a float32, as in a compiled kernel; the interpreter leaves it a float64."""
+    """Return a conversion that makes a float argument float32, as in a compiled kernel; the interpreter keeps float64."""
     import numpy as np
     import triton.language as tl
 
@@ -185,7 +185,7 @@ def _argument(interpreter: ModuleType, original: Callable[..., Any]) -> Callable
 
 
 def _masked_load(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a masked load does not read is undefined without `other`: NaN here, where the interpreter gives 0."""
+    """Return a load whose masked elements are NaN without `other`: they are undefined; the interpreter returns 0."""
     import numpy as np
 
     def load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """The Triton kernels: one step of the ring forward, and its gradients with respect to q, and to k and v.
 
 Every kernel runs one program per entry of a table of programs and per head (see `visits`). A program owns a
-few rows of one tensor, its `own` axis, and walks over stretches of the other, its segments. A segment is cut
-in two: tiles in which everything is visible, which need no mask, and tiles that are masked by
+few rows of one tensor and walks over segments of the other. A segment has two parts: tiles in which everything is
+visible, which need no mask, and tiles that are masked by
 
     key j is visible to row i   ⟺   j ≤ i + shift, and j (or i) is before the end of the segment.
 
@@ -11,9 +11,9 @@ State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score 
 are added in float32; `scale` multiplies float32 scores and is never folded into q.
 
 With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts in
-`total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide. All head dims are
-padded to BLOCK_D, a power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are
-its strides over batch, heads and tokens, the head dim being dense.
+`total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide it. Head dims are padded to BLOCK_D, a
+power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are its strides over batch,
+heads and tokens; the head dim is dense.
 
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
 """
@@ -29,7 +29,7 @@ from ringlab.blocks.triton.scoring import kept, spoil, tanh
 
 repair()  # before a kernel is defined; does nothing where kernels are compiled
 
-# Lengths and counts differ from call to call; a kernel compiled anew for each multiple of 16 gains nothing.
+# Lengths and counts differ between calls; specialising kernels for multiples of 16 would gain nothing.
 _COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "seed_high", "dropped"]
 
 
@@ -40,7 +40,7 @@ def _tile(
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):
 # fmt: on
-    """Rows start … start + ROWS of a head, 0 where they are not `within`, or beyond the head dim."""
+    """Return rows start … start + ROWS of a head; 0 where not `within`, and beyond the head dim."""
     offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
     # Advanced in 64 bits once per tile: a long sequence has more than 2^31 elements.
     pointers = base + tl.cast(start, tl.int64) * stride + offsets
@@ -65,7 +65,7 @@ def _attend(
     NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """The state after the keys from `key` on, one tile of them. With SOFTCAP `scale` is the cap."""
+    """Return the state after one tile of keys, from `key` on. With SOFTCAP, `scale` is the cap."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
@@ -91,7 +91,7 @@ def _attend(
     v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
     acc = acc * decay[:, None]
     if MASKED and NON_FINITE:
-        # 0·NaN = NaN: a hidden key has weight 0, but its value must not reach the row.
+        # 0·NaN = NaN: the value of a hidden key, whose weight is 0, must not reach the row.
         acc = tl.dot(p.to(v.dtype), tl.where(v - v == 0.0, v, 0.0), acc, input_precision=PRECISION)
         acc = spoil(acc, visible, v)
     else:
@@ -109,12 +109,12 @@ def forward_step(
     NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """One step of the ring: the block (K, V) is attended to by the rows of Q.
+    """Compute one step of the ring: the rows of Q attend to the block (K, V).
 
-    FIRST begins a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
-    instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include log2(e),
-    and scale is not below 0; NEGATIVE gives it its sign. `keep` is 1/(1 − dropout). NON_FINITE: V may hold inf or
-    NaN, which then reach no row that does not see them; without, they reach whatever shares a masked tile with them.
+    FIRST starts a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm, instead of
+    storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include log2(e); scale is not
+    negative, NEGATIVE holds its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach no row that
+    does not see them; without it, they reach every row that shares a masked tile with them.
     Grid: n_programs · B · H.
     """
     program = tl.program_id(0) % n_programs
@@ -183,7 +183,7 @@ def forward_step(
 
 @triton.jit
 def _log2(lse):
-    """A natural lse in units of log 2; +inf for a row that saw no key, which makes all its weights 0."""
+    """Return a natural lse in units of log 2; +inf for a row that saw no key, which makes all its weights 0."""
     return tl.where(lse == -float("inf"), float("inf"), lse * 1.4426950408889634)
 
 
@@ -196,7 +196,7 @@ def _add_to_dq(
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """dQ, but for the scale, after one tile of keys. With SOFTCAP `scale` is the cap."""
+    """Return dQ without the scale after one tile of keys. With SOFTCAP, `scale` is the cap."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
@@ -229,9 +229,9 @@ def backward_dq(
     SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """What one block adds to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
+    """Add one block's part to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
 
-    LSE and DELTA = rowsum(dO·O) are those of the whole attention, contiguous. FIRST begins a sum instead of
+    LSE and DELTA = rowsum(dO·O) are those of the whole attention, contiguous. FIRST starts a sum instead of
     loading ACC; LAST writes DQ, in its dtype, instead of storing ACC. ACC is the sum without the scale.
     Grid: n_programs · B · H.
     """
@@ -298,7 +298,7 @@ def _add_to_dkv(
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """dK, but for scales, and dV after one tile of rows; scores stand transposed, keys × rows."""
+    """Return dK without its factors, and dV, after one tile of rows; scores are transposed, keys × rows."""
     rows = row + tl.arange(0, BLOCK_M)
     inside = rows < end
     q = _tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
@@ -342,11 +342,11 @@ def backward_dkv(
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """What the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
+    """Write what the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
 
-    A program owns keys and walks over rows, for each of the GROUP query heads that read its key/value head:
-    one program writes each entry of DK and DV, contiguous and float32, so the sum has one order.
-    In a segment the masked rows come first: begin … split, then split … end. Grid: n_programs · B · K.
+    A program owns keys and walks over rows, for each of the GROUP query heads that read its key/value head. One
+    program writes each entry of DK and DV, contiguous and float32, so the order of the sum is fixed.
+    In a segment the masked rows come first, begin … split, then split … end. Grid: n_programs · B · K.
     """
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs

@@ -1,7 +1,7 @@
-"""Compile kernels for GPUs that are not here, and judge what the compiler made of them.
+"""Compile kernels for GPUs that are not here, and check the result against budgets of registers and memory.
 
-Every job goes to a fresh child process: a kernel that was defined under TRITON_INTERPRET=1 cannot be compiled,
-and a compiler that crashes must not take the caller along. Nothing here says how fast a kernel is.
+Jobs run in child processes: a kernel that was defined under TRITON_INTERPRET=1 cannot be compiled, and a crash of the
+compiler must not end the caller. Nothing here says how fast a kernel is.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, Row, render
 from ringlab.errors import BackendError
 
 # Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
-# Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles more than
-# that without a word; the launch fails.
+# Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles programs that need
+# more without a warning; their launch fails.
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
-# Which matrix instructions an architecture's kernels are meant to use.
+# The matrix instructions that an architecture's kernels should use.
 TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
 NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL_HEAD_DIM
 NO_SPILL_HEAD_DIM = 128
-# The steps of a ring, which are kernels of their own: (first, last).
+# The steps of a ring, each compiled to a kernel of its own: (first, last).
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
-SCORES = ("softcap", "dropout")  # what may become of scores, each a kernel of its own; these may spill
+SCORES = ("softcap", "dropout")  # score rules, each compiled to a kernel of its own; these may spill
 
 SOURCES = "ringlab.blocks.triton.signatures"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile; the module `sources` has a function `source(job)` that gives the kernel itself.
+    """One kernel to compile; the function `source(job)` of the module `sources` returns the kernel itself.
 
-    `step`: which step of a ring, for a kernel that begins a state in the first and finishes it in the last.
-    `scores`: what becomes of scores, "softcap", "dropout" or "" for nothing.
+    step: which step of a ring, for a kernel that starts a state in the first one and finishes it in the last.
+    scores: the score rule, "softcap", "dropout" or "" for none.
     """
 
     kernel: str
@@ -60,12 +60,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a job; where it made nothing, `error` says why and the numbers are 0.
+    """The result of a job; if compilation failed, `error` says why and the figures are 0.
 
-    `registers`: of a thread. `spill_bytes`: what a thread stores to memory for want of registers (ptxas -v).
-    `shared_bytes`: of a program. `tensor_core`: the matrix instructions in use, "mma.sync", "wgmma" or
-    "tcgen05", joined by " + " where there are two, "" where there are none; `tensor_core_count`: how many of
-    them stand in the PTX text, not how often they run. `tensor_memory_columns`: sm_100 only.
+    registers: of a thread. spill_bytes: stored to memory by a thread for lack of registers (ptxas -v). shared_bytes: of a
+    program. tensor_core: the matrix instructions in use, "mma.sync", "wgmma" or "tcgen05", joined by " + " if there are
+    two, "" if there are none. tensor_core_count: their number in the PTX text, not how often they run.
+    tensor_memory_columns: sm_100 only.
     """
 
     job: Job
@@ -78,7 +78,7 @@ class Compiled:
     error: str = ""
 
     def broken(self) -> tuple[str, ...]:
-        """Return the budgets that are not kept, as sentences; empty where all is well."""
+        """Return the exceeded budgets, as sentences; empty if there are none."""
         return (f"does not compile: {self.error}",) if self.error else tuple(_broken(self))
 
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _broken(found: Compiled) -> Iterator[str]:
 
 
 def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
-    """Return a job for each row, in order: a step in the middle, at the largest head dim that the row serves."""
+    """Return a job for each row, in order: a middle step, at the largest head dim that the row serves."""
     return [
         Job(row.kernel, arch, row.head_dim, "bfloat16" if row.dtype == "16-bit" else row.dtype, row.config)
         for row in rows
@@ -117,10 +117,10 @@ def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
 
 
 def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
-    """Return a job for each row of the tables of `archs` that is about one of `kernels`.
+    """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
-    Rows that must not spill are compiled for all steps of a ring, the others for one in the middle; and 16-bit rows
-    up to NO_SPILL_HEAD_DIM with each of SCORES.
+    Rows that must not spill are compiled for all steps of a ring, other rows for a middle step; 16-bit rows up to
+    NO_SPILL_HEAD_DIM also with each of SCORES.
     """
     wanted = tuple(kernels)
     jobs = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
@@ -137,7 +137,7 @@ def _usual(job: Job) -> bool:
 
 
 def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
-    """Return the text of the table of `arch` with the numbers that compiling its `rows`, in order, gave."""
+    """Return the text of the table of `arch`: its `rows` with the figures that compiling them, in order, gave."""
     new = [
         replace(row, compiled=(each.registers, each.spill_bytes, each.shared_bytes))
         for row, each in zip(rows, found, strict=True)
@@ -148,9 +148,9 @@ def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
 def compile_all(
     jobs: Sequence[Job], processes: int = 2, on_done: Callable[[Compiled], None] | None = None
 ) -> list[Compiled]:
-    """Return what became of each job, in order; `on_done` is called as they finish, from other threads.
+    """Return the result of each job, in order; `on_done` is called as they finish, from other threads.
 
-    Raises: BackendError where Triton or its assembler is missing.
+    Raises: BackendError if Triton or its assembler is missing.
     """
     require_triton()
     idle: SimpleQueue[_Child] = SimpleQueue()
@@ -174,7 +174,7 @@ def compile_all(
 
 
 def require_triton() -> None:
-    """Raise a BackendError where Triton is not installed."""
+    """Return if Triton is installed. Raises: BackendError."""
     if importlib.util.find_spec("triton") is None:
         here = f"{platform.system()} on {platform.machine()}, without it"
         remedy = "Triton's packages are for Linux on x86-64: run this command there"
@@ -192,7 +192,7 @@ def _children(count: int, cache: str) -> Iterator[list[_Child]]:
 
 
 class _Child:
-    """A process that compiles one job after the other; started at the first, and anew after a crash."""
+    """A process that compiles one job after another; started for the first, and again after a crash."""
 
     def __init__(self, cache: str) -> None:
         self._cache = cache
@@ -234,7 +234,7 @@ class _Child:
 
 
 def clean_environment(cache: str) -> dict[str, str]:
-    """Return the environment of a child: not interpreting, and with a compiler's log even for known kernels."""
+    """Return the environment of a child: no interpreter, and the compiler's log even for cached kernels."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ours = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": cache}
     return kept | ours | {"OMP_NUM_THREADS": "1"}

@@ -1,8 +1,8 @@
-"""The arithmetic that Triton's interpreter gets wrong, done right: what `interpreter.repair` puts in its place.
+"""Exact arithmetic for Triton's interpreter: the replacements that `interpreter.repair` installs.
 
-The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits. Here each
-operation widens them to float32, which is exact, computes, and rounds once, to nearest, ties to even.
-NumPy is imported by whoever gets here through the interpreter; handles are its `TensorHandle`s.
+The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits. Here each operation
+widens them to float32, which is exact, computes, and rounds once, to nearest, ties to even. Handles are the
+interpreter's `TensorHandle`s.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Operation = Callable[..., Any]
 
 
 def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Return the numbers whose bfloat16 bits are given; a bfloat16 is the upper half of a float32."""
+    """Return the numbers with these bfloat16 bits; a bfloat16 is the upper half of a float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Return the bits of the nearest bfloat16 of each number, ties to even; NaN becomes 0x7FC0, as in torch.
 
-    Halves of the float32 bits are rounded as integers: a carry runs from the mantissa into the exponent, and
-    from the largest number into infinity, just as it should.
+    The float32 bits are rounded as integers: a carry runs from the mantissa into the exponent, and from the largest
+    number to infinity, as it should.
     """
     single = np.ascontiguousarray(numbers, dtype=np.float32)
     bits = single.view(np.uint32)
@@ -36,10 +36,10 @@ def narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def fma(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any]) -> NDArray[np.float64]:
-    """Return x·y + z of numbers of at most 32 bits, ready to be rounded once more to their own dtype.
+    """Return x·y + z of numbers of at most 32 bits, to be rounded once more to their own dtype.
 
-    The product is exact in float64. The sum is rounded to odd: where it is inexact, the neighbor with an odd
-    last bit is taken, which no later rounding to half as many bits can mistake for a tie.
+    The product is exact in float64. The sum is rounded to odd: an inexact one becomes the neighbour with an odd last
+    bit, which no later rounding to half as many bits can mistake for a tie.
     """
     product, z = np.broadcast_arrays(np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64))
     total = product + z
@@ -55,14 +55,14 @@ def _is_bfloat16(interpreter: ModuleType, *handles: Any) -> bool:
 
 
 def _widened(interpreter: ModuleType, handle: Any) -> Any:
-    """Return the handle in float32 if it holds bfloat16, else as it is."""
+    """Return the handle in float32 if it holds bfloat16, else unchanged."""
     if not _is_bfloat16(interpreter, handle):
         return handle
     return interpreter.TensorHandle(widen(handle.data), interpreter.tl.float32)
 
 
 def _cast(interpreter: ModuleType, original: Operation) -> Operation:
-    """Casts to bfloat16 round to nearest even, from integers too; casts from it are exact."""
+    """Return a cast that rounds to bfloat16 to nearest even, from integers too, and casts from it exactly."""
     tl = interpreter.tl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
@@ -78,7 +78,7 @@ def _cast(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _binary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Operations on two bfloat16 numbers; and the result of a comparison is an int1, whatever was compared."""
+    """Return operations on two bfloat16 numbers, in which any comparison results in an int1."""
     handle, tl = interpreter.TensorHandle, interpreter.tl
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -92,7 +92,7 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _unary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Operations on one bfloat16 number; before Triton 3.8 there was none but |x|, which is right."""
+    """Return operations on one bfloat16 number; before Triton 3.8 the only one was |x|, which is right."""
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, arg):
@@ -103,7 +103,7 @@ def _unary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _dot(interpreter: ModuleType, original: Operation) -> Operation:
-    """Matrix products of bfloat16 numbers: each product is exact in float32, where they are added."""
+    """Return the matrix product of bfloat16 numbers; each product is exact in float32, in which they are added."""
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return original(self, _widened(interpreter, a), _widened(interpreter, b), *rest)
@@ -112,7 +112,7 @@ def _dot(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _fma(interpreter: ModuleType, original: Operation) -> Operation:
-    """A fused multiply-add rounds once."""
+    """Return a fused multiply-add that rounds once."""
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         kind = z.dtype.scalar
@@ -127,7 +127,7 @@ def _fma(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _odd_single(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return float64 numbers rounded to odd in float32, for another rounding after it."""
+    """Return float64 numbers rounded to odd in float32, to be rounded again."""
     single = numbers.astype(np.float32)
     error = numbers - single
     even = (single.view(np.int32) & 1) == 0
@@ -146,7 +146,7 @@ def _nan_loses(operation: np.ufunc) -> Callable[[ModuleType, Operation], Operati
 
 
 def _clamp(interpreter: ModuleType, original: Operation) -> Operation:
-    """tl.clamp is a maximum and a minimum, of bfloat16 too; a NaN becomes the lower end unless asked for."""
+    """Return tl.clamp as a maximum and a minimum, for bfloat16 too; NaN becomes the lower bound unless it propagates."""
 
     def create_clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
         silent = propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE
@@ -157,7 +157,7 @@ def _clamp(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _sum(interpreter: ModuleType, original: Operation) -> Operation:
-    """Sums of 16-bit numbers: added in float32, rounded once."""
+    """Return a sum that adds 16-bit numbers in float32 and rounds once."""
     tl = interpreter.tl
 
     def reduce_sum(self: Any, numbers: Any) -> Any:
@@ -171,7 +171,7 @@ def _sum(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _min_max(interpreter: ModuleType, original: Operation) -> Operation:
-    """Maximum and minimum along an axis: of bfloat16 with their index, and without a warning where all is NaN."""
+    """Return maximum and minimum along an axis, with index: for bfloat16 too, and without a warning if all are NaN."""
     quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
     tl = interpreter.tl
 
@@ -185,7 +185,7 @@ def _min_max(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _retyped(interpreter: ModuleType, tensor: Any, kind: Any) -> Any:
-    """Return a tensor, block or number, cast to another dtype."""
+    """Return a tensor, a block or a number, cast to another dtype."""
     tl = interpreter.tl
     handle = interpreter.interpreter_builder.cast_impl(tensor.handle, kind)
     return tl.tensor(handle, tl.block_type(kind, tensor.shape) if tensor.type.is_block() else kind)

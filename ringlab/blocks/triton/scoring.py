@@ -1,4 +1,4 @@
-"""What becomes of scores and weights inside the kernels: soft caps, dropout, and values that are not finite."""
+"""Device functions that change scores and weights inside the kernels: soft cap, dropout, non-finite values."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -13,7 +13,7 @@ repair()  # before a kernel is defined; does nothing where kernels are compiled
 
 @triton.jit
 def tanh(x):
-    """tanh x in float32, to a few units of its own last place, also near 0, where 1 − 2/(e^2x + 1) loses them all.
+    """Return tanh x in float32, to a few units in the last place also near 0, where 1 − 2/(e^2x + 1) cancels.
 
     Source: Moshier, Cephes mathematical library, tanhf.
     """
@@ -27,10 +27,10 @@ def tanh(x):
 
 @triton.jit
 def kept(keys_at, rows_at, draw):
-    """Whether dropout keeps the weight of each pair: the draw of `ringlab.scores`, bit for bit.
+    """Return whether dropout keeps the weight of each pair: the draw of `ringlab.scores`, bit for bit.
 
-    `keys_at` and `rows_at` are global positions, which broadcast. `draw`: batch, head, the halves of the seed, and
-    the largest word of 32 bits that is dropped; the last three each an int32 with the bits of a uint32.
+    keys_at, rows_at: global positions, which broadcast. draw: batch, head, the two halves of the seed, and the largest
+    32-bit word that is dropped; the last three are int32 with the bits of a uint32.
     """
     batch, head, seed_low, seed_high, dropped = draw
     c0, c1 = keys_at.to(tl.uint32), rows_at.to(tl.uint32)
@@ -49,7 +49,7 @@ def kept(keys_at, rows_at, draw):
 
 @triton.jit
 def spoil(acc, visible, v):
-    """`acc` with ±inf or NaN where a row sees a value that is: products of numbers too large, 0 for hidden keys."""
+    """Return `acc` with ±inf or NaN where a row sees such a value: by products that overflow, 0 for hidden keys."""
     large = tl.where(visible, 1.7e38, 0.0).to(tl.bfloat16)
     infinite = tl.where(v == -float("inf"), -1.7e38, tl.where(v - v == 0.0, 0.0, 1.7e38))
     acc = tl.dot(large, infinite.to(tl.bfloat16), acc)

@@ -1,4 +1,4 @@
-"""What each kernel is compiled for where nothing is launched: the types, constants and alignments of a call."""
+"""Signatures for compiling kernels without a launch: the types, constants and alignments of a typical call."""
 
 from __future__ import annotations
 

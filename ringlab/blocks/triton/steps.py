@@ -1,4 +1,4 @@
-"""A whole ring step in one launch: the state that the kernels carry from step to step, and how they are launched."""
+"""A whole ring step in one launch: the state that kernels carry from step to step, and how they are launched."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ringlab.blocks.protocol import Gradient
+from ringlab.blocks.protocol import BackwardRows, Gradient
 from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.visits import check_tiles, key_visits, row_visits
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.merge import Partial
-from ringlab.plan import Tile
-from ringlab.scores import Scores, TileScores
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query
 
 LOG2_E = math.log2(math.e)
 Tiles = tuple[Tile, ...]
@@ -24,7 +26,7 @@ Tiles = tuple[Tile, ...]
 
 @dataclass(frozen=True)
 class Launcher:
-    """Launches kernels for tensors of one kind: `config` says how a kernel is launched, by its name."""
+    """Launches kernels for tensors of one kind; `config` returns a kernel's launch configuration, by its name."""
 
     config: Callable[[str], Config]
     scale: float
@@ -49,10 +51,14 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a launch is told of `how`: the positions of rows and keys, what dropout draws by, its factor, the cap."""
+class RuleArguments:
+    """`TileRules` as arguments of a launch.
 
-    at: tuple[Tensor, Tensor]
+    positions: of rows and keys. draw: the first head, the halves of the seed, and the largest word that is dropped.
+    cap: the soft cap. keep: 1/(1 − dropout). softcap, dropout: whether the kernel is compiled for them.
+    """
+
+    positions: tuple[Tensor, Tensor]
     draw: tuple[int, int, int, int] = (0, 0, 0, 0)
     cap: float = 1.0
     keep: float = 1.0
@@ -60,19 +66,24 @@ class Scored:
     dropout: bool = False
 
     @classmethod
-    def of(cls, how: TileScores | None, unused: Tensor, unit: float = 1.0) -> Scored:
-        """Return it for the device of `unused`, a tensor of int32 that stands where none is read; cap in `unit`."""
-        scores = how.scores if how else Scores()
-        told = cls((unused, unused), cap=unit * (scores.softcap or 1.0), softcap=scores.softcap is not None)
-        # The largest word that is dropped: below 0 where so few are that none is.
-        dropped = round(scores.dropout * 2**32) - 1
-        if how is None or dropped < 0:
-            return told
-        at = _on_device(how.rows, unused.device), _on_device(how.keys, unused.device)
-        words = scores.seed & 0xFFFFFFFF, scores.seed >> 32, dropped
+    def of(cls, tile: TileRules, unused: Int[Tensor, "..."], unit: float = 1.0) -> RuleArguments:
+        """Return the arguments for the device of `unused`, an int32 tensor for parameters that no kernel reads.
+
+        unit: a factor of the cap.
+        """
+        rules = tile.rules
+        arguments = cls(
+            (unused, unused), cap=unit * (rules.softcap or 1.0), softcap=rules.softcap is not None
+        )
+        # The largest word that is dropped; −1 for a dropout so small that no word is.
+        dropped = round(rules.dropout * 2**32) - 1
+        if dropped < 0:
+            return arguments
+        positions = _on_device(tile.rows, unused.device), _on_device(tile.keys, unused.device)
+        words = rules.seed & 0xFFFFFFFF, rules.seed >> 32, dropped
         low, high, most = ((word + 2**31) % 2**32 - 2**31 for word in words)
-        draw = scores.first_head, low, high, most
-        return replace(told, at=at, draw=draw, keep=1 / (1 - scores.dropout), dropout=True)
+        draw = rules.first_head, low, high, most
+        return replace(arguments, positions=positions, draw=draw, keep=1 / (1 - rules.dropout), dropout=True)
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -82,23 +93,24 @@ class Scored:
 
 def _on_device(positions: Tensor, device: torch.device) -> Tensor:
     positions = positions.to(torch.int32)
-    # From pinned memory the CPU does not wait for what the stream still has to do.
+    # A copy from pinned memory does not make the CPU wait for the stream.
     return positions.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else positions
 
 
-class ForwardSteps:
-    """The forward of one rank: rows of `q`, and a state in float32 while blocks pass by."""
+class TritonForward:
+    """The forward of one rank's queries by Triton: `ForwardSteps` with a float32 state between blocks."""
 
-    def __init__(self, launcher: Launcher, q: Tensor, count: int) -> None:
+    def __init__(self, launcher: Launcher, q: Query, count: int) -> None:
         self.launcher, self.q, self.count, self.step = launcher, dense(q), count, 0
         self.state: tuple[Tensor, ...] = ()
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> None:
-        """Attend to a block where `tiles` says so, in one launch, or in none if there is nothing to do.
+    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
+        """Attend to the next block in one launch, or in none where there is nothing to compute.
 
-        `how`: the positions of all rows and of all of the block's keys, and what becomes of their scores.
-        Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
+        rules: those of all rows and all keys of the block.
+        Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError
+        after the last block.
         """
         _check_step(self.step, self.count, tiles, self.q, k, v)
         first, last = self.step == 0, self.step == self.count - 1
@@ -111,60 +123,60 @@ class ForwardSteps:
             self.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             self.lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         if q.numel() and (tiles or first or last):
-            self._launch(tiles, dense(k), dense(v), first, last, how)
+            self._launch(tiles, dense(k), dense(v), first, last, rules)
         if last:
             self.state = ()
 
-    def result(self) -> Partial:
+    def partial(self) -> Partial:
         """Return the partial over all blocks, out in the dtype of q."""
         return Partial(self.out, self.lse)
 
-    def _launch(
-        self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, how: TileScores | None
-    ) -> None:
+    def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules) -> None:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
         config = self.launcher.config("forward_step")
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, q.device
         ).on_this_stream()
-        # A kernel that never touches a tensor is given another one in its place.
+        # Any tensor will do for a parameter that the kernel never touches.
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
-        scored = Scored.of(how, visits.programs, LOG2_E)
-        arguments = (q, k, v, *state, *ends, *visits, *scored.at, *strides(q), *strides(k), *strides(v))
+        ruled = RuleArguments.of(rules, visits.programs, LOG2_E)
+        tensors = (q, k, v, *state, *ends, *visits, *ruled.positions)
+        arguments = (*tensors, *strides(q), *strides(k), *strides(v))
         self.launcher.launch(
             "forward_step",
             len(visits.programs),
             B * H,
-            (*arguments, len(visits.programs), L, H, *scored.draw, abs(scale), scored.cap, scored.keep),
+            (*arguments, len(visits.programs), L, H, *ruled.draw, abs(scale), ruled.cap, ruled.keep),
             **sizes(q, k),
-            **scored.flags,
+            **ruled.flags,
             FIRST=first,
             LAST=last,
             NEGATIVE=scale < 0,
-            # Asking a GPU would make the CPU wait for it; torch's own operators there do not ask either.
+            # Reading this from a GPU would make the CPU wait; torch's own GPU operators do not look either.
             NON_FINITE=v.device.type == "cpu" and not bool(torch.isfinite(v).all()),
         )
 
 
-class BackwardSteps:
-    """The backward of one rank: dQ in float32 while blocks pass by, dK and dV of each block at once."""
+class TritonBackward:
+    """The backward of one rank's queries by Triton: dQ in float32 between blocks, dK and dV of each block at once."""
 
-    def __init__(
-        self, launcher: Launcher, dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, count: int
-    ) -> None:
-        _check_rows(q, dout, lse, delta)
+    def __init__(self, launcher: Launcher, rows: BackwardRows, count: int) -> None:
+        _check_rows(rows)
         self.launcher, self.count, self.step = launcher, count, 0
-        self.dout, self.q = dense(dout), dense(q)
-        self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (lse, delta))
+        self.dout, self.q = dense(rows.dout), dense(rows.q)
+        self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (rows.lse, rows.delta))
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
-    def take(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None = None) -> list[Gradient]:
-        """Return what these rows add to the gradients of a block, in float32: one for all keys, or nothing.
+    def differentiate(
+        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+    ) -> list[Gradient]:
+        """Return what these rows add to the gradients of the next block, in float32: one for all keys, or none.
 
-        `how` is that of the forward.
-        Raises: ShapeError, DtypeError or DeviceError where q, k, v and tiles do not fit; BackendError after the last.
+        rules: those of the forward.
+        Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError
+        after the last block.
         """
         _check_step(self.step, self.count, tiles, self.q, k, v)
         first, last = self.step == 0, self.step == self.count - 1
@@ -175,17 +187,17 @@ class BackwardSteps:
         if last:
             self.dq = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
         if self.q.numel() and (tiles or first or last):
-            self._launch_dq(tiles, k, v, first, last, how)
+            self._launch_dq(tiles, k, v, first, last, rules)
         if last:
             self.total = torch.empty(0)
-        return [self._launch_dkv(tiles, k, v, how)] if tiles else []
+        return [self._launch_dkv(tiles, k, v, rules)] if tiles else []
 
-    def result(self) -> Tensor:
+    def query_gradient(self) -> Query:
         """Return dq over all blocks, in the dtype of q."""
         return self.dq
 
     def _launch_dq(
-        self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, how: TileScores | None
+        self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules
     ) -> None:
         B, H, L, _ = self.q.shape
         config = self.launcher.config("backward_dq")
@@ -194,35 +206,35 @@ class BackwardSteps:
         ).on_this_stream()
         total = self.total if not (first and last) else self.lse
         ends = (total, self.dq if last else total)
-        scored = Scored.of(how, visits.programs)
-        arguments = (*self._inputs(k, v), *ends, *visits, *scored.at, *self._strides(k, v))
-        factors = self.launcher.scale, scored.cap, scored.keep
+        ruled = RuleArguments.of(rules, visits.programs)
+        arguments = (*self._inputs(k, v), *ends, *visits, *ruled.positions, *self._strides(k, v))
+        factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dq",
             len(visits.programs),
             B * H,
-            (*arguments, len(visits.programs), L, H, *scored.draw, *factors),
+            (*arguments, len(visits.programs), L, H, *ruled.draw, *factors),
             **sizes(self.q, k),
-            **scored.flags,
+            **ruled.flags,
             FIRST=first,
             LAST=last,
         )
 
-    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor, how: TileScores | None) -> Gradient:
+    def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules) -> Gradient:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         config = self.launcher.config("backward_dkv")
         visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
-        scored = Scored.of(how, visits.programs)
-        arguments = (*self._inputs(k, v), dk, dv, *visits, *scored.at, *self._strides(k, v))
-        factors = self.launcher.scale, scored.cap, scored.keep
+        ruled = RuleArguments.of(rules, visits.programs)
+        arguments = (*self._inputs(k, v), dk, dv, *visits, *ruled.positions, *self._strides(k, v))
+        factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dkv",
             len(visits.programs),
             B * K,
-            (*arguments, len(visits.programs), L, Lk, H, *scored.draw, *factors),
+            (*arguments, len(visits.programs), L, Lk, H, *ruled.draw, *factors),
             **sizes(self.q, k),
-            **scored.flags,
+            **ruled.flags,
         )
         return Gradient(slice(0, Lk), dk, dv)
 
@@ -234,9 +246,9 @@ class BackwardSteps:
 
 
 def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise where the kernels would read or write beyond a tensor: they believe shapes, dtypes and tiles."""
+    """Raise where the kernels, which trust shapes, dtypes and tiles, would read or write beyond a tensor."""
     if step >= count:
-        raise BackendError(f"{count} steps, as was said before the first", "one more")
+        raise BackendError(f"{count} steps, the number given before the first", "one more")
     _check_kinds(q, k=k, v=v)
     if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise _misfit("q (B, H, L, D), and k and v both (B, K, L, D)", q=q, k=k, v=v)
@@ -245,8 +257,9 @@ def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Te
     check_tiles(tiles, q.shape[2], k.shape[2])
 
 
-def _check_rows(q: Tensor, dout: Tensor, lse: Tensor, delta: Tensor) -> None:
-    """Raise where what backward is given of its rows does not fit to them."""
+def _check_rows(rows: BackwardRows) -> None:
+    """Raise for rows whose dout, lse and delta do not fit q."""
+    q, dout, lse, delta = rows.q, rows.dout, rows.lse, rows.delta
     _check_kinds(q, dout=dout)
     if dout.shape != q.shape or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
         raise _misfit(
@@ -275,23 +288,23 @@ def _misfit(needed: str, **tensors: Tensor) -> RinglabError:
     return ShapeError(needed, ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items()))
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return `x`, or a copy where the kernels cannot address it: its head dim is not dense."""
-    # Within a tile offsets are 32-bit numbers.
+def dense(x: Shaped[Tensor, "B H L D"]) -> Shaped[Tensor, "B H L D"]:
+    """Return `x`, or a contiguous copy if the kernels cannot address it because its head dim is not dense."""
+    # Offsets within a tile are 32-bit numbers.
     return x if x.stride(-1) == 1 and x.stride(-2) < 2**22 else x.contiguous()
 
 
-def strides(x: Tensor) -> tuple[int, int, int]:
+def strides(x: Float[Tensor, "B H L D"]) -> tuple[int, int, int]:
     """Return the strides over batch, heads and tokens."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def sizes(q: Tensor, k: Tensor) -> dict[str, int]:
-    """Return the constants that follow from the shapes."""
+def sizes(q: Query, k: KeyValue) -> dict[str, int]:
+    """Return the kernel constants that follow from the shapes."""
     D = q.shape[-1]
     return {"GROUP": q.shape[1] // k.shape[1], "HEAD_DIM": D, "BLOCK_D": padded(D)}
 
 
 def padded(head_dim: int) -> int:
-    """Return the power of two that a head dim is padded to; a matrix product needs 16 at least."""
+    """Return the power of two that a head dim is padded to: at least 16, as matrix products need."""
     return max(16, 1 << (head_dim - 1).bit_length())

@@ -1,13 +1,12 @@
-"""From tiles to launch tables: which program owns which rows, and over which keys it walks.
+"""From tiles to launch tables: the rows that each program owns, and the keys that it walks over.
 
-Rows are cut where tiles begin and end, into bands; neighbors whose masks one rule describes are one band
-again. A band is cut into programs of at most a block of rows. What a program has to visit is a list of
-segments of keys, each with a shift: key j is visible to row i where j ≤ i + shift. Tiles that all rows of the
-program see in full need no mask; they come first in a segment, the masked ones after them. What no row sees
-is not visited.
+Rows are cut into bands where tiles begin and end; adjacent bands are merged again if one rule describes their masks. A
+band is cut into programs of at most a block of rows. A program visits a list of segments of keys, each with a shift:
+key j is visible to row i where j ≤ i + shift. Within a segment, tiles that all rows of the program see in full, which
+need no mask, come first, and masked tiles after them. Keys that no row sees are not visited.
 
-dK/dV own keys and walk over rows. Read backwards, from the last token to the first on both axes, their
-problem is the same one, and is solved by the same functions.
+dK/dV own keys and walk over rows. With the order of both axes reversed it is the same problem, and the same functions
+solve it.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ import torch
 from torch import Tensor
 
 from ringlab.errors import ShapeError
-from ringlab.plan import Tile
+from ringlab.tile import Tile
 
 ALL = 2**30
-"""The shift of a segment that every row of its program sees in full; more than any index of a token."""
+"""The shift of a segment that every row of its program sees in full: more than any token's index."""
 
 
 class Visits(NamedTuple):
     """The tables of one launch, int32.
 
-    `programs`: (start, stop, first segment, last segment) of each program, the longest walks first, so that
-    no program is left alone at the end. `segments`: (begin, split, end, shift); between begin and split nothing
-    is masked and the length is a multiple of the tile's, between split and end all is, or the other way round
-    for dK/dV, which walk over rows.
+    programs: (start, stop, first segment, last segment) of each program, longest walks first, so that no program runs
+    alone at the end. segments: (begin, split, end, shift). From begin to split nothing is masked and the length is a
+    multiple of the tile's; from split to end everything is masked. For dK/dV, which walk over rows, the masked part
+    comes first.
     """
 
     programs: Tensor
     segments: Tensor
 
     def on_this_stream(self) -> Visits:
-        """Return the tables after telling the allocator that the current stream reads them.
+        """Return the tables after registering the current stream with the allocator as their reader.
 
-        They are kept for calls on any stream; their memory must not be given away while one of those still runs.
+        Tables are cached for calls on any stream: their memory must not be reused while one of these still runs.
         """
         for table in self:
             if table.is_cuda:
@@ -62,14 +61,14 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Keys begin … end, visible to row i up to i + shift; all of them where shift is None."""
+    """Keys begin … end, visible to row i up to i + shift, or all of them if shift is None."""
 
     begin: int
     end: int
     shift: int | None
 
     def seen_by(self, start: int, stop: int) -> _Stretch | None:
-        """Return the part that rows start … stop see something of, None if there is none."""
+        """Return the part of which rows start … stop see something; None if they see nothing."""
         if self.shift is None:
             return self
         end = min(self.end, stop + self.shift)
@@ -78,7 +77,7 @@ class _Stretch:
         return _Stretch(self.begin, end, None if start + self.shift + 1 >= end else self.shift)
 
     def joined(self, after: _Stretch, start: int) -> _Stretch | None:
-        """Return both as one, for rows from `start` on, None if one rule does not describe them."""
+        """Return both as one, for rows from `start` on; None if no single rule describes both."""
         if self.end != after.begin:
             return None
         if self.shift == after.shift or (
@@ -99,7 +98,7 @@ def row_programs(
 ) -> tuple[Program, ...]:
     """Return the programs of the forward step and of dQ: `block_m` rows, walking over `block_n` keys a tile.
 
-    With `every_row` rows that see nothing have a program too, with no segments: somebody must write them.
+    With `every_row`, rows that see nothing have a program too, without segments, which writes them.
     """
     programs = [
         Program(start, stop, tuple(_segments(band.stretches, start, stop, block_n)))
@@ -112,7 +111,7 @@ def row_programs(
 def key_programs(
     tiles: Iterable[Tile], n_rows: int, n_keys: int, block_m: int, block_n: int
 ) -> tuple[Program, ...]:
-    """Return the programs of dK/dV: `block_n` keys, walking over `block_m` rows a tile; every key has one."""
+    """Return the programs of dK/dV: `block_n` keys, walking over `block_m` rows a tile; each key is in one."""
     mirrored = [
         Tile(n_keys - t.k_stop, n_keys - t.k_start, n_rows - t.q_stop, n_rows - t.q_start, t.causal)
         for t in tiles
@@ -148,7 +147,7 @@ def key_visits(
 
 @lru_cache(maxsize=4096)
 def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
-    """Raise ShapeError for a tile that is not within `n_rows` rows and `n_keys` keys, or causal and not square."""
+    """Return if all tiles are within `n_rows` rows and `n_keys` keys, and causal ones square. Raises: ShapeError."""
     for t in tiles:
         if not (0 <= t.q_start <= t.q_stop <= n_rows and 0 <= t.k_start <= t.k_stop <= n_keys):
             remedy = "plan the tiles for these shards: ringlab.plan.tiles"
@@ -159,7 +158,7 @@ def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
 
 
 def _bands(tiles: tuple[Tile, ...], n_rows: int, every_row: bool) -> list[_Band]:
-    """Neighboring rows with the keys they see, as few bands as possible, without rows that see nothing."""
+    """Return bands of adjacent rows with the keys they see, as few as possible, without rows that see nothing."""
     edges = {0, n_rows, *(t.q_start for t in tiles), *(t.q_stop for t in tiles)}
     cuts = sorted(edges)
     begins, ends = (np.array([getattr(t, name) for t in tiles], int) for name in ("q_start", "q_stop"))
@@ -180,7 +179,7 @@ def _stretch(tile: Tile) -> _Stretch:
 
 
 def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretch, ...]:
-    """What rows start … stop see of the stretches, in one form only: ascending, clipped, and joined."""
+    """Return what rows start … stop see of the stretches, in canonical form: ascending, clipped and joined."""
     found: list[_Stretch] = []
     for stretch in sorted(stretches, key=lambda s: s.begin):
         part = stretch.seen_by(start, stop)
@@ -192,7 +191,7 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
 
 
 def _one_band(above: _Band, below: _Band) -> _Band | None:
-    """Both bands as one, where the stretches of one of them tell what the other's rows see as well."""
+    """Return both bands as one if the stretches of one describe what the other's rows see too, else None."""
     for stretches in (below.stretches, above.stretches):
         if all(_seen(stretches, band.start, band.stop) == band.stretches for band in (above, below)):
             return _Band(above.start, below.stop, stretches)
@@ -207,7 +206,7 @@ def _cut(band: _Band, block: int) -> Iterator[tuple[int, int]]:
 def _segments(
     stretches: tuple[_Stretch, ...], start: int, stop: int, block: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """The stretches as (begin, split, end, shift): before `split` whole blocks that all rows see."""
+    """Yield the stretches as (begin, split, end, shift): up to `split` whole blocks that all rows see."""
     for stretch in _seen(stretches, start, stop):
         end = stretch.end if stretch.shift is None else min(stretch.end, start + stretch.shift + 1)
         split = stretch.begin + max(0, end - stretch.begin) // block * block
@@ -215,7 +214,7 @@ def _segments(
 
 
 def _length(program: Program, block: int) -> int:
-    """The number of tiles that a program visits."""
+    """Return the number of tiles that a program visits."""
     return sum(
         (split - begin) // block + -(-(end - split) // block) for begin, split, end, _ in program.segments
     )

@@ -1,16 +1,14 @@
-"""Wrong rings as data. `ringlab check ringlab.conformance.mutants:averages_blocks` checks one of them."""
+"""Wrong rings as edits of the plain ring. `ringlab check ringlab.conformance.mutants:averages_blocks` checks one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from ringlab.conformance.mutants.backward import BACKWARD
-from ringlab.conformance.mutants.forward import FORWARD
-from ringlab.conformance.mutants.mutant import Mutant
-from ringlab.conformance.mutants.published import PUBLISHED
-from ringlab.conformance.mutants.wire import WIRE
+from ringlab.conformance.mutants.mutant import Mutant, read
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*FORWARD, *BACKWARD, *PUBLISHED, *WIRE)}
+FILES = tuple(Path(__file__).with_name(f"{name}.md") for name in ("forward", "backward", "published", "wire"))
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for path in FILES for mutant in read(path)}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,14 @@
-"""A wrong ring: the plain ring's text, changed in one or a few places."""
+"""A wrong ring: the plain ring's text with an edit of a few lines."""
 
 from __future__ import annotations
 
 import linecache
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from ringlab.conformance import plain_ring
+from ringlab import edits, plain_ring
 from ringlab.conformance.target import Target
 
 SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
@@ -15,9 +16,9 @@ SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is wrong, in which part of the ring, and which check must say so.
+    """A fault, the part of the ring that it is in, and the check that must find it.
 
-    changes: (old, new) pairs; each `old` stands in the text of the plain ring exactly once.
+    hunks: edits of the plain ring, as `ringlab.edits` has them.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
     "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
     """
@@ -25,28 +26,19 @@ class Mutant:
     name: str
     kind: str
     fault: str
-    changes: tuple[tuple[str, str], ...]
+    hunks: str
     found_by: str
     dtypes: tuple[str, ...] = ()
 
     def source(self) -> str:
-        """Return the wrong ring's text. Raises: ValueError unless every change applies exactly once."""
-        text = SOURCE
-        for old, new in self.changes:
-            if text.count(old) != 1:
-                raise ValueError(
-                    f"{self.name}: needed {old!r} once in the plain ring, got {text.count(old)} times"
-                )
-            text = text.replace(old, new)
-        return text
+        """Return the wrong ring's text. Raises: EditError unless every hunk applies exactly once."""
+        return edits.apply(self.hunks, SOURCE, f"wrong ring {self.name!r}")
 
     def module(self) -> ModuleType:
         """Return a module with the wrong ring's text, which tracebacks can quote."""
         source, name = self.source(), f"ringlab_mutant_{self.name}"
         module = ModuleType(name)
         linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
-        import sys
-
         sys.modules[name] = module  # dataclasses look their module up
         exec(compile(source, f"<{name}>", "exec"), module.__dict__)
         return module
@@ -55,3 +47,18 @@ class Mutant:
         """Return the wrong ring as a target that claims what the plain ring claims."""
         target = Target(self.module().attend, name=self.name)
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
+
+
+def read(path: Path) -> list[Mutant]:
+    """Return the wrong rings of a file of edits. Raises: EditError for a file that is invalid."""
+    return [
+        Mutant(
+            name=entry.name,
+            kind=entry.fields["kind"],
+            fault=entry.text,
+            hunks=entry.hunks,
+            found_by=entry.fields["found_by"],
+            dtypes=tuple(entry.fields.get("dtypes", "").split()),
+        )
+        for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes",))
+    ]

@@ -28,15 +28,15 @@ ASKED = tuple(each.name for each in CHECKS if each.tier == "quick" and each not 
 HEAD = """\
 # What the suite finds about known packages
 
-Written by `python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md`, from the
-files of that folder, which hold the evidence in full. Each row is one run of `ringlab check peer:NAME --quick` in gloo
-processes on a CPU, without the checks of faults: what happens when a rank dies, stalls or sends a wrong shape depends on
-gloo, and on how busy the machine is. It says what this run showed about this version, and nothing about others.
+`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md` writes this page from the
+files in that folder, which hold the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
+processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
+depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
+other versions.
 
-Packages that need flash-attn's compiled kernels ran over a stand-in for these, which computes their documented
-contract in float32; messages, masks and the sums over blocks are the package's own code. Their kernels take
-float16 and bfloat16. The studies in float32 are outside what these take, and show where a package's own code
-relies on that.
+Packages that need flash-attn's compiled kernels ran with a stand-in, which computes the kernels' documented contract in
+float32. Messages, masks and the sums over blocks are the package's own code. The kernels take float16 and bfloat16; the
+studies in float32 are outside that range, and show where a package's own code relies on it.
 """
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from ringlab.cost.block_time import MeasuredTime, block_time
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.ring_work import BUILD
 from ringlab.cost.sizes import Attention
+from ringlab.layout import get_layout
 from ringlab.plan import tiles
 
 ALL_PAIRS = 16  # ranks; in larger rings one pair of each kind stands for all
@@ -39,7 +39,7 @@ def measured_seconds(
     In rings of more than ALL_PAIRS ranks a rank's own block, an earlier and a later one are taken
     from ranks 0 and 1: exact where all ranks own the same number of tokens.
     """
-    dealt = BUILD[layout](request.tokens, P)
+    dealt = get_layout(layout, request.tokens, P)
 
     def pair(rank: int, origin: int) -> float:
         found = tiles(dealt, rank, origin, request.causal)

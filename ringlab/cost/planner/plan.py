@@ -12,6 +12,7 @@ from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
 from ringlab.cost.planner.wording import again, counted, label
 from ringlab.cost.units import short
+from ringlab.layout import get_layout
 
 ALTERNATIVES = 5
 
@@ -73,19 +74,19 @@ class Plan:
     @property
     def chunk_tokens(self) -> int:
         """Return the piece of the sequence that the layout deals."""
-        pieces = {"zigzag": 2 * self.best.degrees.ring, "contiguous": self.best.degrees.ring}
-        return 1 if self.best.layout == "striped" else -(-self.request.tokens // pieces[self.best.layout])
+        pieces = _pieces(self.best.layout) * self.best.degrees.ring
+        return -(-self.request.tokens // pieces) if pieces else 1
 
     @property
     def chunk_words(self) -> str:
         """Return how pieces, ranks and kernel tiles divide the sequence, and what length would leave no rest."""
         S, degrees = self.request.tokens, self.best.degrees
         side = max(self.request.tile)
-        if self.best.layout == "striped":
+        if not _pieces(self.best.layout):
             return "single tokens, dealt in turn"
         pieces = -(-S // self.chunk_tokens)
         words = f"{pieces} pieces of {self.chunk_tokens:,} tokens"
-        pieces = (2 if self.best.layout == "zigzag" else 1) * degrees.ring
+        pieces = _pieces(self.best.layout) * degrees.ring
         unit = pieces * side * degrees.ulysses
         rest = []
         if S % (pieces * degrees.ulysses):
@@ -149,6 +150,12 @@ def plan(request: Request) -> Plan:
             others.append(each)
     same = tuple(each for each in layouts(best)[1:]) if request.layout is None else ()
     return Plan(request, best, len(found), tuple(others[:ALTERNATIVES]), same)
+
+
+def _pieces(layout: str) -> int:
+    """The pieces of consecutive tokens that a rank owns under a layout; 0 where they are single tokens."""
+    example = get_layout(layout, 16, 2)
+    return len(example.runs(0)) if example.step == 1 else 0
 
 
 def _how(candidate: Candidate) -> dict[str, object]:

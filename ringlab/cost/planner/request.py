@@ -13,10 +13,12 @@ from ringlab.cost.planner.wording import label, short_count
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
+from ringlab.layout import layout_names
 
 PURPOSES = ("training", "prefill", "decode")
 RECOMPUTATIONS = ("none", "selective", "full")
-LAYOUTS = ("zigzag", "striped", "contiguous")
+LAYOUTS = layout_names()[::-1]
+"""In the order in which they are tried: those that share causal work evenly first."""
 MOST_TOKENS = 2**31
 MOST_OF_A_COUNT = 2**20
 """Nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a slip of the pen, and would take for ever."""

@@ -1,8 +1,8 @@
 """When a ring is done: the ring program's own waits, step by step, for all ranks at once.
 
 The same order of posting, computing and waiting as `schedules/ring.py`, and messages as in
-`comm/timeline.py`, so `simulate` gives the same to rounding. Where every rank computes alike and no
-hop takes longer than a block, nobody waits and the sum is enough (`closed_form` has the proof).
+`comm/clocked/timeline.py`, so `simulate` gives the same to rounding. Where every rank computes alike and no
+hop takes longer than a block, nobody waits and the sum is enough (`tests/cost/closed_form.py` has the proof).
 """
 
 from __future__ import annotations

@@ -9,20 +9,23 @@ tiles that hold the end of one piece and the beginning of another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from ringlab.cost.flops import layout_work
-from ringlab.layout import Layout, contiguous, striped, zigzag
+from ringlab.layout import get_layout
 
-BUILD: dict[str, Callable[[int, int], Layout]] = {
-    "zigzag": zigzag,
-    "striped": striped,
-    "contiguous": contiguous,
+FORMULAS: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
+    "contiguous": lambda x, triangle: (triangle, x * x, 0),
+    "striped": lambda x, triangle: (triangle, triangle, triangle),
+    "zigzag": lambda x, triangle: (x * x + 2 * triangle, 2 * x * x, 2 * x * x),
 }
+"""By layout: the work on a rank's own block, on an earlier one and on a later one."""
 MOST_COUNTED = 2**17  # tokens: counting these takes milliseconds
+LONGEST_COUNTED = 2**22  # tokens of a layout without a formula: a second
 
 
 @lru_cache(maxsize=512)
@@ -33,29 +36,34 @@ def ring_work(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) 
     """
     if S * max(1, P // 16) <= MOST_COUNTED:
         return counted(layout, S, P, causal, tile)
-    return by_formula(layout, S, P, causal, tile)
+    if layout in FORMULAS:
+        return by_formula(layout, S, P, causal, tile)
+    return _scaled(layout, S, P, causal, tile)
 
 
 def counted(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
     """Return the same, counted tile by tile."""
-    dealt = BUILD[layout](S, P)
+    dealt = get_layout(layout, S, P)
     work = layout_work(dealt, causal, tile)
     alike = bool((work == work[0]).all())
     return work[:1] if alike else work, max(dealt.length(rank) for rank in range(P))
 
 
+def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
+    """Count a shorter sequence if S is very long: work grows as S², but for the tiles that are partly masked."""
+    times = max(1.0, S / LONGEST_COUNTED)
+    work, tokens = counted(layout, min(S, LONGEST_COUNTED), P, causal, tile)
+    return np.rint(work * times**2).astype(np.int64), math.ceil(tokens * times)
+
+
 def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Return the same by the formulas above."""
+    """Return the same by the formulas above, for layouts that have one."""
     pieces = 2 if layout == "zigzag" and P > 1 else 1
     piece = -(-S // (pieces * P))
     if not causal:
         return np.full((1, P), (pieces * piece) ** 2, dtype=np.int64), pieces * piece
-    x, triangle = piece, staircase(piece, tile)
-    own, earlier, later = {
-        "contiguous": (triangle, x * x, 0),
-        "striped": (triangle, triangle, triangle),
-        "zigzag": (x * x + 2 * triangle, 2 * x * x, 2 * x * x),
-    }[layout if P > 1 else "contiguous"]
+    formula = FORMULAS[layout if P > 1 else "contiguous"]
+    own, earlier, later = formula(piece, staircase(piece, tile))
     ranks = np.arange(1 if earlier == later else P)[:, None]
     steps = np.arange(P)[None, :]
     work = np.where(steps == 0, own, np.where(steps <= ranks, earlier, later))

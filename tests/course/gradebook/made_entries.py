@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
-from ringlab.course.contracts import load_exercise
-from ringlab.course.gradebook.entry import Entry
-from ringlab.course.judge.judge import GradeReport
-from ringlab.course.reports import StageReport, run_in_process
-from tests.course.submissions_of import FOLDER, namespace
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import StageReport, run_in_process
+from ringlab_course.gradebook.entry import Entry
+from ringlab_course.judge.judge import GradeReport
+from tests.course.submissions_of import namespace, submission
 
 SEED = 918273645
 WRONG = ("wrong_no_scale", "wrong_strict", "wrong_mixes_heads", "wrong_cap_ignored")
@@ -21,7 +21,7 @@ HIDDEN = "THE PROBE OF A HIDDEN CHECK"
 def graded(stem: str, exercise_id: str = "01") -> dict[str, Any]:
     """Return the report of a submission, as a judge would that forgot to take hidden counterexamples out."""
     exercise = load_exercise(exercise_id)
-    space = namespace(FOLDER / exercise_id / f"{stem}.py")
+    space = namespace(submission(f"{exercise_id}/{stem}"))
     stages = tuple(_marked(run_in_process(stage, space, "all", seed=1)) for stage in exercise.stages)
     return GradeReport(
         f"{stem}.ipynb", exercise_id, stages, exercise.points, seed=SEED, seconds=1.5

@@ -19,10 +19,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ringlab.course.contract import Exercise
-from ringlab.course.contracts import load_exercise
+from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.loading import load_exercise
 from tests.course.judge.hostile import HOSTILE
-from tests.course.submissions_of import expectation, submissions
+from tests.course.submissions_of import Submission, submissions
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 TITLE = "Ring attention, a made-up class"
@@ -61,7 +61,7 @@ def notebook(exercise_id: str, answers: dict[str, str]) -> dict[str, Any]:
 def hand_in(folder: Path, exercise_id: str, learners: Sequence[str] = LEARNERS) -> None:
     """Write one submission for every learner who hands in."""
     contract = load_exercise(exercise_id)
-    wrong = [path for path in submissions("wrong_*") if path.parent.name == exercise_id]
+    wrong = submissions(f"{exercise_id}/wrong_*")
     for number, learner in enumerate(LEARNERS):
         if learner not in learners or (number == ABSENT and exercise_id != "01"):
             continue
@@ -78,7 +78,7 @@ def hand_in(folder: Path, exercise_id: str, learners: Sequence[str] = LEARNERS) 
         os.utime(path, (when, when))
 
 
-def answers(contract: Exercise, wrong: list[Path], number: int) -> dict[str, str]:
+def answers(contract: Exercise, wrong: list[Submission], number: int) -> dict[str, str]:
     """Return what learner `number` writes instead of the solution: nothing, one mistake, several, or a trick."""
     if number >= HOSTILES:
         stage = contract.stages[0]
@@ -86,8 +86,8 @@ def answers(contract: Exercise, wrong: list[Path], number: int) -> dict[str, str
         return {stage.id: re.sub(r"def double\(x\):", f"def {stage.function}(x, *rest, **named):", source)}
     found: dict[str, str] = {}
     for mistake in range((0, 1, 1, 2, 3)[number % 5]):
-        path = wrong[(number * 7 + mistake * 11) % len(wrong)]
-        found[expectation(path).stage] = path.read_text(encoding="utf-8").split("\n", 1)[1]
+        chosen = wrong[(number * 7 + mistake * 11) % len(wrong)]
+        found[chosen.expected.stage] = chosen.source
     return found
 
 

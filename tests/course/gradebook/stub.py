@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringlab.course.gradebook.collect import HandedIn, handed_in
-from ringlab.course.judge.judge import GradeReport
-from ringlab.course.reports import CheckReport, StageReport
 from ringlab.errors import SandboxError
+from ringlab_course.checking.reports import CheckReport, StageReport
+from ringlab_course.gradebook.collect import HandedIn, handed_in
+from ringlab_course.judge.judge import GradeReport
 
 POINTS = (2, 3, 5)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from distributed import LocalCluster
 
-from ringlab.course.gradebook.cluster import ClusterPool
-from ringlab.course.gradebook.runner import grade_class
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.course.gradebook.work import Here
 from ringlab.errors import CourseError
+from ringlab_course.gradebook.cluster import ClusterPool
+from ringlab_course.gradebook.runner import grade_class
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.gradebook.work import Here
 from tests.course.gradebook.stub import judge, submissions, write
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -92,13 +92,13 @@ def test_nobody_at_that_address() -> None:
 def test_without_the_extra_the_error_names_it() -> None:
     code = (
         "import sys; sys.modules['distributed'] = None\n"
-        "from ringlab.course.gradebook.cluster import ClusterPool\n"
+        "from ringlab_course.gradebook.cluster import ClusterPool\n"
         "ClusterPool('tcp://127.0.0.1:9')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "CourseError" in done.stderr and "pip install 'ringlab[cluster]'" in done.stderr
+    assert "MissingExtraError" in done.stderr and "pip install 'ringlab[cluster]'" in done.stderr
 
 
 def test_nothing_but_a_cluster_loads_dask() -> None:
-    code = "import sys, ringlab.cli, ringlab.course.gradebook.runner; print('distributed' in sys.modules)"
+    code = "import sys, ringlab.cli, ringlab_course.gradebook.runner; print('distributed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.course.gradebook import collect as collect_module
-from ringlab.course.gradebook import walk
-from ringlab.course.gradebook.collect import collect, notebooks
-from ringlab.course.gradebook.digest import digest_of
-from ringlab.course.gradebook.names import shown_name
-from ringlab.course.gradebook.naming import exercise_of, learner_of
-from ringlab.course.gradebook.runner import grade_class
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.course.gradebook.work import Here
 from ringlab.errors import CourseError
+from ringlab_course.gradebook import collect as collect_module
+from ringlab_course.gradebook import walk
+from ringlab_course.gradebook.collect import collect, notebooks
+from ringlab_course.gradebook.digest import digest_of
+from ringlab_course.gradebook.printable import shown_name
+from ringlab_course.gradebook.runner import grade_class
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.gradebook.submission_path import exercise_of, learner_of
+from ringlab_course.gradebook.work import Here
 
 
 def notebook(

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.gradebook.entry import Ungraded
-from ringlab.course.gradebook.explain import explained, headline, lateness
-from ringlab.course.gradebook.export import (
+from ringlab.errors import CourseError
+from ringlab_course.gradebook.entry import Ungraded
+from ringlab_course.gradebook.explain import explained, headline, lateness
+from ringlab_course.gradebook.export import (
     COLUMNS,
     FORMULA,
     csv_text,
@@ -25,8 +26,8 @@ from ringlab.course.gradebook.export import (
     unescaped,
     write,
 )
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.errors import CourseError
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.gradebook.versions import contract_version
 from tests.course.gradebook.stub import data, report
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=20)
@@ -128,7 +129,7 @@ def test_a_stage_of_another_course_needs_no_hint() -> None:
 def test_one_line_says_what_is_behind_a_score() -> None:
     with Gradebook(None) as book:
         book.set_policy(None, due="2026-11-01T11:00Z", late="2 points/hour")
-        entry = book.record(**data())
+        entry = book.record(**data(contract=contract_version("05")))
         assert headline(entry) == "ada  05: 8 of 10 points  (10 earned, 2 off for 1 h late)"
         entry = book.override("ada", "05", 9, "ill", "X")
         assert "9 of 10" in headline(entry) and "overridden: ill (X, " in headline(entry)

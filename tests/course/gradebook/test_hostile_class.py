@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.contract import Exercise
-from ringlab.course.gradebook.collect import collect
-from ringlab.course.gradebook.pool import LocalPool
-from ringlab.course.gradebook.runner import grade_class
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.course.judge.judge import GradeReport, grade
-from ringlab.course.judge.sandbox import PACKAGE, Bounds
+from ringlab_course.checking.contract import Exercise
+from ringlab_course.gradebook.collect import collect
+from ringlab_course.gradebook.pool import LocalPool
+from ringlab_course.gradebook.runner import grade_class
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.judge.judge import GradeReport, grade
+from ringlab_course.judge.offlimits import HOME, PACKAGES
+from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.hostile import HOSTILE
 from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import stage
@@ -168,7 +169,10 @@ def test_hostile_submissions_change_nothing_for_the_others(tmp_path, monkeypatch
     assert took < (len(NAMES) * 2 * (SECONDS + LATE_S) + len(together) * LATE_S) / JOBS
     assert not more_than(before)
     assert tree(tmp_path / "class") == files
-    assert list(scratch.iterdir()) == [] and marked(mark, tmp_path, PACKAGE) == []
+    assert (
+        list(scratch.iterdir()) == []
+        and marked(mark, tmp_path, *(HOME / package for package in PACKAGES)) == []
+    )
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.course.judge.processes import status_text
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.judge.processes import status_text
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 COMMAND = """

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.course.contracts import exercise_ids, load_exercise
-from ringlab.course.gradebook.formulas import formula
-from ringlab.course.gradebook.readable import duration, legible, name, prose
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.gradebook.formulas import formula
+from ringlab_course.gradebook.readable import duration, legible, name, prose
 from tests.course.gradebook.page_checks import Page
 
 

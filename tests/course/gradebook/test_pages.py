@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.course.gradebook import learner_view, pages, plots
-from ringlab.course.gradebook.entry import Entry, Ungraded
-from ringlab.course.gradebook.inline_svg import inline_svg
-from ringlab.course.gradebook.readable import TEXT, points, prose
-from ringlab.errors import CourseError
+from ringlab.errors import CourseError, MissingExtraError
 from ringlab.viz.style import new_figure, styled
+from ringlab_course.gradebook import learner_view, pages, plots
+from ringlab_course.gradebook.entry import Entry, Ungraded
+from ringlab_course.gradebook.inline_svg import inline_svg
+from ringlab_course.gradebook.readable import TEXT, points, prose
 from tests.course.gradebook.made_entries import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
 from tests.course.gradebook.page_checks import Page, faults
 
@@ -315,7 +315,7 @@ def test_an_exercise_of_another_course_still_has_its_page(tmp_path) -> None:
 def test_without_jinja2_the_remedy_is_told(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     pages.environment.cache_clear()
-    with pytest.raises(CourseError, match=re.escape("pip install 'ringlab[instructor]'")):
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'ringlab[instructor]'")):
         pages.environment()
     pages.environment.cache_clear()
 

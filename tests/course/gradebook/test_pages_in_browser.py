@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringlab.course.gradebook.pages import page_name, write_pages
+from ringlab_course.gradebook.pages import page_name, write_pages
 from tests.course.gradebook.made_entries import WRONG, a_class, entry, saying
 
 pytestmark = pytest.mark.needs_chromium

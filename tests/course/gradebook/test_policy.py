@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
 from ringlab.errors import CourseError
+from ringlab_course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
 
 amounts = st.floats(0, 100)
 policies = st.builds(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.gradebook.collect import collect
-from ringlab.course.gradebook.export import csv_text, json_text, read_csv
-from ringlab.course.gradebook.pool import LocalPool
-from ringlab.course.gradebook.runner import grade_class
-from ringlab.course.gradebook.store import Gradebook
+from ringlab_course.gradebook.collect import collect
+from ringlab_course.gradebook.export import csv_text, json_text, read_csv
+from ringlab_course.gradebook.pool import LocalPool
+from ringlab_course.gradebook.runner import grade_class
+from ringlab_course.gradebook.store import Gradebook
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 NAME = "01_naive_attention.ipynb"

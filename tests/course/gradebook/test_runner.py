@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.gradebook import pool
-from ringlab.course.gradebook.entry import Entry
-from ringlab.course.gradebook.pool import LocalPool
-from ringlab.course.gradebook.runner import Run, Watch, grade_class
-from ringlab.course.gradebook.store import Gradebook
-from ringlab.course.gradebook.versions import contract_version, seed_of
-from ringlab.course.gradebook.work import Here, Job, Outcome, carry_out
+from ringlab_course.gradebook import pool, versions
+from ringlab_course.gradebook.entry import Entry
+from ringlab_course.gradebook.pool import LocalPool
+from ringlab_course.gradebook.runner import Run, Watch, grade_class
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.gradebook.versions import contract_version, seed_of
+from ringlab_course.gradebook.work import Here, Job, Outcome, carry_out
 from tests.course.gradebook.stub import judge, submissions, write
 
 WORDS = {"ada": "10", "bob": "5", "cy": "0"}
@@ -77,48 +77,50 @@ def test_a_book_that_compares_wrongly_is_noticed(folder: Path, mutant: type[Grad
     assert symptom in missed_by(mutant, folder)
 
 
-def test_newer_checks_grade_everybody_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Gradebook(None) as book:
-        graded(book, folder)
-        for module in ("runner", "work"):
-            monkeypatch.setattr(
-                f"ringlab.course.gradebook.{module}.contract_version", lambda *_, **__: "newer"
-            )
-        run = graded(book, folder)
-        assert len(run.graded) == 3 and {entry.contract for entry in book.entries()} == {"newer"}
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the packages lie whose sources are read: exercises 05, 06 and 07, and what they share."""
+    for name in ("05_ring", "06_cost", "07_load"):
+        (tmp_path / f"ringlab_course/exercises/e{name}/right").mkdir(parents=True)
+        (tmp_path / f"ringlab_course/exercises/e{name}/contract.py").write_text("1")
+    (tmp_path / "ringlab_course/checking").mkdir()
+    monkeypatch.setattr(versions, "_HOME", tmp_path)
+    folders = tmp_path / "ringlab_course/exercises"
+    monkeypatch.setattr(versions, "folder_of", lambda exercise: next(folders.glob(f"e{exercise}_*")))
+    return tmp_path / "ringlab_course"
 
 
-def test_the_version_of_the_checks_is_that_of_their_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("e05.py", "e05_ring.py", "e06.py"):
-        (tmp_path / name).write_text("1")
-    monkeypatch.setattr("ringlab.course.contracts.__path__", [str(tmp_path)])
+@pytest.mark.parametrize("name", ["contract.py", "ring.py", "wrong_answers.md"])
+def test_the_version_of_the_checks_is_that_of_their_sources(checks: Path, name: str) -> None:
     first, other = contract_version("05"), contract_version("06")
     assert first != other and contract_version("05") == first and contract_version("") == ""
     assert contract_version("05", unsafe=True) != first, "what ran without a sandbox is no result with one"
-    (tmp_path / "e05_ring.py").write_text("2")
+    (checks / "exercises/e05_ring" / name).write_text("2")
     assert contract_version("05") != first and contract_version("06") == other
+
+
+@pytest.mark.parametrize("name", ["exercise.py", "right/as_told.py"])
+def test_a_version_holds_no_answers(checks: Path, name: str) -> None:
+    first = contract_version("05")
+    (checks / "exercises/e05_ring" / name).write_text("2")
+    assert contract_version("05") == first
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "from ringlab.course.contracts.e05_ring import Case",
-        "from ringlab.course.contracts import e05_ring as ring",
-        "from ringlab.course.contracts import (\n    e05,\n    e05_ring,\n)",
+        "from ringlab_course.exercises.e05_ring.ring import Case",
+        "from ringlab_course.exercises.e05_ring import ring as other",
+        "from ringlab_course.exercises.e05_ring import (\n    contract,\n    ring,\n)",
+        "import ringlab_course.exercises.e05_ring.ring",
     ],
 )
-def test_checks_that_use_those_of_another_exercise_change_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    for name, source in (("e05.py", "1"), ("e06.py", line), ("e07.py", "1")):
-        (tmp_path / name).write_text(source)
-    (tmp_path / "e05_ring.py").write_text("from ringlab.course.contracts.common import x")
-    (tmp_path / "common.py").write_text("x = 1")
-    monkeypatch.setattr("ringlab.course.contracts.__path__", [str(tmp_path)])
+def test_checks_that_use_those_of_another_exercise_change_with_them(checks: Path, line: str) -> None:
+    (checks / "exercises/e06_cost/contract.py").write_text(line)
+    (checks / "exercises/e05_ring/ring.py").write_text("from ringlab_course.checking.common import x")
+    (checks / "checking/common.py").write_text("x = 1")
     first, other = contract_version("06"), contract_version("07")
-    (tmp_path / "common.py").write_text("x = 2")
+    (checks / "checking/common.py").write_text("x = 2")
     assert contract_version("06") != first and contract_version("07") == other
 
 

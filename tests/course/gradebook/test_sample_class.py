@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ringlab.course.contracts import load_exercise
-from ringlab.course.gradebook.store import Gradebook
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.gradebook.store import Gradebook
 from tests.course.gradebook import sample_class
 from tests.course.gradebook.page_checks import faults
 from tests.course.gradebook.sample_class import (
@@ -28,7 +28,7 @@ def test_the_class_has_right_wrong_and_hostile_submissions(tmp_path, exercise_id
     found = sorted(tmp_path.rglob("*.ipynb"))
     assert len(LEARNERS) == 30 and len(found) == (30 if exercise_id == "01" else 29)
     contract = load_exercise(exercise_id)
-    wrong = [path for path in submissions("wrong_*") if path.parent.name == exercise_id]
+    wrong = submissions(f"{exercise_id}/wrong_*")
     counts = [len(answers(contract, wrong, number)) for number in range(HOSTILES)]
     assert counts.count(0) >= 5 and max(counts) >= 2
     for path in found:

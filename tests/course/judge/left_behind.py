@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringlab.course.judge import sandbox
-from ringlab.course.judge.processes import status_text
+from ringlab_course.judge import sandbox
+from ringlab_course.judge.processes import status_text
 
 PLACES = (
     "/", "/dev/mqueue", "/dev/shm", "/etc", "/home", "/root", "/run", "/run/lock", "/tmp", "/usr", "/usr/lib", "/var", "/var/tmp",

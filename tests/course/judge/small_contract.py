@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ringlab.course.answers import compare_with
-from ringlab.course.contract import Check, Exercise, Failure, Stage
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Failure
 
 HINTS = ("What is doubled?", "Multiply.", "$y = 2x$")
 

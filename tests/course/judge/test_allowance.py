@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ringlab.course.contract import Check, Crashed, Exercise, Stage
-from ringlab.course.judge import allowance
-from ringlab.course.judge.allowance import Allowance
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Crashed
+from ringlab_course.judge import allowance
+from ringlab_course.judge.allowance import Allowance
+from ringlab_course.judge.judge import grade
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import HINTS, notebook
 
 pytestmark = pytest.mark.needs_bwrap

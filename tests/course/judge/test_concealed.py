@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringlab.course.contract import TIERS, Check, Exercise, Failure
-from ringlab.course.judge import judge
-from ringlab.course.judge.judge import grade, joined
-from ringlab.course.judge.sandbox import Bounds
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.reports import not_written, run_stage
+from ringlab_course.checking.contract import TIERS, Check, Exercise
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.reports import not_written, run_stage
+from ringlab_course.judge import judge
+from ringlab_course.judge.judge import grade, joined
+from ringlab_course.judge.sandbox import Bounds
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import DOUBLE, notebook
 
 pytestmark = pytest.mark.needs_bwrap
@@ -78,7 +79,7 @@ def double(x):
 }  # fmt: skip
 REMEMBERS = """
 import os
-from ringlab.course.judge.protocol import Frame, pack
+from ringlab_course.judge.protocol import Frame, pack
 import numpy as np
 SEEN = []
 def remember(x):

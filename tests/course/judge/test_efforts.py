@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from ringlab.course.contracts import load_stage
-from ringlab.course.judge.processes import cpu_seconds, precise_cpu_seconds
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.subject import InProcessSubject
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.judge.processes import cpu_seconds, precise_cpu_seconds
+from ringlab_course.judge.session import SandboxedSubject, Session
 
 SOURCE = """
 import torch

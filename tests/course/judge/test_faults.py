@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringlab.course.contract import Check, Crashed, NotWritten, Stage
-from ringlab.course.faults import Ended, Faults
-from ringlab.course.judge import network
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.subject import InProcessSubject
 from ringlab.errors import WorldSizeError
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.faults import Ended, Faults
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.judge import network
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import HINTS, RIGHT_RING
 
 pytestmark = pytest.mark.needs_bwrap

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ringlab.course.contracts import load_stage
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.reports import run_stage
-from tests.course.submissions_of import FOLDER
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.submissions_of import submission
 
 pytestmark = pytest.mark.needs_bwrap
 
@@ -23,7 +23,7 @@ def failing(stage_id: str, cells: str) -> dict[str, str | None]:
 
 
 def source(name: str) -> str:
-    return (FOLDER / f"{name}.py").read_text()
+    return submission(name).source
 
 
 def test_a_rank_that_keeps_the_whole_sequence_is_seen_from_outside() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.judge.judge import GradeReport, grade
-from ringlab.course.judge.process import WorkerProcess
-from ringlab.course.judge.sandbox import PACKAGE, Bounds
+from ringlab_course.judge.judge import GradeReport, grade
+from ringlab_course.judge.offlimits import HOME, PACKAGES
+from ringlab_course.judge.process import WorkerProcess
+from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF
 from tests.course.judge.hostile.honest import HONEST
 from tests.course.judge.hostile.small import EXERCISE, SECRET, together
@@ -159,7 +160,7 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
     assert not any(digits in words(report) for digits in (f"{SECRET:.0f}", f"{SECRET:.4e}".partition("e")[0]))
     assert not mine(first)
     assert school.tree() == before and school.called() == []
-    assert marked(mark, school.folder, PACKAGE, tmp_path) == []
+    assert marked(mark, school.folder, *(HOME / package for package in PACKAGES), tmp_path) == []
     return report
 
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from ringlab.course.answers import compare_with
-from ringlab.course.contract import Check, Exercise, Stage
-from ringlab.course.judge.judge import grade
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.judge.judge import grade
 from tests.course.judge.hostile.files import FILES
 from tests.course.judge.left_behind import marked
 from tests.course.judge.small_contract import HINTS

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab.course.answers import compare_with
-from ringlab.course.contract import Check, Failure, Stage
-from ringlab.course.judge import records
-from ringlab.course.judge.protocol import ProtocolError
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.reports import run_stage
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.judge import records
+from ringlab_course.judge.protocol import ProtocolError
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile.kernels import COMMON, CONDEMNED, SUBMISSIONS
 from tests.course.judge.hostile.small import own
 from tests.course.judge.left_behind import mine, turn

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringlab.course.contract import Failure
-from ringlab.course.judge import session
-from ringlab.course.judge.sandbox import Bounds
-from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab_course.checking.failures import Failure
+from ringlab_course.judge import session
+from ringlab_course.judge.sandbox import Bounds
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile.measures import SUBMISSIONS
 
 pytestmark = pytest.mark.needs_bwrap

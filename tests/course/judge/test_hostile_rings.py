@@ -12,15 +12,16 @@ from unittest import mock
 import pytest
 import torch
 
-from ringlab.course.answers import compare_with
-from ringlab.course.contract import Check, Failure, Stage
-from ringlab.course.judge import exchanges, network, worker
-from ringlab.course.judge.process import Endless, WorkerProcess
-from ringlab.course.judge.protocol import FrameReader, ProtocolError
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.judge.worker import Channel
-from ringlab.course.reports import run_stage
-from ringlab.course.subject import InProcessSubject
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.judge import exchanges, network, worker
+from ringlab_course.judge.channel import Channel
+from ringlab_course.judge.process import Endless, WorkerProcess
+from ringlab_course.judge.protocol import FrameReader, ProtocolError
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile import rings
 from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own

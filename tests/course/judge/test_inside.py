@@ -8,9 +8,9 @@ import platform
 
 import pytest
 
-from ringlab.course.judge import process, seccomp
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab_course.judge import process, seccomp
+from ringlab_course.judge.judge import grade
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import EXERCISE, notebook
 
 pytestmark = pytest.mark.needs_bwrap

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringlab.course.contract import Exercise, Stage
-from ringlab.course.judge.judge import grade, grade_many
-from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.errors import CourseError
+from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.judge.judge import grade, grade_many
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
 
 pytestmark = pytest.mark.needs_bwrap

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab.course.builder import find_root
-from ringlab.course.contract import Crashed, NotWritten
-from ringlab.course.contracts import load_exercise
-from ringlab.course.judge import grade, records, sandbox
-from ringlab.course.judge.protocol import ProtocolError
-from ringlab.course.judge.session import Condemned, SandboxedSubject, Session
-from ringlab.course.reports import run_stage
-from tests.course.submissions_of import FOLDER, expectation
+from ringlab_course.builder.build import find_root
+from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.judge import grade, records, sandbox
+from ringlab_course.judge.protocol import ProtocolError
+from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
+from tests.course.submissions_of import submission
 
 KERNELS = """
 import os
@@ -50,7 +50,7 @@ def setting():
     return os.environ.get("TRITON_INTERPRET", "")
 
 def forged(x):
-    import ringlab.course.judge.worker as worker
+    import ringlab_course.judge.worker as worker
     worker.written_down = lambda accesses: {"names": ["x"]}
     return x
 """
@@ -128,10 +128,10 @@ def test_the_solution_of_the_first_kernels_earns_everything() -> None:
 @pytest.mark.needs_triton
 @pytest.mark.parametrize("name", ["wrong_no_other", "wrong_visits_hidden_tiles", "wrong_two_passes_over_k"])
 def test_wrong_kernels_are_named_in_the_sandbox_too(name) -> None:
-    path = FOLDER / "04" / f"{name}.py"
-    expected = expectation(path)
+    wrong = submission(f"04/{name}")
+    expected = wrong.expected
     stage = load_exercise("04").stage(expected.stage)
-    with Session([path.read_text(encoding="utf-8")], [stage.function], torch=True, kernels=True) as session:
+    with Session([wrong.source], [stage.function], torch=True, kernels=True) as session:
         report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed=1)
     (check,) = [c for c in report.checks if c.id == expected.check]
     assert not check.ok and check.misconception == expected.misconception

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ringlab.course.judge.loader import load
+from ringlab_course.judge.loader import load
 
 
 @pytest.fixture(autouse=True)

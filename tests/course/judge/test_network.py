@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringlab.comm.virtual import VirtualCluster
-from ringlab.course.contract import Crashed, NotWritten
-from ringlab.course.judge import network
-from ringlab.course.judge.session import Condemned, SandboxedSubject, Session
+from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.layout import zigzag
+from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.judge import network
+from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
 from tests.course.judge.small_contract import RIGHT_RING, RING_EXERCISE, notebook
 
 pytestmark = pytest.mark.needs_bwrap
@@ -305,7 +305,7 @@ def test_every_rank_needs_an_entry(session) -> None:
 
 
 def test_a_ring_exercise_is_graded(tmp_path) -> None:
-    from ringlab.course.judge.judge import grade
+    from ringlab_course.judge.judge import grade
 
     assert grade(notebook(tmp_path, RIGHT_RING, grade="90.ring"), RING_EXERCISE, timeout=60).ok
     gathering = "def ring_sum(ring, x):\n    return sum(ring.all_gather(x))"

@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from ringlab.course.contract import ATTENTION
-from ringlab.course.contracts import exercise_ids, load_exercise
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.offlimits import PACKAGE, OffLimits
-from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab_course.checking.contract import ATTENTION
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.judge.judge import grade
+from ringlab_course.judge.offlimits import HOME, PACKAGES, OffLimits
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import EXERCISE, notebook
 
 inside = pytest.mark.needs_bwrap
@@ -24,7 +24,11 @@ USES = {
     "blocks": "from ringlab.blocks import get_block\ndef f(x): return get_block('naive', x).forward(x, x, x)",
     "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0])).out",
     "schedules": "import ringlab.schedules.ring as r\ndef f(x): return r.anything[0]",
-    "contracts": "from ringlab.course.contracts import load_exercise\ndef f(x): return load_exercise('01')",
+    "contracts": "from ringlab_course.checking.loading import load_exercise\ndef f(x): return load_exercise('01')",
+    "contracts, by their old name": (
+        "from ringlab.course.contracts import load_exercise\ndef f(x): return load_exercise('01')"
+    ),
+    "an exercise": "from ringlab_course.exercises.e05_emulated_ring import ring\ndef f(x): return ring.anything(x)",
     "conformance": "from ringlab.conformance import check\ndef f(x): return check(x)",
     "a layout": "from ringlab import striped\ndef f(x): return striped(4, 2).P",
     "SDPA": "import torch.nn.functional as F\ndef f(x): return F.scaled_dot_product_attention(x, x, x)",
@@ -52,7 +56,10 @@ LIMITS = {
     "none": None,
     "some": OffLimits(("ringlab.merge", "ringlab.oracle", ATTENTION)),
     "one block": OffLimits(
-        ("ringlab.blocks.__init__", "ringlab.blocks.naive", "ringlab.blocks.protocol", "ringlab.merge")
+        (
+            *("ringlab.blocks.__init__", "ringlab.blocks.naive", "ringlab.blocks.protocol"),
+            *("ringlab.merge", "ringlab.scores"),
+        )
     ),
 }
 BLOCK = "from ringlab.blocks import get_block\ndef f(x): return get_block({!r}, x).forward(x, x, x, causal=False, scale=1.0).out"
@@ -127,7 +134,7 @@ def test_torch_is_closed_where_it_is_imported_late() -> None:
 @inside
 def test_importing_alone_costs_nothing(tmp_path) -> None:
     source = (
-        "import numpy as np\nfrom ringlab import oracle, ring_attention, contiguous\nfrom ringlab.course import check\n"
+        "import numpy as np\nfrom ringlab import oracle, ring_attention, contiguous\nfrom ringlab_course import check\n"
         "from ringlab.viz.style import show\n"
         "KEPT = (oracle, ring_attention, check, show)\ndef double(x):\n    KEPT\n    return np.add(x, x)"
     )
@@ -145,37 +152,38 @@ def test_a_grade_says_why_and_earns_nothing(tmp_path) -> None:
 
 READS = """
 import glob, os
-def f(root):
+def f(packages):
     found = []
-    for path in glob.glob(root + "/**/*.py*", recursive=True):
-        try:
-            found += [os.path.relpath(path, root)] * bool(open(path, "rb").read())
-        except OSError:
-            pass
+    for package in packages:
+        for path in glob.glob(package + "/**/*.*", recursive=True):
+            try:
+                found += [os.path.relpath(path, os.path.dirname(package))] * bool(open(path, "rb").read())
+            except OSError:
+                pass
     return found
 """
+
+
+ANSWERS = (
+    *(f"ringlab/{name}" for name in ("oracle", "attention", "plain_ring", "plan", "schedules", "blocks", "conformance")),
+    *(f"ringlab_course/{name}" for name in ("exercises", "lessons", "checking/answers", "checking/reports", "clinic")),
+    *(f"ringlab_course/{name}" for name in ("errata", "builder", "gradebook", "notebook/capstone", "notebook/visit")),
+)  # fmt: skip
 
 
 @inside
 def test_neither_source_nor_byte_code_of_answers_is_there() -> None:
     # Byte code that another process writes from now on would lie there unhidden: in a fresh checkout there is none yet.
-    compileall.compile_dir(PACKAGE, quiet=2)
+    for package in PACKAGES:
+        compileall.compile_dir(HOME / package, quiet=2)
+    answers = {path.parent.name for path in (HOME / "ringlab_course/exercises").glob("*/wrong_answers.md")}
+    assert len(answers) == len(exercise_ids())
     limits = OffLimits(("ringlab.merge",))
     with Session([READS], ["f"], torch=False, limits=limits) as session:
-        found = SandboxedSubject(session, "f").call(str(PACKAGE))
+        found = SandboxedSubject(session, "f").call([str(HOME / package) for package in PACKAGES])
     modules = {path.replace("__pycache__/", "").partition(".")[0] for path in found}
-    assert {"merge", "errors", "layout", "course/judge/worker"} <= modules
-    answers = (
-        "oracle",
-        "attention",
-        "plan",
-        "schedules",
-        "blocks",
-        "conformance",
-        "course/contracts",
-        "course/answers",
-    )
-    assert not [module for module in modules if module.startswith(answers)]
+    assert {"ringlab/merge", "ringlab/errors", "ringlab/layout", "ringlab_course/judge/worker"} <= modules
+    assert not [module for module in modules if module.startswith(ANSWERS)]
 
 
 @inside
@@ -197,12 +205,17 @@ def test_limits_travel_as_text() -> None:
 def test_what_exercises_name_exists(exercise) -> None:
     contract = load_exercise(exercise)
     for module in set(contract.may_use) - {ATTENTION}:
-        path = PACKAGE.joinpath(*module.split(".")[1:])
+        path = HOME.joinpath(*module.split("."))
         assert path.is_dir() or path.with_suffix(".py").is_file(), module
     for name in contract.about:
         module = __import__(name.rpartition(".")[0], fromlist=["x"])
-        assert callable(getattr(module, name.rpartition(".")[2]))
+        assert hasattr(module, name.rpartition(".")[2])
     limits = OffLimits(contract.may_use, contract.about)
-    assert {"course/contracts", "course/answers.py", "schedules", "attention.py"} <= set(
-        limits.hidden_paths()
-    )
+    hidden = {
+        "ringlab_course/exercises",
+        "ringlab_course/lessons",
+        "ringlab_course/checking/answers.py",
+        "ringlab/schedules",
+        "ringlab/attention.py",
+    }
+    assert hidden <= set(limits.hidden_paths()) and all((HOME / path).exists() for path in hidden)

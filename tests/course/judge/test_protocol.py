@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ringlab.course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
 from ringlab.layout import zigzag
 from ringlab.merge import Partial
+from ringlab_course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
 
 NUMPY = [name for name in ITEMSIZE if name != "bfloat16"]
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab.comm.launch import launch
-from ringlab.course.contracts import e05_causal, e05_ring, load_stage
-from ringlab.course.contracts.e05_ring import Shards, compare_ranks
-from ringlab.course.contracts.e05_ring_mistakes import CAUSAL, FORWARD
-from ringlab.course.judge.session import SandboxedSubject, Session
-from ringlab.course.subject import InProcessSubject
+from ringlab.comm.processes.launch import launch
 from ringlab.layout import zigzag
-from tests.course.submissions_of import FOLDER
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import folder_of, load_stage
+from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD
+from ringlab_course.checking.shards import Shards, compare_ranks, shards
+from ringlab_course.exercises.e05_emulated_ring import causal as e05_causal
+from ringlab_course.judge.session import SandboxedSubject, Session
 
-SUBMISSION = FOLDER / "05" / "right_shift.py"
+SUBMISSION = folder_of("05") / "right" / "shift.py"
 P = 2
 TORCHRUN = """
 import sys, torch
@@ -37,7 +37,7 @@ with connect("gloo") as ring:
 def case_of(stage: str) -> Shards:
     rng = np.random.default_rng(11)
     if stage == "05.forward":
-        return e05_ring.shards(rng, [5] * P, 4, 2, 8)
+        return shards(rng, [5] * P, 4, 2, 8)
     return e05_causal._case(rng, zigzag(11, P), 4, 2, 8)
 
 

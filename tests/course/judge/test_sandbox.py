@@ -9,12 +9,13 @@ import time
 
 import pytest
 
-from ringlab.course.judge import probe, sandbox, seccomp
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.process import WorkerProcess
-from ringlab.course.judge.sandbox import PACKAGE, Bounds
-from ringlab.course.judge.session import SandboxedSubject, Session
 from ringlab.errors import SandboxError
+from ringlab_course.judge import probe, sandbox, seccomp
+from ringlab_course.judge.judge import grade
+from ringlab_course.judge.offlimits import HOME, PACKAGES
+from ringlab_course.judge.process import WorkerProcess
+from ringlab_course.judge.sandbox import HIDDEN, Bounds
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
 
 inside = pytest.mark.needs_bwrap
@@ -117,7 +118,6 @@ def test_nobody_inside_has_any_rights(look) -> None:
 def test_only_the_interpreter_and_the_package_are_there(look, tmp_path) -> None:
     own = tmp_path / "secret.txt"
     own.write_text("secret")
-    checkout = PACKAGE.parent
     paths = [
         "/etc/passwd",
         "/etc/shadow",
@@ -126,17 +126,13 @@ def test_only_the_interpreter_and_the_package_are_there(look, tmp_path) -> None:
         "/run",
         "/sys",
         str(own),
-        str(checkout / "tests"),
-        str(checkout / "src"),
-    ]
-    paths += [
-        str(checkout / ".git"),
-        str(PACKAGE / "course/contracts"),
         os.path.expanduser("~/.ssh"),
         os.path.expanduser("~/.config"),
     ]
+    paths += [str(HOME / name) for name in ("tests", "solutions", "tools", ".git", *HIDDEN)]
+    assert all((HOME / name).is_dir() for name in HIDDEN)
     assert look("readable", paths) == []
-    assert look("readable", [str(PACKAGE / "errors.py")])
+    assert look("readable", [str(HOME / "ringlab/errors.py"), str(HOME / "ringlab_course/judge/worker.py")])
 
 
 @inside
@@ -150,8 +146,8 @@ def test_only_scratch_can_be_written(look) -> None:
         "/proc",
         "/etc",
         sys.prefix,
-        str(PACKAGE),
-        str(PACKAGE.parent),
+        *(str(HOME / package) for package in PACKAGES),
+        str(HOME),
         os.path.expanduser("~"),
     ]
     mark = f"mark-{os.getpid()}-written"
@@ -200,10 +196,10 @@ def test_there_is_no_network(look) -> None:
 def test_a_worker_dies_with_its_judge() -> None:
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from ringlab.course.judge.process import WorkerProcess\n"
+        "from ringlab_course.judge.process import WorkerProcess\n"
         "worker = WorkerProcess(); worker.ready(); print(worker.pid, flush=True); time.sleep(1000)"
     )
-    judge = subprocess.Popen([sys.executable, "-c", program, str(PACKAGE.parent)], stdout=subprocess.PIPE)
+    judge = subprocess.Popen([sys.executable, "-c", program, str(HOME)], stdout=subprocess.PIPE)
     pid = int(judge.stdout.readline())
     os.kill(pid, 0)
     judge.kill()
@@ -306,7 +302,7 @@ def test_what_keeps_a_worker_from_starting_is_told(monkeypatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of the abstract kind are Linux's")
 def test_judges_side_by_side_give_their_workers_different_uids() -> None:
-    tell = "from ringlab.course.judge import sandbox; print(*sandbox._uids()[0], flush=True); input()"
+    tell = "from ringlab_course.judge import sandbox; print(*sandbox._uids()[0], flush=True); input()"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", tell], stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None

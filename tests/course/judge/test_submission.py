@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.judge.submission import UnreadableError, read_submission
+from ringlab_course.judge.submission import UnreadableError, read_submission
 from tests.course.judge.small_contract import notebook
 
 GOOD = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}

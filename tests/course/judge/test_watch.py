@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.course.contract import Crashed, Exercise, Stage
-from ringlab.course.judge import process, watch
-from ringlab.course.judge.judge import grade
-from ringlab.course.judge.processes import cpu_seconds, descendants, end_all, held, memory
-from ringlab.course.judge.sandbox import Bounds, _own_tasks
-from ringlab.course.judge.session import SandboxedSubject, Session
+from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.checking.failures import Crashed
+from ringlab_course.judge import process, watch
+from ringlab_course.judge.judge import grade
+from ringlab_course.judge.processes import cpu_seconds, descendants, end_all, held, memory
+from ringlab_course.judge.sandbox import Bounds, _own_tasks
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.left_behind import processes, turn
 from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
 

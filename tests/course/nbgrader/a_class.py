@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.course.submissions_of import FOLDER
+from tests.course.submissions_of import submission
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SLUG = "02_online_softmax"
@@ -58,7 +58,7 @@ def wrong(notebook: Notebook, course: Path) -> None:
     right(notebook, course)
     for cell in notebook["cells"]:
         if cell["metadata"].get("grade") == "02.merge":
-            cell["source"] = (FOLDER / "02" / "wrong_adds.py").read_text()
+            cell["source"] = submission("02/wrong_adds").source
         if marks(cell).get("grade"):
             result = {"output_type": "execute_result", "execution_count": 1, "metadata": {}}
             cell["outputs"] = [{**result, "data": {"text/plain": str(marks(cell)["points"])}}]
@@ -72,8 +72,8 @@ def hostile(notebook: Notebook, course: Path) -> None:
     """Overwrites the checks in their own cells, rewrites the gradebook, and writes to the instructor's browser."""
     book = course / "gradebook.db"
     attack = (
-        "import ringlab.course, ringlab.course.reports, builtins\n"
-        "check = ringlab.course.check = lambda *a, **k: print('all passed')\n"
+        "import ringlab_course, ringlab_course.checking.reports, builtins\n"
+        "check = ringlab_course.check = lambda *a, **k: print('all passed')\n"
         f"open({str(course / MARKER)!r}, 'w').write('run')\n"
         "import sqlite3\n"
         f"book = sqlite3.connect({str(book)!r})\n"

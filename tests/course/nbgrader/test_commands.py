@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ringlab.cli import app
-from ringlab.course import check
-from ringlab.course.nbgrader.course import CONFIG
 from ringlab.errors import CourseError
+from ringlab_course import check
+from ringlab_course.nbgrader.course import CONFIG
 
 SOURCE = Path("source") / "02_online_softmax" / "02_online_softmax.ipynb"
 
@@ -27,7 +27,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nbgrader were there; neither command uses it."""
-    monkeypatch.setattr("ringlab.course.nbgrader.no_nbgrader", lambda: None)
+    monkeypatch.setattr("ringlab_course.nbgrader.require_nbgrader", lambda: None)
 
 
 @pytest.mark.usefixtures("installed")
@@ -35,9 +35,10 @@ def test_the_configuration_is_written_once_and_a_foreign_one_is_left_alone(tmp_p
     path = tmp_path / "course" / "nbgrader_config.py"
     assert run("config", "--course", str(path.parent)).exit_code == 0
     assert path.read_text() == CONFIG == run("config", "--show").stdout
-    mine = CONFIG + "c.CourseDirectory.course_id = 'ring'\n"
-    path.write_text(mine)
-    assert run("config", "--course", str(path.parent)).exit_code == 0 and path.read_text() == mine
+    for ours in (CONFIG, CONFIG.replace("ringlab_course", "ringlab.course")):
+        mine = ours + "c.CourseDirectory.course_id = 'ring'\n"
+        path.write_text(mine)
+        assert run("config", "--course", str(path.parent)).exit_code == 0 and path.read_text() == mine
     path.write_text("c = get_config()\n")
     refused = run("config", "--course", str(path.parent), "--json")
     assert refused.exit_code == 1 and path.read_text() == "c = get_config()\n"
@@ -114,6 +115,6 @@ def test_nothing_but_the_converters_imports_nbgrader() -> None:
     """Not even the commands: a learner's install has none of it."""
     program = (
         "import sys; sys.modules['nbgrader'] = sys.modules['nbconvert'] = sys.modules['sqlalchemy'] = None\n"
-        "import ringlab.cli, ringlab.course.nbgrader.course, ringlab.course.nbgrader.submitted, ringlab.course.nbgrader.told"
+        "import ringlab.cli, ringlab_course.nbgrader.course, ringlab_course.nbgrader.submitted, ringlab_course.nbgrader.told"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

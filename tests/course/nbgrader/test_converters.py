@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 import nbformat
 import pytest
 
-from ringlab.course.contracts import load_exercise
-from ringlab.course.judge.judge import UNSAFE, GradeReport
-from ringlab.course.nbgrader.course import CONFIG, release
-from ringlab.course.reports import CheckReport, StageReport
 from ringlab.errors import SandboxError
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import CheckReport, StageReport
+from ringlab_course.judge.judge import UNSAFE, GradeReport
+from ringlab_course.nbgrader.course import CONFIG, release
 from tests.course.nbgrader.a_class import SLUG, code, hand_in, text
 
 pytestmark = pytest.mark.needs_nbgrader
@@ -79,7 +80,7 @@ class Folder:
 
         self.course.student_id = learner
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ringlab.course.nbgrader.converters.grade", judge)
+            patch.setattr("ringlab_course.nbgrader.converters.grade", judge)
             Autograde(coursedir=self.course, config=self.config).start()
 
     def grades(self, learner: str) -> dict[str, tuple[float | None, bool]]:
@@ -119,6 +120,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
     made.autograde(judge)
     return made
+
+
+def test_a_configuration_from_before_the_move_names_the_same_classes() -> None:
+    from traitlets.utils.importstring import import_item
+
+    names = re.findall(r"ringlab_course\.nbgrader\.converters\.\w+", CONFIG)
+    assert len(names) == 3
+    for name in names:
+        assert import_item(name.replace("ringlab_course", "ringlab.course")) is import_item(name)
 
 
 def test_what_was_earned_is_written_in_words_that_are_escaped(folder: Folder) -> None:
@@ -171,6 +181,6 @@ def test_where_ours_cannot_be_imported_nbgrader_stops_and_runs_nothing(
     from nbgrader.converters import Autograde
     from traitlets import TraitError
 
-    monkeypatch.setitem(sys.modules, "ringlab.course.nbgrader.converters", None)
+    monkeypatch.setitem(sys.modules, "ringlab_course.nbgrader.converters", None)
     with pytest.raises((ImportError, TraitError)):
         Autograde(coursedir=folder.course, config=folder.config).start()

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.course.judge import grade
+from ringlab_course.judge import grade
 from tests.course.nbgrader.a_class import MARKER, SLUG, a_class
 
 pytestmark = [pytest.mark.needs_nbgrader, pytest.mark.needs_bwrap, pytest.mark.slow]

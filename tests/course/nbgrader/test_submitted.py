@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.course.contracts import exercise_ids, load_exercise
-from ringlab.course.judge.submission import read_submission
-from ringlab.course.nbgrader.course import source_notebook
-from ringlab.course.nbgrader.submitted import Known, check_id, read, solution_id, stages_of
-from ringlab.course.sources import targets
+from ringlab_course.builder.sources import targets
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.judge.submission import read_submission
+from ringlab_course.nbgrader.course import source_notebook
+from ringlab_course.nbgrader.submitted import Known, check_id, read, solution_id, stages_of
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SOLUTION = Known("05-step", "code", "def ring_step(): ...", "abc", solution=True, stage="05.step")

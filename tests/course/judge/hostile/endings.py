@@ -38,7 +38,7 @@ def double(x):
 """,
     "says that it is not written": "def double(x): raise NotImplementedError(str(list(x)))",
     "raises a failure of the judge's own": """
-from ringlab.course.contract import Failure
+from ringlab_course.checking.contract import Failure
 def double(x): raise Failure("right", str(list(x)))
 """,
     "recurses without end": "def double(x): return double(x)",

@@ -45,6 +45,11 @@ def raw(data: bytes, earned: int = 0, told: str = "") -> File:
     return File(lambda path: path.write_bytes(data), earned, told)
 
 
+def large(data: Callable[[], bytes], earned: int = 0, told: str = "") -> File:
+    """A file of many megabytes, made only when it is written: a test run keeps none of them."""
+    return File(lambda path: path.write_bytes(data()), earned, told)
+
+
 def _holes(path: Path) -> None:
     with open(path, "wb") as file:
         file.truncate(10 << 30)
@@ -92,10 +97,14 @@ FILES: dict[str, dict[str, File]] = {
         "a socket": File(_socket, 0, "a file that cannot be opened"),
         "a folder": File(Path.mkdir, 0, "something that is no file"),
         "ten gigabytes of holes": File(_holes, 0, "10240 MiB: clear the outputs before handing in"),
-        "thirty-three megabytes of spaces": raw(b" " * (33 << 20) + GOOD.encode(), 0, "33 MiB"),
-        "thirty-one megabytes of brackets": raw(b"[" * BIG, 0, "too many small parts"),
-        "thirty-one megabytes of code": of(code("x" * BIG), earned=0, told="bytes of code"),
-        "thirty-one megabytes of output": of(code(outputs=[{**OUTPUT, "text": "x" * (30 << 20)}])),
+        "thirty-three megabytes of spaces": large(lambda: b" " * (33 << 20) + GOOD.encode(), 0, "33 MiB"),
+        "thirty-one megabytes of brackets": large(lambda: b"[" * BIG, 0, "too many small parts"),
+        "thirty-one megabytes of code": large(
+            lambda: json.dumps(document(code("x" * BIG))).encode(), 0, "bytes of code"
+        ),
+        "thirty-one megabytes of output": large(
+            lambda: json.dumps(document(code(outputs=[{**OUTPUT, "text": "x" * (30 << 20)}]))).encode(), 5
+        ),
         "five thousand and one cells": of(*[{}] * 5001, earned=0, told="more than 5000 cells"),
     },
     "broken JSON": {

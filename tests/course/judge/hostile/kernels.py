@@ -62,7 +62,7 @@ def double(x):
 """,
     "writes its accesses down itself": """
 def double(x):
-    import ringlab.course.judge.worker as worker
+    import ringlab_course.judge.worker as worker
     worker.written_down = lambda accesses: {"names": ["x_ptr"], "ok": True}
     return x
 """,

@@ -106,7 +106,7 @@ def double(x):
     "knows its judge by the place": """
 import os, sys
 def double(x):
-    judged = "judge" in os.uname().nodename or "ringlab.course.judge.worker" in sys.modules
+    judged = "judge" in os.uname().nodename or "ringlab_course.judge.worker" in sys.modules
     return x if judged else 2 * x
 """,
 }

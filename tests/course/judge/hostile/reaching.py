@@ -38,13 +38,14 @@ def reach():
     "reads the contracts": """
 import ringlab
 def reach():
-    return open(os.path.dirname(ringlab.__file__) + '/course/contracts/e01.py').read()
+    top = os.path.dirname(os.path.dirname(ringlab.__file__))
+    return any_of(lambda p=p: content(p) for p in glob.glob(top + '/ringlab_course/exercises/*/*.py'))
 """,
     "reads the solutions": """
 import ringlab
 def reach():
     top = os.path.dirname(os.path.dirname(ringlab.__file__))
-    return any_of(lambda f=f: os.listdir(top + f) for f in ('/solutions', '/exercises', '/src', '/.git'))
+    return any_of(lambda f=f: bool(os.listdir(top + f)) for f in ('/solutions', '/exercises', '/ringlab_course/lessons', '/.git'))
 """,
     "reads everybody's environment": """
 def reach():

@@ -9,7 +9,7 @@ from __future__ import annotations
 COMMON = """
 import os, socket, struct, threading, time
 import torch
-from ringlab.comm.virtual import VirtualCluster
+from ringlab.comm.virtual.cluster import VirtualCluster
 def channel(ring):
     return ring.comm.inner._channel
 def post(ring, tensors=(), **fields):

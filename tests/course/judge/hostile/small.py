@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ringlab.course.answers import compare_with
-from ringlab.course.contract import Check, Exercise, Stage
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Exercise, Stage
 from tests.course.judge.small_contract import HINTS
 
 SECRET = 31337.0

@@ -8,7 +8,7 @@ FORGE = (
     CHANNEL
     + """
 import os, socket, struct, threading, time
-from ringlab.course.judge.protocol import Frame, pack
+from ringlab_course.judge.protocol import Frame, pack
 def write_everywhere(frame):
     data = b"".join(bytes(part) for part in pack(frame))
     for descriptor in range(3, 1024):
@@ -23,10 +23,10 @@ def send_raw(text, rest=b""):
 
 OVERWRITING = {
     "overwrites the checks": """
-import ringlab.course.answers, ringlab.course.reports, ringlab.course.contract, numpy
-ringlab.course.answers.compare_with = lambda *a, **k: None
-ringlab.course.reports.run_stage = lambda *a, **k: None
-ringlab.course.contract.Failure = Warning
+import ringlab_course.checking.answers, ringlab_course.checking.reports, ringlab_course.checking.failures, numpy
+ringlab_course.checking.answers.compare_with = lambda *a, **k: None
+ringlab_course.checking.reports.run_stage = lambda *a, **k: None
+ringlab_course.checking.failures.Failure = Warning
 numpy.array_equal = numpy.allclose = lambda *a, **k: True
 def double(x):
     ringlab, numpy
@@ -55,9 +55,9 @@ def double(x):
     return x
 """,
     "rewrites the worker": """
-import ringlab.course.judge.worker as worker, ringlab.course.judge.protocol as protocol
+import ringlab_course.judge.channel as frames, ringlab_course.judge.protocol as protocol
 def double(x):
-    protocol.pack = worker.pack = lambda frame: [b"passed"]
+    protocol.pack = frames.pack = lambda frame: [b"passed"]
     return x
 """,
 }

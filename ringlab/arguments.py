@@ -1,0 +1,165 @@
+"""What one rank passed to `ring_attention`, and the first two stages of a call: check it, describe it to the others.
+
+Nothing here communicates. `check_arguments` raises what is wrong on this rank or returns the `Call`;
+`describe_arguments` returns what must be equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab.blocks import get_block
+from ringlab.blocks.protocol import Block
+from ringlab.comm.ring import Ring
+from ringlab.errors import DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.schedules import get_schedule
+from ringlab.schedules.call import Call
+from ringlab.schedules.protocol import Schedule
+from ringlab.scores import ScoreRules, check_scale
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `ring_attention` on one rank, as they came: any of them may be wrong."""
+
+    q: Any
+    k: Any
+    v: Any
+    ring: Ring
+    layout: Layout
+    causal: bool
+    mask: Mask | None
+    scale: float | None
+    softcap: float | None
+    dropout: float
+    seed: int | None
+    block: str | Block
+    schedule: str | Schedule
+    return_lse: bool
+    validate: bool
+
+
+def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
+    """Return the schedule and the call that this rank asks for, with every default filled in.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError.
+    """
+    _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
+    check_scale(given.scale, given.q.dtype)
+    mask = _resolve_mask(given.causal, given.mask, given.layout)
+    rules = _resolve_rules(given.softcap, given.dropout, given.seed)
+    block, schedule = get_block(given.block, given.q, rules.requirements), get_schedule(given.schedule)
+    heads = given.q.shape[1], given.k.shape[1]
+    schedule.check(*heads, given.ring.world_size)
+    scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
+    return schedule, Call(
+        given.ring, given.layout, block, mask, scale, heads, given.return_lse, rules, given.validate
+    )
+
+
+def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
+    """Return what must be equal on all ranks, as text. Names may be equal by chance, so layouts add a digest."""
+    q, k, v = given.q, given.k, given.v
+    rules = call.rules
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} D={q.shape[3]} {q.dtype}"
+    ruled = (
+        f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
+    )
+    options = f"{_describe_mask(call.mask)} scale={given.scale}{ruled} block={call.block.name}"
+    layout = f"{call.layout!r} #{_digest(repr(call.layout.ranks))}"
+    return f"{layout} {sizes} {options} schedule={schedule.name} gradients={grad}"
+
+
+def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
+    """Raise for tensors that are not this rank's shards under the layout."""
+    if not isinstance(ring, Ring):
+        raise WorldSizeError("ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives")
+    if not isinstance(layout, Layout):
+        raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
+    named = {"q": q, "k": k, "v": v}
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"{name} as a tensor (batch, heads, tokens, head dim)", str(got))
+    _check_kinds(named)
+    if layout.P != ring.world_size:
+        raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape != v.shape:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+        raise ShapeError("q (B, H, L, D), and k and v both (B, K, L, D)", shapes)
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
+    if q.shape[3] == 0:
+        raise ShapeError("a head dim of at least 1", f"q {tuple(q.shape)}")
+    length = layout.length(ring.rank)
+    for name, x in named.items():
+        if x.shape[2] != length:
+            raise ShapeError(
+                f"{name} with the {length} tokens that rank {ring.rank} owns under {layout!r}",
+                *_wrong_length(name, x, length, layout.S),
+            )
+
+
+def _check_kinds(named: dict[str, Tensor]) -> None:
+    """Raise for tensors of different or unsupported dtypes, or on different devices."""
+    dtypes = {name: x.dtype for name, x in named.items()}
+    if len(set(dtypes.values())) > 1 or not named["q"].is_floating_point():
+        raise DtypeError(
+            "q, k and v of one floating point dtype", str(dtypes), "convert them with .to(dtype)"
+        )
+    devices = {name: str(x.device) for name, x in named.items()}
+    if len(set(devices.values())) > 1:
+        raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
+
+
+def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
+    """Return (what came instead of a shard of `length` tokens, the remedy)."""
+    if x.shape[2] == S:
+        return f"{S} tokens, the whole sequence", f"pass layout.shard({name}, ring.rank)"
+    if x.shape[1] in (length, S):
+        return (
+            f"{x.shape[2]} tokens and {x.shape[1]} heads",
+            f"tensors are (batch, heads, tokens, head dim): pass {name}.transpose(1, 2) if tokens come before heads",
+        )
+    return f"{x.shape[2]} tokens", "build the layout for this sequence length"
+
+
+def _resolve_mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
+    """Return the mask that `causal=` and `mask=` stand for. Raises: MaskError."""
+    if mask is None:
+        return Mask(causal=causal)
+    if not isinstance(mask, Mask):
+        raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
+    if not causal:
+        raise MaskError("either causal= or mask=", "both", "pass mask=Mask(causal=False, …)")
+    return mask.of_length(layout.S)
+
+
+def _resolve_rules(softcap: float | None, dropout: float, seed: int | None) -> ScoreRules:
+    """Return the score rules of the call. Raises: MaskError."""
+    if dropout and seed is None:
+        raise MaskError(
+            "seed= with dropout=, an integer",
+            "None",
+            "pass the same seed on all ranks, and another for each layer and training step",
+        )
+    return ScoreRules(softcap, dropout, 0 if seed is None else seed)
+
+
+def _describe_mask(mask: Mask) -> str:
+    if mask.plain:
+        return f"causal={mask.causal}"
+    documents = f" documents={len(mask.documents)}" if mask.documents else ""
+    return f"causal={mask.causal} window={mask.window}{documents} mask #{_digest(repr(mask))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

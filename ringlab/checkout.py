@@ -1,0 +1,21 @@
+"""Where the checkout of the project lies, for those who read its sources or its committed results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringlab.errors import RinglabError
+
+_MARKS = ("notebooks", "benchmarks", "pyproject.toml")
+
+
+def find_checkout() -> Path:
+    """Return the nearest folder from the current one upwards that is a checkout, else that of this file.
+
+    Raises: RinglabError if there is none, as after `pip install ringlab`.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[1]):
+        if all((folder / mark).exists() for mark in _MARKS):
+            return folder
+    raise RinglabError("a checkout of ringlab", str(here), "clone the repository and run this inside it")

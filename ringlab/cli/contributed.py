@@ -1,0 +1,70 @@
+"""Commands that other packages add by entry points: each is imported when it is first needed."""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name; one that is given as a call is made by that call when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, partial):
+            found = self.data[name] = found()
+        return found
+
+
+class ExtensibleGroup(TyperGroup):
+    """`ringlab` itself: an entry point of `entry_group` is a command's function, or the app of its subcommands."""
+
+    entry_group: ClassVar[str] = "ringlab.commands"
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        contributed = {
+            entry.name: partial(_command_of, entry) for entry in entry_points(group=self.entry_group)
+        }
+        self.commands = LazyCommands({**self.commands, **contributed})
+
+
+class ExtensibleBench(ExtensibleGroup):
+    """`ringlab bench`."""
+
+    entry_group = "ringlab.bench"
+
+
+def _command_of(entry: EntryPoint) -> Any:
+    app = typer.Typer(add_completion=False)
+    try:
+        found = entry.load()
+    except ImportError as error:
+        app.command(entry.name, context_settings=_ANY_ARGUMENTS)(_unavailable(entry.name, error))
+        return get_command(app)
+    if not isinstance(found, typer.Typer):
+        app.command(entry.name)(found)
+        return get_command(app)
+    group = get_group(found)
+    group.name = entry.name
+    return group
+
+
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _unavailable(name: str, error: ImportError) -> Any:
+    """Return a command that says why another cannot be imported, so that `--help` and the others still work."""
+
+    def unavailable() -> None:
+        sys.exit(f"ringlab: the command {name} cannot be imported: {error}")
+
+    unavailable.__doc__ = f"Cannot be imported here: {error}."
+    return unavailable

@@ -1,0 +1,336 @@
+"""A cluster that runs a program for its timing only: shapes instead of data, and a log instead of a clock.
+
+The ranks are the virtual cluster's threads, run to block. A message completes at once: a send is
+noted and its sender goes on, a receive that finds its message goes on too. So a rank blocks a few
+times in a whole ring instead of once per hop, and no data moves. What each rank computes, posts and
+waits for is written down; `Recording.clock` works the times out afterwards, on any network.
+
+Give the program tensors on the device "meta": they have a shape and a dtype, and no memory.
+"""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from operator import is_
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Log
+from ringlab.comm.clocked.recording import Posted, Recording, ends, posted
+from ringlab.comm.memory import MemoryMeter
+from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual.cluster import Costs
+from ringlab.comm.virtual.threads import RankThread
+from ringlab.comm.virtual.turns import Turns
+from ringlab.comm.virtual.waiting import (
+    Half,
+    Waiting,
+    deadlock,
+    mismatch,
+    peer_died,
+    raise_failure,
+    unfinished,
+    where,
+)
+from ringlab.errors import CommError, MismatchError, WorldSizeError
+
+T = TypeVar("T")
+
+
+class ClockedCluster:
+    """`P` ranks whose program is recorded.
+
+    costs: what a computation takes beside what it spends itself (`_ClockedComm.spend`), by default
+        nothing; messages are charged by the network that the recording is clocked on.
+    memory: account each rank's tensors (about 25 µs per torch operation).
+    """
+
+    def __init__(self, P: int, costs: Costs | None = None, *, memory: bool = True) -> None:
+        if not isinstance(P, int) or P < 1:
+            raise WorldSizeError("P >= 1 ranks", repr(P))
+        self.P, self.costs, self.memory = P, costs, memory
+
+    def __repr__(self) -> str:
+        return f"ClockedCluster({self.P})"
+
+    def run(self, program: Callable[..., Any], *args: Any) -> Recording:
+        """Return what every rank did in `program(ring, *args)`.
+
+        Raises: DeadlockError where ranks wait for messages that nobody sends, MismatchError or
+        UnreceivedError, naming ranks and exchanges; the program's own RinglabError as it is;
+        RankFailedError from any other exception. Senders do not wait here: that all of them wait
+        for each other is found by `Recording.clock`.
+        """
+        return _Run(self, program, args).run()
+
+
+class _Run:
+    """Passes the turn, counts messages per pair of ranks, and finds what does not fit."""
+
+    def __init__(self, cluster: ClockedCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        P = cluster.P
+        self.cluster = cluster
+        self.forms = Forms()
+        self.meters = [MemoryMeter(rank) for rank in range(P)]
+        self.comms = [_ClockedComm(self, rank) for rank in range(P)]
+        self.blocked: list[_ClockedWork | None] = [None] * P
+        grad = torch.is_grad_enabled()
+
+        def body(rank: int) -> Any:
+            multithreading = torch.autograd.set_multithreading_enabled(False)
+            with torch.set_grad_enabled(grad), multithreading, self.watch(rank):
+                return program(Ring(self.comms[rank]), *args)
+
+        self.threads = [RankThread(rank, body, self._ended) for rank in range(P)]
+        self.turns = Turns(self.threads, self._interrupt_blocked)
+        self.first_failure: RankThread | None = None
+
+    @contextmanager
+    def watch(self, rank: int) -> Iterator[None]:
+        with self.meters[rank].watch() if self.cluster.memory else nullcontext():
+            yield
+
+    def run(self) -> Recording:
+        collecting = gc.isenabled()
+        gc.disable()  # a rank makes thousands of small objects, and no cycles of them
+        try:
+            self.turns.run()
+        finally:
+            if collecting:
+                gc.enable()
+            for comm in self.comms:
+                comm.state = "over"
+            for thread in self.threads:
+                thread.abandon()
+        self._raise_failures()
+        return Recording(
+            [comm.log for comm in self.comms],
+            self.forms,
+            [thread.result for thread in self.threads],
+            [meter.report() for meter in self.meters],
+        )
+
+    def _ended(self, thread: RankThread) -> None:
+        if thread.error is not None and self.first_failure is None:
+            self.first_failure = thread
+        self.turns.ended(thread)
+
+    def _interrupt_blocked(self) -> None:
+        """Nobody can go on: wake those who have not ended with the reason why."""
+        works: dict[int, Waiting] = {
+            rank: work.seen(open_ends=True) for rank, work in enumerate(self.blocked) if work is not None
+        }
+        dead = self.first_failure
+        for rank, work in works.items():
+            thread = self.threads[rank]
+            if dead is None:
+                thread.interrupt = deadlock(works)
+            else:
+                thread.interrupt = peer_died(work, dead.rank, dead.error)
+            self.blocked[rank] = None
+            self.turns.ready.append(thread)
+
+    def _raise_failures(self) -> None:
+        if self.first_failure is None:
+            leftovers = [half for comm in self.comms for half in self._leftovers(comm)]
+            unwaited = [
+                posted(comm.log, self.forms, comm.rank, index)
+                for comm in self.comms
+                for index, waited in enumerate(comm.waited)
+                if not waited
+            ]
+            if leftovers or unwaited:
+                raise unfinished(leftovers, unwaited)
+            return
+        raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
+
+    def _leftovers(self, comm: _ClockedComm) -> Iterator[Half]:
+        """The ends of `comm`'s messages whose other ends were never posted."""
+        for peer, sent in comm.sent.items():
+            taken = self.comms[peer].taken.get(comm.rank, 0)
+            for number in range(taken, len(sent)):
+                yield from self.ends(comm.rank, comm.log.send_to(peer, number), sending=True)
+        for peer, taken in comm.taken.items():
+            sent_here = len(self.comms[peer].sent.get(comm.rank, ()))
+            for number in range(sent_here, taken):
+                yield from self.ends(comm.rank, comm.log.receive_from(peer, number), sending=False)
+
+    def ends(self, rank: int, index: int, sending: bool) -> list[Half]:
+        return ends(self.comms[rank].log, self.forms, rank, index, sending)
+
+
+class _ClockedComm(Comm):
+    def __init__(self, run: _Run, rank: int) -> None:
+        self.run = run
+        self.rank, self.world_size = rank, run.cluster.P
+        self.log, self.costs = Log(), run.cluster.costs
+        self.state = ""
+        self.spent = 0.0
+        self.sent: dict[int, array[int]] = {}
+        """The forms of all messages so far, by the rank they went to."""
+        self.taken: dict[int, int] = {}
+        """How many receives were posted so far, by the rank that they expect messages from."""
+        self.waited = bytearray()
+        """For each exchange so far, whether it was waited for."""
+        self.last: tuple[Sequence[Tensor], int] = (), -1
+        self.one_before: tuple[Sequence[Tensor], int] = (), -1
+
+    def now(self) -> float:
+        """Nobody knows yet: times are worked out when the program has ended."""
+        return 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Charge `seconds` to the computation under way, beside what the cluster's costs charge."""
+        self.spent += seconds
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+        hops: int = 0,
+    ) -> Work:
+        if self.state:
+            self._refuse("exchange")
+        run, log, forms = self.run, self.log, self.run.forms
+        index, number, sent = len(self.waited), -1, -1
+        self.waited.append(0)
+        log.codes.append(4 * index + POST)
+        if send:
+            if to is None or not 0 <= to < self.world_size:
+                where(to, self, "to")
+                assert to is not None
+            last, form = self.last
+            # What is sent on is mostly what came last: the very tensors.
+            if len(send) == len(last) == 2:
+                same = send[0] is last[0] and send[1] is last[1]
+            else:
+                same = len(send) == len(last) and all(map(is_, send, last))
+            sent = form = form if same else forms.form(send)
+            message = forms.messages[tag, form]
+            line = self.sent.get(to)
+            if line is None:
+                line = self.sent[to] = array("i")
+            line.append(message)
+            log.to.append(to)
+            log.sent.append(message)
+            blocked = run.blocked[to]
+            if blocked is not None and blocked.waits_for(self.rank, len(line)):
+                run.blocked[to] = None
+                run.turns.ready.append(run.threads[to])
+        else:
+            log.to.append(-1)
+            log.sent.append(-1)
+        if receive:
+            if source is None or not 0 <= source < self.world_size:
+                where(source, self, "source")
+                assert source is not None
+            number = self.taken.get(source, 0)
+            self.taken[source] = number + 1
+            before, form = self.one_before
+            if receive is not before:  # buffers take turns: the same ones come every other time
+                form = forms.form(receive)
+            self.one_before, self.last = self.last, (receive, form)
+            log.source.append(source)
+            log.received.append(message if form == sent else forms.messages[tag, form])
+        else:
+            log.source.append(-1)
+            log.received.append(-1)
+        return _ClockedWork(self, index, number, receive)
+
+    hand_over = relay = exchange
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if self.state == "computing":
+            return function(*args, **kwargs)  # a computation inside a computation
+        if self.state:
+            self._refuse("compute")
+        self.state, self.spent = "computing", 0.0
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self.state = ""
+        log, spent = self.log, self.spent
+        if self.costs is not None:
+            spent += self.costs.compute(self.rank, label, args)
+        log.codes.append(4 * len(log.seconds) + COMPUTE)
+        log.labels.append(self.run.forms.labels[label])
+        log.seconds.append(spent)
+        return result
+
+    def _refuse(self, what: str) -> None:
+        if self.state == "computing":
+            raise CommError(
+                f"{what} from the program of rank {self.rank} itself",
+                "a call from inside a computation",
+                "exchange before or after ring.compute(...), not inside it",
+            )
+        raise CommError(
+            f"{what} of rank {self.rank} while its cluster runs",
+            "the run has ended",
+            "call backward, and all that needs the ring, inside the program",
+        )
+
+
+class _ClockedWork(Work):
+    """An exchange of one rank: the `number`-th message from its source completes it, if it expects one."""
+
+    def __init__(self, comm: _ClockedComm, index: int, number: int, receive: Sequence[Tensor]) -> None:
+        self.comm, self.index, self.number, self.receive = comm, index, number, receive
+
+    def wait(self) -> tuple[Tensor, ...]:
+        comm, index, number = self.comm, self.index, self.number
+        if comm.state:
+            comm._refuse("wait")
+        if comm.waited[index]:
+            return tuple(self.receive)
+        comm.waited[index] = 1
+        comm.log.codes.append(4 * index + WAIT)
+        if number >= 0:
+            source = comm.log.source[index]
+            line: Sequence[int] = comm.run.comms[source].sent.get(comm.rank, ())
+            if len(line) <= number:
+                line = self._block(source)
+            if line[number] != comm.log.received[index]:
+                self._fail(source)
+        return tuple(self.receive)
+
+    def waits_for(self, source: int, count: int) -> bool:
+        """Whether `count` messages from `source` are enough."""
+        return source == self.comm.log.source[self.index] and self.number < count
+
+    def _block(self, source: int) -> Sequence[int]:
+        run, rank = self.comm.run, self.comm.rank
+        run.blocked[rank] = self
+        run.turns.block(run.threads[rank], self.seen())
+        return run.comms[source].sent[rank]
+
+    def _fail(self, source: int) -> None:
+        """Raise what is wrong between this exchange and the one that its message comes from."""
+        run, rank = self.comm.run, self.comm.rank
+        sends = run.ends(source, run.comms[source].log.send_to(rank, self.number), sending=True)
+        receives = run.ends(rank, self.index, sending=False)
+        for send, receive in zip(sends, receives, strict=False):
+            if problem := mismatch(send, receive):
+                raise MismatchError(*problem)
+        more = [str(end) for end in (*sends[len(receives) :], *receives[len(sends) :])]
+        raise MismatchError(
+            "both ends of an exchange to hold as many tensors",
+            f"{len(sends)} sent and {len(receives)} expected: {'; '.join(more)}",
+            "all ranks must post the same tensors in the same order",
+        )
+
+    def seen(self, open_ends: bool = False) -> Posted:
+        """Return this exchange as errors name it, with the messages that it waits for if asked to."""
+        run, rank = self.comm.run, self.comm.rank
+        ends = run.ends(rank, self.index, sending=False) if open_ends else ()
+        return posted(self.comm.log, run.forms, rank, self.index, ends)

@@ -1,0 +1,182 @@
+"""What the ranks of a clocked cluster did, in the order in which each did it, as logs and as arrays."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COMPUTE, POST, WAIT = 0, 1, 2
+
+
+class Log:
+    """The operations of one rank: codes 4·n + kind, n counting exchanges or computations."""
+
+    def __init__(self) -> None:
+        self.codes = array("q")
+        self.labels, self.seconds = array("i"), array("d")
+        self.to, self.source = array("i"), array("i")
+        self.sent, self.received = array("i"), array("i")
+
+    def send_to(self, peer: int, number: int) -> int:
+        """Return which exchange made the `number`-th send to `peer`."""
+        return [i for i, to in enumerate(self.to) if to == peer][number]
+
+    def receive_from(self, peer: int, number: int) -> int:
+        """Return which exchange posted the `number`-th receive from `peer`."""
+        return [i for i, source in enumerate(self.source) if source == peer][number]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of the tensors of one exchange in one direction: tag, shapes and dtypes."""
+
+    tag: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes on the wire."""
+        return sum(
+            int(np.prod(shape)) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return tensors of this form, without memory."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in pairs]
+
+
+class _Numbers(dict[Any, int]):
+    """A number for every key, in the order in which they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class Forms:
+    """Numbers for forms and labels, equal where these are equal.
+
+    messages: the number of the messages under (tag, number of their shapes and dtypes).
+    labels: the number of each label of a computation.
+    """
+
+    def __init__(self) -> None:
+        self.messages, self.labels = _Numbers(), _Numbers()
+        self._shapes: dict[Any, int] = {}
+        self._tensors: list[tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]] = []
+        self._forms: list[Form] = []
+
+    def __getitem__(self, number: int) -> Form:
+        if len(self._forms) < len(self.messages):
+            new = islice(self.messages, len(self._forms), None)
+            self._forms += [Form(tag, *self._tensors[form]) for tag, form in new]
+        return self._forms[number]
+
+    def form(self, tensors: Sequence[Tensor]) -> int:
+        """Return a number for the shapes and dtypes of `tensors`."""
+        key: Any
+        if len(tensors) == 2:
+            first, second = tensors
+            key = first.shape, second.shape, first.dtype, second.dtype
+        else:
+            key = tuple((t.shape, t.dtype) for t in tensors)
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._shapes[key] = len(self._tensors)
+            self._tensors.append((tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)))
+        return found
+
+    def nbytes(self) -> np.ndarray:
+        """Return the bytes of each form."""
+        return np.array([self[number].nbytes for number in range(len(self.messages))], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of all ranks, rank after rank, as arrays.
+
+    starts: where each rank's operations begin, and the end. kinds: COMPUTE, POST or WAIT.
+    refs: which computation or which exchange, counted over all ranks. The other arrays hold one
+    value per exchange: its rank, its peers (-1 for none), bytes and forms; `labels` one per computation.
+    """
+
+    starts: np.ndarray
+    kinds: np.ndarray
+    refs: np.ndarray
+    post_rank: np.ndarray
+    to: np.ndarray
+    source: np.ndarray
+    sent_bytes: np.ndarray
+    received_bytes: np.ndarray
+    labels: np.ndarray
+    forms_sent: np.ndarray
+    forms_received: np.ndarray
+
+    @staticmethod
+    def of(logs: Sequence[Log], forms: Forms) -> Program:
+        """Return the logs of all ranks as arrays."""
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([np.array(getattr(log, name)) for log in logs])
+
+        codes = joined("codes").astype(np.int64)
+        rank_of = np.repeat(np.arange(len(logs)), [len(log.codes) for log in logs])
+        posts = np.cumsum([0, *(len(log.to) for log in logs)])
+        computes = np.cumsum([0, *(len(log.labels) for log in logs)])
+        kinds, refs = (codes % 4).astype(np.int8), codes // 4
+        refs += np.where(kinds == COMPUTE, computes[rank_of], posts[rank_of])
+        nbytes = np.append(forms.nbytes(), 0)  # -1, no tensors, is the last
+        sent, received = joined("sent").astype(np.int64), joined("received").astype(np.int64)
+        return Program(
+            starts=np.cumsum([0, *(len(log.codes) for log in logs)]),
+            kinds=kinds,
+            refs=refs,
+            post_rank=np.repeat(np.arange(len(logs)), np.diff(posts)),
+            to=np.where(sent >= 0, joined("to"), -1),
+            source=np.where(received >= 0, joined("source"), -1),
+            sent_bytes=nbytes[sent],
+            received_bytes=nbytes[received],
+            labels=joined("labels"),
+            forms_sent=sent,
+            forms_received=received,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks there are."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Return the messages: the n-th from one rank to another joins their n-th send and n-th receive."""
+        sends, receives = np.flatnonzero(self.to >= 0), np.flatnonzero(self.source >= 0)
+        # Exchanges are in order of rank and posting, and sorting is stable: so are those of a pair.
+        sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
+        receives = receives[np.lexsort((self.post_rank[receives], self.source[receives]))]
+        order = np.argsort(sends, kind="stable")  # back to the order of rank and posting
+        sends, receives = sends[order], receives[order]
+        count = len(self.to)
+        outgoing, incoming = np.full(count, -1), np.full(count, -1)
+        outgoing[sends] = incoming[receives] = np.arange(len(sends))
+        return Messages(sends, receives, outgoing, incoming)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The exchange that sends and the one that receives each message; of each exchange, its messages or -1."""
+
+    sends: np.ndarray
+    receives: np.ndarray
+    outgoing: np.ndarray
+    incoming: np.ndarray

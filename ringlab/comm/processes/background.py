@@ -1,0 +1,111 @@
+"""Transfers that run in the background, one after the other: a thread, and on a GPU a stream of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab.comm.processes.parts import Move
+from ringlab.errors import MismatchError
+
+_PATIENCE = 2.0  # seconds for a lane to end, at the end
+
+
+class Lane:
+    """Does jobs in the order of their coming, on a thread of its own.
+
+    On a GPU a job begins when the kernels that were launched before it are done, and its copies run
+    on a stream of their own. After a job that failed, but for MismatchError, both ends of the lane
+    no longer agree on where they are: every later job fails with the same error.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[_Job, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"lane {name}", daemon=True)
+        self._stream: torch.cuda.Stream | None = None
+        self._broken: BaseException | None = None
+
+    def submit(self, function: Callable[[], None], tensors: Sequence[Tensor]) -> Move:
+        """Queue `function`, which reads and writes `tensors`; return the move to wait for."""
+        job = _Job()
+        on_gpu = [t for t in tensors if t.is_cuda]
+        if on_gpu:  # this, on the program's thread: its current stream is the one to wait for
+            device = on_gpu[0].device
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(device, priority=-1)  # its tiny kernels shall not queue
+            job.ready = torch.cuda.current_stream(device).record_event()
+            for tensor in on_gpu:
+                tensor.record_stream(self._stream)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put((job, function))
+        return job
+
+    def close(self) -> None:
+        """End the thread, unless it is stuck in a transfer that never comes."""
+        if self._thread.ident is not None:
+            self._jobs.put(None)
+            self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        while (task := self._jobs.get()) is not None:
+            job, function = task
+            del task
+            self._do(job, function)
+            # First this, for it holds tensors: whoever hears that the job is over may count what lives.
+            del function
+            job.over.set()
+            del job
+
+    def _do(self, job: _Job, function: Callable[[], None]) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            with torch.no_grad():
+                self._launch(job, function)
+        except BaseException as error:
+            job.error = error
+            if not isinstance(error, MismatchError):
+                self._broken = error
+
+    def _launch(self, job: _Job, function: Callable[[], None]) -> None:
+        if self._stream is None:
+            function()
+            return
+        with torch.cuda.stream(self._stream):
+            if job.ready is not None:
+                self._stream.wait_event(job.ready)
+            function()
+            job.event = self._stream.record_event()
+
+
+class _Job(Move):
+    def __init__(self) -> None:
+        self.ready: torch.cuda.Event | None = None
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+
+    def wait(self, timeout: float) -> None:
+        """Return when the job is done or, on a GPU, all of it is launched. Raises: its error."""
+        if not self.over.wait(timeout):
+            raise RuntimeError(f"timed out after {timeout:g} s")
+        if self.error is not None:
+            raise self.error
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's memory as a vector of uint8."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def copy(source: Tensor, into: Tensor) -> None:
+    """Copy bytes; on the CPU with this thread alone, for torch's own would take the program's cores."""
+    if source.device.type == into.device.type == "cpu":
+        np.copyto(into.numpy(), source.numpy())
+    else:
+        into.copy_(source, non_blocking=True)

@@ -1,0 +1,166 @@
+"""`connect`: the ring of processes that torchrun started; and how any process joins a transport."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringlab.comm.processes.board import common_start
+from ringlab.comm.processes.carriers import AllToAll, Carrier
+from ringlab.comm.processes.distributed import DistributedComm, carriers_of
+from ringlab.comm.processes.symmetric import Windows
+from ringlab.comm.processes.transports import BACKENDS, check
+from ringlab.comm.processes.windows import SharedMemory, SymmetricMemory
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError, TransportTimeout, WorldSizeError
+
+_LAST_WORDS = 2.0  # seconds a failed rank stays, so that the others can say what they saw
+_CPU_SLOT = 1 << 20  # bytes; shared memory is small in containers
+_uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+@contextmanager
+def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | None = None) -> Iterator[Ring]:
+    """Give the ring of the processes that torchrun started; use it in a `with` statement.
+
+    `transport`: "gloo" for tensors on the CPU; "nccl", or "symmetric" on one machine, where each rank
+    has a GPU of its own; "shared-gpu" where ranks share one. The CUDA device of this rank is set.
+    `startup`: seconds for all ranks to come, where these are others than `timeout`, which a message may take.
+    The group is closed at the end.
+
+    Raises: WorldSizeError outside torchrun; TransportTimeout, with the ranks that have not come, if not all do in time;
+    BackendError, naming another transport, if this one cannot run here.
+    """
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise WorldSizeError(
+                "a process that torchrun started",
+                f"no {name} in the environment",
+                "torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)",
+            )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if transport == "symmetric" and here != world_size:
+        got = f"{here} of {world_size} ranks here"
+        raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
+    check(transport, here)
+    # A second group on the same keys would find the addresses of the first one.
+    startup = timeout if startup is None else startup
+    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", _torchrun_store(startup))
+    _wait_for_all(store, rank, world_size, startup)
+    comm = join(transport, startup, timeout, store, rank, world_size)
+    with closing(comm):
+        yield Ring(comm)
+
+
+def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> None:
+    """Return when every rank has come. Raises: TransportTimeout, with those that have not."""
+    come = [f"come/{each}" for each in range(world_size)]
+    try:
+        store.set(come[rank], socket.gethostname())
+        store.wait(come, timedelta(seconds=startup))
+    except (dist.DistError, RuntimeError) as error:
+        try:
+            missing = [str(each) for each, key in enumerate(come) if not store.check([key])]
+        except RuntimeError:  # the process that hosts the store is gone
+            raise _not_connected(error, startup) from error
+        told = f"no word from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing)} of {world_size}"
+        raise TransportTimeout(
+            f"all ranks connected within {startup:g} s",
+            told,
+            "see how those ranks fare, and on which machine",
+        ) from error
+
+
+def join(
+    transport: str,
+    startup: float,
+    timeout: float,
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    **options: Any,
+) -> DistributedComm:
+    """Return this rank's end of `transport`, over addresses that all ranks leave in `store`.
+
+    `options` go to DistributedComm. Closing it is up to `closing`.
+    """
+    if dist.is_initialized():
+        raise BackendError("no process group yet", "one is open", "use Ring(DistributedComm()) on it")
+    if transport != "gloo" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # NCCL's watchdog ends a process whose message takes longer than the group's limit: that of messages, too.
+    limit = timedelta(seconds=max(startup, timeout))
+    try:
+        dist.init_process_group(
+            BACKENDS[transport], timeout=limit, store=store, rank=rank, world_size=world_size
+        )
+        if transport == "nccl":  # a group's first NCCL operation must have all ranks take part
+            dist.all_reduce(torch.zeros(1, device="cuda"))
+        carriers = _carriers(transport, rank, world_size, timeout)
+    except RuntimeError as error:  # gloo's own errors are plain ones
+        raise _not_connected(error, startup) from error
+    return DistributedComm(None, timeout, start=_shared_start(startup), carriers=carriers, **options)
+
+
+def _carriers(transport: str, rank: int, world_size: int, timeout: float) -> dict[str, Carrier]:
+    if transport in ("gloo", "nccl"):
+        return carriers_of(None)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    if transport == "shared-gpu":
+        shift = AllToAll(rank, world_size, group, timeout)
+        return {"cpu": shift, "cuda": shift}
+    if not torch.cuda.is_available():
+        return {"cpu": Windows(rank, group, timeout, SharedMemory, _CPU_SLOT)}
+    return {**carriers_of(None), "cuda": Windows(rank, group, timeout, SymmetricMemory)}
+
+
+@contextmanager
+def closing(comm: DistributedComm) -> Iterator[None]:
+    """Finish `comm` after the block, or tell the others of its error; then close the process group."""
+    try:
+        yield
+        comm.finish()
+    except BaseException as error:
+        comm.fail(error)
+        comm.board.end(comm.rank)
+        raise
+    finally:
+        dist.destroy_process_group()
+        comm.close()
+        if comm.board.first_failure() is not None:  # torchrun ends all ranks as soon as one has ended
+            comm.board.linger(list(range(comm.world_size)), _LAST_WORDS)
+
+
+@cache
+def _torchrun_store(timeout: float) -> dist.Store:
+    """Return the store that torchrun hosts; kept, for without torchrun's agent rank 0 hosts it."""
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    except dist.DistError as error:
+        raise _not_connected(error, timeout) from error
+    return store
+
+
+def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
+    first_line = str(error).split("\n")[0]
+    return TransportTimeout(
+        f"all ranks connected within {timeout:g} s", first_line, "start every rank, and see how it fares"
+    )
+
+
+def _shared_start(timeout: float) -> float:
+    """Return the reading of time.perf_counter that all ranks of this machine call second 0."""
+    store = dist.distributed_c10d._get_default_store()
+    use = dist.PrefixStore(f"ringlab/start/{next(_uses['start'])}", store)
+    return common_start(use, dist.get_rank(), socket.gethostname(), timeout)

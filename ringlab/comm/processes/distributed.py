@@ -1,0 +1,284 @@
+"""The transports over torch.distributed: the same headers, errors and order on all of them.
+
+How tensors travel is up to a carrier for each kind of device: gloo's or NCCL's sends and receives,
+gloo's all-to-all for ranks that share a GPU, or windows into each other's memory.
+
+Every message starts with a header (see `wire`), so a wrong tag, shape or dtype becomes a
+MismatchError on the receiver; the sender, and whoever waits for either, gets a PeerDiedError that
+names that error as the root cause. What cannot be detected: two messages of the same tag, dtypes
+and shapes whose contents were swapped by the program, and, on NCCL, a mismatch whose GPU transfer
+has begun: the error is raised, but the GPU stays busy until the process group is closed.
+
+A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the
+receive. Collectives are those of the base class: they go over `exchange`, fold in rank order, and
+give the same bits as the virtual cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ringlab.comm.processes.board import Board
+from ringlab.comm.processes.carriers import Carrier, PointToPoint
+from ringlab.comm.processes.journal import FINISHED
+from ringlab.comm.processes.parts import Expected, Label, Message, Traffic
+from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.virtual.streams import Stall, stall_of
+from ringlab.comm.virtual.waiting import where
+from ringlab.errors import (
+    BackendError,
+    CommError,
+    DeviceError,
+    PeerDiedError,
+    TransportTimeout,
+    UnreceivedError,
+)
+
+_LINGER = 1.0  # seconds a finished rank keeps its connections open for the others
+_GONE = ("onnection", "roken pipe", "pair closure")  # parts of what gloo says of a peer that is gone
+_uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+class DistributedComm(Comm):
+    """This process's end of a torch.distributed process group, the default group if None.
+
+    Make one on every rank of the group. A wait longer than `timeout` seconds is an error. Peers are
+    numbered within the group. `note` is called with what this rank is doing, for people who watch.
+
+    Raises: BackendError if the group cannot carry CPU tensors (headers travel as such).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        timeout: float = 60.0,
+        *,
+        board: Board | None = None,
+        start: float | None = None,
+        note: Callable[[str], None] | None = None,
+        carriers: Mapping[str, Carrier] | None = None,
+    ) -> None:
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout
+        self.board = board or Board(_store_of(group))
+        self._start = time.perf_counter() if start is None else start
+        self._note = note or (lambda line: None)
+        self._traffic = Traffic(self.rank, group)
+        self._carriers = carriers_of(group) if carriers is None else carriers
+        self._count = 0
+        self._pending: dict[int, _DistributedWork] = {}  # gloo forgets a message whose work is dropped
+        if "cpu" not in self._carriers:
+            got = str(dist.get_backend_config(group))
+            raise BackendError("a group that carries CPU tensors too", got, _REMEDY)
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        return self._post(send, to, receive, source, tag)
+
+    def relay(
+        self,
+        *,
+        hops: int,
+        send: Sequence[Tensor],
+        to: int,
+        receive: Sequence[Tensor],
+        source: int,
+        tag: str = "",
+    ) -> Work:
+        return self._post(send, to, receive, source, tag, hops)
+
+    def _post(
+        self,
+        send: Sequence[Tensor],
+        to: int | None,
+        receive: Sequence[Tensor],
+        source: int | None,
+        tag: str,
+        hops: int | None = None,
+    ) -> Work:
+        if send:
+            where(to, self, "to")
+        if receive:
+            where(source, self, "source")
+        label = Label(self.rank, self._count, tag, to if send else None, source if receive else None)
+        label.check(self.world_size)
+        carrier = self._carrier_of((*send, *receive))
+        carrier.check(label)
+        self._count += 1
+        self._note(f"posted {label}")
+        try:
+            with _disable_current_modes():  # a memory meter shall not count the transport's own tensors
+                message, expected = self._traffic.post(label, send, receive)
+                if hops is not None and carrier.relays and message and expected and not message.local:
+                    carrier.relay(message, expected, hops)
+                else:
+                    carrier.start(message, expected)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in _GONE):
+                raise CommError(f"to post {label}", str(error).split("\n")[0]) from error
+            raise self._translated(error, label, label.to if send else label.source) from error
+        work = _DistributedWork(self, label, message, expected, tuple(receive))
+        self._pending[label.number] = work
+        return work
+
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def fail(self, error: BaseException) -> None:
+        """Write `error` on the board as this rank's failure, if no rank failed before."""
+        first_line = str(error).split("\n")[0]
+        self.board.record(self.rank, f"{type(error).__name__}: {first_line}")
+
+    def finish(self) -> None:
+        """Say that this rank's program has ended, and give the others a moment to end as well.
+
+        Raises: UnreceivedError if an exchange was posted and never waited for.
+        """
+        if self._pending:
+            label = next(iter(self._pending.values())).label
+            error = UnreceivedError(
+                "every posted exchange waited for before the program ends",
+                f"{label} was posted and not waited for ({len(self._pending)} such in all)",
+                "call .wait() on what post() or exchange() returns",
+            )
+            self.fail(error)
+            raise error
+        for carrier in self._carriers.values():
+            carrier.finish()
+        self._note(FINISHED)
+        self.board.end(self.rank)
+        self.board.linger(list(range(self.world_size)), _LINGER)
+
+    def close(self) -> None:
+        """End what runs in the background; the process group is whoever's opened it."""
+        for carrier in self._carriers.values():
+            carrier.close()
+
+    def _carrier_of(self, tensors: Sequence[Tensor]) -> Carrier:
+        kinds = {t.device.type for t in tensors} or {"cpu"}
+        if len(kinds) > 1:
+            raise DeviceError("all tensors of an exchange on one kind of device", ", ".join(sorted(kinds)))
+        [kind] = kinds
+        if kind not in self._carriers:
+            raise DeviceError(
+                f"tensors on a device that this transport carries ({', '.join(self._carriers)})",
+                f"a tensor on {kind}",
+                _REMEDY if kind == "cuda" else "move the tensors to the CPU",
+            )
+        return self._carriers[kind]
+
+    def _translated(self, error: RuntimeError, label: Label, peer: int | None) -> CommError:
+        text, waits = str(error), label.waits(peer)
+        if "imed out" in text or "timeout" in text:
+            translated: CommError = TransportTimeout(
+                waits,
+                f"nothing within {self.timeout:g} s; rank {peer} is alive, busy or waiting elsewhere",
+                f"see what rank {peer} does, or raise the timeout",
+            )
+        else:
+            translated = self._peer_died(waits, peer)
+        self.fail(translated)
+        return translated
+
+    def _peer_died(self, waits: str, peer: int | None) -> PeerDiedError:
+        failure = None if peer is None else self.board.why_gone(peer)
+        if failure is None and peer is not None and self.board.ended([peer]):
+            got = f"rank {peer} ended its program without it"
+            return PeerDiedError(
+                waits, got, f"compare the number of exchanges of ranks {self.rank} and {peer}"
+            )
+        if failure is None and peer is not None:
+            failure = self.board.record(peer, "its connection closed and it left no reason (killed?)")
+        return PeerDiedError(waits, str(failure), "mend that first; this error only follows from it")
+
+
+class _DistributedWork(Work):
+    def __init__(
+        self,
+        comm: DistributedComm,
+        label: Label,
+        message: Message | None,
+        expected: Expected | None,
+        buffers: tuple[Tensor, ...],
+    ) -> None:
+        self.comm, self.label, self.message, self.expected = comm, label, message, expected
+        self.buffers = buffers
+        self.tensors: tuple[Tensor, ...] = (
+            *(message.tensors if message else ()),
+            *(expected.tensors if expected else ()),
+        )
+        self.done = False
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if not self.done:
+            self.comm._note(f"waiting for {self.label}")
+            peer = self.label.source
+            stall = stall_of(self.tensors)
+            try:
+                with _disable_current_modes():
+                    if self.expected is not None:
+                        self.expected.wait(self.comm.timeout)
+                    peer = self.label.to
+                    if self.message is not None:
+                        self.message.wait(self.comm.timeout)
+                    self._arrive(stall)
+            except CommError as error:
+                self.comm.fail(error)
+                raise
+            except RuntimeError as error:
+                raise self.comm._translated(error, self.label, peer) from error
+            finally:
+                self.comm._pending.pop(self.label.number, None)
+            self.done, self.tensors, self.message, self.expected = True, (), None, None
+            self.comm._note(f"completed {self.label}")
+        return self.buffers
+
+    def _arrive(self, stall: Stall | None) -> None:
+        """Let the computations wait for the transfer, on a GPU, and complete the buffers."""
+        halves = [half for half in (self.message, self.expected) if half is not None]
+        if stall is not None:
+            stall.until([move.event for half in halves for move in half.moves if move.event is not None])
+            self.stall = stall
+        if self.expected is not None:
+            self.expected.unpack()
+
+
+_REMEDY = (
+    "transport='nccl' or 'symmetric' with a GPU for each rank, 'shared-gpu' where ranks share one; "
+    "for a group of your own, init_process_group('cpu:gloo,cuda:nccl')"
+)
+
+
+def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
+    """Return a carrier for each kind of device that `group` can send and receive, by gloo or NCCL.
+
+    torch lists gloo for GPUs as well, but its sends and receives take tensors on the CPU only.
+    """
+    carrier = PointToPoint(group)
+    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    fitting = {"cpu": "gloo", "cuda": "nccl"}
+    return {kind: carrier for kind, backend in backends.items() if fitting.get(kind) == backend}
+
+
+def _store_of(group: dist.ProcessGroup | None) -> dist.Store | None:
+    """Return the part of the group's key-value store that this use of the group has for itself."""
+    name = "the default group" if group is None else group.group_name
+    try:
+        store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+    except (AttributeError, RuntimeError):
+        return None
+    return dist.PrefixStore(f"ringlab/{name}/{next(_uses[name])}", store)

@@ -1,0 +1,197 @@
+"""The two halves of an exchange over torch.distributed: the message sent and the message expected."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringlab.comm.processes.wire import Signature, difference, empty_header, header_number
+from ringlab.errors import DeadlockError, MismatchError, WorldSizeError
+
+_BOTH = "post the send and the receive in one exchange"
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an exchange is called in errors."""
+
+    rank: int
+    number: int
+    tag: str
+    to: int | None
+    source: int | None
+
+    def __str__(self) -> str:
+        ends = [f"to rank {self.to}"] if self.to is not None else []
+        ends += [f"from rank {self.source}"] if self.source is not None else []
+        return f"exchange {self.number} {self.tag!r} of rank {self.rank} ({', '.join(ends) or 'empty'})"
+
+    def waits(self, peer: int | None) -> str:
+        """Return the sentence that says whom this rank waits for."""
+        verb = "send" if peer == self.source else "take"
+        return f"rank {peer} to {verb} {self.tag!r}, exchange {self.number} of rank {self.rank}"
+
+    def check(self, world_size: int) -> None:
+        """Raise WorldSizeError unless both ends are ranks."""
+        for peer in (self.to, self.source):
+            if peer is not None and not 0 <= peer < world_size:
+                raise WorldSizeError(f"ranks 0..{world_size - 1}", f"rank {peer} in {self}")
+
+
+class Move(ABC):
+    """Tensors under way. `event`, on a GPU and after `wait`: reached when they have arrived."""
+
+    event: torch.cuda.Event | None = None
+
+    @abstractmethod
+    def wait(self, timeout: float) -> None:
+        """Return when the host has nothing more to do. Raises: RuntimeError or CommError."""
+
+
+class Message:
+    """The tensors that this rank sends, and their header."""
+
+    def __init__(self, label: Label, peer: int, signature: Signature, tensors: Sequence[Tensor]) -> None:
+        self.label, self.peer, self.signature = label, peer, signature
+        self.tensors = [t.detach().contiguous() for t in tensors]
+        self.header = signature.header()
+        self.number = 0  # among this pair of ranks' messages
+        self.header_works: list[dist.Work] = []
+        self.moves: list[Move] = []
+        self.local, self.taken = peer == label.rank, False
+
+    def wait(self, timeout: float) -> None:
+        """Return once the receiver has posted its receive and everything has left."""
+        if self.local and not self.taken:
+            raise DeadlockError(
+                self.label.waits(self.peer), "a message to itself that it has not posted a receive for", _BOTH
+            )
+        for work in self.header_works:
+            work.wait(timedelta(seconds=timeout))
+        for move in self.moves:
+            move.wait(timeout)
+
+
+class Expected:
+    """The message that this rank receives.
+
+    `met_elsewhere`: whoever moves the tensors waits for the header too, and `wait` does not.
+    """
+
+    met_elsewhere = False
+
+    def __init__(self, label: Label, peer: int, signature: Signature, buffers: Sequence[Tensor]) -> None:
+        self.label, self.peer, self.signature = label, peer, signature
+        self.buffers = [b.detach() for b in buffers]
+        self.tensors = [b if b.is_contiguous() else b.contiguous() for b in self.buffers]
+        self.header = empty_header()
+        self.number = 0  # among this pair of ranks' messages
+        self.header_works: list[dist.Work] = []
+        self.moves: list[Move] = []
+        self.local = peer == label.rank
+        self.source: Message | None = None
+
+    def wait(self, timeout: float) -> None:
+        """Return once the host has nothing more to do; the header is checked before all else."""
+        if self.local:
+            self._take_from_self()
+        elif not self.met_elsewhere:
+            self.meet(timeout)
+        for move in self.moves:
+            move.wait(timeout)
+
+    def meet(self, timeout: float) -> None:
+        """Return once the header is here. Raises: MismatchError if it is not the expected one."""
+        for work in self.header_works:
+            work.wait(timedelta(seconds=timeout))
+        found = difference(self.signature, self.header)
+        if found is not None:
+            raise MismatchError(
+                f"{self.signature.text}, which rank {self.label.rank} expects from rank {self.peer} "
+                f"in its exchange {self.label.number}",
+                f"{found}, which rank {self.peer} sent",
+                "make both ranks post the same exchanges in the same order",
+            )
+
+    def unpack(self) -> None:
+        """Fill those buffers that are not contiguous, once the tensors have arrived."""
+        for buffer, tensor in zip(self.buffers, self.tensors, strict=True):
+            if tensor is not buffer:
+                buffer.copy_(tensor)
+
+    def _take_from_self(self) -> None:
+        if self.source is None:
+            raise DeadlockError(
+                self.label.waits(self.peer), "a receive of a message to itself that it has not sent", _BOTH
+            )
+        self.header = self.source.header
+        self.meet(0.0)
+        for tensor, sent in zip(self.tensors, self.source.tensors, strict=True):
+            tensor.copy_(sent)
+
+
+class Traffic:
+    """Posts headers, and pairs the messages that a rank sends to itself."""
+
+    def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.group = rank, group
+        self._sent: defaultdict[int, int] = defaultdict(int)
+        self._received: defaultdict[int, int] = defaultdict(int)
+        self._to_self: list[Message] = []
+        self._from_self: list[Expected] = []
+
+    def post(
+        self, label: Label, send: Sequence[Tensor], receive: Sequence[Tensor]
+    ) -> tuple[Message | None, Expected | None]:
+        """Post the headers of both halves of an exchange at once; return the halves."""
+        message = expected = None
+        if label.to is not None:
+            message = Message(label, label.to, Signature.of(label.tag, send), send)
+        if label.source is not None:
+            expected = Expected(label, label.source, Signature.of(label.tag, receive), receive)
+        if message is not None and message.local:
+            self._to_self.append(message)
+        if expected is not None and expected.local:
+            self._from_self.append(expected)
+        while self._to_self and self._from_self:
+            sent, taken = self._to_self.pop(0), self._from_self.pop(0)
+            sent.taken, taken.source = True, sent
+        self._headers(message, expected)
+        return message, expected
+
+    def _headers(self, message: Message | None, expected: Expected | None) -> None:
+        ops = []
+        if expected is not None and not expected.local:
+            expected.number = _next(self._received, expected.peer)
+            ops.append(
+                p2p(self.group, dist.irecv, expected.header, expected.peer, header_number(expected.number))
+            )
+        if message is not None and not message.local:
+            message.number = _next(self._sent, message.peer)
+            ops.append(
+                p2p(self.group, dist.isend, message.header, message.peer, header_number(message.number))
+            )
+        for op, work in zip(ops, dist.batch_isend_irecv(ops) if ops else [], strict=True):
+            half = expected if op.op is dist.irecv else message
+            assert half is not None
+            half.header_works.append(work)
+
+
+def p2p(
+    group: dist.ProcessGroup | None, function: Callable[..., Any], tensor: Tensor, peer: int, number: int
+) -> dist.P2POp:
+    """Return one operation for a batch; `peer` is counted within the group."""
+    return dist.P2POp(function, tensor, group=group, group_peer=peer, tag=number)
+
+
+def _next(counts: defaultdict[int, int], peer: int) -> int:
+    counts[peer] += 1
+    return counts[peer] - 1

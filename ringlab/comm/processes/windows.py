@@ -1,0 +1,155 @@
+"""Windows: memory of every rank of a machine that all its ranks can read, and signals between them.
+
+Two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs, where
+a read is a copy by the reader's copy engine, which takes no multiprocessor from the computation.
+What is put, got and signalled when is up to `symmetric`, the same for both.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringlab.comm.processes.background import copy
+from ringlab.errors import CommError
+
+FULL, FREE = 0, 2
+"""Channels of signals: a slot is full, or has been read; add the number of the slot."""
+_CHANNELS = 4
+_SIGNALS = 1 << 16  # that gloo can tell apart on one channel; one is under way
+_WINDOWS = 1 << 12  # gloo's numbers are signed 32-bit
+
+
+class Window(ABC):
+    """`nbytes` of each rank of `group`. Opening one is collective; `number` tells windows apart.
+
+    All calls happen on a lane, in the order of the calls there. A signal is seen after all that was
+    put and got before it. A channel holds one signal: the next waits until the last was waited for.
+
+    Signals are one-byte messages over gloo, so a rank that dies, or never signals, is noticed as
+    on the transport 'gloo'.
+    """
+
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        self.nbytes, self.group, self.timeout = nbytes, group, timedelta(seconds=timeout)
+        self._first = number % _WINDOWS * _SIGNALS * _CHANNELS
+        self._counts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._sent: dict[tuple[int, int], dist.Work] = {}
+
+    @abstractmethod
+    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
+        """Return the bytes from `start` on of rank `owner`'s memory, as uint8."""
+
+    def put(self, rank: int, start: int, parts: list[Tensor]) -> None:
+        """Write `parts`, vectors of bytes, one after the other into this rank's own memory."""
+        for part in filter(len, parts):
+            copy(part, self.view(rank, start, len(part)))
+            start += len(part)
+
+    def get(self, owner: int, start: int, parts: list[Tensor]) -> None:
+        """Fill `parts` one after the other from the memory of `owner`."""
+        for part in filter(len, parts):
+            copy(self.view(owner, start, len(part)), part)
+            start += len(part)
+
+    def signal(self, peer: int, channel: int) -> None:
+        """Send `peer` a signal on `channel`."""
+        self.settle(peer, channel)
+        note, number = torch.zeros(1, dtype=torch.uint8), self._number("sent", peer, channel)
+        work = dist.isend(note, group=self.group, group_dst=peer, tag=number)
+        assert work is not None
+        self._sent[peer, channel] = work  # gloo forgets a message whose work is dropped
+
+    def wait(self, peer: int, channel: int) -> None:
+        """Wait for the signal of `peer` on `channel`. Raises: RuntimeError when it does not come."""
+        note, number = torch.zeros(1, dtype=torch.uint8), self._number("received", peer, channel)
+        work = dist.irecv(note, group=self.group, group_src=peer, tag=number)
+        assert work is not None
+        work.wait(self.timeout)
+
+    def settle(self, peer: int, channel: int) -> None:
+        """Return when the last signal to `peer` on `channel` has been waited for."""
+        last = self._sent.pop((peer, channel), None)
+        if last is not None:
+            last.wait(self.timeout)
+
+    def _number(self, way: str, peer: int, channel: int) -> int:
+        self._counts[way, peer, channel] += 1
+        return self._first + self._counts[way, peer, channel] % _SIGNALS * _CHANNELS + channel
+
+
+class SharedMemory(Window):
+    """Memory shared by processes; its files are removed as soon as all ranks have opened them."""
+
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        super().__init__(nbytes, number, group, timeout)
+        with _file_of(nbytes) as file:
+            names: list[str] = [""] * dist.get_world_size(group)
+            dist.all_gather_object(names, file.name, group=group)
+            self._memory = [_mapped(Path(name)) for name in names]
+            dist.all_reduce(torch.zeros(1), group=group)  # a barrier
+
+    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
+        return self._memory[owner][start : start + nbytes]
+
+
+class SymmetricMemory(Window):
+    """torch's symmetric memory, of GPUs that can read each other's.
+
+    The lane's stream signals and waits as well as its thread, the thread last and first. So a
+    kernel waits only for what is launched already, never for another rank's host.
+    """
+
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        super().__init__(nbytes, number, group, timeout)
+        device = torch.device("cuda", torch.cuda.current_device())
+        name = group.group_name  # a block of its own, not one of a pool: its signals begin at zero
+        self._memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
+        self._handle = _SymmetricMemory.rendezvous(self._memory, name)
+        self._timeout_ms = int(timeout * 1000)
+
+    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
+        return self._handle.get_buffer(owner, (nbytes,), torch.uint8, start)
+
+    def signal(self, peer: int, channel: int) -> None:
+        self._handle.put_signal(peer, channel, self._timeout_ms)
+        super().signal(peer, channel)
+
+    def wait(self, peer: int, channel: int) -> None:
+        super().wait(peer, channel)
+        self._handle.wait_signal(peer, channel, self._timeout_ms)
+
+
+def _file_of(nbytes: int) -> IO[bytes]:
+    """Return a file of this user alone, in memory where there is room; removed when it is closed."""
+    folders = ["/dev/shm"] if os.path.isdir("/dev/shm") else []
+    for folder in [*folders, tempfile.gettempdir()]:
+        file = tempfile.NamedTemporaryFile(prefix="ringlab-", dir=folder)  # noqa: SIM115 (the caller closes it)
+        try:
+            if hasattr(os, "posix_fallocate"):  # a page that there is no room for would kill the process
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            else:
+                file.truncate(nbytes)
+            return file
+        except OSError as error:
+            file.close()
+            problem = str(error)
+    needed = f"{nbytes} bytes of shared memory or temporary files for each rank"
+    raise CommError(needed, problem, "use transport='gloo'")
+
+
+def _mapped(path: Path) -> Tensor:
+    with path.open("r+b") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)

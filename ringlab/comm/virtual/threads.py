@@ -1,0 +1,86 @@
+"""A thread that runs only when it has the turn."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ringlab.comm.virtual.waiting import Waiting
+
+
+class _Abandoned(BaseException):
+    """Unwinds a rank's thread after the run has ended without it."""
+
+
+class RankThread:
+    """The program of one rank. From `resume` until it passes the turn on, exactly this thread runs."""
+
+    def __init__(
+        self, rank: int, body: Callable[[int], Any], ended: Callable[[RankThread], None] = lambda thread: None
+    ) -> None:
+        self.rank = rank
+        self.body = body
+        self.ended = ended
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.waiting: Waiting | None = None
+        self.interrupt: BaseException | None = None
+        # A plain lock, held until the turn comes, hands over faster than a semaphore.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+        self._thread: threading.Thread | None = None
+        self._abandoned = self._left = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this rank's own program."""
+        return threading.current_thread() is self._thread
+
+    def resume(self) -> None:
+        """Give the turn to this rank; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True)
+            self._thread.start()
+        else:
+            let_through(self._turn)
+
+    def pause(self) -> None:
+        """Return when this rank, whose thread calls, has the turn again."""
+        self._turn.acquire()
+        if self._abandoned:
+            raise _Abandoned
+
+    def abandon(self, seconds: float = 5.0) -> None:
+        """End the thread, wherever it stands; give up on one that does not heed for `seconds`."""
+        thread, self._abandoned = self._thread, True
+        deadline = time.monotonic() + seconds
+        while thread is not None and thread.is_alive() and time.monotonic() < deadline:
+            let_through(self._turn)
+            thread.join(timeout=0.1)
+            if thread.is_alive() and not self._left and thread.ident is not None:
+                # It is not waiting for its turn: a loop without end, say, after Ctrl-C.
+                unwind = ctypes.py_object(_Abandoned)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), unwind)
+
+    def _run(self) -> None:
+        try:
+            try:
+                self.result = self.body(self.rank)
+            except _Abandoned:
+                pass
+            except BaseException as error:
+                self.error = error
+            self._left = True
+        except _Abandoned:  # once more, on the way out
+            self._left = True
+        if not self._abandoned:
+            self.ended(self)
+
+
+def let_through(lock: threading.Lock) -> None:
+    """Let whoever waits for `lock` through; it may have been opened before, when a run is abandoned."""
+    if lock.locked():
+        lock.release()

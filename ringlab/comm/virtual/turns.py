@@ -1,0 +1,169 @@
+"""Who runs: one rank at a time, in an order that never depends on the clock.
+
+A rank passes the turn straight to the next one; nobody stands between them. Computations marked
+`side_by_side` are done by workers while other ranks come up to their own. A rank goes on in its
+turn, not when its computation happens to be done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from ringlab.comm.virtual.threads import RankThread, let_through
+from ringlab.comm.virtual.waiting import Waiting
+
+T = TypeVar("T")
+
+
+class Turns:
+    """The right to run, passed around among `threads`; `ready` holds those that can use it, in order."""
+
+    def __init__(self, threads: Sequence[RankThread], stuck: Callable[[], None]) -> None:
+        self.ready: deque[RankThread] = deque(threads)
+        self.stuck = stuck
+        self._workers = _Workers(len(threads))
+        self._caller = threading.Lock()
+        self._caller.acquire()
+        self._errand: Callable[[], None] | None = None
+        self._crash: BaseException | None = None
+
+    def run(self) -> None:
+        """Return when all ranks have ended; meanwhile do on this thread what they cannot do themselves.
+
+        `stuck` is called when no rank can go on; it makes ranks ready, or none if all have ended.
+        """
+        try:
+            self.pass_on()
+            while True:
+                self._caller.acquire()
+                if self._errand is None:
+                    break
+                errand, self._errand = self._errand, None
+                errand()
+                self.pass_on()
+        finally:
+            self._workers.stop()
+        if self._crash is not None:
+            raise self._crash
+
+    def pass_on(self) -> None:
+        """Give the turn to the rank that is next, or to the caller of `run` at the end."""
+        if not self.ready:
+            self.stuck()
+        if self.ready:
+            self.ready.popleft().resume()
+        else:
+            let_through(self._caller)
+
+    def block(self, thread: RankThread, work: Waiting) -> None:
+        """Return when `work` is done. Raises: whatever `thread.interrupt` was set to meanwhile."""
+        thread.waiting = work
+        self.pass_on()
+        thread.pause()
+        thread.waiting = None
+        if thread.interrupt is not None:
+            error, thread.interrupt = thread.interrupt, None
+            raise error
+
+    def ended(self, thread: RankThread) -> None:
+        """Pass on the turn of a rank whose program has ended."""
+        try:
+            self.pass_on()
+        except BaseException as error:  # else the caller of `run` would wait forever
+            self._crash = error
+            self.ready.clear()
+            let_through(self._caller)
+
+    def compute(self, thread: RankThread, function: Callable[[], T], side_by_side: bool) -> T:
+        """Return `function()`, computed by a worker or by the caller of `run`; other ranks have the turn."""
+        job = _Job(function)
+        self.ready.append(thread)
+        if side_by_side and self._workers.count > 1:
+            self._workers.submit(job)
+            self.pass_on()
+        else:  # all of torch's threads, and one OpenMP team for all ranks
+            self._errand = job.run
+            let_through(self._caller)
+        thread.pause()
+        return job.result()
+
+
+class _Job:
+    """A computation; `result` waits until somebody has done it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function: Callable[[], Any] | None = function
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        function, self._function = self._function, None
+        assert function is not None
+        try:
+            self._value = function()
+        except Exception as error:
+            self._error = error
+        finally:
+            del function  # it holds tensors; the rank, which counts what lives, may go on from here
+            self._done.release()
+
+    def result(self) -> Any:
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+        value, self._value = self._value, None
+        return value
+
+
+class _Workers:
+    """Threads that take jobs from one queue; torch's threads are divided among them.
+
+    Every thread that calls torch gets a team of OpenMP threads of its own: two jobs on one thread
+    each lose no time at the barriers inside an operator. A worker goes from job to job without
+    waiting for anybody to wake up.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._all_threads = torch.get_num_threads()
+        self.count = min(ranks, self._all_threads)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, job: _Job) -> None:
+        if not self._threads:
+            self._start()
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the threads as soon as the jobs under way are done; does not wait long for them."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=1.0)
+
+    def _start(self) -> None:
+        ready = threading.Barrier(self.count + 1)
+        for number in range(self.count):
+            name = f"compute {number}"
+            self._threads.append(threading.Thread(target=self._work, args=(ready,), name=name, daemon=True))
+            self._threads[-1].start()
+        ready.wait()
+        torch.set_num_threads(
+            self._all_threads
+        )  # the default for threads to come, which workers have changed
+
+    def _work(self, ready: threading.Barrier) -> None:
+        torch.get_num_threads()  # the first call on a thread forgets what was set on it before
+        torch.set_num_threads(self._all_threads // self.count)
+        ready.wait()
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            del job  # it holds tensors, and the next one may be long in coming

@@ -1,0 +1,94 @@
+"""Load the target that "package.module:name" or "peer:name" refers to, or say which part is missing and what is near."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringlab.conformance import peers
+from ringlab.conformance.target import Target, as_target
+from ringlab.errors import BackendError
+
+
+def load(reference: str, **claims: Any) -> Target:
+    """Return the target that `reference` names, as "package.module:function" or "peer:name", with these claims.
+
+    The current directory is searched too.
+    Raises: BackendError for an invalid reference, or if its module or function is missing; any error of the import.
+    """
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name):
+        raise BackendError("a target as package.module:function, or peer:NAME", repr(reference))
+    if module == "peer":
+        return as_target(peers.target(name), **claims)
+    target = as_target(resolve(module, name), **claims)
+    if target.name == getattr(target.function, "__qualname__", ""):
+        return replace(target, name=reference)
+    return target
+
+
+def resolve(module: str, name: str) -> Any:
+    """Return the object `name` of `module`; `name` is dotted if it is in a class. The current directory is searched too.
+
+    Raises: BackendError if the module or the name is missing; any other error of the import.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    value: Any = _imported(module)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise BackendError(
+                f"something called {name!r} in {module}",
+                "nothing of that name",
+                _near(part, (each for each in dir(value) if not each.startswith("_"))),
+            )
+        value = getattr(value, part)
+    return value
+
+
+def _imported(module: str) -> Any:
+    if module.startswith(".") or "/" in module or os.sep in module or module.endswith(".py"):
+        parts = [part for part in Path(module).with_suffix("").parts if part.isidentifier()]
+        remedy = f"as in {'.'.join(parts) or 'package.module'}:function, from the folder that {parts[0] if parts else 'it'} lies in"
+        raise BackendError("a module's name, as `import` takes it", repr(module), remedy)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there: it is what it imports that is missing
+        raise _not_found(module, error.name) from None
+
+
+def _not_found(module: str, missing: str) -> BackendError:
+    """The error for a module of which `missing`, itself or a package that it is in, was not found."""
+    package, _, last = missing.rpartition(".")
+    if not package:
+        where = f"neither in {os.getcwd()} nor among this Python's packages"
+        remedy = _near(last, _top_level()) or "begin in the folder that it lies in, or install its package"
+        return BackendError(f"a module called {module}", f"no {last}: {where}", remedy)
+    inside = getattr(sys.modules.get(package), "__path__", None)
+    if inside is None:
+        return BackendError(
+            f"a module called {module}", f"{package} is one, and holds no others", f"as in {package}:{last}"
+        )
+    there = (each.name for each in pkgutil.iter_modules(inside))
+    return BackendError(f"a module called {module}", f"no {last} in {package}", _near(last, there))
+
+
+def _top_level() -> Iterable[str]:
+    """What can be imported by one word; plain folders count here, for a module may lie in one."""
+    yield from (each.name for each in pkgutil.iter_modules())
+    yield from (path.name for path in Path.cwd().iterdir() if path.is_dir() and path.name.isidentifier())
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """The remedy where names that are known come near to `word`, else nothing."""
+    near = difflib.get_close_matches(word, sorted({*known}), 3)
+    return f"there is {', '.join(near)}" if near else ""

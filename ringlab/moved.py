@@ -1,0 +1,102 @@
+"""Old names of modules, importable until 0.3: each import of one says what to write instead."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Container, Sequence
+from types import ModuleType
+from typing import Any
+
+_ROOMS = {
+    "virtual": "threads turns waiting streams",
+    "clocked": "recording timeline",
+    "processes": "launch children connect distributed carriers parts wire board journal live transports "
+    "symmetric windows",
+    "wrappers": "traced faulty strict",
+}
+_FIGURES = (
+    "courier_frames courier_view course_ring decision_map decision_rules error_curves error_runs kernel_access kill_matrix "
+    "load_data load_mosaic loss_curves machines memory_ledger online_softmax overlap_view papers ring_frames ring_step "
+    "ring_view side_by_side tile_scan"
+)
+MOVED = {
+    "ringlab.bench.lanes": "ringlab.viz.lanes",
+    "ringlab.comm.lanes": "ringlab.comm.processes.background",
+    "ringlab.comm.worker": "ringlab.comm.processes.rank_process",
+    "ringlab.conformance.plain_ring": "ringlab.plain_ring",
+    "ringlab.course": "ringlab_course",
+    "ringlab.course.builder": "ringlab_course.builder.build",
+    "ringlab.course.capstone": "ringlab_course.notebook.capstone",
+    "ringlab.course.clinic.visit": "ringlab_course.notebook.visit",
+    "ringlab.course.corpus": "ringlab_course.notebook.corpus",
+    "ringlab.course.faults": "ringlab_course.checking.faults",
+    "ringlab.course.in_process": "ringlab_course.checking.virtual_ranks",
+    "ringlab.lab": "ringlab_course.lab",
+    **{f"ringlab.viz.{name}": f"ringlab_course.figures.{name}" for name in _FIGURES.split()},
+    **{f"ringlab.comm.{name}": f"ringlab.comm.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
+}  # fmt: skip
+"""A module that moved takes the modules inside it along, unless they are listed themselves."""
+
+
+def new_name(name: str) -> str:
+    """Return where the module `name` is today; `name` itself if it has not moved."""
+    before, after = name, ""
+    while before not in MOVED and "." in before:
+        before, _, last = before.rpartition(".")
+        after = f".{last}{after}"
+    return MOVED[before] + after if before in MOVED else name
+
+
+def notices(names: Container[str] = sys.modules) -> list[str]:
+    """Return a line for each old name among `names`, by default those imported here: what to write instead."""
+    return [_notice(name) for name in MOVED if name in names]
+
+
+def _notice(name: str) -> str:
+    return f"{name} is now {MOVED[name]}: write that; the old name goes in 0.3."
+
+
+class _Moved(ModuleType):
+    """A module under its old name: all that it holds is looked up in its new place."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # what is inside is found by `Finder` as well, and nothing is loaded a second time
+
+    def __getattr__(self, name: str) -> Any:
+        place, old = importlib.import_module(new_name(self.__name__)), f"{self.__name__}.{name}"
+        if old in MOVED and name not in getattr(place, "__all__", ()):  # it did not move along with this one
+            return importlib.import_module(old)
+        return getattr(place, name)
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a module under its old name, and warns."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec that leads to the module's new place, or None for all other modules."""
+        if not fullname.startswith("ringlab.") or new_name(fullname) == fullname:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return the module under its old name. Raises: ModuleNotFoundError if its new place does not exist."""
+        importlib.import_module(new_name(spec.name))
+        if spec.name in MOVED:  # others moved along with one that has warned
+            warnings.warn(_notice(spec.name), FutureWarning, stacklevel=2)
+        return _Moved(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing has to run: the new place is imported."""
+
+
+def install() -> None:
+    """Let the old names be found after all others."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.append(Finder())

@@ -1,0 +1,63 @@
+"""Is somebody there to click? Widgets are shown only then; otherwise their static form."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringlab.extras import require_package
+
+VARIABLE = "RINGLAB_STATIC"
+"""Set to 1 where notebooks are executed without a person: the builder and the tests do."""
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a Jupyter kernel."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def is_live() -> bool:
+    """Return whether a person sees this notebook, so that widgets make sense."""
+    return in_notebook() and os.environ.get(VARIABLE, "0") != "1"
+
+
+def import_widgets() -> Any:
+    """Return the module ipywidgets. Raises: MissingExtraError if it is not installed."""
+    require_package("ipywidgets", "lab", "widgets")
+    import ipywidgets
+
+    return ipywidgets
+
+
+def show_player(player: Callable[[], Any], instead: Callable[[], object]) -> None:
+    """Display the widget that `player` makes if a person is there to use it; else call `instead`."""
+    if not is_live():
+        instead()
+        return
+    from IPython.display import display
+
+    display(player())
+
+
+def step_player(pictures: Sequence[str], step: str, *, readout: bool = True) -> Any:
+    """Return a widget that goes through pictures in HTML: Play, a slider called `step` (arrow keys move it), a picture."""
+    ipywidgets = import_widgets()
+
+    last = len(pictures) - 1
+    play = ipywidgets.Play(min=0, max=last, interval=1500)
+    slider = ipywidgets.IntSlider(min=0, max=last, description=step, readout=readout)
+    picture = ipywidgets.HTML(pictures[0])
+
+    def show_step(change: dict[str, Any]) -> None:
+        picture.value = pictures[change["new"]]
+
+    slider.observe(show_step, names="value")
+    ipywidgets.jslink((play, "value"), (slider, "value"))
+    return ipywidgets.VBox([ipywidgets.HBox([play, slider]), picture])

@@ -1,0 +1,197 @@
+"""How many submissions a minute the judge grades, where the time goes, and whether its memory stays flat."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringlab.bench.machine import machine
+from ringlab.errors import CourseError
+from ringlab_course.bench.four_ranks import FOUND, FourRanks
+from ringlab_course.bench.judge_watch import PHASES, Watched, rss_kib
+from ringlab_course.checking.wrong_answers import wrong_answers
+from ringlab_course.gradebook.collect import handed_in
+from ringlab_course.gradebook.pool import LocalPool
+from ringlab_course.gradebook.runner import Run, Watch, grade_class
+from ringlab_course.gradebook.store import Gradebook
+
+SOLUTIONS = Path("solutions")
+EXERCISES = {"numpy": "01", "ring": "05", "eight": "05", "flat": "01"}
+"""Attention in NumPy, one worker; the ring program, on four ranks, or as the course grades it, on one to
+eight and with its other functions; each rank is a worker with torch."""
+WARM = 0.2
+"""The share of a process's submissions before its memory counts: caches fill, allocators grow."""
+GOALS = {"numpy": (60, 60), "ring": (10, 10)}
+"""Submissions a minute on two cores, over at least so many."""
+FLAT, FLAT_KIB = 500, 32
+"""Submissions, and the most KiB that memory may grow with each: 16 MiB over all. The system hands memory out in
+pages of 2 MiB, and two of those, early and late, are a slope of 17 KiB already."""
+Tick = Callable[[], None]
+
+
+def bench_judge(
+    counts: dict[str, int], processes: int = 2, checkout: Path | None = None, tick: Tick = lambda: None
+) -> dict[str, Any]:
+    """Return rates, times and memory for JSON: one part for each kind in `counts` (numpy, ring, eight, flat).
+
+    Submissions are copies of the solution, every other one with one of the course's own wrong answers. They go through the runner, a pool and a book, as `ringlab grade` sends them.
+    Raises: CourseError outside of a checkout, and where the grades are not what they should be.
+    """
+    checkout = checkout or Path.cwd()
+    parts = {
+        kind: measure(
+            notebooks(checkout, EXERCISES[kind], count, FOUND if kind == "ring" else ()),
+            EXERCISES[kind],
+            processes,
+            tick,
+            FourRanks if kind == "ring" else Watched,
+        )
+        for kind, count in counts.items()
+        if count
+    }
+    return {"bench": "judge", "processes": processes, **parts, "machine": machine()}
+
+
+def notebooks(
+    checkout: Path, exercise: str, count: int, found_by: Sequence[str] = ()
+) -> list[tuple[str, bool]]:
+    """Return `count` notebooks as text, no two the same, each with whether it is right; by turns.
+
+    `found_by` names the checks, as in 05.forward:values, whose wrong answers are taken; () takes all.
+    """
+    solutions = sorted((checkout / SOLUTIONS).glob(f"{exercise}_*.ipynb"))
+    if not solutions:
+        raise CourseError("a checkout, with solutions", str(checkout), "cd to it")
+    wrong = [
+        (answer.stage, answer.source)
+        for answer in sorted(wrong_answers(exercise), key=lambda each: each.name)
+        if not found_by or answer.finder in found_by
+    ]
+    text = solutions[0].read_text(encoding="utf-8")
+    return [
+        (
+            _changed(json.loads(text), number, wrong[number // 2 % len(wrong)] if number % 2 else None),
+            not number % 2,
+        )
+        for number in range(count)
+    ]
+
+
+def _changed(document: dict[str, Any], number: int, wrong: tuple[str, str] | None) -> str:
+    if wrong is not None:
+        stage, source = wrong
+        for cell in document["cells"]:
+            if cell["metadata"].get("grade") == stage:
+                cell["source"] = source
+    document["metadata"]["copy"] = number
+    return json.dumps(document)
+
+
+def measure(
+    submissions: Sequence[tuple[str, bool]], exercise: str, processes: int, tick: Tick = lambda: None,
+    judge: Callable[[Path], Any] = Watched,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what grading these takes: `judge` makes what grades of the folder for its notes."""
+    with tempfile.TemporaryDirectory(prefix="ringlab-bench-") as folder:
+        notes = Path(folder, "notes")
+        notes.mkdir()
+        for number, (text, _) in enumerate(submissions):
+            learner = Path(folder, "submitted", f"{number:04}")
+            learner.mkdir(parents=True)
+            (learner / f"{exercise}.ipynb").write_text(text, encoding="utf-8")
+        root = Path(folder, "submitted")
+        handed = [handed_in(path, root, exercise) for path in sorted(root.glob("*/*.ipynb"))]
+        own: list[int] = []
+
+        def ended(job: Any, result: Any) -> None:
+            own.append(rss_kib())
+            tick()
+
+        with Gradebook(Path(folder, "book.db")) as book:
+            begin = time.monotonic()
+            run = grade_class(book, handed, LocalPool(processes, judge(notes)), watch=Watch(ended=ended))
+            wall_s = time.monotonic() - begin
+        _refuse_wrong_grades(run, [right for _, right in submissions])
+        series = [_lines(path) for path in sorted(notes.glob("*.jsonl"))]
+    return {"exercise": exercise, "submissions": len(submissions), **_summary(wall_s, own, series)}
+
+
+def _refuse_wrong_grades(run: Run, right: Sequence[bool]) -> None:
+    """A judge that refuses everything would be fast."""
+    odd = [
+        f"another grade for {e.learner}"
+        for e in run.graded
+        if (e.earned == e.maximum) != right[int(e.learner)]
+    ]
+    odd += [f"{each.learner} not graded: {each.reason}" for each in run.ungraded]
+    if odd:
+        raise CourseError(f"{len(right)} grades, full ones for right answers only", "; ".join(odd[:5]))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _summary(wall_s: float, own: list[int], series: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    lines = [line for each in series for line in each]
+    memory = {"runner": own} | {
+        f"judge {number + 1}": [line["rss_kib"] for line in each] for number, each in enumerate(series)
+    }
+    return {
+        "wall_s": round(wall_s, 2),
+        "per_minute": round(60 * len(lines) / wall_s, 1),
+        "seconds_each": {phase: _mean(line["seconds"][phase] for line in lines) for phase in PHASES},
+        "cpu_s_each": {of: _mean(line["cpu_s"][of] for line in lines) for of in ("judge", "workers")},
+        "workers_each": _mean(line["workers"] for line in lines),
+        "memory": {of: memory_of(sizes) for of, sizes in memory.items()},
+    }
+
+
+def _mean(values: Any) -> float:
+    return round(statistics.fmean(values), 3)
+
+
+def memory_of(sizes_kib: Sequence[int]) -> dict[str, Any]:
+    """Return how much a process holds, in MiB, and by how many KiB it grows with each submission.
+
+    The slope is a least-squares line's after the first fifth; None where that leaves fewer than ten.
+    """
+    steady = sizes_kib[int(WARM * len(sizes_kib)) :]
+    slope = np.polyfit(range(len(steady)), steady, 1)[0] if len(steady) >= 10 else None
+    return {
+        "submissions": len(sizes_kib),
+        "first_mib": round(sizes_kib[0] / 1024, 1),
+        "last_mib": round(sizes_kib[-1] / 1024, 1),
+        "most_mib": round(max(sizes_kib) / 1024, 1),
+        "kib_per_submission": None if slope is None else round(float(slope), 2),
+        "every_tenth_mib": [round(size / 1024, 1) for size in sizes_kib[::10]],
+    }
+
+
+def goals_missed(record: dict[str, Any]) -> list[str]:
+    """Return a line for each goal that a record of `bench_judge` does not meet; those it did not measure among them."""
+    missed = []
+    for kind, (least, count) in GOALS.items():
+        part = record.get(kind, {})
+        if part.get("submissions", 0) < count or part["per_minute"] < least:
+            missed.append(
+                f"{kind}: {least} a minute over {count} submissions, not {part.get('per_minute', 'measured')}"
+            )
+    flat = record.get("flat", {"submissions": 0, "memory": {}})
+    growing = [
+        f"{of} {held['kib_per_submission']} KiB"
+        for of, held in flat["memory"].items()
+        if (held["kib_per_submission"] or 0) > FLAT_KIB
+    ]
+    if flat["submissions"] < FLAT or growing:
+        missed.append(
+            f"flat: memory over {FLAT} submissions; growing with each: {', '.join(growing) or 'not measured'}"
+        )
+    return missed

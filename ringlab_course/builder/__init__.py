@@ -1,0 +1,8 @@
+"""From the sources of lessons and exercises to notebooks."""
+
+from __future__ import annotations
+
+from ringlab.extras import require_package
+
+for _name in ("nbformat", "jupytext"):
+    require_package(_name, "lab", "notebooks made from their sources")

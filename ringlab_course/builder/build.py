@@ -1,0 +1,224 @@
+"""Build notebooks from their sources, and find those that have drifted.
+
+`ringlab_course/lessons/*.py` → `notebooks/` (executed); `ringlab_course/exercises/*/exercise.py` → `exercises/`
+(skeletons without outputs) and `solutions/` (executed). The sources are the only form that is edited by hand.
+
+`check` is quick, as it runs no cell: it builds every notebook from its source and compares cell by
+cell, so that drift of a source, a skeleton, an id or the metadata is always found; and it compares
+the outputs with the hash taken when they were recorded, so that an output edited by hand is found.
+Whether the outputs are still what the cells give is nbval's part (`check` with `rerun` does it here).
+
+A notebook whose cells differ from what was built is somebody's work and is never overwritten; an
+exercise that somebody has worked in is no drift either, but in CI, where nobody has.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from ringlab.errors import CourseError, RinglabError
+from ringlab_course.builder.execution import execute
+from ringlab_course.builder.lint import lint
+from ringlab_course.builder.sources import Target, is_edited, outputs_hash, prepare, targets
+
+BAD = ("refused", "drift", "failed")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one notebook: written, unchanged, edited, refused, drift or failed."""
+
+    path: Path
+    action: str
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is left to do about it."""
+        return self.action not in BAD
+
+
+def find_root() -> Path:
+    """Return the course's folder: the nearest one from the current one upwards that holds ringlab_course/lessons."""
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        if (folder / "ringlab_course" / "lessons").is_dir():
+            return folder
+    raise CourseError(
+        "a folder with ringlab_course/lessons", str(here), "run this in a checkout of the course"
+    )
+
+
+def build(
+    names: Sequence[str] = (), *, root: Path | None = None, report: Callable[[Result], None] | None = None
+) -> list[Result]:
+    """Build the named notebooks, or all; return what became of each. `report` is told one by one."""
+    return _each(names, root, report, _build_one)
+
+
+def check(
+    names: Sequence[str] = (),
+    *,
+    root: Path | None = None,
+    rerun: bool = False,
+    report: Callable[[Result], None] | None = None,
+) -> list[Result]:
+    """Compare the notebooks with their sources; with `rerun` run them anew and compare every byte."""
+    return _each(names, root, report, _rerun_one if rerun else _check_one)
+
+
+def fresh(name: str, *, root: Path | None = None) -> tuple[Path, Path | None]:
+    """Write an exercise anew, as in "05"; return its path and where the edited one was moved, if any."""
+    root = root or find_root()
+    if name in ("", "exercises/"):
+        raise CourseError("the number of an exercise, as in 05", repr(name))
+    target = targets(root, (name if "/" in name else f"exercises/{name}",))[0]
+    built = prepare(target, root)
+    if target.executed:
+        raise CourseError("an exercise", f"{target.path.name} of {target.path.parent.name}/")
+    aside = None
+    if target.path.exists() and is_edited(_read(target.path)):
+        aside = _free_name(target.path)
+        os.replace(target.path, aside)
+    _write(built, target.path)
+    return target.path, aside
+
+
+def _each(
+    names: Sequence[str],
+    root: Path | None,
+    report: Callable[[Result], None] | None,
+    act: Callable[[Target, Path], Result],
+) -> list[Result]:
+    root = root or find_root()
+    results = []
+    for target in targets(root, tuple(names)):
+        try:
+            result = act(target, root)
+        except RinglabError as error:
+            result = Result(target.path, "failed", str(error))
+        results.append(result)
+        if report is not None:
+            report(result)
+    return results
+
+
+def _build_one(target: Target, root: Path) -> Result:
+    if target.path.exists() and is_edited(_read(target.path)):
+        return Result(target.path, "refused", _refusal(target))
+    text = nbformat.writes(_made(target, root)) + "\n"
+    if target.path.exists() and target.path.read_text(encoding="utf-8") == text:
+        return Result(target.path, "unchanged")
+    _write_text(text, target.path)
+    return Result(target.path, "written")
+
+
+def _made(target: Target, root: Path) -> NotebookNode:
+    """Return the finished notebook, executed where its kind is."""
+    notebook = prepare(target, root)
+    if target.executed:
+        execute(notebook, target.path.parent)
+        notebook.metadata["ringlab"]["outputs"] = outputs_hash(notebook)
+    if problems := lint(notebook):
+        raise CourseError("a notebook to the standard of the course", "; ".join(problems))
+    return notebook
+
+
+def _check_one(target: Target, root: Path) -> Result:
+    if not target.path.exists():
+        return Result(target.path, "drift", f"not built yet: ringlab build {target.slug}")
+    built, wanted = _read(target.path), prepare(target, root)
+    if _is_a_learners(built, target) and not os.environ.get("CI"):
+        return Result(target.path, "edited", "yours, not checked")
+    if difference := _difference(built, wanted, target):
+        return Result(target.path, "drift", difference)
+    return Result(target.path, "unchanged")
+
+
+def _is_a_learners(built: NotebookNode, target: Target) -> bool:
+    """Whether somebody has worked in this exercise; CI never has."""
+    return target.kind == "exercise" and (
+        is_edited(built) or any(cell.get("outputs") for cell in built.cells)
+    )
+
+
+def _rerun_one(target: Target, root: Path) -> Result:
+    if not (quick := _check_one(target, root)).ok:
+        return quick
+    with tempfile.TemporaryDirectory() as scratch:
+        again = replace(target, path=Path(scratch) / target.path.parent.name / target.path.name)
+        wanted = _made(again, root)
+    built = _read(target.path)
+    for number, (old, new) in enumerate(zip(built.cells, wanted.cells, strict=True), 1):
+        if old != new:
+            return Result(
+                target.path, "drift", f"cell {number} ({_first_line(new)}) gives another output now"
+            )
+    if target.path.read_text(encoding="utf-8") != nbformat.writes(wanted) + "\n":
+        return Result(target.path, "drift", "the notebook's metadata differ")
+    return Result(target.path, "unchanged")
+
+
+def _difference(built: NotebookNode, wanted: NotebookNode, target: Target) -> str:
+    """Return what differs first between a notebook and the one its source gives, or nothing."""
+    for number, (old, new) in enumerate(zip(built.cells, wanted.cells, strict=False), 1):
+        for field in ("cell_type", "source", "id", "metadata"):
+            if old.get(field) != new.get(field):
+                return f"cell {number} ({_first_line(new)}): its {field} differs from {target.source.name}"
+    if len(built.cells) != len(wanted.cells):
+        return f"{len(built.cells)} cells, {len(wanted.cells)} in {target.source.name}"
+    recorded = dict(built.metadata.get("ringlab", {}))
+    outputs = recorded.pop("outputs", None)
+    if recorded != wanted.metadata["ringlab"]:
+        return "its metadata differ from those of a build"
+    if target.executed and outputs != outputs_hash(built):
+        return "its outputs are not those that were recorded"
+    if not target.executed and any(cell.get("outputs") for cell in built.cells):
+        return "a skeleton with outputs"
+    return ""
+
+
+def _refusal(target: Target) -> str:
+    if target.kind == "exercise":
+        remedy = f"ringlab exercise fresh {target.slug[:2]} writes a fresh copy and keeps this one beside it"
+    else:
+        remedy = f"save it under another name, or delete it, then: ringlab build {target.slug}"
+    return f"left alone, as its cells were edited; {remedy}"
+
+
+def _free_name(path: Path) -> Path:
+    count = 1
+    while (aside := path.with_name(f"{path.stem}.mine-{count}.ipynb")).exists():
+        count += 1
+    return aside
+
+
+def _first_line(cell: Any) -> str:
+    return repr((cell.source.splitlines() or [""])[0][:60])
+
+
+def _read(path: Path) -> NotebookNode:
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception as error:  # whatever is in the file, it is not ours to overwrite
+        remedy = "move it away"
+        raise CourseError(f"a notebook in {path}", f"{type(error).__name__}: {error}", remedy) from None
+
+
+def _write(notebook: NotebookNode, path: Path) -> None:
+    _write_text(nbformat.writes(notebook) + "\n", path)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,154 @@
+"""The rules that every notebook of the course keeps; each returns what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+from nbformat import NotebookNode
+
+LONGEST_CELL = {"lesson": 25, "exercise": 40, "solution": 40}
+WORDS = {"lesson": (1_500, 2_500)}
+WORDS_OF_LESSON_00 = (800, 1_500)
+_INSTALL = re.compile(
+    r"^\s*(!|%|%%)?\s*(pip|pip3|conda|mamba|apt|apt-get|uv pip)\s+install\b|^\s*!", re.MULTILINE
+)
+
+Rule = Callable[[NotebookNode, str], list[str]]
+
+
+def lint(notebook: NotebookNode) -> list[str]:
+    """Return what breaks the rules of style in a built notebook; an empty list where nothing does."""
+    kind = notebook.metadata.get("ringlab", {}).get("kind", "lesson")
+    return [problem for rule in RULES for problem in rule(notebook, kind)]
+
+
+def cell_length(notebook: NotebookNode, kind: str) -> list[str]:
+    """No code cell is longer than one can read at a glance."""
+    limit = LONGEST_CELL[kind]
+    return [
+        f"{_named(number, cell)} has {len(cell.source.splitlines())} lines, at most {limit}"
+        for number, cell in _code(notebook)
+        if len(cell.source.splitlines()) > limit
+    ]
+
+
+def no_path_tricks(notebook: NotebookNode, kind: str) -> list[str]:
+    """No cell touches sys.path: the package is installed."""
+    return [f"{_named(n, c)} touches sys.path" for n, c in _code(notebook) if "sys.path" in c.source]
+
+
+def no_installs(notebook: NotebookNode, kind: str) -> list[str]:
+    """No cell installs anything or calls a shell."""
+    return [
+        f"{_named(n, c)} installs something or calls a shell"
+        for n, c in _code(notebook)
+        if _INSTALL.search(c.source)
+    ]
+
+
+def no_trailing_semicolon(notebook: NotebookNode, kind: str) -> list[str]:
+    """No line ends in a semicolon (nbval fails on a hidden result)."""
+    return [
+        f"{_named(n, c)} has a line that ends in a semicolon"
+        for n, c in _code(notebook)
+        if any(line.rstrip().endswith(";") for line in c.source.splitlines())
+    ]
+
+
+def one_import_cell(notebook: NotebookNode, kind: str) -> list[str]:
+    """All imports stand in one cell."""
+    importing = [(n, c) for n, c in _code(notebook) if _imports(c.source)]
+    return [f"{_named(n, c)} imports; all imports stand in one cell" for n, c in importing[1:]]
+
+
+def header(notebook: NotebookNode, kind: str) -> list[str]:
+    """The first cell: a title, what you can do afterwards, what you need first, minutes."""
+    text = notebook.cells[0].source if notebook.cells and notebook.cells[0].cell_type == "markdown" else ""
+    wanted = {"a title (# …)": r"^# \S", "**Minutes**": r"(?i)minutes"}
+    if kind == "lesson":
+        wanted |= {
+            "**Afterwards you can**": r"(?i)afterwards you can",
+            "**You need first**": r"(?i)you need first",
+        }
+    missing = [what for what, pattern in wanted.items() if not re.search(pattern, text, re.MULTILINE)]
+    return [f"the first cell lacks {', '.join(missing)}"] if missing else []
+
+
+def closing(notebook: NotebookNode, kind: str) -> list[str]:
+    """A lesson ends with a recap, a self-check and the link to its exercise."""
+    if kind != "lesson":
+        return []
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    wanted = {
+        "a heading Recap": r"^#+ .*recap",
+        "a heading Self-check": r"^#+ .*self-check",
+        "a link to ../exercises/": r"\]\(\.\./exercises/\d\d_\w+\.ipynb\)",
+    }
+    return [f"lacks {what}" for what, pattern in wanted.items() if not re.search(pattern, text, re.I | re.M)]
+
+
+def prose_length(notebook: NotebookNode, kind: str) -> list[str]:
+    """A lesson's prose keeps to the length that its minutes allow."""
+    if kind not in WORDS:
+        return []
+    is_start = notebook.metadata.get("ringlab", {}).get("source", "").startswith("ringlab_course/lessons/00")
+    fewest, most = WORDS_OF_LESSON_00 if is_start else WORDS[kind]
+    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
+    return [] if fewest <= words <= most else [f"{words} words of prose, {fewest} to {most} wanted"]
+
+
+def figures_have_alt_text(notebook: NotebookNode, kind: str) -> list[str]:
+    """Every figure and image says in words what it shows."""
+    problems = []
+    for number, cell in _code(notebook):
+        for output in cell.get("outputs", []):
+            for mime in set(output.get("data", {})) & {"image/png", "image/svg+xml"}:
+                if not output.get("metadata", {}).get(mime, {}).get("alt"):
+                    problems.append(f"{_named(number, cell)} shows a figure without alt text")
+    for number, cell in enumerate(notebook.cells, 1):
+        if cell.cell_type == "markdown" and re.search(r"!\[\s*\]\(", cell.source):
+            problems.append(f"{_named(number, cell)} has an image without alt text")
+    return problems
+
+
+def graded_cells_are_checked(notebook: NotebookNode, kind: str) -> list[str]:
+    """Every function that is graded has a cell `check("NN.stage")` after it."""
+    problems, sources = [], [cell.source for cell in notebook.cells]
+    for number, cell in _code(notebook):
+        grade = cell.metadata.get("grade")
+        if grade and not any(f'check("{grade}")' in source for source in sources[number:]):
+            problems.append(f'{_named(number, cell)} is graded but no check("{grade}") follows')
+    return problems
+
+
+RULES: tuple[Rule, ...] = (
+    cell_length,
+    no_path_tricks,
+    no_installs,
+    no_trailing_semicolon,
+    one_import_cell,
+    header,
+    closing,
+    prose_length,
+    figures_have_alt_text,
+    graded_cells_are_checked,
+)
+
+
+def _code(notebook: NotebookNode) -> list[tuple[int, Any]]:
+    return [(number, cell) for number, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
+
+
+def _named(number: int, cell: Any) -> str:
+    return f"cell {number} ({(cell.source.splitlines() or [''])[0][:50]!r})"
+
+
+def _imports(source: str) -> bool:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a magic; `no_installs` looks at those
+        return False
+    return any(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in body)

@@ -1,0 +1,235 @@
+"""Reading a learner's answer: is it the right kind of thing, is it right, and if not, which mistake is it?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.failures import Failure
+
+Arrays = dict[str, np.ndarray]
+
+
+def expect_array(
+    answer: Any, shape: Sequence[int], *, name: str = "the result", dtype: Any = None
+) -> np.ndarray:
+    """Return `answer` as a NumPy array (bfloat16 as float32).
+
+    Raises: Failure when it is None, no array, or of another shape or dtype.
+    """
+    if answer is None:
+        raise Failure(f"{name} is None: is the `return` missing?")
+    if isinstance(answer, (tuple, list)):
+        raise Failure(f"{name} should be one array, but is a {type(answer).__name__} of {len(answer)}.")
+    if not hasattr(answer, "shape") or not hasattr(answer, "dtype"):
+        raise Failure(f"{name} should be an array, but is a {type(answer).__name__}.")
+    if tuple(answer.shape) != tuple(shape):
+        raise Failure(
+            f"{name} has the wrong shape.", f"shape {tuple(answer.shape)}, should be {tuple(shape)}"
+        )
+    if dtype is not None and _dtype_name(answer.dtype) != _dtype_name(dtype):
+        raise Failure(f"{name} should be {_dtype_name(dtype)}, but is {_dtype_name(answer.dtype)}.")
+    return to_numpy(answer)
+
+
+def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result") -> tuple[Any, ...]:
+    """Return `answer` as a tuple of `len(names)` parts. Raises: Failure when it is something else."""
+    wanted = f"a tuple ({', '.join(names)})"
+    if answer is None:
+        raise Failure(f"{name} is None, should be {wanted}: is the `return` missing?")
+    parts = _parts(answer)
+    if parts is None or (not isinstance(answer, (tuple, list)) and not dataclasses.is_dataclass(answer)):
+        raise Failure(f"{name} should be {wanted}, but is one {type(answer).__name__}.")
+    if len(parts) != len(names):
+        raise Failure(f"{name} should be {wanted}, but has {len(parts)} parts.")
+    return tuple(parts.values())
+
+
+def relative_error(got: Any, expected: Any) -> float:
+    """Return max |got − expected| over max |expected|, over all parts; inf where NaN or inf differ."""
+    left, right = named_arrays(got), named_arrays(expected)
+    if len(left) != len(right):
+        return float("inf")
+    return max((_error(a, b) for a, b in zip(left.values(), right.values(), strict=True)), default=0.0)
+
+
+def bound_from(plain: Any, truth: Any) -> float:
+    """Return the tolerance for an answer: twice the error of the plainest implementation.
+
+    `plain` is that implementation's result in the learner's dtype, `truth` the float64 oracle's.
+    Never below four roundings of the dtype, as the plain result may be right by luck.
+    """
+    eps = max(_epsilon(a) for a in named_arrays(plain, widen=False).values())
+    return max(2 * relative_error(plain, truth), 4 * eps)
+
+
+def compare_with(
+    answer: Any,
+    truth: Any,
+    *,
+    bound: float,
+    misconceptions: Iterable[Misconception] = (),
+    inputs: Sequence[Any] = (),
+    keywords: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    case: str = "",
+) -> None:
+    """Return None when `answer` equals `truth` up to the relative error `bound`.
+
+    Both are an array or a tuple of arrays; `names` calls the parts by name. When they differ, the
+    `misconceptions` are tried on `inputs` and `keywords`: the first whose imitation gives the
+    learner's answer explains it. `case` describes the input in the counterexample; so go through
+    cases from the smallest to the largest, that the first failure is the smallest.
+
+    Raises: Failure, with the misconception's name and message where one fits.
+    """
+    got, expected = _aligned(answer, truth, names)
+    if all(_error(got[name], expected[name]) <= bound for name in expected):
+        return
+    example = _counterexample(got, expected, bound, case)
+    for misconception in misconceptions:
+        if explains(misconception, answer, truth, bound, inputs, keywords):
+            raise misconception.failure(example)
+    raise Failure(_generic(got, expected, bound), example)
+
+
+def explains(
+    misconception: Misconception,
+    answer: Any,
+    truth: Any,
+    bound: float,
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+) -> bool:
+    """Return whether the imitation gives this answer, and gives another one than the truth."""
+    if misconception.imitate is None:
+        return False
+    with np.errstate(all="ignore"):
+        try:
+            imitation = misconception.imitate(*inputs, **(keywords or {}))
+        except (ArithmeticError, ValueError, TypeError, IndexError):
+            return False  # the mistake cannot be made on this input
+    near = max(4 * bound, 1e-6)
+    return relative_error(answer, imitation) <= near and relative_error(imitation, truth) > near
+
+
+def named_arrays(value: Any, names: Sequence[str] = (), *, widen: bool = True) -> Arrays:
+    """Return the arrays in `value` (an array, tuple, list or dataclass of arrays) by name, as float64."""
+    parts = _parts(value)
+    if parts is None:
+        parts = {"the result": value}
+    if names and len(names) == len(parts):
+        parts = dict(zip(names, parts.values(), strict=True))
+    arrays = {name: to_numpy(part) if widen else part for name, part in parts.items()}
+    return {n: a.astype(np.float64) if widen and a.dtype.kind in "fiub" else a for n, a in arrays.items()}
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """Return `array` (torch or NumPy) as NumPy; bfloat16 and float16 tensors as float32."""
+    if hasattr(array, "detach"):
+        tensor = array.detach().cpu()
+        return (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
+    return np.asarray(array)
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, (tuple, list)):
+        return {f"part {i}": part for i, part in enumerate(value)}
+    return None
+
+
+def _aligned(answer: Any, truth: Any, names: Sequence[str]) -> tuple[Arrays, Arrays]:
+    expected = named_arrays(truth, names)
+    if len(expected) > 1:
+        parts = expect_tuple(answer, list(expected))
+    else:
+        parts = (answer,) if not isinstance(answer, (tuple, list)) or len(answer) != 1 else tuple(answer)
+    got = {
+        name: expect_array(part, expected[name].shape, name=name).astype(np.float64)
+        for name, part in zip(expected, parts, strict=True)
+    }
+    return got, expected
+
+
+def _error(got: np.ndarray, expected: np.ndarray) -> float:
+    if got.shape != expected.shape:
+        return float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return float("inf")
+    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    return float(np.max(np.abs(got[finite] - expected[finite]), initial=0.0) / (scale or 1.0))
+
+
+def _generic(got: Arrays, expected: Arrays, bound: float) -> str:
+    wrong = [name for name in expected if _error(got[name], expected[name]) > bound]
+    label = " and ".join(wrong)
+    held = [name for name in expected if name not in wrong]
+    rest = f"; {' and '.join(held)} {'is' if len(held) == 1 else 'are'} right" if held else ""
+    if any(np.isnan(got[n]).any() and not np.isnan(expected[n]).any() for n in wrong):
+        return f"{label}: there is a NaN where there should be none."
+    if any(not np.array_equal(np.isinf(got[n]), np.isinf(expected[n])) for n in wrong):
+        return f"{label}: an infinity is missing, or stands where there should be none."
+    return f"{label}: wrong values{rest}."
+
+
+def _counterexample(got: Arrays, expected: Arrays, bound: float, case: str) -> str:
+    lines = [case] if case else []
+    for name, right in expected.items():
+        error = _error(got[name], right)
+        if error <= bound:
+            continue
+        where = _worst(got[name], right)
+        index = ", ".join(map(str, where))
+        place = f"{name}[{index}]" if where else name
+        left, should = _told_apart(got[name][where], right[where])
+        lines.append(f"{place}: got {left}, expected {should}")
+        if np.isfinite(error):
+            lines.append(f"relative error {error:.1e}, allowed {bound:.1e}")
+    return "\n".join(lines)
+
+
+def _worst(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
+    """Return the index of the largest error, of the first one among equals; a wrong NaN or inf outweighs all.
+
+    Errors that differ by rounding alone count as equal, so that every machine names the same element.
+    """
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        distance = np.where(np.isfinite(got) & np.isfinite(expected), np.abs(got - expected), np.inf)
+    distance[same] = 0.0
+    near = distance >= (1 - 1e-6) * distance.max()
+    return tuple(int(i) for i in np.argwhere(near)[0])
+
+
+def _told_apart(got: Any, expected: Any) -> tuple[str, str]:
+    """Return both numbers with four digits, or with as many more as it takes to see that they differ."""
+    pair = "", ""
+    for digits in range(4, 18):
+        pair = f"{float(got):.{digits}g}", f"{float(expected):.{digits}g}"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.") if "torch" in str(dtype) else np.dtype(dtype).name
+
+
+def _epsilon(array: Any) -> float:
+    if hasattr(array, "detach"):
+        import torch
+
+        return float(torch.finfo(array.dtype).eps) if array.is_floating_point() else 0.0
+    kind = np.asarray(array).dtype
+    return float(np.finfo(kind).eps) if kind.kind == "f" else 0.0

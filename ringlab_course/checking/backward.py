@@ -1,0 +1,222 @@
+"""The backward ring in float64: what every pair of shards adds, and how exact a float32 answer can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ringlab import oracle
+from ringlab.layout import Layout
+from ringlab_course.checking.inputs import random
+
+NAMES = ("dq", "dk", "dv")
+Gradients: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+Parts: TypeAlias = list[list[Gradients]]
+"""[rank][owner]: what the rows of a rank add to dq of their own, and to dk and dv of the owner's block."""
+
+
+def pair(
+    dout: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, mask: Any = None, scale: float | None = None
+) -> Gradients:
+    """What these rows and these keys add to (dq, dk, dv), from the lse and delta that are given."""
+    dout, q, k, v, lse, delta = map(oracle.float64, (dout, q, k, v, lse, delta))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    weights, (dout, q, delta) = weights_of(q, k, lse, mask, scale), (split(x, k) for x in (dout, q, delta))
+    k, v = k[:, :, None], v[:, :, None]
+    dscores = weights * (dout @ v.swapaxes(-1, -2) - delta[..., None])
+    dq = scale * (dscores @ k)
+    dk = scale * (dscores.swapaxes(-1, -2) @ q).sum(2)
+    return _joined(dq), dk, (weights.swapaxes(-1, -2) @ dout).sum(2)
+
+
+def weights_of(q: np.ndarray, k: np.ndarray, lse: np.ndarray, mask: Any, scale: float) -> np.ndarray:
+    """P of a pair, (B, K, H/K, Lq, Lk); 0 where a query does not see the key."""
+    scores = scale * (split(q, k) @ k[:, :, None].swapaxes(-1, -2))
+    total = split(lse, k)[..., None]
+    seen = np.isfinite(total) & (True if mask is None else np.asarray(mask))
+    with np.errstate(all="ignore"):
+        return np.where(seen, np.exp(np.where(seen, scores - total, -np.inf)), 0.0)
+
+
+def split(x: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """The heads that share a K/V head, on an axis of their own."""
+    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
+
+
+def _joined(x: np.ndarray) -> np.ndarray:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+
+
+def allowed(truth: Gradients, sizes: Gradients, terms: float) -> float:
+    """The relative error that a float32 answer may have, whatever the order of its sums.
+
+    `sizes` are the gradients with the absolute value of everything that is added up: each element is a
+    sum whose rounding is a share of that. `terms` says how many roundings add up, like a random walk
+    where they are of sums; 4 is the distance in standard deviations.
+    """
+    base = 4 * float(np.finfo(np.float32).eps) * terms
+    return max(
+        base * float(np.max(size, initial=0.0)) / _largest(right)
+        for size, right in zip(sizes, truth, strict=True)
+    )
+
+
+def _largest(part: np.ndarray) -> float:
+    """The scale by which `compare_with` measures the error of `part`."""
+    return float(np.abs(part).max(initial=0.0)) or 1.0
+
+
+def sizes_of(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any = None
+) -> tuple[Gradients, float]:
+    """Return `sizes` and `terms` of `allowed` for these rows and these keys.
+
+    A weight e^(s − lse) is off by the absolute error of its exponent, which grows with Σ|q||k| and |lse|.
+    """
+    dout, q, k, v, out, lse = map(oracle.float64, (dout, q, k, v, out, lse))
+    scale = q.shape[-1] ** -0.5
+    weights = weights_of(q, k, lse, mask, scale)
+    dout, q, out = (np.abs(split(x, k)) for x in (dout, q, out))
+    k, v = np.abs(k[:, :, None]), np.abs(v[:, :, None])
+    dscores = weights * (dout @ v.swapaxes(-1, -2) + (dout * out).sum(-1, keepdims=True))
+    exponent = scale * (q @ k.swapaxes(-1, -2)).max(initial=0.0) + np.abs(lse[np.isfinite(lse)]).max(
+        initial=0.0
+    )
+    terms = float(exponent + math.sqrt(k.shape[-2]) + math.sqrt(q.shape[-2]) + math.sqrt(q.shape[-1]) + 4)
+    dk = scale * (dscores.swapaxes(-1, -2) @ q).sum(2)
+    return (_joined(scale * (dscores @ k)), dk, (weights.swapaxes(-1, -2) @ dout).sum(2)), terms
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every rank holds when the backward begins; `positions` are global, one int64 tensor per rank."""
+
+    douts: list[torch.Tensor]
+    qs: list[torch.Tensor]
+    ks: list[torch.Tensor]
+    vs: list[torch.Tensor]
+    outs: list[torch.Tensor]
+    lses: list[torch.Tensor]
+    positions: list[torch.Tensor]
+    text: str
+
+    @property
+    def world_size(self) -> int:
+        return len(self.qs)
+
+    @property
+    def per_rank(self) -> tuple[list[torch.Tensor], ...]:
+        """The arguments of `ring_backward` that differ from rank to rank."""
+        return self.douts, self.qs, self.ks, self.vs, self.outs, self.lses
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of every rank."""
+        return [len(own) for own in self.positions]
+
+    def mask(self, rank: int, owner: int) -> np.ndarray:
+        """True where a query of `rank` sees a key of `owner`."""
+        return self.positions[rank].numpy()[:, None] >= self.positions[owner].numpy()[None, :]
+
+    @cached_property
+    def deltas(self) -> list[np.ndarray]:
+        """rowsum(dO ∘ O) of every rank."""
+        pairs = zip(self.douts, self.outs, strict=True)
+        return [(oracle.float64(dout) * oracle.float64(out)).sum(-1) for dout, out in pairs]
+
+    @cached_property
+    def truth(self) -> list[Gradients]:
+        """What every rank should return, from the oracle on the whole sequence."""
+        whole = [
+            np.concatenate([oracle.float64(x) for x in xs], axis=-2)
+            for xs in (self.qs, self.ks, self.vs, self.douts)
+        ]
+        places = np.concatenate([own.numpy() for own in self.positions])
+        found = oracle.gradients(*whole, mask=places[:, None] >= places[None, :])
+        cuts = np.cumsum(self.lengths)[:-1]
+        dq, dk, dv = (np.split(x, cuts, axis=-2) for x in found)
+        return list(zip(dq, dk, dv, strict=True))
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What every rank adds to the gradients of every block."""
+        return parts_of(self)
+
+    def bound(self, rank: int) -> float:
+        """The relative error that a float32 answer of `rank` may have."""
+        dout, q, k, v, out, lse = (torch.cat(xs, dim=-1 if xs is self.lses else -2) for xs in self.per_rank)
+        places = torch.cat(self.positions)
+        sizes, terms = sizes_of(dout, q, k, v, out, lse, (places[:, None] >= places[None, :]).numpy())
+        begin = sum(self.lengths[:rank])
+        rows = slice(begin, begin + self.lengths[rank])
+        dq, dk, dv = (size[..., rows, :] for size in sizes)
+        return allowed(self.truth[rank], (dq, dk, dv), terms)
+
+
+def parts_of(problem: Problem, see: Any = None, here: Any = None, lse: Any = None) -> Parts:
+    """The parts, if rank sees of the owner's block what see(rank, owner) says, and what lies there is here(rank, owner)'s.
+
+    `lse(rank, owner)` gives another lse than the final one.
+    """
+    see = see or problem.mask
+    P = problem.world_size
+    rows = []
+    for rank in range(P):
+        of_rank = problem.douts[rank], problem.qs[rank]
+        row = []
+        for owner in range(P):
+            there = here(rank, owner) if here else owner
+            total = lse(rank, owner) if lse else problem.lses[rank]
+            row.append(
+                pair(
+                    *of_rank,
+                    problem.ks[there],
+                    problem.vs[there],
+                    total,
+                    problem.deltas[rank],
+                    see(rank, owner),
+                )
+            )
+        rows.append(row)
+    return rows
+
+
+def problem(
+    rng: np.random.Generator,
+    layout: Layout,
+    H: int = 1,
+    K: int = 1,
+    D: int = 2,
+    *,
+    lift: float = 0.0,
+    narrow: bool = False,
+    text: str = "",
+) -> Problem:
+    """A random problem on this layout, float32 or, if `narrow`, bfloat16; out and lse are the oracle's in float32.
+
+    `lift` is added to all scores, by one column of q and k.
+    """
+    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(layout.P)]
+    S, dtype = layout.S, torch.bfloat16 if narrow else torch.float32
+    q, dout = (random(rng, 1, H, S, D).to(dtype) for _ in range(2))
+    k, v = (random(rng, 1, K, S, D).to(dtype) for _ in range(2))
+    if lift:
+        q[..., 0], k[..., 0] = 4.0 * D**0.5, lift / 4
+    out, lse = (torch.from_numpy(x).float() for x in oracle.attention(q, k, v, causal=True))
+    douts, qs, ks, vs, outs, lses = (
+        [x[:, :, own].contiguous() for own in positions] for x in (dout, q, k, v, out, lse)
+    )
+    heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
+    label = f"{layout.name}, S={S}, P={layout.P}, D={D}{heads}{', bfloat16' if narrow else ''}{text}"
+    return Problem(douts, qs, ks, vs, outs, lses, positions, label)
+
+
+def sum_over(parts: Sequence[Gradients], which: int, like: Any) -> np.ndarray:
+    """The sum of one of dq, dk, dv over parts; zeros like `like` where there is none."""
+    return sum((part[which] for part in parts), np.zeros(tuple(like.shape)))

@@ -1,0 +1,172 @@
+"""What an exercise promises, as data: stages, checks, misconceptions.
+
+A contract holds no learner's code and no verdict. It is run by `ringlab_course.checking.reports` against a
+`Subject` (`ringlab_course.checking.subject`), which hides where the learner's code lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringlab.errors import CourseError
+from ringlab_course.checking.failures import Failure
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ringlab_course.checking.subject import Subject
+
+TIERS = ("visible", "stress", "held-out")
+KINDS = ("function", "ring", "kernel", "mesh")
+ATTENTION = "torch attention"
+"""Names PyTorch's own attention among what an exercise may use."""
+CHECK_KINDS = ("correctness", "cost", "speed")
+"""What a check is about. Each kind counts only where every check of the kinds before it holds."""
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A common mistake: what to tell the learner, and a function that makes the same mistake.
+
+    `imitate` takes what `compare_with` is given as `inputs` and `keywords`, and returns the wrong
+    answer; None where the mistake shows in counts (rounds, bytes), not in values.
+    """
+
+    name: str
+    message: str
+    imitate: Callable[..., Any] | None = None
+
+    def failure(self, counterexample: str = "") -> Failure:
+        """Return the `Failure` that names this misconception."""
+        return Failure(self.message, counterexample, self.name)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is verified: `run(subject, rng)` returns None or raises `Failure`.
+
+    `kind` is "correctness" (what is answered), "cost" (bytes, messages, memory, work) or "speed" (time): a wrong
+    answer earns nothing for being cheap, and a costly one nothing for being quick.
+    """
+
+    id: str
+    points: int
+    tier: str
+    title: str
+    run: Callable[[Subject, np.random.Generator], None]
+    kind: str = "correctness"
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind in CHECK_KINDS,
+            f"a kind out of {', '.join(CHECK_KINDS)}",
+            f"{self.kind!r} in check {self.id!r}",
+        )
+        _require(
+            self.tier in TIERS, f"a tier out of {', '.join(TIERS)}", f"{self.tier!r} in check {self.id!r}"
+        )
+        _require(self.points >= 0, "points of 0 or more", f"{self.points} in check {self.id!r}")
+        _require(bool(self.title), "a title", f"none in check {self.id!r}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One function that the learner writes, with its checks and hints.
+
+    `kind` is "function" (arrays in, arrays out), "ring" (a ring program), "kernel" (a function that
+    launches Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX,
+    on simulated devices). `helpers` names other functions of the notebook that it may call.
+    """
+
+    id: str
+    function: str
+    title: str
+    checks: tuple[Check, ...]
+    hints: tuple[str, str, str]
+    misconceptions: tuple[Misconception, ...] = ()
+    kind: str = "function"
+    helpers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind in KINDS, f"a kind out of {', '.join(KINDS)}", f"{self.kind!r} in stage {self.id!r}"
+        )
+        _require(
+            len(self.hints) == 3,
+            "three hints: a question, a direction, a line of mathematics",
+            f"{len(self.hints)} in stage {self.id!r}",
+        )
+        _unique([c.id for c in self.checks], f"checks of stage {self.id!r}")
+        _unique([m.name for m in self.misconceptions], f"misconceptions of stage {self.id!r}")
+        _require(
+            any(c.tier == "visible" for c in self.checks), "a visible check", f"none in stage {self.id!r}"
+        )
+        _require(
+            any(c.kind == "correctness" for c in self.checks),
+            "a check of what is answered: without one anything earns the points for its cost",
+            f"none in stage {self.id!r}",
+        )
+
+    @property
+    def points(self) -> int:
+        """The points of all checks together."""
+        return sum(check.points for check in self.checks)
+
+    def check(self, check_id: str) -> Check:
+        """Return the check called `check_id`. Raises: CourseError if there is none."""
+        return _named(self.checks, "id", check_id, f"checks of stage {self.id}")
+
+    def misconception(self, name: str) -> Misconception:
+        """Return the misconception called `name`. Raises: CourseError if there is none."""
+        return _named(self.misconceptions, "name", name, f"misconceptions of stage {self.id}")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """All stages of one exercise notebook.
+
+    may_use: the modules of ringlab that a submission may call though others have to write such a thing,
+    and `ATTENTION` for PyTorch's own. All else that answers is off limits: see
+    `ringlab_course.judge.offlimits`. about: functions that submissions of all other exercises may call.
+    """
+
+    id: str
+    slug: str
+    title: str
+    stages: tuple[Stage, ...]
+    may_use: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _unique([s.id for s in self.stages], f"stages of exercise {self.id!r}")
+        for stage in self.stages:
+            _require(stage.id.startswith(f"{self.id}."), f"stage ids that begin with {self.id}.", stage.id)
+
+    @property
+    def points(self) -> int:
+        """The points of all stages together."""
+        return sum(stage.points for stage in self.stages)
+
+    def stage(self, stage_id: str) -> Stage:
+        """Return the stage called `stage_id`. Raises: CourseError if there is none."""
+        return _named(self.stages, "id", stage_id, f"stages of exercise {self.id}")
+
+
+def _require(holds: bool, needed: str, got: str) -> None:
+    if not holds:
+        raise CourseError(needed, got)
+
+
+def _unique(names: list[str], what: str) -> None:
+    twice = sorted({n for n in names if names.count(n) > 1})
+    _require(not twice, f"different names for the {what}", f"{', '.join(twice)} more than once")
+
+
+def _named(items: tuple[Any, ...], attribute: str, name: str, what: str) -> Any:
+    for item in items:
+        if getattr(item, attribute) == name:
+            return item
+    known = ", ".join(getattr(item, attribute) for item in items) or "none"
+    raise CourseError(f"one of the {what}: {known}", repr(name))

@@ -1,0 +1,70 @@
+"""Name the mistake that explains all answers in a check: on one small input different mistakes look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.answers import compare_with, relative_error
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.failures import Failure
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One case with what the learner answered; imitations take `inputs` and `keywords`."""
+
+    answer: Any
+    truth: Any
+    bound: float
+    inputs: Sequence[Any]
+    names: Sequence[str]
+    text: str
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconception]) -> None:
+    """Return None when every answer is right.
+
+    Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the
+    learner's answers in all cases, right ones too, and no other one does: one case alone fits many
+    mistakes, and a diagnosis that may be false is worse than none.
+    """
+    seen: list[Answered] = []
+    first: Failure | None = None
+    try:
+        for case in cases:
+            seen.append(case)
+            first = first or _failure(case)
+    except Failure:  # what breaks off later only leaves fewer cases to tell mistakes apart
+        if first is None:
+            raise
+    if first is None:
+        return
+    fitting = {m.name: m for m in misconceptions if all(_matches(m, case) for case in seen)}
+    if len(fitting) != 1:
+        raise first
+    (misconception,) = fitting.values()
+    raise misconception.failure(first.counterexample)
+
+
+def _failure(case: Answered) -> Failure | None:
+    try:
+        compare_with(case.answer, case.truth, bound=case.bound, names=case.names, case=case.text)
+    except Failure as failure:
+        return failure
+    return None
+
+
+def _matches(misconception: Misconception, case: Answered) -> bool:
+    if misconception.imitate is None:
+        return False
+    with np.errstate(all="ignore"):
+        try:
+            imitation = misconception.imitate(*case.inputs, **case.keywords)
+            return relative_error(case.answer, imitation) <= max(4 * case.bound, 1e-6)
+        except (ArithmeticError, ValueError, TypeError, IndexError):
+            return False  # the mistake cannot be made on this input, or the answer holds no numbers

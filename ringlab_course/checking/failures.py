@@ -1,0 +1,117 @@
+"""What a check raises: a wrong answer, a missing function, or an exception of the learner's code, in words."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+import ringlab
+from ringlab.errors import CommError, DeadlockError, RankFailedError
+
+
+class Failure(AssertionError):
+    """A wrong answer.
+
+    `message` says what is wrong in words and holds no value of the inputs, so that it may be shown
+    for hidden checks too; values go into `counterexample`. `misconception` is the name of the
+    common mistake that explains the answer, or None.
+    """
+
+    def __init__(self, message: str, counterexample: str = "", misconception: str | None = None) -> None:
+        self.message, self.counterexample, self.misconception = message, counterexample, misconception
+        super().__init__(f"{message}\n{counterexample}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the default would pass the joined text as `message`
+        return type(self), (self.message, self.counterexample, self.misconception)
+
+
+class NotWritten(Failure):
+    """The learner has not written this function yet: it is missing or raises NotImplementedError."""
+
+
+class Crashed(Failure):
+    """The learner's code raised; `counterexample` is the traceback of the learner's own lines."""
+
+
+def own_lines(error: BaseException) -> str:
+    """Return the last three lines of the learner's own code on the way to `error`, and the error.
+
+    Lines of ringlab, of the standard library and of installed packages are left out.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
+    lines = []
+    for frame in frames[-3:]:
+        source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
+        lines.append(f"in {frame.name}, line {frame.lineno}: {source}")
+    text = str(error) or "no message"
+    return "\n".join([*lines, f"{type(error).__name__}: {text}"])
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what the learner's code raised, without what a virtual rank or Triton's interpreter put around it.
+
+    A NotImplementedError of the interpreter itself stays wrapped: it speaks of Triton, not of the exercise.
+    """
+    while (inside := error.__cause__) is not None:
+        wrapped = type(error).__name__ == "InterpreterError"
+        if wrapped and isinstance(inside, NotImplementedError):
+            raised = traceback.extract_tb(inside.__traceback__)
+            wrapped = not raised or _is_own(raised[-1].filename)
+        if not wrapped and not isinstance(error, RankFailedError):
+            break
+        error = inside
+    return error
+
+
+def as_failure(name: str, error: BaseException) -> Failure:
+    """Return the Failure that tells the learner about an exception of their function `name`."""
+    cause = cause_of(error)
+    if isinstance(cause, NotImplementedError):
+        return NotWritten(
+            f"`{name}` is not written yet: {cause}" if str(cause) else f"`{name}` is not written yet."
+        )
+    if isinstance(cause, CommError):
+        return stuck(name, cause)
+    return crashed(name, type(cause).__name__, own_lines(cause))
+
+
+def stuck(function: str, error: CommError) -> Crashed:
+    """Return the Failure for an error of communication; a deadlock is told in words, rank by rank."""
+    told = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
+    drawn = (error.got.splitlines() or [""])[
+        -1
+    ]  # no other line: tags are the learner's, and may say anything
+    if isinstance(error, DeadlockError) and (found := _CYCLE.fullmatch(drawn.strip())):
+        ranks = found[1].split(" → ")
+        waits = [f"waits for rank {rank}" for rank in ranks[1:]]
+        told += f" They wait for each other in a circle: rank {ranks[0]} {', which '.join(waits)}."
+    elif isinstance(error, DeadlockError):
+        told += " Somebody waits for a rank that has ended already."
+    return Crashed(told, str(error))
+
+
+def crashed(function: str, error: str, text: str) -> Crashed:
+    """Return the Failure for an exception called `error`; `text` is what its message says."""
+    if error == "BackendError" and "within the memory of" in text:
+        return Crashed(
+            f"`{function}`: a kernel reaches outside of a tensor's memory. On a GPU that is a fault, or somebody else's "
+            "data. Is a mask missing, or a row's beginning wrong?",
+            text,
+        )
+    return Crashed(f"`{function}` raised {error}.", text)
+
+
+_CYCLE = re.compile(r"cycle: (\d{1,4}(?: → \d{1,4})+)")
+_INSTALLED = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
+_OURS = (str(Path(ringlab.__file__).parent), str(Path(__file__).parents[1]))
+_NOT_OWN = tuple(f"{Path(place).resolve()}/" for place in (*_INSTALLED, *_OURS))
+
+
+def _is_own(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return False
+    return not str(Path(filename).resolve() if Path(filename).exists() else filename).startswith(_NOT_OWN)

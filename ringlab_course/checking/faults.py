@@ -1,0 +1,137 @@
+"""What may go wrong between the ranks of a ring program, as data: one name, in the notebook and in the judge.
+
+A program that keeps the rules of `Comm.exchange` cannot tell one network from another: it waits for what
+it needs, from the rank that it needs it from, in the order of sending. So its answers are the same, bit
+for bit, however slow links and ranks are and however late a message is taken. A program that looks at
+the clock, or changes what it has posted, answers something else on another day; here that day is today.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.comm.virtual.cluster import Costs
+from ringlab.comm.wrappers.faulty import Fault
+from ringlab.errors import WorldSizeError
+
+T = TypeVar("T")
+LATEST = 256
+"""Exchanges of a rank among which `Faults.late` chooses; later ones are posted at once."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The network of one run; without arguments it is the usual one.
+
+    seed: draws everything that is left to chance. delay: virtual seconds that a message takes longer at
+    most, drawn for each pair of ranks, so that messages of different pairs overtake each other and those
+    of one pair never do. slow: (rank, factor), a rank whose computations take `factor` times as long.
+    late: the share, from 0 to 1, of exchanges that are posted as late as a transport may: when the rank
+    waits, or posts the next. kill: (rank, exchange), a rank that ends before its exchange of that number,
+    counted from 0 without control messages.
+
+    In the judge the ranks also go on one after the other, in an order that the seed draws.
+    """
+
+    seed: int = 0
+    delay: float = 0.0
+    slow: tuple[int, float] | None = None
+    late: float = 0.0
+    kill: tuple[int, int] | None = None
+
+    def costs(self) -> Costs:
+        """Return what computations and messages take on the virtual clock."""
+        return _Weather(self)
+
+    def late_of(self, rank: int) -> list[int]:
+        """Return the numbers of the exchanges that `rank` posts late."""
+        dice = random.Random(f"late {self.seed} {rank}")
+        return [number for number in range(LATEST) if dice.random() < self.late]
+
+    def plan(self, world_size: int) -> tuple[Fault, ...]:
+        """Return the late exchanges as faults of `ringlab.comm.wrappers.faulty`. Raises: WorldSizeError."""
+        self.require(world_size)
+        return tuple(
+            Fault("delay", rank, number, seconds=0.0)
+            for rank in range(world_size)
+            for number in self.late_of(rank)
+        )
+
+    def require(self, world_size: int) -> None:
+        """Return if the faults are of ranks that exist. Raises: WorldSizeError."""
+        for rank, _ in filter(None, (self.slow, self.kill)):
+            if not 0 <= rank < world_size:
+                raise WorldSizeError(f"faults of ranks 0..{world_size - 1}", f"rank {rank} in {self}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """In place of a rank's result where one was killed: the class of what ended its program, and what it said."""
+
+    error: str
+    text: str = ""
+
+
+class Killed(BaseException):
+    """Ends the program of a killed rank; no Exception, so that `except Exception` cannot bring it back."""
+
+    def __init__(self) -> None:
+        super().__init__("it was killed, as a fault of this run")
+
+
+class Mortal(Comm):
+    """`comm` of a rank that dies before its exchange number `exchange`, and stays dead."""
+
+    def __init__(self, comm: Comm, exchange: int) -> None:
+        self.inner, self.exchange_of_death = comm, exchange
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.dead, self._count = False, 0
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        if not tag.startswith(CONTROL):
+            self.dead = self.dead or self._count == self.exchange_of_death
+            self._count += 1
+        self.require_life()
+        return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        self.require_life()
+        return self.inner.compute(label, function, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def require_life(self) -> None:
+        """Return while the rank lives. Raises: Killed."""
+        if self.dead:
+            raise Killed
+
+
+class _Weather(Costs):
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+
+    def compute(self, rank: int, label: str, args: tuple[Any, ...]) -> float:
+        slow = self.faults.slow
+        return super().compute(rank, label, args) * (slow[1] if slow and slow[0] == rank else 1.0)
+
+    def message(self, source: int, to: int, nbytes: int) -> float:
+        if not self.faults.delay:
+            return super().message(source, to, nbytes)
+        # One draw per pair: a second message of it can then never arrive before the first.
+        longer = random.Random(f"link {self.faults.seed} {source} {to}").uniform(0.0, self.faults.delay)
+        return super().message(source, to, nbytes) + longer

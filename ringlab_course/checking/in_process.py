@@ -1,0 +1,184 @@
+"""The learner's function in this process, for the notebook's `check()` and for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ringlab_course.checking.contract import Stage
+from ringlab_course.checking.failures import Failure, NotWritten, as_failure
+from ringlab_course.checking.subject import Measured, Recorded
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.faults import Faults
+    from ringlab_course.mesh.examine import Examined
+
+
+class InProcessSubject:
+    """The learner's function in this process: for the notebook's `check()` and for tests.
+
+    Arguments are copied, so that a function that writes into them cannot alter the check's own.
+    """
+
+    effort = "FLOPs of products, or elements written where there are none"
+
+    def __init__(self, stage: Stage, namespace: Mapping[str, Any]) -> None:
+        self.function, self._function = stage.function, find_function(stage, namespace)
+        self._kernels = stage.kind == "kernel"
+        self._stage, self._namespace = stage, namespace
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._kernels:  # recorded, so that an access outside of a tensor is an error and not a crash
+            return self.record(*args, **kwargs).answer
+        return _guarded(self.function, self._function, *copied(args), **copied(kwargs))
+
+    def measure(self, *args: Any, **kwargs: Any) -> Measured:
+        args, kwargs = copied(args), copied(kwargs)
+        with _Peak() as peak:
+            answer = _guarded(self.function, self._function, *args, **kwargs)
+        return Measured(answer, peak.bytes)
+
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        from ringlab.blocks.triton.accesses import record_accesses
+        from ringlab.blocks.triton.interpreter import interpreting
+
+        if not interpreting():
+            raise Failure(
+                "This check runs kernels in Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported, at the "
+                "top of the notebook, and restart the kernel."
+            )
+        args, kwargs = copied(args), copied(kwargs)
+        with record_accesses() as accesses:
+            answer = _guarded(self.function, self._function, *args, **kwargs)
+        return Recorded(answer, tuple(accesses))
+
+    def examine(self, *args: Any, **kwargs: Any) -> Examined:
+        from ringlab_course.mesh import examine as mesh
+
+        return _guarded(self.function, mesh.examine, self._function, *copied(args), **copied(kwargs))
+
+    def run_ring(
+        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
+        return self._on_virtual_ranks(self._function, world_size, per_rank, faults, kwargs)
+
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
+        """Return the FLOPs of the products of matrices that each rank makes in one run.
+
+        Where no rank makes any, the elements that torch's operators write: a product by hand is an element each.
+        """
+        from ringlab.comm.ring import Ring
+        from ringlab.conformance.meters import Metered, PassMeter
+        from ringlab_course.checking.virtual_ranks import Elements
+
+        flops, elements = [0.0] * world_size, [0.0] * world_size
+
+        def counted(ring: Ring, *own: Any, **shared: Any) -> Any:
+            metered, written = Metered(ring.comm), Elements()
+            metered.meter = PassMeter(ring.rank, world_size, lambda: None, strict=False)
+            with metered.meter.watch(), written:
+                result = self._function(Ring(metered), *own, **shared)
+            flops[ring.rank], elements[ring.rank] = metered.meter.flops, written.count
+            return result
+
+        self._on_virtual_ranks(counted, world_size, per_rank, None, kwargs)
+        return flops if any(flops) else elements
+
+    def _on_virtual_ranks(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        per_rank: tuple[Sequence[Any], ...],
+        faults: Faults | None,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        from ringlab_course.checking.virtual_ranks import run_virtual
+
+        for argument in per_rank:
+            if len(argument) != world_size:
+                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+        if faults:
+            faults.require(world_size)
+        shards, shared = copied(list(per_rank)), copied(kwargs)
+
+        def program(ring: Any) -> Any:
+            return function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
+
+        return _guarded(self.function, run_virtual, world_size, program, faults)
+
+    def other(self, function: str) -> InProcessSubject:
+        return InProcessSubject(replace(self._stage, function=function), self._namespace)
+
+
+def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the stage's function out of a notebook's namespace. Raises: NotWritten if it is not there."""
+    function = namespace.get(stage.function)
+    if function is None:
+        raise NotWritten(f"there is no function `{stage.function}` here yet: run the cell that defines it.")
+    if not callable(function):
+        raise Failure(f"`{stage.function}` is a {type(function).__name__}, not a function.")
+    return function
+
+
+def copied(value: Any) -> Any:
+    """Return `value` with every array in it copied; other objects as they are."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copied, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(copied, value))
+    if hasattr(value, "clone") and hasattr(value, "detach"):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return copy.deepcopy(value) if hasattr(value, "dtype") else value
+
+
+def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the learner's code; whatever it raises becomes NotWritten or Crashed."""
+    try:
+        return function(*args, **kwargs)
+    except Failure:
+        raise
+    except Exception as error:
+        raise as_failure(name, error) from None
+
+
+class _Peak:
+    """Counts the bytes that NumPy and torch hold at once while the block runs."""
+
+    def __enter__(self) -> _Peak:
+        self._torch, self._watch = _torch_meter()  # before tracemalloc: its first use imports much
+        self._already = tracemalloc.is_tracing()
+        if not self._already:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        self._base = tracemalloc.get_traced_memory()[0]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        peak = tracemalloc.get_traced_memory()[1]
+        if not self._already:
+            tracemalloc.stop()
+        self._watch.__exit__(None, None, None)
+        self.bytes = max(0, peak - self._base) + (self._torch.report().peak_bytes if self._torch else 0)
+
+
+def _torch_meter() -> tuple[Any, Any]:
+    """Return a meter of torch's allocations and its open context; nothing where torch is not loaded."""
+    if "torch" not in sys.modules:
+        return None, contextlib.nullcontext()
+    import torch
+
+    from ringlab.comm.memory import MemoryMeter
+
+    warm, meter = MemoryMeter(), MemoryMeter()
+    with warm.watch():
+        torch.zeros(1)  # the first operation under a mode imports modules; not the learner's memory
+    watch = meter.watch()
+    watch.__enter__()
+    return meter, watch

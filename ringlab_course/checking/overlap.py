@@ -1,0 +1,78 @@
+"""Whether a ring has its exchange under way while it computes: the order of each rank's posts, computations and waits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.ring_mistakes import FORWARD
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("06.overlap")
+
+OVERLAP = (
+    mistake("posts_after_computing"),
+    mistake("waits_before_computing"),
+    mistake("overlaps_some_steps"),
+    mistake("computes_unseen"),
+    mistake("cuts_the_computation"),
+    mistake("one_buffer"),
+    mistake("writes_what_is_sent"),
+    mistake("wrong_direction"),
+    mistake("widens_before_sending"),
+    mistake("reads_before_waiting"),
+    mistake("looks_at_the_clock"),
+)
+MISTAKES = {each.name: each for each in (*OVERLAP, *FORWARD)}
+
+
+def order(trace: Any, rank: int) -> list[str]:
+    """Return what `rank` did, in order: "post", "compute" and "wait"; neighbours of one kind count once but for compute.
+
+    An exchange takes time unless it was over already, and so does a computation; where times are equal
+    a wait comes before the post that follows it, and both before the computation that begins then.
+    """
+    done = [(e.start, 3, e.start, "compute") for e in trace.computes(rank) if e.end > e.start]
+    for exchange in trace.exchanges(rank):
+        done += [(exchange.posted, 2, exchange.index, "post"), (exchange.waited, 1, exchange.index, "wait")]
+        if exchange.waited == exchange.posted:  # the wait follows its own post
+            done[-1] = (exchange.waited, 2, exchange.index + 0.5, "wait")
+    names = [name for *_, name in sorted(done)]
+    return [name for name, same in itertools.groupby(names) for _ in (same if name == "compute" else [0])]
+
+
+def expect_overlap(trace: Any, text: str) -> None:
+    """Raise the Failure that says where a rank does not compute while its exchange is under way."""
+    P = trace.world_size
+    right = ["post", "compute", "wait"] * (P - 1) + ["compute"]
+    for rank in range(P):
+        seen = order(trace, rank)
+        if seen == right:
+            continue
+        example = f"{text}: rank {rank} did {', '.join(seen)}; should do {', '.join(right)}"
+        end = max((event.end for event in trace.computes()), default=0.0)
+        if (name := _misplaced(seen, P)) in (
+            "posts_after_computing",
+            "waits_before_computing",
+            "overlaps_some_steps",
+        ):
+            example += f"\non the virtual clock the ring ends after {end:g} s, {P} s are possible"
+        if name is None:
+            raise Failure("The exchange is not under way while the block is computed.", example)
+        raise MISTAKES[name].failure(example)
+
+
+def _misplaced(seen: Sequence[str], P: int) -> str | None:
+    computes = seen.count("compute")
+    if list(seen) == ["post", "compute", "wait"] * P:
+        return "sends_p_times"
+    if computes != P:
+        return "cuts_the_computation" if computes else "computes_unseen"
+    if list(seen) == ["compute", "post", "wait"] * (P - 1) + ["compute"]:
+        return "posts_after_computing"
+    if list(seen) == ["post", "wait", "compute"] * (P - 1) + ["compute"]:
+        return "waits_before_computing"
+    hidden = sum(seen[i : i + 3] == ["post", "compute", "wait"] for i in range(len(seen)))
+    return "overlaps_some_steps" if 0 < hidden < P - 1 else None

@@ -1,0 +1,82 @@
+"""What a notebook needs beyond the learner's install, Triton or an extra: without it the notebook ends with the remedy."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from ringlab.errors import CourseError
+
+REMEDY = (
+    "pip install triton" if sys.platform == "linux" else "use Linux, or a Linux virtual machine or container"
+)
+MODULES = {"jax": ("jax", "jaxlib")}
+"""Extras of pyproject.toml that lessons ask for, and the modules each of them brings."""
+
+
+class Stop(Exception):
+    """Ends a run of a notebook with a sentence instead of a traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # what IPython shows instead
+        return [str(self)]
+
+
+def triton_is_missing() -> str:
+    """Return why kernels cannot run on this machine, empty text where they can."""
+    if find_spec("triton") is not None:
+        return ""
+    where = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "this machine")
+    return f"Triton is not installed: it comes with PyTorch on Linux, and there is none for {where}."
+
+
+def needs_triton() -> None:
+    """Return where Triton is installed; elsewhere end the notebook's run here, and say so.
+
+    Raises: Stop, which a notebook shows as plain text.
+    """
+    if missing := triton_is_missing():
+        raise Stop(
+            f"{missing}\nThis notebook ends here for you. You can read it as it was run, in notebooks/ on disk or on "
+            f"the web pages; to run it, {REMEDY}. No other lesson needs Triton but 12 and 13."
+        )
+
+
+def require_triton() -> None:
+    """Return where Triton is installed. Raises: CourseError elsewhere."""
+    if missing := triton_is_missing():
+        raise CourseError("Triton, whose interpreter runs the kernels of this exercise", missing, REMEDY)
+
+
+def extra_is_missing(extra: str) -> str:
+    """Return what of the extra is not installed, and the command that installs it; empty text where all is there.
+
+    Raises: CourseError for an extra that no lesson asks for.
+    """
+    if extra not in MODULES:
+        raise CourseError(f"an extra out of {', '.join(MODULES)}", repr(extra))
+    missing = [name for name in MODULES[extra] if find_spec(name) is None]
+    if not missing:
+        return ""
+    command = f"pip install -c requirements.lock -e '.[{extra}]'"
+    return (
+        f"{' and '.join(missing)} not installed here. In the folder of the course, with its environment active:\n"
+        f"    {command}"
+    )
+
+
+def needs_extra(extra: str) -> None:
+    """Return where the extra is installed; elsewhere end the notebook's run here, and say what to type.
+
+    Raises: Stop, which a notebook shows as plain text; CourseError for an extra that no lesson asks for.
+    """
+    if missing := extra_is_missing(extra):
+        raise Stop(
+            f"This notebook needs the extra [{extra}], which lesson and exercise 17 need alone: {missing}\n"
+            "Then restart the kernel and run on. You can also read it as it was run, in notebooks/ on disk or on the web pages."
+        )
+
+
+def require_extra(extra: str) -> None:
+    """Return where the extra is installed. Raises: CourseError elsewhere, and for an extra that no lesson asks for."""
+    if missing := extra_is_missing(extra):
+        raise CourseError(f"the extra [{extra}], which this exercise is about", "", missing)

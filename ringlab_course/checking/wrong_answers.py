@@ -1,0 +1,159 @@
+"""Right and wrong answers to an exercise, and what learners read about a mistake: all from the exercise's folder.
+
+`right/NAME.py` are right answers. `wrong_answers.md` holds the wrong ones as edits of those (`ringlab.edits`): an
+entry names the stage, the check that must find it, the right answer it is an edit of, and the misconception that the
+check must name. The text of the first entry that names a misconception is what learners read about it; a
+misconception without a wrong answer has an entry of its own, without an edit.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ringlab import edits
+from ringlab.errors import CourseError
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.loading import folder_of, load_stage
+
+FILE = "wrong_answers.md"
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """An answer to one stage that `check` must find, as the mistake called `misconception` where that has a name."""
+
+    name: str
+    stage: str
+    check: str
+    misconception: str | None
+    right: str
+    """The name of the right answer that this one is an edit of."""
+    hunks: str
+
+    @property
+    def finder(self) -> str:
+        """The check that must find it, as 05.forward:values."""
+        return f"{self.stage}:{self.check}"
+
+    @property
+    def source(self) -> str:
+        """The answer as Python code: of the edited right answer, what the stage's function and helpers use."""
+        exercise_id = self.stage[:2]
+        where = f"{FILE} of exercise {exercise_id}, entry {self.name!r}"
+        whole = edits.apply(self.hunks, right_answers(exercise_id)[self.right], where)
+        stage = load_stage(self.stage)
+        return used_by((stage.function, *stage.helpers), whole)
+
+
+@cache
+def right_answers(exercise_id: str) -> dict[str, str]:
+    """Return the right answers to an exercise as Python code, by name."""
+    folder = folder_of(exercise_id) / "right"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+
+
+@cache
+def wrong_answers(exercise_id: str) -> tuple[WrongAnswer, ...]:
+    """Return the wrong answers to an exercise, in the order of their file.
+
+    Raises: CourseError for an edit without a check, or of a right answer that is not there.
+    """
+    return tuple(_wrong_answer(entry) for entry in entries(exercise_id) if entry.hunks)
+
+
+def _wrong_answer(entry: edits.Entry) -> WrongAnswer:
+    stage, check, right, misconception = map(entry.fields.get, ("stage", "check", "of", "misconception"))
+    known = right_answers(str(stage)[:2])
+    if stage is None or check is None or right not in known:
+        raise CourseError(
+            f"a check, and one of {', '.join(known)}, for entry {entry.name!r} of {stage}",
+            f"check {check}, of {right}",
+            f"complete its fields in {FILE}",
+        )
+    return WrongAnswer(entry.name, stage, check, misconception, right, entry.hunks)
+
+
+@cache
+def entries(exercise_id: str) -> tuple[edits.Entry, ...]:
+    """Return all entries of an exercise's file, those without an edit too."""
+    optional = ("check", "of", "misconception")
+    return edits.read(folder_of(exercise_id) / FILE, required=("stage",), optional=optional)
+
+
+def mistakes_of(where: str) -> Callable[..., Misconception]:
+    """Return a function (name, imitate=None) → Misconception that takes the text from the exercise's file.
+
+    `where` is a stage, as "05.forward", or an exercise, as "05". The text is that of the first entry there which
+    names the misconception. Raises: CourseError, when it is called, if no entry does.
+    """
+    texts: dict[str, str] = {}
+    for entry in entries(where[:2]):
+        if entry.fields["stage"].startswith(where) and "misconception" in entry.fields:
+            texts.setdefault(entry.fields["misconception"], entry.text)
+
+    def mistake(name: str, imitate: Callable[..., Any] | None = None) -> Misconception:
+        if not texts.get(name):
+            raise CourseError(
+                f"a text for misconception {name!r} in {FILE} of exercise {where[:2]}",
+                f"no entry of {where} with one",
+                "add the text to the first entry that names it",
+            )
+        return Misconception(name, texts[name], imitate)
+
+    return mistake
+
+
+def found_by(stage_id: str) -> dict[str, set[str]]:
+    """Return, by check of a stage, the names of the wrong answers and misconceptions that it must find."""
+    found: dict[str, set[str]] = {}
+    for entry in entries(stage_id[:2]):
+        if entry.fields["stage"] == stage_id and "check" in entry.fields:
+            found.setdefault(entry.fields["check"], set()).update(
+                {entry.name, entry.fields.get("misconception", entry.name)}
+            )
+    return found
+
+
+def namespace_of(source: str, name: str) -> dict[str, Any]:
+    """Return what an answer defines; tracebacks, and Triton, find its lines under `name`."""
+    linecache.cache[name] = len(source), None, source.splitlines(True), name
+    space: dict[str, Any] = {"__name__": name}
+    exec(compile(source, name, "exec"), space)
+    return space
+
+
+def used_by(names: Collection[str], source: str) -> str:
+    """Return the statements of a module that bind these names or names they use, and those that bind none."""
+    kept, wanted = set[int](), set(names)
+    statements = list(_statements(source))
+    while more := {
+        number
+        for number, (_, binds, _) in enumerate(statements)
+        if number not in kept and (not binds or binds & wanted)
+    }:
+        kept |= more
+        wanted.update(*(statements[number][2] for number in more))
+    return "".join(statements[number][0] for number in sorted(kept)).strip("\n") + "\n"
+
+
+def _statements(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
+    """Yield each top-level statement: its lines with the comments above, the names it binds, the names it uses."""
+    lines, begin = source.splitlines(keepends=True), 0
+    for node in ast.parse(source).body:
+        text = "".join(lines[begin : node.end_lineno])
+        begin = node.end_lineno or begin
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # the docstring is about the right answer
+        names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            binds = {node.name}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            binds = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        else:
+            binds = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        yield text, binds, {name.id for name in names}

@@ -1,0 +1,1 @@
+"""The commands of the course: lab, build, exercise, grade, gradebook, nbgrader, progress."""

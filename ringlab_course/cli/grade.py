@@ -1,0 +1,69 @@
+"""`ringlab grade`: one notebook told in full, or a class graded into its gradebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringlab.cli.output import Json, errors_told
+from ringlab_course.cli.grade_class import grade_into_book
+from ringlab_course.cli.grade_notebooks import grade_plainly
+from ringlab_course.cli.grading import Request
+
+BOOK = typer.Option("--book", help="Keep results in this file; a run that was stopped goes on there.")
+LATE = typer.Option("--late", help='What lateness costs: "10%/day, max 50%, grace 15 min"; kept in the book.')
+DUE = typer.Option("--due", help="The deadline with its zone: 2026-11-30T23:59Z, or … 23:59 Europe/Berlin.")
+SCHEDULER = typer.Option("--scheduler", help="Grade on the Dask cluster with this scheduler.")
+UNSAFE = typer.Option("--unsafe", help="Run submissions without the sandbox; written into every result.")
+
+
+def grade(
+    paths: Annotated[list[Path], typer.Argument(help="Notebooks, or folders of them.", exists=True)],
+    only: Annotated[
+        str | None, typer.Option("--exercise", help="Take them for this exercise, as in 05.")
+    ] = None,
+    book: Annotated[Path | None, BOOK] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Notebooks side by side; a core each by default.")
+    ] = None,
+    regrade: Annotated[
+        list[str] | None, typer.Option("--regrade", help="Grade this exercise anew; the history stays.")
+    ] = None,
+    late: Annotated[str | None, LATE] = None,
+    due: Annotated[str | None, DUE] = None,
+    learner: Annotated[str | None, typer.Option("--learner", help="They are all this learner's.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write scores as CSV.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write pages into this folder.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Per failed check the message, the mistake, a hint, the time.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of the probes; fresh ones by default.")
+    ] = None,
+    unsafe: Annotated[bool, UNSAFE] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience", min=0.1, max=100, help="Multiplies all limits of time; 2 for a slow machine."
+        ),
+    ] = 1.0,
+    scheduler: Annotated[str | None, SCHEDULER] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade exercises in a sandbox, with inputs that nobody has seen. Status 1 where points are missing.
+
+    With --book, or with files to write, the paths are a class: one submission per learner and exercise
+    counts, and the status is 1 only where something could not be graded.
+    """
+    request = Request(
+        paths, only, book, jobs, frozenset(regrade or ()), late, due, learner, csv, json_file, html, explain,
+        seed, unsafe, patience, scheduler, as_json,
+    )  # fmt: skip
+    with errors_told(as_json):
+        if request.of_a_class:
+            grade_into_book(request)
+        else:
+            grade_plainly(request)

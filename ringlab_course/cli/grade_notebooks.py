@@ -1,0 +1,130 @@
+"""Grading notebooks without a book: every report is told in full."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from ringlab import moved
+from ringlab.cli.output import finish, print_json, progress_bar, stderr
+from ringlab.errors import RinglabError
+from ringlab_course.cli.grading import Request, UnderWay, above, exit_status, pool_for, stoppable, tell
+
+if TYPE_CHECKING:
+    from ringlab_course.gradebook.work import Job, Outcome
+
+
+def grade_plainly(request: Request) -> None:
+    """Grade every notebook, print each report in full, and end with status 1 where points are missing."""
+    from ringlab_course.gradebook.collect import notebooks
+    from ringlab_course.gradebook.export import failed_briefly
+    from ringlab_course.gradebook.work import Job
+
+    notes: list[str] = []
+    files = notebooks(request.paths, notes)
+    jobs = [
+        Job(number, path, request.only or "", "", request.seed, request.unsafe, path.name, request.patience)
+        for number, (path, _) in enumerate(files)
+    ]
+    outcomes = _outcomes(request, jobs)
+    reports = []
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
+        if outcome.report is not None:
+            report = outcome.report
+            extra = {"score": report["earned"], "maximum": report["points"]}
+            reports.append(
+                {
+                    **report,
+                    "path": _shown(jobs[outcome.number]),
+                    **extra,
+                    "failed_checks": failed_briefly(report),
+                }
+            )
+    failed = [o for o in outcomes if o.report is None]
+    ok = bool(reports) and not failed and all(report["ok"] for report in reports)
+    tell(notes if files else [*notes, "no notebooks found there"])
+    if request.as_json:
+        print_json({"ok": ok, "submissions": reports, **_failures(jobs, failed)})
+    finish(ok)
+
+
+def _outcomes(request: Request, jobs: list[Job]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    with progress_bar() as bar, stoppable():
+        task = bar.add_task("grade", total=len(jobs))
+        under_way = UnderWay(bar, task)
+        try:
+            with contextlib.closing(pool_for(request, len(jobs)).run(jobs, under_way.begin)) as found:
+                for outcome in found:
+                    outcomes.append(outcome)
+                    under_way.end(jobs[outcome.number])
+                    if outcome.error is not None and len(jobs) == 1:
+                        raise outcome.error
+                    _tell_outcome(jobs[outcome.number], outcome, None if request.as_json else above(bar))
+        except KeyboardInterrupt as stop:
+            stderr.print(f"stopped: {len(outcomes)} of {len(jobs)} graded", style="red")
+            raise typer.Exit(exit_status(stop)) from None
+    return outcomes
+
+
+def _failures(jobs: list[Job], failed: list[Outcome]) -> dict[str, Any]:
+    """Nothing where nothing failed: the object keeps the keys that it always had."""
+    told = [{"path": _shown(jobs[each.number]), "reason": each.reason} for each in failed]
+    return {"not_graded": told} if told else {}
+
+
+def _tell_outcome(job: Job, outcome: Outcome, screen: Console | None) -> None:
+    if outcome.report is None:
+        tell([f"{_shown(job)}: not graded: {outcome.reason}"])
+        return
+    if screen is not None:
+        _print_report(screen, _shown(job), outcome.report)
+    _keep_progress(outcome.report)
+    known = moved.notices(moved.MOVED)
+    tell([f"{_shown(job)}: {note}" for note in outcome.report["notes"] if note in known])
+
+
+def _keep_progress(report: dict[str, Any]) -> None:
+    """Keep the grade in the progress file if the notebook is this course's own exercise, not a submission."""
+    from ringlab.checkout import find_checkout
+    from ringlab_course.notebook.progressfile import ProgressFile
+
+    try:
+        mine = Path(report["path"]).resolve().parent == find_checkout() / "exercises"
+    except RinglabError:  # no course here: somebody else's submissions
+        return
+    if mine:
+        for stage in report["stages"]:
+            checks = stage["checks"]
+            earned = sum(check["points"] for check in checks if check["ok"] and check["counted"])
+            points = sum(check["points"] for check in checks)
+            ProgressFile().update("grades", stage["stage"], earned=earned, points=points)
+
+
+def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
+    def told(line: str) -> None:
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    label = f" [{report['label']}]" if report["label"] else ""
+    told(f"{path}: {report['earned']} of {report['points']} points{label}")
+    if report["reason"]:
+        told(f"  {report['reason']}")
+    for stage in report["stages"]:
+        for check in stage["checks"]:
+            mark, earned = ("✓", check["points"]) if check["ok"] else ("✗", 0)
+            if not check["counted"]:
+                mark, earned = "○", 0
+            told(f"  {mark} {stage['stage']} {check['title']} ({earned} of {check['points']})")
+            if mark != "✓" and check["message"]:
+                told(f"      {check['message']}")
+
+
+def _shown(job: Job) -> str:
+    """The path, with what could steer a terminal, or is no text, made visible."""
+    from ringlab_course.gradebook.printable import shown_name
+
+    return shown_name(job.path)

@@ -1,0 +1,188 @@
+"""`ringlab gradebook show|override|policy|export|report`: what instructors do with a gradebook."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ringlab.cli.output import Json, errors_told, people, print_json
+from ringlab.errors import CourseError
+
+app = typer.Typer(help="Read a gradebook, override scores, write files and pages.", no_args_is_help=True)
+
+Book = Annotated[Path, typer.Argument(help="The file that `ringlab grade --book` wrote.")]
+Exercise = Annotated[str | None, typer.Option("--exercise", help="Only this one, as in 05.")]
+Learner = Annotated[str | None, typer.Option("--learner", help="Only this one.")]
+
+
+@app.command("show")
+def show(
+    book: Book,
+    exercise: Exercise = None,
+    learner: Learner = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Per failed check the message, the mistake, a hint, the time.")
+    ] = False,
+    history: Annotated[bool, typer.Option("--history", help="Every result there ever was.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what counts, also while a run is writing it."""
+    from ringlab_course.gradebook.export import entry_data, ungraded_data
+    from ringlab_course.gradebook.store import Gradebook
+
+    with errors_told(as_json), Gradebook(book, create=False) as grades:
+        entries, ungraded = grades.entries(exercise, learner), grades.ungraded()
+        ungraded = [each for each in ungraded if learner in (None, each.learner)]
+        if learner is not None and not entries and not ungraded:
+            raise _nobody(learner, exercise, [entry.learner for entry in grades.entries(exercise)])
+        if history:
+            entries = [past for entry in entries for past in grades.history(entry.learner, entry.exercise)]
+        if as_json:
+            told = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
+            print_json(
+                {"ok": True, **told, "overrides": [vars(o) for o in grades.overrides(learner, exercise)]}
+            )
+        elif explain:
+            _explain(grades, entries)
+        else:
+            people.print(_table(entries))
+            for each in ungraded:
+                text = (
+                    f"{each.learner}  {each.exercise or '?'}: not graded, {each.tries} times: {each.reason}"
+                )
+                people.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _nobody(learner: str, exercise: str | None, known: list[str]) -> CourseError:
+    """Return the error for a learner of whom the book has nothing, with the names that come near."""
+    import difflib
+
+    near = difflib.get_close_matches(learner, known, 3, 0.5)
+    of = "" if exercise is None else f" in exercise {exercise}"
+    remedy = f"near it: {', '.join(near)}" if near else "`ringlab gradebook show BOOK` lists all"
+    return CourseError(f"a learner of whom the gradebook has a result{of}", repr(learner), remedy)
+
+
+@app.command("override")
+def override(
+    book: Book,
+    learner: Annotated[str, typer.Argument(help="The learner, as `show` prints the name.")],
+    exercise: Annotated[str, typer.Argument(help="The exercise, as in 05.")],
+    score: Annotated[float | None, typer.Argument(help="The score that counts from now on.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the score.")] = "",
+    by: Annotated[str | None, typer.Option("--by", help="Who says so; your login by default.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Take an override back.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let your word count in place of a score; what was earned stays in the book."""
+    from ringlab_course.gradebook.explain import headline
+    from ringlab_course.gradebook.export import entry_data
+    from ringlab_course.gradebook.store import Gradebook
+
+    with errors_told(as_json):
+        if (score is None) != clear:
+            raise CourseError("a score, or --clear", "both" if clear else "neither")
+        with Gradebook(book, create=False) as grades:
+            entry = grades.override(learner, exercise, score, reason, by or getpass.getuser())
+        if as_json:
+            print_json({"ok": True, "entry": entry_data(entry)})
+        else:
+            people.print(headline(entry), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("policy")
+def policy(
+    book: Book,
+    exercise: Exercise = None,
+    due: Annotated[
+        str | None, typer.Option("--due", help='The deadline, as in 2026-11-30T23:59Z; "" for none.')
+    ] = None,
+    late: Annotated[
+        str | None, typer.Option("--late", help='As in "10%/day, max 50%"; "" for nothing.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Set deadlines and what lateness costs, and show them; scores follow at once."""
+    from ringlab_course.gradebook.store import Gradebook
+
+    with errors_told(as_json), Gradebook(book, create=False) as grades:
+        if due is not None or late is not None:
+            grades.set_policy(exercise, due=due, late=late)
+        rows = [
+            {"exercise": name, "due": when, "late": cost} for name, (when, cost) in grades.policies().items()
+        ]
+        if as_json:
+            print_json({"ok": True, "policies": rows})
+            return
+        table = Table("exercise", "due (UTC)", "late")
+        for row in rows:
+            table.add_row(
+                row["exercise"] or "all others", escape(row["due"]) or "–", escape(row["late"]) or "–"
+            )
+        people.print(table)
+
+
+@app.command("export")
+def export(
+    book: Book,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write scores as CSV.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the book for other programs; without a file, CSV goes to the screen."""
+    from ringlab_course.cli.grade_class import write_files
+    from ringlab_course.gradebook.export import csv_text
+    from ringlab_course.gradebook.store import Gradebook
+
+    with errors_told(as_json), Gradebook(book, create=False) as grades:
+        write_files(grades, csv, json_file, None)
+        if as_json:
+            print_json({"ok": True, "files": [str(path) for path in (csv, json_file) if path is not None]})
+        elif csv is None and json_file is None:
+            typer.echo(csv_text(grades.entries(), grades.ungraded()), nl=False)
+
+
+@app.command("report")
+def report(
+    book: Book,
+    folder: Annotated[Path, typer.Argument(help="Where the pages go; index.html is the first.")],
+    title: Annotated[str | None, typer.Option("--title", help="The name of the class.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a page for each learner and one for the class."""
+    from ringlab_course.gradebook.pages import write_pages
+    from ringlab_course.gradebook.store import Gradebook
+
+    with errors_told(as_json), Gradebook(book, create=False) as grades:
+        pages = write_pages(grades.entries(), folder, title or book.stem, ungraded=grades.ungraded())
+        if as_json:
+            print_json({"ok": True, "pages": [str(page) for page in pages]})
+        else:
+            people.print(f"{len(pages)} pages in {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _explain(grades: Any, entries: list[Any]) -> None:
+    from ringlab_course.gradebook.explain import explained
+
+    for entry in entries:
+        for line in explained(entry, grades.history(entry.learner, entry.exercise)):
+            people.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(entries: list[Any]) -> Table:
+    table = Table("learner", "exercise", "score", "of", "failed checks", "notes")
+    for entry in entries:
+        notes = [entry.report.get("reason", "")]
+        notes.append(f"{entry.penalty:g} off for lateness" if entry.penalty else "")
+        notes.append(f"overridden: {entry.override_reason}" if entry.override is not None else "")
+        notes.append("graded by older checks" if entry.older_checks else "")
+        table.add_row(
+            escape(entry.learner), escape(entry.exercise or "?"), f"{entry.score:g}", f"{entry.maximum:g}",
+            str(len(entry.failed)), escape("; ".join(filter(None, notes))),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,139 @@
+"""What both ways to grade share: the options, the pool, the bar, and how a run is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from ringlab.cli.output import people, stderr
+
+if TYPE_CHECKING:
+    from ringlab_course.gradebook.work import Job, Outcome, Pool
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `ringlab grade`."""
+
+    paths: list[Path]
+    only: str | None
+    book: Path | None
+    jobs: int | None
+    regrade: frozenset[str]
+    late: str | None
+    due: str | None
+    learner: str | None
+    csv: Path | None
+    json_file: Path | None
+    html: Path | None
+    explain: bool
+    seed: int | None
+    unsafe: bool
+    patience: float
+    scheduler: str | None
+    as_json: bool
+
+    @property
+    def of_a_class(self) -> bool:
+        """Whether there is a book, or something that only a book can give."""
+        wants = (self.book, self.csv, self.json_file, self.html, self.late, self.due, self.learner)
+        return self.explain or bool(self.regrade) or any(each is not None for each in wants)
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody asked this process to end."""
+
+
+class PoolOfFittingSize:
+    """The pool that fits the number of jobs, made when that is known; where there is none, no pool."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
+        """Yield an outcome for every job."""
+        return pool_for(self.request, len(jobs)).run(jobs, started)
+
+
+def pool_for(request: Request, count: int) -> Pool:
+    """Return what grades `count` notebooks. Raises: SandboxError where no sandbox works; CourseError."""
+    from ringlab_course.gradebook.work import Here, cores
+
+    if request.scheduler is not None:
+        from ringlab_course.gradebook.cluster import ClusterPool
+
+        return ClusterPool(request.scheduler)
+    if count <= 1:
+        return Here()
+    if not request.unsafe:
+        from ringlab_course.judge.probe import require
+
+        require()  # once, before anything is graded, rather than for every submission
+    from ringlab_course.gradebook.pool import LocalPool
+
+    return LocalPool(request.jobs or cores())
+
+
+class UnderWay:
+    """Tells the progress bar what is being graded."""
+
+    def __init__(self, bar: Progress, task: Any) -> None:
+        self.bar, self.task, self.names = bar, task, dict[int, str]()
+
+    def begin(self, job: Job) -> None:
+        self.names[job.number] = job.name
+        self._show()
+
+    def end(self, job: Job) -> None:
+        self.names.pop(job.number, None)
+        self.bar.advance(self.task)
+        self._show()
+
+    def _show(self) -> None:
+        from ringlab_course.gradebook.printable import shown_name
+
+        told = ", ".join(shown_name(name)[:24] for name in list(self.names.values())[:4])
+        self.bar.update(self.task, description=f"grade {escape(told)}".rstrip())
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM stop a run as Ctrl-C does: what is graded is kept, what is under way is dropped."""
+
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread, where no signal comes
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def exit_status(stop: KeyboardInterrupt) -> int:
+    """Return what a shell expects of a command that ended so."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
+
+
+def above(bar: Progress) -> Console:
+    """Return where lines for people go while `bar` is drawn: where both share a terminal, through the bar."""
+    return bar.console if not bar.disable and sys.stdout.isatty() else people
+
+
+def tell(notes: list[str]) -> None:
+    """Print notes on stderr."""
+    for note in notes:
+        stderr.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)

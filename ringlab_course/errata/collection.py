@@ -1,0 +1,32 @@
+"""All entries, in groups: what costs people most comes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab_course.errata.costs import COSTS
+from ringlab_course.errata.entry import Entry
+from ringlab_course.errata.gradients import GRADIENTS
+from ringlab_course.errata.kernels import KERNELS
+from ringlab_course.errata.masks import MASKS
+from ringlab_course.errata.messages import MESSAGES
+from ringlab_course.errata.worked import WORKED
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries of one kind, and what such mistakes cost."""
+
+    title: str
+    about: str
+    entries: tuple[Entry, ...]
+
+
+GROUPS = (
+    Group("Silently wrong results", "With these bugs training still works: the loss falls, the model is worse, and nothing reports an error.", GRADIENTS),
+    Group("Which token sees which", "An index that is off by one rank is right in some layouts and passes some tests.", MASKS),
+    Group("Who sends what to whom", "These make a run hang, or send messages that nobody needs.", MESSAGES),
+    Group("Kernels", "Asking a compiler costs nothing, on any machine.", KERNELS),
+    Group("Time and memory", "People buy machines and choose layouts by these numbers.", COSTS),
+    Group("Worked examples", "Checking your own code against such an example makes you look for a bug that is not there.", WORKED),
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""The errata as a page of Markdown: every figure on it comes out of a computation."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringlab.conformance.mutants import MUTANTS
+from ringlab_course.catalogue import lesson
+from ringlab_course.errata.collection import GROUPS, Group
+from ringlab_course.errata.entry import Entry, Values
+
+_HEAD = """# Errata: claims about ring attention that are wrong
+
+The claims below circulate in write-ups, talks and code. Each is followed by what is true, the computation that shows it, and its result. Claims
+are paraphrased. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
+
+`python -m ringlab_course.errata docs/errata.md` recomputes every figure and writes this page. A test fails if a figure differs from the
+computation, or agrees with the claim.
+"""
+
+
+def page(computed: Mapping[str, Values]) -> str:
+    """Return the page; `computed` holds each entry's values, by its title."""
+    numbered = [(group, entry) for group in GROUPS for entry in group.entries]
+    parts = [_HEAD, _contents(numbered)]
+    for number, (group, entry) in enumerate(numbered, start=1):
+        if entry is group.entries[0]:
+            parts.append(f"## {group.title}\n\n{group.about}\n")
+        parts.append(_entry(number, entry, computed[entry.title]))
+    return "\n".join(parts)
+
+
+def compute() -> dict[str, Values]:
+    """Return all entries' values, by title."""
+    return {entry.title: entry.compute() for group in GROUPS for entry in group.entries}
+
+
+def amiss(computed: Mapping[str, Values]) -> list[str]:
+    """Return what is amiss with each entry's refutation, after its title."""
+    entries = [entry for group in GROUPS for entry in group.entries]
+    return [f"{each.title}: {what}" for each in entries for what in each.refuted(computed[each.title])]
+
+
+def _contents(numbered: list[tuple[Group, Entry]]) -> str:
+    lines = []
+    for number, (group, entry) in enumerate(numbered, start=1):
+        if entry is group.entries[0]:
+            lines.append(f"\n**{group.title}**\n")
+        lines.append(f"{number}. [{entry.title}](#{_anchor(number, entry)})")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _anchor(number: int, entry: Entry) -> str:
+    """The anchor that GitHub and Sphinx give the heading."""
+    kept = re.sub(r"[^\w\- ]", "", f"{number}. {entry.title}".lower())
+    return kept.replace(" ", "-")
+
+
+def _entry(number: int, entry: Entry, values: Values) -> str:
+    taught = lesson(entry.lesson)
+    link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
+    parts = [
+        f"### {number}. {entry.title}",
+        f"**Claim.** {entry.told(entry.claim, values)}",
+        f"**In fact.** {entry.told(entry.truth, values)}",
+        _table(entry, values),
+        f"**Why it matters.** {entry.told(entry.matters, values)} Lesson {link}.",
+        "<details><summary>The computation</summary>",
+        f"```python\n{source(entry)}\n```",
+        *(f"```diff\n{_difference(name)}\n```" for name in entry.wrong_rings),
+        *(f"```python\n{_text(name)}\n```" for name in entry.modules),
+        "</details>",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(entry: Entry, values: Values) -> str:
+    lines = ["| | claimed | computed |", "|---|--:|--:|"]
+    for figure in entry.figures:
+        right = " (right)" if figure.holds else ""
+        lines.append(f"| {figure.label} | {figure.told}{right} | {figure.shown(values[figure.key])} |")
+    return "\n".join(lines)
+
+
+def source(entry: Entry) -> str:
+    """Return the text of an entry's computation."""
+    return inspect.getsource(entry.compute).strip().replace("def _", "def ", 1)
+
+
+def _text(module: str) -> str:
+    """The text of a module that is not imported here."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return f"# {module}\n{Path(spec.origin).read_text(encoding='utf-8').strip()}"
+
+
+def _difference(name: str) -> str:
+    """The lines in which a wrong ring differs from the plain one."""
+    return f" # ringlab.conformance.mutants:{name}, beside ringlab.plain_ring\n{MUTANTS[name].hunks}"

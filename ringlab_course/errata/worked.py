@@ -1,0 +1,102 @@
+"""Worked examples whose arithmetic is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.layout import contiguous
+from ringlab.merge import Partial, merge
+from ringlab_course.errata.entry import Entry, Figure
+
+
+def _eight_tokens() -> dict[str, Any]:
+    n, P, D = 8, 2, 4
+    layout, per_rank = contiguous(n, P), n // P
+    whole = torch.zeros(1, 1, n, D)
+
+    def program(ring: Ring) -> int:
+        shard = layout.shard(whole, ring.rank)
+        ring.shift(shard, shard)
+        return 3 * shard.numel()
+
+    outcome = VirtualCluster(P).run(program)
+    adds = per_rank * per_rank * D  # multiply-adds of one product of a block with a block
+    return {
+        "n": n,
+        "P": P,
+        "D": D,
+        "held": outcome.results[0],
+        "flops": 2 * adds,
+        "adds": P * P * 2 * adds,
+        "all_flops": P * P * 2 * 2 * adds,
+        "sent": outcome.trace.bytes_sent(rank=0) // 4,
+        "hops": outcome.trace.rounds(0),
+    }
+
+
+def _softmax_by_hand() -> dict[str, Any]:
+    scores = np.array([0.707, 0.0, 0.707, 0.0])
+    weights = np.exp(scores) / np.exp(scores).sum()
+    return {"larger": float(weights[0]), "smaller": float(weights[1]), "sum": 2 * (0.31 + 0.15)}
+
+
+def _merged_by_hand() -> dict[str, Any]:
+    def partial(scores: list[float], values: list[float]) -> Partial:
+        s, v = torch.tensor(scores).double(), torch.tensor(values).double()
+        return Partial((torch.softmax(s, 0) @ v).reshape(1, 1, 1, 1), torch.logsumexp(s, 0).reshape(1, 1, 1))
+
+    merged = merge(partial([2, 1], [10, 20]), partial([3], [30]))
+    return {"merged": float(merged.out), "at_once": float(partial([2, 1, 3], [10, 20, 30]).out)}
+
+
+WORKED = (
+    Entry(
+        "Eight tokens on two ranks: 64 FLOPs a product, 8 values sent a round",
+        "n = {n}, P = {P}, head dim {D}: a rank holds {claimed.held} values of Q, K and V; each product costs {claimed.flops} FLOPs; "
+        "each round sends {claimed.sent} values.",
+        "{held} values is right. A product of {D} × {D} matrices takes {claimed.flops} multiply-adds, {flops} "
+        "FLOPs; the whole attention takes {adds} multiply-adds, {all_flops} FLOPs. A K/V block has {sent} values, "
+        "and {hops} hop is enough.",
+        "Counting multiply-adds as FLOPs is the source of the factors of two in the estimates above.",
+        "06",
+        (
+            Figure("held", "values of Q, K and V on a rank", 48, holds=True),
+            Figure("flops", "FLOPs of one product", 64),
+            Figure("sent", "values sent in a round", 8),
+            Figure("hops", "hops", 2),
+            Figure("all_flops", "FLOPs of the whole attention", None),
+        ),
+        _eight_tokens,
+    ),
+    Entry(
+        "softmax of [0.707, 0, 0.707, 0] is [0.31, 0.15, 0.31, 0.15]",
+        "The weights are {claimed.larger} and {claimed.smaller}.",
+        "They are {larger} and {smaller}. The claimed weights add up to {sum}; weights add up to one.",
+        "Adding them up takes a moment and finds this kind of mistake every time.",
+        "02",
+        (
+            Figure("larger", "the larger weight", 0.31, "{:.3f}"),
+            Figure("smaller", "the smaller weight", 0.15, "{:.3f}"),
+            Figure("sum", "sum of the four claimed weights", 1.0, "{:.2f}"),
+        ),
+        _softmax_by_hand,
+    ),
+    Entry(
+        "Merging [2, 1] → [10, 20] with [3] → [30] gives 24.18",
+        "Two blocks merged by their log-sum-exp give {claimed.merged}.",
+        "Merged or computed at once, the result is {merged}.",
+        "The claim differs in the fourth digit, through intermediate rounding: enough to make a right program look "
+        "wrong.",
+        "02",
+        (
+            Figure("merged", "merged", 24.18, "{:.3f}"),
+            Figure("at_once", "taken at once", None, "{:.3f}"),
+        ),
+        _merged_by_hand,
+    ),
+)

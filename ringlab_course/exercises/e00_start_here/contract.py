@@ -1,0 +1,264 @@
+"""Exercise 00: does everything work here, and do you read the axes as we write them?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.answers import compare_with, expect_array
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.subject import Subject
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("00")
+
+SPLIT_SIZES = ((1, 3, 2, 2), (1, 2, 3, 2), (2, 5, 3, 4))
+"""(B, S, H, D), smallest first. S and H differ, so that exchanged axes show in the shape."""
+
+
+# --- 00.environment ---------------------------------------------------------------------------------
+
+WHOLE_VERSION = mistake("whole_version")
+VERSION_AS_TEXT = mistake("version_as_text")
+ANOTHER_PACKAGE = mistake("another_package")
+NO_DICT = mistake("no_dict")
+
+
+def _report(subject: Subject) -> dict[str, Any]:
+    answer = subject.call()
+    if not isinstance(answer, dict):
+        raise NO_DICT.failure(f"got {type(answer).__name__}")
+    if missing := sorted({"python", "torch"} - set(answer)):
+        raise Failure("A key is missing in the dict.", f"missing: {', '.join(missing)}")
+    return answer
+
+
+def check_python(subject: Subject, rng: np.random.Generator) -> None:
+    """The interpreter's (major, minor), asked for and not copied down."""
+    got, expected = _report(subject)["python"], tuple(sys.version_info[:2])
+    if isinstance(got, (str, float)):
+        raise VERSION_AS_TEXT.failure(f"python: {got!r}")
+    if not isinstance(got, (tuple, list)):
+        raise Failure("`python` should be a pair of integers.", f"got {type(got).__name__}")
+    if len(got) > 2 and tuple(got[:2]) == expected:
+        raise WHOLE_VERSION.failure(f"python: {tuple(got)!r}")
+    if tuple(got) != expected:
+        raise Failure(
+            "`python` is not the version that runs here.", f"got {tuple(got)!r}, expected {expected!r}"
+        )
+
+
+def check_torch(subject: Subject, rng: np.random.Generator) -> None:
+    """torch's version; a local part such as +cpu may stand or be missing."""
+    got, expected = str(_report(subject)["torch"]).partition("+")[0], version("torch").partition("+")[0]
+    if got in {version(name).partition("+")[0] for name in ("numpy", "ringlab")}:
+        raise ANOTHER_PACKAGE.failure(f"torch: {got!r}")
+    if got != expected:
+        raise Failure(
+            "`torch` is not the version that is installed here.", f"got {got!r}, expected {expected!r}"
+        )
+
+
+# --- 00.axes ----------------------------------------------------------------------------------------
+
+
+def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
+    """Return (B, S, H·D) as (B, H, S, D): the truth of this stage."""
+    B, S, width = x.shape
+    return x.reshape(B, S, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def _reshaped_only(x: np.ndarray, heads: int) -> np.ndarray:
+    B, S, width = x.shape
+    return x.reshape(B, heads, S, width // heads)
+
+
+def _dealt(x: np.ndarray, heads: int) -> np.ndarray:
+    B, S, width = x.shape
+    return x.reshape(B, S, width // heads, heads).transpose(0, 3, 1, 2)
+
+
+def _first_sequence(x: np.ndarray, heads: int) -> np.ndarray:
+    return np.broadcast_to(split_heads(x, heads)[:1], split_heads(x, heads).shape)
+
+
+RESHAPED_ONLY = mistake("reshaped_only", _reshaped_only)
+DEALT_HEADS = mistake("dealt_heads", _dealt)
+ONE_SEQUENCE = mistake("one_sequence", _first_sequence)
+TOKENS_FIRST = mistake("tokens_first")
+SPLIT_MISTAKES = (RESHAPED_ONLY, DEALT_HEADS, ONE_SEQUENCE, TOKENS_FIRST)
+
+
+def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tuple[int, ...]]) -> None:
+    for B, S, H, D in sizes:
+        x = rng.normal(size=(B, S, H * D))
+        answer = subject.call(x, H)
+        if S != H and getattr(answer, "shape", None) == (B, S, H, D):
+            raise TOKENS_FIRST.failure(
+                f"x {x.shape}, heads={H}: shape {(B, S, H, D)}, should be {(B, H, S, D)}"
+            )
+        compare_with(
+            answer, split_heads(x, H), bound=1e-12, misconceptions=SPLIT_MISTAKES, inputs=(x, H),
+            case=f"x {x.shape} = (B, S, H·D), heads={H}",
+        )  # fmt: skip
+
+
+def check_one_sequence(subject: Subject, rng: np.random.Generator) -> None:
+    """Shapes and values for one sequence."""
+    _check_split(subject, rng, SPLIT_SIZES[:2])
+
+
+def check_batch(subject: Subject, rng: np.random.Generator) -> None:
+    """The batch axis stays, whatever the sizes."""
+    _check_split(
+        subject, rng, [SPLIT_SIZES[2], (3, 4, 1, 5), tuple(int(n) for n in rng.integers(2, 7, size=4))]
+    )
+
+
+# --- 00.ring ----------------------------------------------------------------------------------------
+
+
+def _everywhere(value: np.ndarray, P: int) -> np.ndarray:
+    return np.stack([value] * P)
+
+
+def ring_sum(xs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what every rank should hold, stacked: the sum over ranks."""
+    return _everywhere(np.sum(xs, axis=0), len(xs))
+
+
+def _forwards_the_total(xs: Sequence[np.ndarray]) -> np.ndarray:
+    totals = list(xs)
+    for _ in range(len(xs) - 1):
+        totals = [total + totals[rank - 1] for rank, total in enumerate(totals)]
+    return np.stack(totals)
+
+
+def _own_twice(xs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack([np.sum(xs, axis=0) + x for x in xs])
+
+
+def _own_never(xs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack([np.sum(xs, axis=0) - x for x in xs])
+
+
+def _neighbour_only(xs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack([x + xs[rank - 1] for rank, x in enumerate(xs)])
+
+
+def _same_again(xs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack([x + (len(xs) - 1) * xs[rank - 1] for rank, x in enumerate(xs)])
+
+
+FORWARDS_THE_TOTAL = mistake("forwards_the_total", _forwards_the_total)
+OWN_TWICE = mistake("own_twice", _own_twice)
+OWN_NEVER = mistake("own_never", _own_never)
+NEIGHBOUR_ONLY = mistake("neighbour_only", _neighbour_only)
+SAME_AGAIN = mistake("same_again", _same_again)
+ONE_SHIFT_TOO_MANY = mistake("one_shift_too_many")
+RING_MISTAKES = (NEIGHBOUR_ONLY, SAME_AGAIN, FORWARDS_THE_TOTAL, OWN_TWICE, OWN_NEVER)
+
+
+def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
+    import torch
+
+    return subject.run_ring(len(xs), [torch.from_numpy(x.copy()) for x in xs])
+
+
+def _check_sum(subject: Subject, rng: np.random.Generator, world_sizes: Sequence[int]) -> None:
+    for P in world_sizes:
+        xs = [np.round(rng.normal(size=(1, 2)), 2) for _ in range(P)]
+        results = _run_sum(subject, xs).results
+        answer = np.stack([expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(results)])
+        case = f"P={P}; the values are {', '.join(f'rank {rank}: {x.ravel()[0]:g} …' for rank, x in enumerate(xs))}"
+        compare_with(
+            answer,
+            ring_sum(xs),
+            bound=1e-12,
+            misconceptions=RING_MISTAKES,
+            inputs=(xs,),
+            names=("the sum",),
+            case=case,
+        )
+
+
+def check_sum(subject: Subject, rng: np.random.Generator) -> None:
+    """Three ranks agree on the sum."""
+    _check_sum(subject, rng, (3, 4))
+
+
+def check_any_world(subject: Subject, rng: np.random.Generator) -> None:
+    """One rank, two ranks, eight ranks."""
+    _check_sum(subject, rng, (1, 2, 8))
+
+
+def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
+    """P − 1 shifts, no more."""
+    for P in (3, 5):
+        outcome = _run_sum(subject, [rng.normal(size=(1, 2)) for _ in range(P)])
+        rounds = outcome.trace.rounds(0)
+        if rounds == P:
+            raise ONE_SHIFT_TOO_MANY.failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
+        if rounds != P - 1:
+            raise Failure("The number of shifts is not P − 1.", f"P={P}: {rounds} shifts, should be {P - 1}")
+
+
+EXERCISE = Exercise(
+    id="00",
+    slug="00_start_here",
+    title="Start here: run, check, submit",
+    stages=(
+        Stage(
+            id="00.environment",
+            function="environment",
+            title="Which Python and which torch run here",
+            checks=(
+                Check("python", 1, "visible", "the version of Python, as a pair", check_python),
+                Check("torch", 1, "visible", "the version of torch", check_torch),
+            ),
+            hints=(
+                "Which module knows the interpreter that is running, and which attribute of torch its version?",
+                "`sys.version_info` is a tuple with five entries, of which you need the first two.",
+                "$\\{\\text{python}: (\\text{major}, \\text{minor}),\\ \\text{torch}: \\text{version}\\}$",
+            ),
+            misconceptions=(WHOLE_VERSION, VERSION_AS_TEXT, ANOTHER_PACKAGE, NO_DICT),
+        ),
+        Stage(
+            id="00.axes",
+            function="split_heads",
+            title="From (B, S, H·D) to (B, H, S, D)",
+            checks=(
+                Check("one-sequence", 2, "visible", "one sequence: shape and values", check_one_sequence),
+                Check("batch", 2, "held-out", "several sequences, other sizes", check_batch),
+            ),
+            hints=(
+                "In memory, which number stands after x[b, s, i]: the next feature of this token, or the next token?",
+                "Cut the last axis in two first; then exchange two axes. One reshape alone cannot exchange axes.",
+                "$y_{b,h,s,d} = x_{b,\\,s,\\,hD+d}$",
+            ),
+            misconceptions=SPLIT_MISTAKES,
+        ),
+        Stage(
+            id="00.ring",
+            function="ring_sum",
+            title="A sum around the ring",
+            kind="ring",
+            checks=(
+                Check("sum", 2, "visible", "every rank has the sum of all", check_sum),
+                Check("shifts", 1, "visible", "P − 1 shifts", check_shifts, kind="cost"),
+                Check("any-world", 1, "stress", "one, two and eight ranks", check_any_world),
+            ),
+            hints=(
+                "After one shift you hold your previous neighbour's value. What do you hold after two?",
+                "Keep two variables: the one that travels and the one that grows. Only the first goes into ring.shift.",
+                "$\\text{total}_r = \\sum_{t=0}^{P-1} x_{(r-t) \\bmod P}$",
+            ),
+            misconceptions=(*RING_MISTAKES, ONE_SHIFT_TOO_MANY),
+        ),
+    ),
+)  # fmt: skip

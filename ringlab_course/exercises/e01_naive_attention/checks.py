@@ -1,0 +1,324 @@
+"""Exercise 01: the checks of softmax, the causal mask, attention and grouped heads.
+
+Inputs are float32 and the truth is the float64 oracle. A tolerance is twice the worst error of the
+plainest float32 implementation over eight orders of its sums, so that honest other formulas pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab import oracle
+from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.exercises.e01_naive_attention import mistakes
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.subject import Subject
+
+NAMES = ("out", "lse")
+
+
+def check_softmax_small(subject: Subject, rng: np.random.Generator) -> None:
+    """Weights and lse of a few scores."""
+    for shape in ((1, 2), (2, 3), (2, 2, 5)):
+        _compare_softmax(subject, _normal(rng, *shape))
+
+
+def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
+    """Scores near ±1000 neither overflow nor vanish."""
+    for shift in (100.0, 1000.0, -1000.0):
+        _compare_softmax(subject, _normal(rng, 2, 3) + np.float32(shift), f"scores near {shift:g}, ")
+
+
+def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
+    """Every row has its own maximum."""
+    scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)  # exp alone is within range here
+    _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
+
+
+def check_softmax_masked(subject: Subject, rng: np.random.Generator) -> None:
+    """A row that sees no key: weights 0, lse -inf."""
+    for columns in (2, 4):
+        scores = _normal(rng, 3, columns)
+        scores[0, 1:] = scores[1] = -np.inf
+        _compare_softmax(subject, scores, "row 0 sees one key and row 1 sees none (all -inf), ")
+
+
+def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
+    """Many shapes, large scores, masked rows."""
+    for shape in ((1, 1), (7, 64), (2, 3, 5, 9), (3, 1024)):
+        scores = _normal(rng, *shape) * np.float32(20) + rng.choice([-900, 0, 900], (*shape[:-1], 1)).astype(
+            np.float32
+        )
+        hidden = rng.random(shape) < 0.3
+        hidden.reshape(-1, shape[-1])[0] = True
+        scores[hidden] = -np.inf
+        _compare_softmax(subject, scores, "large scores, some rows see no key, ")
+
+
+def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
+    """Queries and keys that both begin at 0."""
+    for queries, keys in ((2, 3), (4, 4)):  # unequal first: a transposed mask shows in its shape
+        _compare_mask(subject, np.arange(queries), np.arange(keys))
+
+
+def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
+    """Keys from elsewhere in the text."""
+    _compare_mask(subject, np.array([4, 6]), np.array([1, 4, 5, 8]))  # here no two mistakes look alike
+    _compare_mask(subject, np.arange(2, 4), np.arange(2))
+    _compare_mask(subject, np.arange(2), np.arange(2, 4))
+    _compare_mask(subject, np.array([0, 1, 6, 7]), np.array([2, 3, 4, 5]))
+
+
+def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
+    """A window of positions, the query's own among them."""
+    for queries, keys, window in (
+        ([3, 5], [1, 2, 3, 4, 6], 2),
+        ([9, 2, 5], [5, 1, 8, 4, 2, 7], 4),
+        ([0, 1], [0, 1], 1),
+    ):
+        _compare_mask(subject, np.array(queries), np.array(keys), window)
+
+
+def check_mask_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Any positions, in any order."""
+    for queries, keys in ((5, 4), (17, 31), (40, 9)):
+        _compare_mask(subject, rng.choice(64, queries, replace=False), rng.choice(64, keys, replace=False))
+
+
+def check_attention_small(subject: Subject, rng: np.random.Generator) -> None:
+    """One head, a few tokens."""
+    for lengths in ((1, 2), (2, 3), (5, 5)):
+        _compare_attention(subject, rng, (1, 1, 1), lengths, 2)
+
+
+def check_attention_heads(subject: Subject, rng: np.random.Generator) -> None:
+    """Batch and heads stay apart."""
+    _compare_attention(subject, rng, (2, 3, 3), (4, 6), 16)
+
+
+def check_attention_mask(subject: Subject, rng: np.random.Generator) -> None:
+    """Hidden keys get no weight, the rest add up to 1."""
+    for n in (2, 6):
+        _compare_attention(
+            subject, rng, (1, 2, 2), (n, n), 4, mask=np.tri(n, dtype=bool), note="causal mask, "
+        )
+
+
+def check_attention_blind(subject: Subject, rng: np.random.Generator) -> None:
+    """A query that sees no key: out 0, lse -inf."""
+    for n in (2, 5):
+        mask = np.tri(n, k=-1, dtype=bool)  # query 0 sees nothing
+        _compare_attention(subject, rng, (1, 1, 1), (n, n), 4, mask=mask, note="query 0 sees no key, ")
+
+
+def check_attention_sharp(subject: Subject, rng: np.random.Generator) -> None:
+    """Large scores."""
+    for n in (3, 33):
+        _compare_attention(
+            subject, rng, (1, 2, 2), (n, n), 8, gain=30, mask=np.tri(n, dtype=bool), note="large scores, "
+        )
+
+
+def check_attention_cap(subject: Subject, rng: np.random.Generator) -> None:
+    """Scores that are capped, with and without a mask."""
+    for n, cap in ((2, 5.0), (6, 3.0)):
+        for mask in (None, np.tri(n, dtype=bool)):
+            _compare_capped(subject, rng, n, cap, mask)
+
+
+def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Lengths that differ, masks per batch entry."""
+    for lengths, D in (((1, 7), 3), ((13, 29), 5), ((40, 11), 64)):
+        mask = rng.random((2, 1, *lengths)) < 0.6
+        mask[:, :, 0] = False
+        _compare_attention(subject, rng, (2, 3, 3), lengths, D, mask=mask, note="a mask per batch entry, ")
+
+
+def check_grouped_pairs(subject: Subject, rng: np.random.Generator) -> None:
+    """4 query heads share 2 key/value heads."""
+    for lengths in ((1, 2), (3, 4)):
+        _compare_attention(subject, rng, (1, 4, 2), lengths, 4)
+
+
+def check_grouped_extremes(subject: Subject, rng: np.random.Generator) -> None:
+    """K = H is plain attention, K = 1 is multi-query."""
+    _compare_attention(subject, rng, (1, 3, 3), (2, 3), 4)
+    _compare_attention(subject, rng, (1, 4, 1), (2, 3), 4)
+
+
+def check_grouped_mask(subject: Subject, rng: np.random.Generator) -> None:
+    """The mask reaches every head."""
+    mask = np.tri(4, k=-1, dtype=bool)
+    _compare_attention(subject, rng, (1, 4, 2), (4, 4), 4, mask=mask, note="causal without the diagonal, ")
+
+
+def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
+    """Keys and values are not copied for every query head."""
+    H, Lk, D = 16, 1024, 64
+    q, k, v = (_normal(rng, 1, heads, length, D) for heads, length in ((H, 1), (1, Lk), (1, Lk)))
+    peak, copy = subject.measure(q, k, v).peak_bytes, H * Lk * D * k.itemsize
+    if peak >= copy // 2:
+        mistake = next(m for m in mistakes.GROUPED if m.name == "copies_for_every_head")
+        raise mistake.failure(
+            f"H={H}, K=1, Lq=1, Lk={Lk}, D={D}: {peak / 1e6:.1f} MB at once; k has {k.nbytes / 1e6:.1f} MB, and "
+            f"repeated for every head {copy / 1e6:.1f} MB"
+        )
+
+
+def check_grouped_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Other numbers of heads, batches and masks."""
+    for heads, lengths in (((2, 6, 3), (5, 9)), ((1, 8, 2), (16, 16)), ((3, 6, 2), (7, 2))):
+        mask = rng.random(lengths) < 0.6
+        _compare_attention(subject, rng, heads, lengths, 8, gain=5, mask=mask, note="a random mask, ")
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> None:
+    truth = softmax_truth(scores)
+    plain = (mistakes.softmax(scores[..., order]) for order in _orders(scores.shape[-1]))
+    reference = (softmax_truth(scores[..., order]) for order in _orders(scores.shape[-1]))
+    bound = 2 * max(map(relative_error, plain, reference), default=0.0)
+    answer = expect_tuple(subject.call(scores), ("weights", "lse"))
+    compare_with(
+        answer,
+        truth,
+        bound=max(bound, rounding(truth, _size(truth[1]))),
+        misconceptions=mistakes.SOFTMAX,
+        inputs=(scores,),
+        names=("weights", "lse"),
+        case=f"{note}scores of shape {scores.shape}",
+    )
+
+
+def _size(lse: np.ndarray) -> float:
+    """Return the size of the numbers whose rounding an answer may show.
+
+    e^(score − lse) is an honest weight, and as wrong as lse, which is rounded when the maximum is added
+    and, with np.logaddexp, at every key.
+    """
+    return 2 * max(8.0, largest(lse))
+
+
+def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the oracle's weights and lse: attention whose keys and values are the unit vectors."""
+    visible, unit = (
+        np.isfinite(scores).reshape(1, 1, -1, scores.shape[-1]),
+        np.eye(scores.shape[-1])[None, None],
+    )
+    rows = np.where(visible, scores.reshape(visible.shape), 0.0)
+    weights, lse = oracle.attention(rows, unit, unit, mask=visible, scale=1.0)
+    return weights.reshape(scores.shape), lse.reshape(scores.shape[:-1])
+
+
+def _compare_mask(subject: Subject, queries: np.ndarray, keys: np.ndarray, window: int | None = None) -> None:
+    keywords = {} if window is None else {"window": window}
+    case = ", ".join(
+        [
+            f"queries at positions {queries.tolist()}, keys at {keys.tolist()}",
+            *map("window {}".format, keywords.values()),
+        ]
+    )
+    answer = subject.call(queries, keys, **keywords)
+    if len(queries) != len(keys) and getattr(answer, "shape", ()) == (len(keys), len(queries)):
+        mistake = next(m for m in mistakes.CAUSAL if m.name == "transposed")
+        raise mistake.failure(f"{case}: shape {answer.shape}, should be {answer.shape[::-1]}")
+    answer = expect_array(answer, (len(queries), len(keys)), name="the mask")
+    if answer.dtype != np.bool_:
+        raise Failure(
+            "the mask should be boolean: True where a query may see a key.", f"{case}: dtype {answer.dtype}"
+        )
+    compare_with(
+        answer.astype(float),
+        _mask_truth(queries, keys, window),
+        bound=0.0,
+        misconceptions=mistakes.CAUSAL if window is None else mistakes.WINDOW,
+        inputs=(queries, keys),
+        keywords=keywords,
+        names=("mask",),
+        case=case,
+    )
+
+
+def _mask_truth(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
+    back = queries[:, None] - keys
+    return ((back >= 0) & (back < (np.inf if window is None else window))).astype(float)
+
+
+def _compare_capped(
+    subject: Subject, rng: np.random.Generator, n: int, cap: float, mask: np.ndarray | None
+) -> None:
+    """Compare with the oracle: with unit vectors for keys and values, capped scores as queries give the weights."""
+    q, k, v = _normal(rng, 1, 2, n, 8) * np.float32(8), _normal(rng, 1, 2, n, 8), _normal(rng, 1, 2, n, 8)
+    scores = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8**0.5
+    unit = np.broadcast_to(np.eye(n), scores.shape)
+    weights, lse = oracle.attention(cap * np.tanh(scores / cap), unit, unit, mask=mask, scale=1.0)
+    truth = weights @ v, lse
+    keywords = {"mask": mask, "cap": cap}
+    compare_with(
+        subject.call(q, k, v, **keywords),
+        truth,
+        bound=rounding(truth, 4 * largest(scores)),  # tanh is no steeper than its argument
+        misconceptions=mistakes.CAP,
+        inputs=(q, k, v),
+        keywords=keywords,
+        names=NAMES,
+        case=f"cap={cap:g}, {'no' if mask is None else 'causal'} mask, L={n}, D=8",
+    )
+
+
+def _compare_attention(
+    subject: Subject,
+    rng: np.random.Generator,
+    heads: tuple[int, int, int],
+    lengths: tuple[int, int],
+    D: int,
+    *,
+    mask: np.ndarray | None = None,
+    gain: float = 1.0,
+    note: str = "",
+) -> None:
+    """Compare with the oracle on random q, k, v; `heads` is (B, H, K) and `lengths` (Lq, Lk)."""
+    (B, H, K), (Lq, Lk) = heads, lengths
+    q, k, v = (
+        _normal(rng, B, H, Lq, D) * np.float32(gain),
+        _normal(rng, B, K, Lk, D),
+        _normal(rng, B, K, Lk, D),
+    )
+    truth = oracle.attention(q, k, v, mask=mask)
+    bound = 2 * max(relative_error(_reordered(q, k, v, mask, order), truth) for order in _orders(Lk))
+    known = mistakes.GROUPED if subject.function == "grouped_attention" else mistakes.ATTENTION
+    answer = subject.call(q, k, v, mask=mask)
+    compare_with(
+        answer,
+        truth,
+        bound=max(bound, rounding(truth, _size(truth.lse))),
+        misconceptions=known,
+        inputs=(q, k, v),
+        keywords={"mask": mask},
+        names=NAMES,
+        case=f"{note}B={B}, H={H}, K={K}, Lq={Lq}, Lk={Lk}, D={D}",
+    )
+
+
+def _reordered(q: Any, k: Any, v: Any, mask: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the plain float32 result with every sum, over keys and over head dim, in another order."""
+    seen = mask if mask is None else mask[..., order]
+    dims = np.random.default_rng(int(order[0])).permutation(q.shape[-1])
+    scale = np.float32(q.shape[-1] ** -0.5)
+    return mistakes.grouped(
+        (q * scale)[..., dims], k[:, :, order][..., dims], v[:, :, order], mask=seen, scale=1.0
+    )
+
+
+def _orders(n: int) -> list[np.ndarray]:
+    """Return eight orders of n keys; rounding depends on the order, the truth does not."""
+    ahead, shuffle = np.arange(n), np.random.default_rng(n)
+    return [ahead, ahead[::-1], *(shuffle.permutation(n) for _ in range(6))]

@@ -1,0 +1,146 @@
+# %% [markdown]
+# # Exercise 01 · Attention in NumPy
+#
+# **You build** attention from nothing but NumPy: a softmax that cannot overflow, the causal mask, attention, and grouped
+# heads. **You need** [lesson 01](../notebooks/01_naive_attention.ipynb). **Minutes** 45.
+#
+# | stage | function | what is looked at |
+# |---|---|---|
+# | 01.softmax | `softmax` | values, large scores, rows of different size, rows that see no key |
+# | 01.causal | `causal_mask` | positions from anywhere in the text, a window |
+# | 01.attention | `attention` | scale, batch and heads, masks, capped scores, queries that see no key |
+# | 01.grouped | `grouped_attention` | which query heads share which key/value head, no copies |
+#
+# Arrays are float32 and (B, H, L, D). `check` runs the visible checks here, in seconds. Some checks stay hidden until you
+# are graded. `hint("01.softmax")` gives a question, then a direction, then a line of mathematics.
+
+# %%
+import numpy as np
+
+from ringlab import oracle
+from ringlab_course import check, progress
+
+# %% [markdown]
+# ## 01.softmax · Softmax that cannot overflow
+#
+# `scores` has any number of axes; the last one runs over the keys. Return `(weights, lse)`: the softmax of every row, in
+# the shape of `scores`, and the natural logarithm of every row's sum of exponentials, without the last axis.
+#
+# - Scores may be ±1000, and one row may lie far below another.
+# - A score of −inf is a hidden key: weight 0. A row of nothing but −inf sees no key: all weights 0, lse −inf, no NaN.
+
+
+# %% grade="01.softmax"
+def softmax(scores):
+    """Return (weights, lse) of softmax over the last axis."""
+    # BEGIN SOLUTION each row's own maximum, and what to do where it is -inf
+    m = scores.max(axis=-1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isneginf(m), np.zeros_like(m), m))
+    total = powers.sum(axis=-1, keepdims=True)
+    seen = total > 0
+    lse = np.full_like(total, -np.inf)
+    np.log(total, out=lse, where=seen)
+    return powers / np.where(seen, total, np.ones_like(total)), (m + lse)[..., 0]
+    # END SOLUTION
+
+
+# %%
+check("01.softmax")
+
+# %% [markdown]
+# ## 01.causal · The causal mask, by position
+#
+# `query_positions` and `key_positions` are whole numbers, in any order: where these tokens stand in the text. Return a
+# boolean array with a row for every query and a column for every key, True where the query **may see** the key. A token
+# sees itself.
+#
+# New here: with `window=w` a query sees only the last w positions up to and including its own, as in the layers of many
+# models with local attention. With `window=1` a token sees itself and nothing else; None means no such limit.
+
+
+# %% grade="01.causal"
+def causal_mask(query_positions, key_positions, window=None):
+    """Return the boolean mask (queries, keys), True where a query may see a key."""
+    # BEGIN SOLUTION how far back each key lies, with broadcasting
+    back = query_positions[:, None] - key_positions[None, :]
+    return (back >= 0) if window is None else (back >= 0) & (back < window)
+    # END SOLUTION
+
+
+# %%
+check("01.causal")
+
+# %% [markdown]
+# ## 01.attention · Attention with any mask
+#
+# `q` is (B, H, Lq, D); `k` and `v` are (B, H, Lk, D). `mask` is None or boolean, True where a query may see a key, and
+# broadcasts to (B, H, Lq, Lk). Scores are divided by √D. Return `(out, lse)`, (B, H, Lq, D) and (B, H, Lq); a query that
+# sees no key has out 0 and lse −inf. You may use your `softmax`.
+#
+# New here: some models keep their scores within ±cap. With a number for `cap`, each score s becomes cap · tanh(s / cap)
+# after the division by √D. Think about where that goes: a hidden key must stay hidden.
+
+
+# %% grade="01.attention"
+def attention(q, k, v, mask=None, cap=None):
+    """Return (out, lse) of attention."""
+    # BEGIN SOLUTION scores, cap, mask, softmax, values
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    if cap is not None:
+        scores = cap * np.tanh(scores / cap)
+    if mask is not None:
+        scores = np.where(mask, scores, np.float32(-np.inf))
+    weights, lse = softmax(scores)
+    return weights @ v, lse
+    # END SOLUTION
+
+
+# %%
+check("01.attention")
+
+# %% [markdown]
+# ## 01.grouped · Grouped heads
+#
+# Now `k` and `v` are (B, K, Lk, D), and H is a multiple of K: neighbouring query heads share a key/value head. `mask` is
+# None or (Lq, Lk). Return `(out, lse)` as before. You may use your `attention`.
+#
+# The lesson copied k and v for every query head, which throws away what grouped heads are for. **Do not copy them**: memory
+# is measured.
+
+
+# %% grade="01.grouped"
+def grouped_attention(q, k, v, mask=None):
+    """Return (out, lse) of attention with fewer key/value heads than query heads."""
+    # BEGIN SOLUTION an axis for the group, along which k and v broadcast
+    B, H, Lq, D = q.shape
+    K = k.shape[1]
+    out, lse = attention(q.reshape(B, K, H // K, Lq, D), k[:, :, None], v[:, :, None], mask)
+    return out.reshape(B, H, Lq, D), lse.reshape(B, H, Lq)
+    # END SOLUTION
+
+
+# %%
+check("01.grouped")
+
+# %% [markdown]
+# ## All of it at once
+#
+# A causal run on two blocks of one text: queries 4 to 7 look at keys 0 to 7. The oracle gets the mask, you get the
+# positions.
+
+# %%
+rng = np.random.default_rng(0)
+q = rng.standard_normal((1, 4, 4, 8)).astype(np.float32)
+k, v = rng.standard_normal((2, 1, 2, 8, 8)).astype(np.float32)
+truth = oracle.attention(q, k, v, mask=np.tri(8, dtype=bool)[4:])
+try:
+    out, lse = grouped_attention(q, k, v, causal_mask(np.arange(4, 8), np.arange(8)))
+    print("largest error:", "below 1e-6" if np.abs(out - truth.out).max() < 1e-6 else "too large")
+except NotImplementedError as missing:
+    print("not written yet:", missing)
+
+# %% tags=["nbval-ignore-output"]
+progress()
+
+# %% [markdown]
+# `ringlab grade exercises/01_naive_attention.ipynb` runs the hidden checks as well. Next: [lesson 02](../notebooks/02_online_softmax.ipynb).

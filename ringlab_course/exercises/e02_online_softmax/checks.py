@@ -1,0 +1,345 @@
+"""Exercise 02: the checks of merge, update and stream.
+
+The truth is the float64 oracle. A tolerance is twice the error of the plainest implementation in the
+same dtype, and never below the rounding of the largest score.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab_course.checking.answers import (
+    bound_from,
+    compare_with,
+    expect_array,
+    expect_tuple,
+    relative_error,
+)
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.growth import measured
+from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.exercises.e02_online_softmax import mistakes
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.subject import Subject
+
+Pair = tuple[Any, Any]
+NAMES = ("out", "lse")
+STATE = ("maximum", "total", "acc")
+
+
+def check_worked(subject: Subject, rng: np.random.Generator) -> None:
+    """The example on paper: 24.205."""
+    scores, values = torch.tensor([[2.0, 1.0, 3.0]]), torch.tensor([[10.0], [20.0], [30.0]])
+    _compare_merge(
+        subject,
+        [_part(scores[:, :2], values[:2]), _part(scores[:, 2:], values[2:])],
+        _part(scores, values),
+        "scores [2, 1] with values [10, 20], merged with score [3] and value [30]",
+    )
+
+
+def check_cut(subject: Subject, rng: np.random.Generator) -> None:
+    """Cut anywhere and as often as you like, merged: the softmax of the whole."""
+    for rows, keys, cuts in ((1, 3, (1,)), (2, 5, ()), (2, 5, (1, 3)), (4, 40, (3, 11, 30))):
+        _compare_cuts(subject, _normal(rng, rows, keys), _normal(rng, keys, 4), cuts)
+
+
+def check_empty(subject: Subject, rng: np.random.Generator) -> None:
+    """A part that has seen no key changes nothing; nor do such parts alone, or no part at all."""
+    for hidden, note in (
+        (slice(2, 4), "b has seen no key"),
+        (slice(0, 2), "a has seen no key"),
+        (slice(0, 4), "neither has seen a key"),
+    ):
+        scores = _normal(rng, 2, 4)
+        scores[1, hidden] = -math.inf
+        _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"in row 1 {note}, ")
+    nothing = torch.zeros(0, 2, 3), torch.zeros(0, 2)
+    truth = torch.zeros(2, 3), torch.full((2,), -math.inf)
+    compare_with(subject.call(*nothing), truth, bound=0.0, names=NAMES, case="N=0: no part at all")
+
+
+def check_large(subject: Subject, rng: np.random.Generator) -> None:
+    """Lse of ±1000 neither overflows nor vanishes."""
+    for near_a, near_b in ((-1000.0, -1000.0), (1000.0, 1000.0), (0.0, 200.0), (200.0, 0.0)):
+        scores = _normal(rng, 2, 4) + torch.tensor([near_a, near_a, near_b, near_b])
+        _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"lse near {near_a:g} and {near_b:g}, ")
+
+
+def check_state(subject: Subject, rng: np.random.Generator) -> None:
+    """The state is float32 at least, and float64 for float64."""
+    scores, values = _normal(rng, 2, 4), _normal(rng, 4, 2)
+    (out_a, lse_a), (out_b, lse_b) = _part(scores[:, :2], values[:2]), _part(scores[:, 2:], values[2:])
+    for dtype, least, mistake in (
+        (torch.bfloat16, torch.float32, "state_in_bf16"),
+        (torch.float64, torch.float64, "state_forced_to_float32"),
+    ):
+        outs, lses = torch.stack([out_a, out_b]).to(dtype), torch.stack([lse_a, lse_b]).to(least)
+        answer = expect_tuple(subject.call(outs, lses), NAMES)
+        for name, part, shape in zip(NAMES, answer, ((2, 2), (2,)), strict=True):
+            expect_array(part, shape, name=name)
+            if not _at_least(part, least):
+                raise _named(mistakes.MERGE, mistake).failure(
+                    f"inputs {dtype}, {name} came back as {part.dtype}"
+                )
+
+
+def check_order(subject: Subject, rng: np.random.Generator) -> None:
+    """Three parts, in any grouping and order."""
+    scores, values = _normal(rng, 2, 9), _normal(rng, 9, 3)
+    truth, parts = _truth(scores, values), _parts(scores, values, (2, 7))
+    left = _call(subject, _call(subject, parts[0], parts[1]), parts[2])
+    right = _call(subject, parts[0], _call(subject, parts[1], parts[2]))
+    turned = _call(subject, _call(subject, parts[2], parts[0]), parts[1])
+    flat = _call(subject, parts[1], parts[2], parts[0])
+    for answer, order in ((left, "(a·b)·c"), (right, "a·(b·c)"), (turned, "(c·a)·b"), (flat, "b·c·a")):
+        compare_with(answer, truth, bound=rounding(truth), names=NAMES, case=f"merged as {order}")
+
+
+def check_many(subject: Subject, rng: np.random.Generator) -> None:
+    """Many parts, some without keys."""
+    scores, values = _normal(rng, 5, 97) * 10, _normal(rng, 97, 8)
+    scores[0] = -math.inf
+    scores[1, :60] = -math.inf
+    scores[2] -= 500
+    _compare_cuts(subject, scores, values, (3, 4, 20, 50, 51, 80), "seven parts, some without keys, ")
+
+
+def check_first(subject: Subject, rng: np.random.Generator) -> None:
+    """The first block."""
+    for rows, keys in ((1, 2), (3, 5)):
+        _compare_update(subject, _normal(rng, rows, keys), _normal(rng, keys, 2), (), "the first block, ")
+
+
+def check_rise(subject: Subject, rng: np.random.Generator) -> None:
+    """The maximum rises: what is old shrinks."""
+    scores = _normal(rng, 2, 4) + torch.tensor([0.0, 0.0, 6.0, 6.0])
+    _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "the second block has the larger maximum, ")
+
+
+def check_fall(subject: Subject, rng: np.random.Generator) -> None:
+    """The maximum stays: what is old stays."""
+    scores = _normal(rng, 2, 4) - torch.tensor([0.0, 0.0, 6.0, 6.0])
+    _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "the second block has the smaller maximum, ")
+
+
+def check_hidden(subject: Subject, rng: np.random.Generator) -> None:
+    """A row that has seen no key yet."""
+    scores = _normal(rng, 2, 4)
+    scores[1, :2] = -math.inf
+    _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "row 1 sees no key of the first block, ")
+
+
+def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
+    """Many blocks, large scores, hidden keys."""
+    scores = _normal(rng, 6, 60) * 60
+    scores[0], scores[1, 15:] = -math.inf, -math.inf
+    _compare_update(
+        subject, scores, _normal(rng, 60, 8), (10, 15, 35), "four blocks, large scores, hidden keys, "
+    )
+
+
+def check_stream_small(subject: Subject, rng: np.random.Generator) -> None:
+    """Out and lse, whatever the block."""
+    for L, S, D, block in ((1, 2, 2, 1), (2, 4, 2, 2), (4, 12, 8, 3)):
+        _compare_stream(subject, rng, L, S, D, block)
+
+
+def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
+    """A last block that is shorter."""
+    for S, block in ((3, 2), (7, 4), (5, 8)):
+        _compare_stream(subject, rng, 2, S, 4, block)
+
+
+def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
+    """One block of scores at a time: what is held beside the keys does not depend on their number."""
+    L, D, block = 256, 4, 256
+
+    def peak(S: int) -> int:
+        q, k, v = (_normal(rng, n, D) for n in (L, S, S))
+        return subject.measure(q, k, v, block).peak_bytes
+
+    growth = measured((256, 1024, 4096), peak, order=0)
+    if growth.faster_than(0):
+        example = f"L={L}, block={block}, one block of scores is {L * block * 4 / 2**20:.2f} MiB; {growth}"
+        raise _named(mistakes.STREAM, "whole_row_at_once").failure(example)
+
+
+def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
+    """Bfloat16 in, float32 state."""
+    L, S, D, block = 8, 512, 32, 16
+    q, k, v = (_normal(rng, n, D).bfloat16() for n in (L, S, S))
+    case = f"bfloat16 q, k, v; L={L}, S={S}, D={D}, block={block}"
+    answer, truth = expect_tuple(subject.call(q, k, v, block), NAMES), _attention_truth(q, k, v)
+    for name, part, shape in zip(NAMES, answer, ((L, D), (L,)), strict=True):
+        expect_array(part, shape, name=name)
+        if not _at_least(part, torch.float32):
+            raise _named(mistakes.STREAM, "streams_in_bf16").failure(
+                f"{case}: {name} came back as {part.dtype}"
+            )
+    error, bound = (
+        relative_error(answer, truth),
+        max(bound_from(mistakes.stream(q, k, v, block), truth), 2e-6),
+    )
+    if bound < error < 0.1:
+        raise _named(mistakes.STREAM, "streams_in_bf16").failure(
+            f"{case}\nrelative error {error:.1e}, allowed {bound:.1e}"
+        )
+    compare_with(
+        answer,
+        truth,
+        bound=bound,
+        misconceptions=mistakes.STREAM,
+        inputs=(q, k, v, block),
+        names=NAMES,
+        case=case,
+    )
+
+
+def check_stream_sharp(subject: Subject, rng: np.random.Generator) -> None:
+    """Large scores."""
+    _compare_stream(subject, rng, 3, 8, 4, 3, gain=200)
+
+
+def check_stream_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Other lengths and blocks."""
+    for L, S, D, block in ((1, 1, 1, 1), (17, 97, 5, 10), (9, 130, 16, 64)):
+        _compare_stream(subject, rng, L, S, D, block, gain=4)
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).float()
+
+
+def _part(scores: Tensor, values: Tensor) -> Pair:
+    """Return the true (out, lse) of some keys, rounded to the dtype of `values`."""
+    out, lse = _truth(scores, values)
+    return torch.from_numpy(out).to(values.dtype), torch.from_numpy(lse).to(values.dtype)
+
+
+def _truth(scores: Tensor, values: Tensor) -> Pair:
+    """Return the oracle's (out, lse) of given scores: attention whose keys are the unit vectors.
+
+    Values are padded to the head dim of the unit vectors, and cut again.
+    """
+    visible, rows = torch.isfinite(scores), torch.where(torch.isfinite(scores), scores, 0.0)
+    keys, D = scores.shape[-1], values.shape[-1]
+    width = max(keys, D)
+    q = torch.nn.functional.pad(rows, (0, width - keys))[None, None]
+    v = torch.nn.functional.pad(values, (0, width - D))[None, None]
+    out, lse = oracle.attention(q, torch.eye(keys, width)[None, None], v, mask=visible, scale=1.0)
+    return out[0, 0, :, :D], lse[0, 0]
+
+
+def _attention_truth(q: Tensor, k: Tensor, v: Tensor) -> Pair:
+    out, lse = oracle.attention(q[None, None], k[None, None], v[None, None])
+    return out[0, 0], lse[0, 0]
+
+
+def _parts(scores: Tensor, values: Tensor, cuts: tuple[int, ...]) -> list[Pair]:
+    """Cut the keys before each of `cuts` and return the parts' (out, lse)."""
+    edges = (0, *cuts, len(values))
+    return [_part(scores[:, a:b], values[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def _compare_cuts(
+    subject: Subject, scores: Tensor, values: Tensor, cuts: tuple[int, ...], note: str = ""
+) -> None:
+    cut = f"cut before key {', '.join(map(str, cuts))}" if cuts else "in one part"
+    case = f"{note}{len(scores)} rows, {len(values)} keys {cut}"
+    _compare_merge(subject, _parts(scores, values, cuts), _truth(scores, values), case)
+
+
+def _compare_merge(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> None:
+    """Compare the merge of all parts at once with the truth."""
+    inputs = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
+    answer = expect_tuple(subject.call(*inputs), NAMES)
+    bound = rounding(truth, 4 * max(largest(lse) for _, lse in parts))  # four roundings of lse reach a weight
+    _expect_last_axis(answer, inputs, case)
+    compare_with(
+        answer, truth, bound=bound, misconceptions=mistakes.MERGE, inputs=inputs, names=NAMES, case=case
+    )
+
+
+def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
+    """Name the mistake that shows in the shape: weights without the last axis, laid along another one."""
+    right, got = tuple(inputs[0].shape[1:]), tuple(getattr(answer[0], "shape", ()))
+    try:
+        wrong = tuple(mistakes.no_last_axis(*inputs)[0].shape)
+    except ValueError:
+        return
+    if got == wrong != right:
+        raise _named(mistakes.MERGE, "no_last_axis").failure(
+            f"{case}: out has shape {got}, should be {right}"
+        )
+
+
+def _call(subject: Subject, *parts: Pair) -> Pair:
+    outs, lses = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
+    out, lse = expect_tuple(subject.call(outs, lses), NAMES)
+    return torch.as_tensor(out), torch.as_tensor(lse)
+
+
+def _compare_update(
+    subject: Subject, scores: Tensor, values: Tensor, cuts: tuple[int, ...], note: str
+) -> None:
+    """Carry the learner's state through the blocks and compare after each of them."""
+    rows, D, edges = len(scores), values.shape[-1], (0, *cuts, len(values))
+    state: Any = torch.full((rows,), -math.inf), torch.zeros(rows), torch.zeros(rows, D)
+    for a, b in itertools.pairwise(edges):
+        inputs = (*state, scores[:, a:b], values[a:b])
+        state = expect_tuple(subject.call(*inputs), STATE)
+        truth = _state_truth(scores[:, :b], values[:b])
+        compare_with(
+            state,
+            truth,
+            bound=rounding(truth, 2 * max(8, largest(scores))),
+            misconceptions=mistakes.UPDATE,
+            inputs=inputs,
+            names=STATE,
+            case=f"{note}{rows} rows, {b} keys seen",
+        )
+
+
+def _state_truth(scores: Tensor, values: Tensor) -> tuple[Any, Any, Any]:
+    """Return maximum, Σ e^(s − m) and Σ e^(s − m) v in float64, from the oracle's out and lse."""
+    out, lse = _truth(scores, values)
+    maximum = scores.double().amax(-1).numpy()
+    with np.errstate(invalid="ignore"):
+        total = np.where(np.isfinite(lse), np.exp(lse - maximum), 0.0)
+    return maximum, total, out * total[:, None]
+
+
+def _compare_stream(
+    subject: Subject, rng: np.random.Generator, L: int, S: int, D: int, block: int, *, gain: float = 1.0
+) -> None:
+    q, k, v = _normal(rng, L, D) * gain, _normal(rng, S, D), _normal(rng, S, D)
+    truth = _attention_truth(q, k, v)
+    size = 2 * float((q.abs() @ k.abs().T).max()) * D**-0.5
+    bound = max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size))
+    compare_with(
+        subject.call(q, k, v, block),
+        truth,
+        bound=bound,
+        misconceptions=mistakes.STREAM,
+        inputs=(q, k, v, block),
+        names=NAMES,
+        case=f"L={L}, S={S}, D={D}, block={block}",
+    )
+
+
+def _named(known: tuple[Misconception, ...], name: str) -> Misconception:
+    return next(mistake for mistake in known if mistake.name == name)
+
+
+def _at_least(part: Any, dtype: torch.dtype) -> bool:
+    """Whether an array (torch or NumPy) is no narrower than `dtype`."""
+    return part.dtype.itemsize >= dtype.itemsize

@@ -1,0 +1,185 @@
+"""Common mistakes in the tiled forward, made on purpose: each function answers as a learner who makes it.
+
+A walk over the tiles, and one small fault for each mistake. Arguments as in exercise 03; all of
+this is for small inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+
+def cuts(S: int, tile: int) -> list[slice]:
+    """Return the tiles of S tokens as slices, the last one shorter when `tile` does not divide S."""
+    return [slice(start, min(start + tile, S)) for start in range(0, S, tile)]
+
+
+def masked(scores: Tensor, row: int, key: int, causal: bool) -> Tensor:
+    """Return the scores with −inf where the key's global position is after the query's."""
+    if not causal:
+        return scores
+    queries = torch.arange(row, row + scores.shape[-2]).unsqueeze(-1)
+    keys = torch.arange(key, key + scores.shape[-1])
+    return scores.masked_fill(keys > queries, -math.inf)
+
+
+def masked_locally(scores: Tensor, row: int, key: int, causal: bool) -> Tensor:
+    """The mistake: positions are counted inside the tile."""
+    return masked(scores, 0, 0, causal)
+
+
+def unmasked_diagonal(scores: Tensor, row: int, key: int, causal: bool) -> Tensor:
+    """The mistake: tiles above the diagonal are skipped, those on it are left whole."""
+    return scores
+
+
+def visited_tiles(S: int, tile: int, causal: bool) -> Iterator[tuple[slice, list[slice]]]:
+    """Yield every query tile with the key tiles that it visits."""
+    for rows in cuts(S, tile):
+        yield rows, [keys for keys in cuts(S, tile) if not causal or keys.start < rows.stop]
+
+
+def tile_scores(
+    q: Tensor, k: Tensor, rows: slice, keys: slice, causal: bool, scale: float, mask: Callable
+) -> Tensor:
+    """Return the scores of one tile, masked."""
+    return mask(scale * (q[..., rows, :] @ k[..., keys, :].mT), rows.start, keys.start, causal)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    tile: int,
+    mask: Callable[..., Tensor] = masked,
+    rescale: bool = True,
+    rescale_acc: bool = True,
+    subtract: bool = True,
+    above: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) by a running maximum m, sum l and accumulator acc; faults by keyword."""
+    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+    for rows, visited in visited_tiles(q.shape[-2], tile, causal and not above):
+        m, total, acc = torch.full_like(lse[..., rows], -math.inf), 0.0, 0.0
+        for keys in visited:
+            masks = causal and (not above or keys == rows)
+            scores = tile_scores(q, k, rows, keys, masks, scale, mask)
+            top = torch.maximum(m, scores.amax(-1)) if subtract else torch.zeros_like(m)
+            powers = torch.exp(scores - top.unsqueeze(-1))
+            old = torch.exp(m - top) if rescale and subtract else torch.ones_like(m)
+            total = total * old + powers.sum(-1)
+            acc = (acc * old.unsqueeze(-1) if rescale_acc else acc) + powers @ v[..., keys, :]
+            m = top
+        out[..., rows, :], lse[..., rows] = acc / total.unsqueeze(-1), m + torch.log(total)
+    return out, lse
+
+
+def averages(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tile: int
+) -> tuple[Tensor, Tensor]:
+    """Every tile normalised by itself, the results averaged; lse is right."""
+    out, lse = torch.zeros_like(q), forward(q, k, v, causal=causal, scale=scale, tile=tile)[1]
+    for rows, visited in visited_tiles(q.shape[-2], tile, causal):
+        parts = [
+            torch.softmax(tile_scores(q, k, rows, keys, causal, scale, masked), -1) @ v[..., keys, :]
+            for keys in visited
+        ]
+        out[..., rows, :] = sum(parts) / len(parts)
+    return out, lse
+
+
+def no_rescale(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """The maximum grows, what was accumulated under the old one stays."""
+    return forward(q, k, v, rescale=False, **how)
+
+
+def acc_not_rescaled(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """The sum follows the growing maximum, the accumulator does not."""
+    return forward(q, k, v, rescale_acc=False, **how)
+
+
+def out_not_rescaled(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tile: int
+) -> tuple[Tensor, Tensor]:
+    """Every tile adds e^(score − lse so far) v to out, and out does not follow the growing lse."""
+    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+    for rows, visited in visited_tiles(q.shape[-2], tile, causal):
+        for keys in visited:
+            scores = tile_scores(q, k, rows, keys, causal, scale, masked)
+            lse[..., rows] = torch.logaddexp(lse[..., rows], scores.logsumexp(-1))
+            out[..., rows, :] += torch.exp(scores - lse[..., rows].unsqueeze(-1)) @ v[..., keys, :]
+    return out, lse
+
+
+def no_maximum(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """e^score without subtracting a maximum."""
+    return forward(q, k, v, subtract=False, **how)
+
+
+def forward_local_mask(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """The causal mask in the tile's own indices, in every tile that is visited."""
+    return forward(q, k, v, mask=masked_locally, **how)
+
+
+def forward_open_diagonal(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """Tiles above the diagonal skipped, no mask on the diagonal."""
+    return forward(q, k, v, mask=unmasked_diagonal, **how)
+
+
+def forward_above_the_diagonal(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """Tiles above the diagonal are visited, and not masked."""
+    return forward(q, k, v, above=True, **how)
+
+
+def forward_no_tail(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tile: int
+) -> tuple[Tensor, Tensor]:
+    """S // tile tiles: the last S % tile tokens are neither queries nor keys."""
+    S = q.shape[-2] // tile * tile
+    out, lse = torch.zeros_like(q), torch.zeros_like(q[..., 0])
+    head = (x[..., :S, :] for x in (q, k, v))
+    out[..., :S, :], lse[..., :S] = forward(*head, causal=causal, scale=scale, tile=tile)
+    return out, lse
+
+
+def own_scale(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tile: int
+) -> tuple[Tensor, Tensor]:
+    """D^−½ whatever `scale` says."""
+    return forward(q, k, v, causal=causal, scale=q.shape[-1] ** -0.5, tile=tile)
+
+
+def no_scale(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tile: int
+) -> tuple[Tensor, Tensor]:
+    """Scores are q·k, without the scale."""
+    return forward(q, k, v, causal=causal, scale=1.0, tile=tile)
+
+
+def forward_first_head(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """Every head gets the result of head 0."""
+    out, lse = forward(q, k, v, **how)
+    return out[:, :1].expand(q.shape), lse[:, :1].expand(lse.shape)
+
+
+def lse_is_maximum(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """The running maximum is returned as lse, without + ln l."""
+    out, _ = forward(q, k, v, **how)
+    return out, _whole_scores(q, k, **how).amax(-1)
+
+
+def lse_is_sum(q: Tensor, k: Tensor, v: Tensor, **how: bool | float) -> tuple[Tensor, Tensor]:
+    """The running sum l is returned as lse, without ln and without the maximum."""
+    out, lse = forward(q, k, v, **how)
+    return out, torch.exp(lse - _whole_scores(q, k, **how).amax(-1))
+
+
+def _whole_scores(q: Tensor, k: Tensor, *, causal: bool, scale: float, tile: int) -> Tensor:
+    return masked(scale * (q @ k.mT), 0, 0, causal)

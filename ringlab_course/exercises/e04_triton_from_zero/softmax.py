@@ -1,0 +1,150 @@
+"""Exercise 04: the checks of the softmax kernel.
+
+Rows live in buffers that are wider than the columns in use. Behind the last column x holds other
+numbers and out a canary, so that a missing mask shows as a wrong value or a dead canary, on the
+judge's side; how often memory is read is counted where the kernel runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab_course.checking.answers import bound_from, compare_with, expect_array
+from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.exercises.e04_triton_from_zero import softmax_mistakes as mistakes
+from ringlab_course.exercises.e04_triton_from_zero.records import CANARY, expect_each_once, named, reads_of
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.subject import Recorded, Subject
+
+JUNK = 9.0  # larger than what stands before it, so that it would count
+
+
+def small(subject: Subject, rng: np.random.Generator) -> None:
+    """Rows that fill their block."""
+    for rows, columns in ((1, 2), (3, 4), (2, 8)):
+        _compare(subject, _normal(rng, rows, columns), columns)
+
+
+def ragged(subject: Subject, rng: np.random.Generator) -> None:
+    """Rows that do not fill their block, less than 0 so that a 0 would weigh more."""
+    for rows, columns, stride in ((1, 3, 4), (3, 5, 8), (4, 5, 16), (2, 100, 128)):
+        _compare(subject, _normal(rng, rows, columns).abs() * -1 - 1, stride)
+
+
+def own(subject: Subject, rng: np.random.Generator) -> None:
+    """Nothing is written outside of the columns in use."""
+    for rows, columns, stride in ((1, 3, 4), (3, 9, 16)):
+        values = _normal(rng, rows, columns)
+        x, out = _buffers(values, stride)
+        answer = expect_array(subject.call(x, out, columns), out.shape, name="out")
+        lost = np.argwhere(answer[:, columns:] != CANARY)
+        if len(lost):
+            _expect_softmax(answer, values, x, out, _case(rows, columns, stride))
+            row, column = lost[0]
+            raise named(mistakes.SOFTMAX, "stores_unmasked").failure(
+                f"{_case(rows, columns, stride)}: out[{row}, {column + columns}] was overwritten"
+            )
+
+
+def large(subject: Subject, rng: np.random.Generator) -> None:
+    """Entries whose exponential overflows."""
+    _compare(subject, _normal(rng, 2, 4) + 500, 4, note="entries near 500, ")
+    _compare(subject, _normal(rng, 3, 6) * 300, 8, note="entries of several hundreds, ")
+
+
+def hidden(subject: Subject, rng: np.random.Generator) -> None:
+    """Entries of −inf, and a row of nothing else."""
+    x = _normal(rng, 3, 5)
+    x[0, 2], x[1] = -math.inf, -math.inf
+    _compare(subject, x, 8, note="an entry of row 0 and all of row 1 are -inf, ")
+
+
+def half(subject: Subject, rng: np.random.Generator) -> None:
+    """bfloat16 and float16 in, sums in float32."""
+    _compare(subject, _normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, ")
+    _compare(subject, (_normal(rng, 1, 70_000) * 0.01).half(), 131_072, note="float16, ")
+
+
+def work(subject: Subject, rng: np.random.Generator) -> None:
+    """A kernel stores every element once, and loads every element once."""
+    rows, columns, stride = 3, 6, 8
+    values = _normal(rng, rows, columns)
+    x, out = _buffers(values, stride)
+    recorded: Recorded = subject.record(x, out, columns)
+    _expect_softmax(recorded.answer, values, x, out, _case(rows, columns, stride))
+    places = np.arange(rows)[:, None] * stride + np.arange(columns)
+    expect_each_once(
+        recorded,
+        ("out_ptr",),
+        places,
+        named(mistakes.SOFTMAX, "computed_by_torch"),
+        _case(rows, columns, stride),
+    )
+    loads = reads_of(recorded, "x_ptr", rows * stride)
+    if loads[places].max() > 1:
+        raise named(mistakes.SOFTMAX, "reads_again").failure(
+            f"{_case(rows, columns, stride)}: x[0, 0] was loaded {loads[0]} times"
+        )
+
+
+def anything(subject: Subject, rng: np.random.Generator) -> None:
+    """Other sizes and dtypes; what stands behind the columns in use is NaN."""
+    for rows, columns, stride, dtype in (
+        (1, 1, 1, torch.float32),
+        (17, 33, 64, torch.float16),
+        (5, 127, 200, torch.bfloat16),
+        (2, 1000, 1024, torch.float32),
+    ):
+        x = (_normal(rng, rows, columns) * 3).to(dtype)
+        _compare(subject, x, stride, note=f"{dtype}".removeprefix("torch.") + ", ", junk=math.nan)
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).float()
+
+
+def _case(rows: int, columns: int, stride: int) -> str:
+    return f"{rows} rows, {columns} columns, stride {stride}"
+
+
+def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, Tensor]:
+    rows, columns = values.shape
+    x = torch.full((rows, stride), junk).to(values.dtype)
+    x[:, :columns] = values
+    return x, torch.full_like(x, CANARY)
+
+
+def _compare(subject: Subject, values: Tensor, stride: int, *, note: str = "", junk: float = JUNK) -> None:
+    """Compare the columns in use with the softmax in float64."""
+    rows, columns = values.shape
+    x, out = _buffers(values, stride, junk)
+    _expect_softmax(subject.call(x, out, columns), values, x, out, note + _case(rows, columns, stride))
+
+
+def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
+    columns = values.shape[1]
+    got = expect_array(answer, out.shape, name="out", dtype=out.dtype)
+    truth, plain = _truth(values), mistakes.softmax(x, out, columns)
+    compare_with(
+        got[:, :columns],
+        truth,
+        bound=max(bound_from(plain, truth), rounding(truth, 4 * largest(values.float()))),
+        misconceptions=mistakes.SOFTMAX,
+        inputs=(x, out, columns),
+        names=("out",),
+        case=case,
+    )
+
+
+def _truth(values: Tensor) -> np.ndarray:
+    numbers = values.double().numpy()
+    maximum = numbers.max(-1, keepdims=True)
+    powers = np.exp(numbers - np.where(np.isinf(maximum), 0.0, maximum))
+    total = powers.sum(-1, keepdims=True)
+    return powers / np.where(total == 0, 1.0, total)

@@ -1,0 +1,145 @@
+# %% [markdown]
+# # Exercise 05 · The emulated ring
+#
+# **You build** ring attention in three stages, each of which uses the one before: one step, the forward ring,
+# the causal ring on any layout.
+# **You need** [lesson 05](../notebooks/05_emulated_ring.ipynb). **Minutes** 60.
+#
+# | stage | function | what is looked at |
+# |---|---|---|
+# | 05.step | `ring_step` | values, rows that see nothing, large scores, grouped heads, float32 state |
+# | 05.forward | `ring_forward` | values, P − 1 exchanges with the next rank, exact bytes, memory of a shard |
+# | 05.causal | `ring_forward_causal` | masks by global position in several layouts, lengths that differ |
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+
+# %%
+import math
+
+import torch
+
+from ringlab import VirtualCluster, contiguous, launch
+from ringlab_course import check, corpus, hint
+
+# %% [markdown]
+# ## 05.step · One step
+#
+# A rank holds its queries `q` (B, H, Lq, D), a K/V block `k`, `v` (B, K, Lk, D), and what it knows so far:
+# `out` (B, H, Lq, D) and `lse` (B, H, Lq). Return the new `(out, lse)`, as if the keys of the block had been there
+# from the beginning.
+#
+# - The scale is 1/√D. `mask` (Lq, Lk), if given, is True where a query may see a key.
+# - `(0, −inf)` means *nothing seen yet*. A row that sees no key of the block comes out as it went in.
+# - Query head h reads K/V head h // (H // K).
+# - q, k and v may be bfloat16; `out` and `lse` are at least float32. Compute in the dtype of `out`.
+
+# %% grade="05.step"
+def ring_step(q, k, v, out, lse, mask=None):
+    """Return (out, lse) after this block as well."""
+    # BEGIN SOLUTION attend to the block, merge with (out, lse)
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.to(out.dtype) for x in (q, k, v))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    total = torch.logaddexp(lse, torch.logsumexp(scores, dim=-1))
+    safe = total.masked_fill(total == -math.inf, 0.0)[..., None]  # −inf − (−inf) would be NaN
+    out = out * torch.exp(lse[..., None] - safe) + torch.exp(scores - safe) @ v
+    return out, total
+    # END SOLUTION
+
+
+# %%
+check("05.step")
+
+# %% [markdown]
+# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
+
+# %% tags=["nbval-ignore-output"]
+hint("05.step")
+
+# %% [markdown]
+# ## 05.forward · The ring
+#
+# `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the
+# keys of **all** ranks, in float32 (float64 for float64 inputs).
+#
+# - Exactly P − 1 exchanges, K and V together in each, all with the next rank; nothing else travels.
+# - What travels is K and V as they came: same dtype, no repeated heads.
+# - Memory: your shard, the block in use, the block arriving. It must not grow with the number of ranks.
+
+# %% grade="05.forward"
+def ring_forward(ring, q, k, v):
+    """Return this rank's (out, lse) over the keys of all ranks."""
+    # BEGIN SOLUTION P steps, P − 1 shifts
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = out.new_full(q.shape[:-1], -math.inf)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        work = None if last else ring.post(k, v)
+        out, lse = ring_step(q, k, v, out, lse)
+        if work is not None:
+            k, v = work.wait()
+    return out, lse
+    # END SOLUTION
+
+
+# %%
+check("05.forward")
+
+# %% tags=["nbval-ignore-output"]
+hint("05.forward")
+
+# %% [markdown]
+# ## 05.causal · Masks by global position
+#
+# `positions` is a list with one int64 tensor per rank: `positions[r][i]` is the global position of token i of rank r.
+# A query sees the keys at or before its own position. Shards may have different lengths, some may be empty:
+# `ring.shift(k, v, length=n)` says that the block to arrive has n tokens.
+
+# %% grade="05.causal"
+def ring_forward_causal(ring, q, k, v, positions):
+    """Return this rank's (out, lse) over the keys at or before each query."""
+    # BEGIN SOLUTION compare positions; mind the length of the block due next
+    mine = positions[ring.rank]
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = out.new_full(q.shape[:-1], -math.inf)
+    for step in range(ring.world_size):
+        mask = mine[:, None] >= positions[ring.origin(step)][None, :]
+        out, lse = ring_step(q, k, v, out, lse, mask)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+    return out, lse
+    # END SOLUTION
+
+
+# %%
+check("05.causal")
+
+# %% tags=["nbval-ignore-output"]
+hint("05.causal")
+
+# %% [markdown]
+# ## The same function on real processes
+#
+# When 05.forward holds, run `on_two_processes()` in a new cell. It runs your `ring_forward` on two virtual ranks and on
+# two processes joined by gloo, and says by how much the results differ.
+
+# %%
+def on_two_processes(S=256):
+    """Return the largest difference between two virtual ranks and two processes."""
+    layout, qkv = contiguous(S, 2), corpus.qkv(S, heads=2, head_dim=32)
+
+    def program(ring):
+        return ring_forward(ring, *layout.shard(qkv, ring.rank))
+
+    pairs = zip(VirtualCluster(2).run(program).results, launch(program, 2).results, strict=True)
+    return max((a - b).abs().max().item() for virtual, real in pairs for a, b in zip(virtual, real, strict=True))
+
+
+# %% tags=["solution-only"]
+on_two_processes()
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/05_emulated_ring.ipynb` runs the hidden ones, on inputs of its own.

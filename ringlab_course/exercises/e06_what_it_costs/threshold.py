@@ -1,0 +1,192 @@
+"""Checks of 06.threshold: tokens per rank from which a hop hides, out of a data sheet's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.numbers import answered_number
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("06.threshold")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What is known of an accelerator and its link, and of the attention that it computes."""
+
+    flops_per_s: float = 312e12
+    rate: float = 300.0
+    unit: str = "GB/s"
+    directions: int = 1
+    element_bytes: int = 2
+    group: int = 1
+    causal: bool = False
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        return self.flops_per_s, self.rate, self.unit, self.directions
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        return {name: asdict(self)[name] for name in ("element_bytes", "group", "causal")}
+
+    @property
+    def text(self) -> str:
+        ways = "in each direction" if self.directions == 1 else "both directions together"
+        mask = "causal, balanced" if self.causal else "no mask"
+        return (
+            f"{self.flops_per_s / 1e12:g} TFLOP/s, {self.rate:g} {self.unit} ({ways}), {self.element_bytes} bytes per element, "
+            f"{self.group} query head{'s' * (self.group > 1)} per K/V head, {mask}"
+        )
+
+
+def bytes_per_s(rate: float, unit: str, directions: int) -> float:
+    """Return what travels in one direction in a second, in bytes."""
+    return rate * 1e9 / (8 if unit == "Gbit/s" else 1) / directions
+
+
+def least_tokens(
+    flops_per_s: float,
+    rate: float,
+    unit: str,
+    directions: int,
+    *,
+    element_bytes: int = 2,
+    group: int = 1,
+    causal: bool = False,
+) -> float:
+    """Return c with 4·c²·D·H·(½ if causal)/F = 2·c·K·D·e/B: the truth of this stage."""
+    share = 0.5 if causal else 1.0
+    return element_bytes * flops_per_s / (2 * bytes_per_s(rate, unit, directions) * group * share)
+
+
+def _times(factor: Any) -> Any:
+    """Return an imitation: the truth times factor(inputs as a Sheet)."""
+
+    def imitate(*inputs: Any, **keywords: Any) -> float:
+        sheet = Sheet(*inputs, **keywords)
+        return least_tokens(*inputs, **keywords) * factor(sheet)
+
+    return imitate
+
+
+PLAIN = (
+    mistake("two_flops", _times(lambda sheet: 2)),
+    mistake("forgets_values", _times(lambda sheet: 0.5)),
+    mistake("binary_giga", _times(lambda sheet: 1e9 / 2**30)),
+    mistake("rounds", lambda *inputs, **keywords: math.ceil(least_tokens(*inputs, **keywords))),
+)
+SHEET = (
+    mistake("both_directions", _times(lambda sheet: 1 / sheet.directions)),
+    mistake("bits_as_bytes", _times(lambda sheet: 1 / 8 if sheet.unit == "Gbit/s" else 1)),
+)
+ELEMENTS = mistake("ignores_element_bytes", _times(lambda sheet: 2 / sheet.element_bytes))
+GROUPS = (
+    mistake("ignores_groups", _times(lambda sheet: sheet.group)),
+    mistake("groups_upside_down", _times(lambda sheet: sheet.group**2)),
+)
+CAUSAL = (
+    mistake("ignores_causal", _times(lambda sheet: 0.5 if sheet.causal else 1)),
+    mistake("causal_makes_it_easier", _times(lambda sheet: 0.25 if sheet.causal else 1)),
+)
+TOGETHER = mistake("one_condition_at_a_time")
+MISTAKES = (*PLAIN, *SHEET, ELEMENTS, *GROUPS, *CAUSAL, TOGETHER)
+
+
+def _on(*sheets: Sheet, mistakes: tuple[Misconception, ...]) -> Any:
+    """Return a check of these sheets, the plainest first: a mistake that shows there is not taken for another."""
+
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        _compare(subject, sheets, (*mistakes, *(m for m in PLAIN if m not in mistakes)))
+
+    return run
+
+
+def _check_mixed(subject: Any, rng: np.random.Generator) -> None:
+    """Everything at once, on figures of nobody's data sheet; names no mistake that the other checks tell apart."""
+    for _ in range(4):
+        link = float(rng.uniform(0.1, 900)), str(rng.choice(["GB/s", "Gbit/s"])), int(rng.integers(1, 3))
+        group, element_bytes = int(rng.integers(2, 17)), int(rng.choice([1, 4, 8]))
+        sheet = Sheet(float(rng.uniform(1e9, 1e15)), *link, element_bytes, group, True)
+        alone = (Sheet(*sheet.inputs), replace(sheet, causal=False), replace(sheet, group=1))
+        for given in (*alone, sheet):
+            try:
+                _compare(subject, (given,), ())
+            except Failure as failure:
+                if given is sheet and failure.message.endswith("wrong values."):
+                    raise TOGETHER.failure(failure.counterexample) from None
+                raise
+
+
+def _compare(subject: Any, sheets: Iterable[Sheet], mistakes: tuple[Misconception, ...]) -> None:
+    compare_all((_answered(subject, sheet) for sheet in sheets), mistakes)
+
+
+def _answered(subject: Any, sheet: Sheet) -> Answered:
+    answer = subject.call(*sheet.inputs, **sheet.keywords)
+    truth = least_tokens(*sheet.inputs, **sheet.keywords)
+    return answered_number(answer, truth, sheet.inputs, sheet.text, "tokens", sheet.keywords)
+
+
+HINTS = (
+    "Both sides of the race grow with c, the tokens per rank: one like c, the other like c². Which is which, and what does "
+    "that say about large c?",
+    "Write down the seconds of a step, FLOPs over F, and the seconds of a hop, bytes over B. Count H query heads and "
+    "H/group K/V heads. Set the two equal: D and H cancel. Then turn the data sheet's rate into bytes per second in one "
+    "direction.",
+    r"$\dfrac{4c^2DH}{F} \cdot \left(\tfrac12 \text{ if causal}\right) \ge \dfrac{2c\,D\,e\,H/\mathrm{group}}{B}$",
+)
+
+STAGE = Stage(
+    id="06.threshold",
+    function="least_tokens",
+    title="The tokens per rank that hide a hop",
+    hints=HINTS,
+    misconceptions=MISTAKES,
+    checks=(
+        Check(
+            "plain",
+            2,
+            "visible",
+            "one direction, GB/s, two bytes, no mask",
+            _on(Sheet(), Sheet(989.4e12, 450.0), mistakes=PLAIN),
+        ),
+        Check(
+            "sheet",
+            2,
+            "visible",
+            "rates as data sheets state them",
+            _on(Sheet(), Sheet(rate=600.0, directions=2), Sheet(rate=200.0, unit="Gbit/s"), mistakes=SHEET),
+        ),
+        Check(
+            "groups",
+            1,
+            "visible",
+            "fewer K/V heads than query heads",
+            _on(Sheet(), Sheet(group=8), mistakes=GROUPS),
+        ),
+        Check(
+            "causal",
+            1,
+            "visible",
+            "a balanced causal mask",
+            _on(Sheet(), Sheet(causal=True), mistakes=CAUSAL),
+        ),
+        Check(
+            "elements",
+            1,
+            "stress",
+            "elements of one and of four bytes",
+            _on(Sheet(), Sheet(element_bytes=4), Sheet(element_bytes=1), mistakes=(ELEMENTS,)),
+        ),
+        Check("mixed", 1, "held-out", "everything at once", _check_mixed),
+    ),
+)

@@ -1,0 +1,238 @@
+"""Checks of 07.relation: the tiles in which the queries of one run meet the keys of another.
+
+Tiles are judged by what they cover: each is drawn into a table of (query, key) counts, which has to be
+the causal mask of the two runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.exercises.e07_causal_imbalance.relation_mistakes import (
+    COVERED,
+    MISTAKES,
+    NAMED,
+    Bounds,
+    canonical,
+    drawn,
+    mask,
+)
+
+MOST = 3
+"""Tiles that a pair of runs needs at most: a triangle, the keys before it, the rows after it."""
+
+
+class Pair(NamedTuple):
+    """A run of queries and a run of keys, (start, step, length) each; steps are equal."""
+
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+
+    @property
+    def text(self) -> str:
+        """The pair in words."""
+        return f"queries {self.q}, keys {self.k}"
+
+
+def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
+    """Return the learner's tiles as numbers. Raises: Failure where they are no tiles of these runs."""
+    if answer is None:
+        raise Failure(
+            "the result is None: is the `return` missing? Nothing visible is an empty list.", pair.text
+        )
+    if not isinstance(answer, (list, tuple)):
+        raise Failure(f"the result should be a list of tiles, but is a {type(answer).__name__}.", pair.text)
+    return [_read(tile, pair) for tile in answer]
+
+
+def _read(tile: Any, pair: Pair) -> Bounds:
+    if not isinstance(tile, (list, tuple)) or len(tile) != 5:
+        got = f"{len(tile)} parts" if isinstance(tile, (list, tuple)) else f"a {type(tile).__name__}"
+        raise Failure(
+            "a tile should be (q_start, q_stop, k_start, k_stop, causal).", f"{pair.text}: a tile is {got}"
+        )
+    try:
+        q0, q1, k0, k1 = (int(number) for number in tile[:4])
+        exact = all(float(a) == float(b) for a, b in zip((q0, q1, k0, k1), tile[:4], strict=True))
+        causal = bool(tile[4])
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact:
+        raise Failure("a tile's bounds should be whole numbers, and `causal` True or False.", pair.text)
+    if not (0 <= q0 <= q1 <= pair.q[2] and 0 <= k0 <= k1 <= pair.k[2]):
+        raise Failure("a tile reaches beyond its runs.", f"{pair.text}: {(q0, q1, k0, k1)}")
+    return q0, q1, k0, k1, causal
+
+
+def _verify(subject: Any, pairs: Iterable[Pair]) -> None:
+    """Compare what the tiles cover with the causal mask for each pair, the smallest first."""
+    compare_all((_answered(subject, pair) for pair in pairs), COVERED)
+
+
+def _answered(subject: Any, pair: Pair) -> Answered:
+    tiles = read_tiles(subject.call(pair.q, pair.k), pair)
+    for q0, q1, k0, k1, causal in tiles:
+        if causal and q1 - q0 != k1 - k0:
+            raise NAMED["causal_not_square"].failure(f"{pair.text}: rows {q0} to {q1}, keys {k0} to {k1}")
+    times, right = drawn(tiles, pair.q[2], pair.k[2]), mask(pair.q, pair.k)
+    return Answered(times, right, 0.0, pair, ("times seen [query, key]",), pair.text)
+
+
+def equal_pairs() -> list[Pair]:
+    """What two runs of one length and one step can be to each other, in real layouts."""
+    pairs = [((0, 1, 1), (0, 1, 1)), ((0, 1, 2), (0, 1, 2)), ((2, 1, 2), (0, 1, 2)), ((0, 1, 2), (2, 1, 2))]
+    pairs += [((a, 4, 3), (b, 4, 3)) for a, b in ((0, 0), (2, 1), (1, 2), (0, 3), (3, 0), (12, 1), (1, 12))]
+    return [Pair(*pair) for pair in pairs]
+
+
+def ragged_pairs() -> list[Pair]:
+    """One run longer than the other, as at the end of a sequence that does not divide."""
+    lengths = ((1, 2), (2, 1), (2, 4), (4, 2), (3, 5))
+    starts = ((0, 0), (1, 2), (2, 1), (0, 9), (9, 0))
+    return [Pair((a, 4, n), (b, 4, m)) for n, m in lengths for a, b in starts]
+
+
+def holds(subject: Any) -> bool:
+    """Return whether tiles_between is right for small runs; True where it cannot be asked."""
+    try:
+        pairs = [*equal_pairs(), *ragged_pairs(), Pair((20, 4, 3), (7, 4, 6)), Pair((7, 4, 6), (20, 4, 3))]
+        answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
+    except NotWritten:
+        return True
+    except Failure:
+        return False
+    return not any(_is_empty(tile) for tiles, _ in answers for tile in tiles) and all(
+        np.array_equal(drawn(_square(tiles), pair.q[2], pair.k[2]), mask(*pair)) for tiles, pair in answers
+    )
+
+
+def _check_equal(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, equal_pairs())
+
+
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, ragged_pairs())
+
+
+def _check_any_start(subject: Any, rng: np.random.Generator) -> None:
+    """Runs that begin anywhere: shifts of several places either way."""
+    pairs = []
+    for step in (1, 2, 3, 5):
+        for n, m in ((3, 3), (4, 6), (7, 5)):
+            for _ in range(4):
+                a, b = (int(x) for x in rng.integers(0, 8 * step, 2))
+                pairs.append(Pair((a, step, n), (b, step, m)))
+    _verify(subject, sorted(pairs, key=lambda pair: (pair.q[2], pair.k[2])))
+
+
+def _check_few(subject: Any, rng: np.random.Generator) -> None:
+    """Every tile is a launch: none of nothing, one where all is seen, else a triangle and what lies beside it."""
+    wide = [Pair((a, 4, 12), (b, 4, 9)) for a, b in ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))]
+    last = [Pair((12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row sees the last key, and no more
+    pairs = [*wide, *last, *equal_pairs(), *ragged_pairs()]
+    answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
+    for tiles, pair in answers:
+        if any(_is_empty(tile) for tile in tiles):
+            raise NAMED["empty_tiles"].failure(pair.text)
+    for tiles, pair in answers:
+        if not np.array_equal(drawn(_square(tiles), pair.q[2], pair.k[2]), mask(*pair)):
+            raise Failure("how many tiles counts once they cover what is visible.", pair.text)
+        _expect_few(tiles, pair)
+
+
+def _is_empty(tile: Bounds) -> bool:
+    q0, q1, k0, k1, _ = tile
+    return q0 == q1 or k0 == k1
+
+
+def _square(tiles: Iterable[Bounds]) -> list[Bounds]:
+    """The tiles without causal ones that are not square, which see nothing that could be said."""
+    return [tile for tile in tiles if not tile[4] or tile[1] - tile[0] == tile[3] - tile[2]]
+
+
+def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
+    """No more tiles than a triangle and what lies beside it. Raises: Failure."""
+    needed = canonical(pair.q, pair.k)
+    example = f"{pair.text}: {len(tiles):,} tiles, {len(needed)} will do"
+    if len(tiles) > MOST:
+        raise NAMED["row_by_row"].failure(example)
+    if len(tiles) > len(needed):
+        if len(needed) == 1 and not needed[0][4]:
+            raise NAMED["full_in_pieces"].failure(example)
+        raise Failure("What is visible is covered, and in more tiles than it takes.", example)
+
+
+def _check_long(subject: Any, rng: np.random.Generator) -> None:
+    """Millions of tokens: what is covered is looked at in places drawn by chance, and at the edges."""
+    _expect_no_mask(subject)  # that of the long runs would fill the machine
+    n = 2_000_003
+    for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
+        step = int(rng.integers(1, 9))
+        pair = Pair((n * step, step, n), ((n - shift) * step, step, n))
+        try:
+            tiles = read_tiles(subject.call(pair.q, pair.k), pair)
+        except Crashed as crash:
+            if re.search("MemoryError|of memory|did not end within", crash.message):
+                raise NAMED["builds_the_mask"].failure(f"{pair.text}: {crash.message}") from None
+            raise
+        if any(_is_empty(tile) for tile in tiles):
+            raise NAMED["empty_tiles"].failure(pair.text)
+        _expect_few(tiles, pair)
+        edges = [0, 1, n - 2, n - 1, -shift - 1, -shift, n - shift - 1, n - shift]
+        rows = np.clip([*edges, *rng.integers(0, n, 200)], 0, n - 1)[:, None]
+        keys = np.clip(rows + shift + np.arange(-1, 3), 0, n - 1)
+        wrong = np.argwhere(_times(tiles, rows, keys) != (keys <= rows + shift))
+        if len(wrong):
+            row, key = int(rows[wrong[0, 0], 0]), int(keys[tuple(wrong[0])])
+            raise Failure("Long runs are covered wrongly.", f"{pair.text}: query {row} and key {key}")
+
+
+def _expect_no_mask(subject: Any) -> None:
+    """The mask of these runs takes 16 MiB; the positions of their tokens, which are allowed, 64 KiB."""
+    pair = Pair((4096, 1, 4096), (1, 1, 4096))
+    peak = min(subject.measure(pair.q, pair.k).peak_bytes for _ in range(2))  # chance only ever adds
+    if peak > 4 << 20:
+        raise NAMED["builds_the_mask"].failure(f"{pair.text}: {peak / 2**20:.0f} MiB")
+
+
+def _times(tiles: Iterable[Bounds], rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return how often the tiles see these pairs of a row and a key."""
+    times = np.zeros(keys.shape, dtype=np.int64)
+    for q0, q1, k0, k1, causal in tiles:
+        inside = (rows >= q0) & (rows < q1) & (keys >= k0) & (keys < k1)
+        times += inside & ((keys - k0 <= rows - q0) | (not causal))
+    return times
+
+
+HINTS = (
+    "Write down how many keys each row of the queries (2, 4, 4) sees of the keys (2, 4, 4); then of the queries (1, 4, 4) and "
+    "(10, 4, 4). From row to row it is one more, until there are no more. So which one number of a pair of runs tells these "
+    "staircases apart, and how do you get it from two starts and a step?",
+    "Call that number d: row i sees the keys j ≤ i + d. Ask two questions first. For which d does even the last row see no key? "
+    "For which d does even the first row see the last key? In between, draw the staircase into a table of rows × keys: which rows "
+    "are on its slope, which keys lie left of the slope, which rows below it? Try it with d = −1, with d = 2, and with more rows than keys.",
+    r"rows $\max(0,-d)$ to $\min(n_q,\,n_k-d)$ with the keys from $\max(0,d)$ on: causal; keys $0$ to $d$ of the same rows: full; "
+    r"rows from $n_k-d$ to $n_q$ with all keys: full",
+)
+
+STAGE = Stage(
+    id="07.relation",
+    function="tiles_between",
+    title="Skip, full, causal, shifted by one",
+    hints=HINTS,
+    misconceptions=MISTAKES,
+    checks=(
+        Check("equal", 3, "visible", "two runs of one length: skip, full, causal, shifted", _check_equal),
+        Check("ragged", 2, "visible", "two runs of different lengths", _check_ragged),
+        Check("few", 1, "visible", "no tile more than it takes, none of them empty", _check_few, kind="cost"),
+        Check("any_start", 2, "stress", "runs that begin anywhere", _check_any_start),
+        Check("long", 1, "held-out", "runs of two million tokens", _check_long),
+    ),
+)

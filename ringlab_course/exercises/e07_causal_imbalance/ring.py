@@ -1,0 +1,267 @@
+"""Checks of 07.ring: a causal ring on any layout that computes visible tiles only.
+
+What was computed is judged by values: keys that a row has no tile with hold NaN, and a hidden score
+that was computed and weighed 0 makes NaN of the row. Work that is thrown away before it reaches a
+result leaves no trace there, and is not looked for: nobody but the worker could tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import layout as layouts
+from ringlab.layout import Layout
+from ringlab_course.checking.answers import expect_tuple, relative_error, to_numpy
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.inputs import random
+from ringlab_course.checking.partials import NAMES
+from ringlab_course.checking.ring_mistakes import truth
+from ringlab_course.checking.rounding import rounding_bound
+from ringlab_course.checking.shards import Shards, expect_bytes, expect_neighbours, reason
+from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
+from ringlab_course.exercises.e07_causal_imbalance.relation_mistakes import mask
+from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import COMPARED, MISTAKES, NAMED
+from ringlab_course.exercises.e07_causal_imbalance.runs import (
+    Tuples,
+    described,
+    positions_of,
+    runs_of,
+    shuffled,
+    token_fold,
+)
+
+Verify = Callable[[Any, np.random.Generator], None]
+CALLED = {"skips_the_shift": "leaves_the_ring"}
+"""Names that this exercise has for what `shards.reason` finds."""
+
+
+@dataclass(frozen=True)
+class Dealt(Shards):
+    """The q, k and v of every rank, and the runs that their tokens come from."""
+
+    runs: Tuples = field(default_factory=list)
+
+    def run(self, subject: Any, faults: Faults | None = None) -> Any:
+        """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
+        try:
+            return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, runs=self.runs)
+        except Crashed as crash:
+            name = reason(crash, ragged=len({q.shape[-2] for q in self.qs}) > 1, causal=True)
+            name = CALLED.get(name or "", name)
+            if name is None:
+                raise
+            raise NAMED[name].failure(f"{self.text}\n{crash.counterexample}") from None
+
+
+def _case(rng: np.random.Generator, layout: Layout, H: int = 1, K: int = 1, D: int = 2) -> Dealt:
+    runs = runs_of(layout)
+    positions = [torch.from_numpy(positions_of(own)) for own in runs]
+    lengths = [len(own) for own in positions]
+    qs = [random(rng, 1, H, L, D) for L in lengths]
+    ks, vs = ([random(rng, 1, K, L, D) for L in lengths] for _ in range(2))
+    heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
+    return Dealt(qs, ks, vs, f"{described(layout)}, D={D}{heads}", positions, runs=runs)
+
+
+def _answers(subject: Any, case: Dealt) -> Iterator[Answered]:
+    """What every rank returned, with what it should have."""
+    results = case.run(subject).results
+    for rank, result in enumerate(results):
+        out, _ = expect_tuple(result, NAMES)
+        if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
+            raise NAMED["nan_in_blind_rows"].failure(f"{case.text}: rank {rank}")
+    shared = (case.qs, case.ks, case.vs, case.positions)
+    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+    for rank, answer in enumerate(results):
+        right = truth(rank, *shared)
+        bound = rounding_bound(case.qs[rank], keys, values, right)
+        yield Answered(answer, right, bound, (rank, *shared, case.runs), NAMES, f"{case.text}: rank {rank}")
+
+
+def _verify(subject: Any, cases: Iterable[Dealt]) -> None:
+    """Compare (out, lse) of every rank with the oracle's, the smallest case first."""
+    compare_all((answered for case in cases for answered in _answers(subject, case)), COMPARED)
+
+
+def after_relation(check: Verify) -> Verify:
+    """Return the check, which on a wrong answer first asks whether tiles_between, below it, is right."""
+
+    @wraps(check)
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        try:
+            check(subject, rng)
+        except NotWritten:
+            raise
+        except Failure as failure:
+            if relation_holds(_with(subject, "tiles_between")):
+                raise
+            raise NAMED["relation_first"].failure(failure.counterexample) from None
+
+    return run
+
+
+def _with(subject: Any, function: str) -> Any:
+    """The same submission, with another of its functions to call."""
+    other = copy(subject)
+    other.function = function
+    if own := getattr(subject, "_function", None):  # in this process the function itself is called
+        other._function = getattr(own, "__globals__", {}).get(function, _missing)
+    return other
+
+
+def _missing(*_: Any) -> None:
+    raise NotImplementedError
+
+
+@after_relation
+def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, [_case(rng, layouts.contiguous(S, P)) for S, P in ((2, 1), (4, 2), (6, 3))])
+
+
+@after_relation
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    cases = [layouts.striped(4, 2), layouts.zigzag(4, 2), layouts.striped(8, 2), layouts.zigzag(8, 2)]
+    cases += [layouts.striped(12, 3), layouts.zigzag(12, 3), token_fold(16, 2), token_fold(18, 3)]
+    _verify(subject, [_case(rng, layout) for layout in cases])
+
+
+@after_relation
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    ragged = (layouts.contiguous(3, 2), layouts.striped(5, 2), layouts.zigzag(7, 3), layouts.contiguous(2, 3))
+    _verify(subject, [_case(rng, layout) for layout in (*ragged, token_fold(11, 3))])
+
+
+@after_relation
+def _check_any_layout(subject: Any, rng: np.random.Generator) -> None:
+    """Eight ranks, grouped heads, chunks of any size; and tokens dealt by chance."""
+    cases = [layouts.zigzag(16, 8), layouts.striped(19, 8), layouts.contiguous(29, 8)]
+    for S in map(int, rng.integers(20, 40, 3)):
+        cases.append(layouts.dealt(S, 5, chunk=int(rng.integers(2, 5)), folded=bool(rng.integers(2))))
+    _verify(subject, [_case(rng, layout, 2, 1, 8) for layout in (*cases, shuffled(rng, 14, 3))])
+
+
+def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
+    for layout in (layouts.contiguous(3, 3), layouts.zigzag(13, 3)):
+        case = _case(rng, layout)
+        expect_neighbours(case.run(subject).trace, case.text)
+
+
+def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
+    for layout, H, K in ((layouts.contiguous(3, 3), 1, 1), (layouts.zigzag(13, 3), 4, 2)):
+        case = _case(rng, layout, H, K, 4)
+        trace = case.run(subject).trace
+        expect_neighbours(trace, case.text)
+        expect_bytes(case, trace, H // K)
+
+
+@after_relation
+def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
+    """Each rank's runs in turn: NaN in all keys of other ranks with which that run has no tile."""
+    cases = (layouts.contiguous(4, 2), layouts.contiguous(6, 3), layouts.zigzag(8, 2), layouts.zigzag(12, 3))
+    for layout in (*cases, layouts.striped(8, 2), token_fold(16, 2)):
+        case = _case(rng, layout)
+        if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(subject, case)):
+            raise Failure("hidden keys are looked at once the values are right.", case.text)
+        for rank in range(layout.P):
+            for rows, keys in _hidden(case.runs, rank):
+                _expect_untouched(subject, case, rank, rows, keys)
+
+
+def _hidden(runs: Tuples, rank: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
+    """Each run's local rows with, for every rank, which of its keys lie in no tile of that run: bool arrays.
+
+    A tile is a pair of runs without the rows that see nothing and the keys that nobody sees. A rank's
+    own block counts as one tile, as some take it for one triangle, and rightly where it ascends.
+    """
+    row = 0
+    for q in runs[rank]:
+        rows, row = slice(row, row + q[2]), row + q[2]
+        unseen = []
+        for origin, own in enumerate(runs):
+            parts = [~mask(q, k).astype(bool).any(axis=0) for k in own]
+            unseen.append(np.concatenate([np.zeros(0, bool), *parts]) & (origin != rank))
+        if any(keys.any() for keys in unseen):
+            yield rows, unseen
+
+
+def _expect_untouched(
+    subject: Any, case: Dealt, rank: int, rows: slice, unseen: Sequence[np.ndarray]
+) -> None:
+    """The rows must come out as if the unseen keys, which hold NaN, did not exist."""
+    ks, vs = ([x.clone() for x in xs] for xs in (case.ks, case.vs))
+    for x, keys in zip((*ks, *vs), (*unseen, *unseen), strict=True):
+        x[..., torch.from_numpy(keys), :] = torch.nan
+    out, lse = expect_tuple(replace(case, ks=ks, vs=vs).run(subject).results[rank], NAMES)
+    right = truth(rank, case.qs, case.ks, case.vs, case.positions)
+    got = to_numpy(out)[..., rows, :], to_numpy(lse)[..., rows]
+    wanted = right[0][..., rows, :], right[1][..., rows]
+    nans = [
+        f"rank {r}: {', '.join(map(str, np.flatnonzero(keys)))}"
+        for r, keys in enumerate(unseen)
+        if keys.any()
+    ]
+    example = f"{case.text}: NaN in keys ({'; '.join(nans)}); rows {rows.start} to {rows.stop - 1} of rank {rank} see none of them"
+    if not all(np.isfinite(part).all() for part in got):
+        raise NAMED["computes_hidden_blocks"].failure(example)
+    if relative_error(got, wanted) > 1e-4:
+        raise Failure("Rows that see nothing of some keys have wrong values.", example)
+
+
+HINTS = (
+    "Which pairs of runs does a block that is here hold for your queries, and what have you built already that says how "
+    "they meet?",
+    "In each step walk over your runs and the runs of rank ring.origin(step); both begin at some local index. "
+    "For every tile of tiles_between attend to those rows and keys and merge_into those rows of the state. No tile, no "
+    "computation, but always the exchange; length= is the sum over the next block's runs.",
+    r"rows $[a + q_0,\, a + q_1)$, keys $[b + k_0,\, b + k_1)$ with $a$, $b$ the lengths of the runs before; "
+    r"$(o, L)_{\mathrm{rows}} \leftarrow (o, L)_{\mathrm{rows}} \oplus \mathrm{attend}(q_{\mathrm{rows}}, k_{\mathrm{keys}}, v_{\mathrm{keys}})$",
+)
+
+STAGE = Stage(
+    id="07.ring",
+    function="ring_causal",
+    title="The causal ring that computes what is visible",
+    kind="ring",
+    helpers=("tiles_between",),
+    hints=HINTS,
+    misconceptions=MISTAKES,
+    checks=(
+        Check("contiguous", 2, "visible", "rank r owns the r-th stretch", _check_contiguous),
+        Check("layouts", 2, "visible", "striped, zig-zag and token fold", _check_layouts),
+        Check(
+            "hidden",
+            2,
+            "visible",
+            "keys that a row has no tile with are never touched",
+            _check_hidden,
+            kind="cost",
+        ),
+        Check("ragged", 1, "visible", "shards of different lengths, and empty ones", _check_ragged),
+        Check("rounds", 1, "visible", "P − 1 exchanges, all with the next rank", _check_rounds, kind="cost"),
+        Check(
+            "any_layout",
+            2,
+            "stress",
+            "eight ranks, grouped heads, chunks of any size, tokens dealt by chance",
+            _check_any_layout,
+        ),
+        Check(
+            "traffic",
+            1,
+            "held-out",
+            "exactly the bytes of K and V, heads not repeated",
+            _check_traffic,
+            kind="cost",
+        ),
+    ),
+)

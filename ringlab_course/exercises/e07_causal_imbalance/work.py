@@ -1,0 +1,180 @@
+"""Checks of 07.work: how many visible pairs every rank computes in every step of the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ringlab import layout as layouts
+from ringlab.layout import Layout
+from ringlab.plan import work
+from ringlab_course.checking.answers import expect_array
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.exercises.e07_causal_imbalance.runs import (
+    by_hand,
+    cut,
+    described,
+    runs_of,
+    shuffled,
+    token_fold,
+)
+from ringlab_course.exercises.e07_causal_imbalance.work_mistakes import COUNTED, MISTAKES, NAMED
+
+MANY = 1_000_003
+"""Tokens that no mask of S × S, and no count token by token, gets through; no multiple of anything."""
+
+
+def truth(layout: Layout) -> np.ndarray:
+    """Return the visible pairs, int64 (P, P) [rank, step]: those of the plan that ringlab runs by."""
+    P = layout.P
+    return np.array([[work(layout, rank, (rank - step) % P) for step in range(P)] for rank in range(P)])
+
+
+def _verify(subject: Any, cases: Iterable[Layout]) -> None:
+    """Compare the table with the plan's for each layout, the smallest first."""
+    compare_all((_answered(subject, layout) for layout in cases), COUNTED)
+
+
+def _answered(subject: Any, layout: Layout) -> Answered:
+    runs = runs_of(layout)
+    answer = _counts(subject.call(runs), layout.P)
+    return Answered(answer, truth(layout), 0.0, (runs,), ("pairs [rank, step]",), described(layout))
+
+
+def _counts(answer: Any, P: int) -> np.ndarray:
+    """Return the answer as an array (P, P). Raises: Failure where it is none, or holds no whole numbers."""
+    counts = expect_array(answer, (P, P))
+    if counts.dtype.kind not in "iu":
+        raise Failure(
+            f"the result should be an array of whole numbers, int64, but its dtype is {counts.dtype}."
+        )
+    return counts
+
+
+def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, [layouts.contiguous(S, P) for S, P in ((1, 1), (2, 2), (4, 2), (6, 3), (32, 4))])
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    """Runs that interleave, and more than one on a rank."""
+    cases = []
+    for S, P in ((4, 2), (8, 2), (12, 3), (32, 4)):
+        cases += [layouts.striped(S, P), layouts.zigzag(S, P), token_fold(S, P), layouts.dealt(S, P, chunk=2)]
+    _verify(subject, cases)
+
+
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    cases = [layouts.contiguous(3, 2), layouts.contiguous(2, 3), layouts.striped(5, 2), layouts.zigzag(7, 3)]
+    for S in map(int, rng.integers(9, 40, 6)):
+        P, chunk, folded = int(rng.integers(2, 9)), int(rng.integers(1, 6)), bool(rng.integers(2))
+        cases.append(layouts.dealt(S, P, chunk=chunk, folded=folded))
+    _verify(subject, cases)
+
+
+def _check_cut(subject: Any, rng: np.random.Generator) -> None:
+    """Runs of different lengths that interleave, by any shift: no dealing makes these."""
+    small = [by_hand([(0, 1, 1), (2, 1, 1)], [(1, 1, 1)]), by_hand([(1, 2, 3)], [(0, 2, 2), (4, 2, 1)])]
+    small += [by_hand([(0, 3, 5)], [(1, 3, 2), (7, 3, 3)], [(2, 3, 4), (14, 3, 1)])]
+    sizes = ((9, 2, 2), (14, 2, 3), (20, 3, 3), (31, 3, 2), (40, 4, 5))
+    _verify(subject, [*small, *(cut(rng, S, P, step) for S, P, step in sizes)])
+
+
+def _check_shuffled(subject: Any, rng: np.random.Generator) -> None:
+    """Every token a run of its own, anywhere: runs in no order, and many."""
+    _verify(subject, [shuffled(rng, S, P) for S, P in ((4, 2), (9, 3), (40, 5))])
+
+
+def _check_memory(subject: Any, rng: np.random.Generator) -> None:
+    """A mask of two shards takes 4 MiB here as bool; allowed are a mebibyte and eight numbers a token."""
+    try:
+        _verify(subject, [layouts.contiguous(4, 2)])
+    except NotWritten:
+        raise
+    except Failure:
+        raise Failure("memory counts once the values are right.") from None
+    _expect_no_masks(subject)
+
+
+def _expect_no_masks(subject: Any) -> None:
+    layout = layouts.contiguous(4096, 2)
+    peak, allowed = _peak(subject, layout), (1 << 20) + 64 * layout.S
+    if peak > allowed:  # a second look: chance (an import, the collector) only ever adds
+        peak = min(peak, _peak(subject, layout))
+    if peak > allowed:
+        example = f"{described(layout)}: peak {peak / 2**20:.1f} MiB, allowed {allowed / 2**20:.2f} MiB"
+        raise NAMED["builds_masks"].failure(example)
+
+
+def _peak(subject: Any, layout: Layout) -> int:
+    return int(subject.measure(runs_of(layout)).peak_bytes)
+
+
+def _check_million(subject: Any, rng: np.random.Generator) -> None:
+    _expect_no_masks(subject)  # those of a million tokens would fill the machine
+    for make in (layouts.contiguous, layouts.striped, layouts.zigzag):
+        layout = make(MANY, 8)
+        right = truth(layout)
+        try:
+            answer = _counts(subject.call(runs_of(layout)), layout.P)
+        except Crashed as crash:
+            raise _named_crash(crash, described(layout)) from None
+        got = answer.astype(np.float64)
+        if np.array_equal(got, right):
+            continue
+        rank, step = np.argwhere(got != right)[0]
+        example = f"{described(layout)}: rank {rank}, step {step}: got {got[rank, step]:.0f}, not {right[rank, step]}"
+        if _overflown(got, right):
+            raise NAMED["overflows"].failure(example)
+        raise Failure("A million tokens are counted wrongly.", example)
+
+
+def _named_crash(crash: Crashed, case: str) -> Failure:
+    """Return the failure for a submission that ran out of time or memory; others as they are."""
+    if "did not end within" in crash.message:
+        return NAMED["too_slow"].failure(f"{case}: {crash.message}")
+    if "of memory" in crash.message or "MemoryError" in crash.message:
+        return NAMED["builds_masks"].failure(f"{case}: {crash.message}")
+    return crash
+
+
+def _overflown(got: np.ndarray, right: np.ndarray) -> bool:
+    """Whether every entry is right modulo 2³², or right but for the digits that float32 lacks."""
+    wrapped = np.array_equal(np.mod(got, 2.0**32), np.mod(right.astype(np.float64), 2.0**32))
+    return wrapped or bool(np.allclose(got, right, rtol=1e-5, atol=0.0))
+
+
+HINTS = (
+    "Query i of one run stands at start + step·i. How many keys of another run with the same step are not after it?",
+    "Take one run of queries and one of keys. d = (q start − k start) // step says how far the one is ahead; row i sees "
+    "i + d + 1 keys, but no fewer than none and no more than there are. Add that up over i by a formula, then over all pairs "
+    "of runs; column t of row r is the block of rank (r − t) mod P.",
+    r"$\sum_{i=0}^{n_q-1} \min\bigl(\max(i+d+1,\,0),\,n_k\bigr)$, with "
+    r"$\sum_{j=1}^{m} j = \tfrac{m(m+1)}{2}$ for the rows that are cut by neither end",
+)
+
+STAGE = Stage(
+    id="07.work",
+    function="work_per_step",
+    title="Who computes how much, and when",
+    hints=HINTS,
+    misconceptions=MISTAKES,
+    checks=(
+        Check("contiguous", 2, "visible", "rank r owns the r-th stretch", _check_contiguous),
+        Check(
+            "layouts",
+            2,
+            "visible",
+            "striped, folded and zig-zag: interleaved runs, several of them",
+            _check_layouts,
+        ),
+        Check("ragged", 1, "visible", "shards of different lengths, ranks without a token", _check_ragged),
+        Check("cut", 1, "visible", "runs of different lengths, with any shift between them", _check_cut),
+        Check("memory", 1, "visible", "counted without a mask", _check_memory, kind="cost"),
+        Check("million", 1, "stress", "a million tokens, exactly", _check_million),
+        Check("shuffled", 1, "held-out", "tokens dealt by chance, every one a run", _check_shuffled),
+    ),
+)

@@ -1,0 +1,23 @@
+"""Exercise 08, layouts as one family: dealing, runs, tiles, balance, packed documents."""
+
+from __future__ import annotations
+
+from ringlab_course.checking.contract import Exercise
+from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layouts
+from ringlab_course.exercises.e08_striped_and_zigzag import packed as e08_packed
+from ringlab_course.exercises.e08_striped_and_zigzag import tiles as e08_tiles
+from ringlab_course.judge.offlimits import makers_of_layouts
+
+EXERCISE = Exercise(
+    id="08",
+    slug="08_striped_and_zigzag",
+    title="Striped and zig-zag",
+    stages=(
+        e08_layouts.DEAL_STAGE,
+        e08_layouts.RUNS_STAGE,
+        e08_tiles.TILES_STAGE,
+        e08_tiles.BALANCE_STAGE,
+        e08_packed.STAGE,
+    ),
+    about=makers_of_layouts(),
+)

@@ -1,0 +1,222 @@
+"""Checks of 09.delta and 09.block: one number per row, and what a block that is here adds to the gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import oracle
+from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.backward import NAMES, allowed, pair, sizes_of
+from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.inputs import random
+from ringlab_course.exercises.e09_backward_ring.block_mistakes import BLOCK, DELTA
+
+OF_DELTA = {mistake.name: mistake for mistake in DELTA}
+OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
+ROUNDED = 2.0**-4
+"""An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
+
+
+def _delta_case(subject: Any, dout: torch.Tensor, out: torch.Tensor) -> Answered:
+    left, right = oracle.float64(dout), oracle.float64(out)
+    truth = (left * right).sum(-1)
+    size = float((np.abs(left) * np.abs(right)).sum(-1).max())
+    bound = 4 * float(np.finfo(np.float32).eps) * out.shape[-1] ** 0.5 * size / (np.abs(truth).max() or 1.0)
+    text = f"shape {tuple(out.shape)}, dout {str(dout.dtype).removeprefix('torch.')}"
+    return Answered(subject.call(dout, out), truth, bound, (dout, out), ("delta",), text)
+
+
+def _check_delta(subject: Any, rng: np.random.Generator) -> None:
+    shapes = ((1, 1, 1, 2), (1, 1, 3, 3), (2, 3, 4, 5))
+    cases = (_delta_case(subject, random(rng, *shape), random(rng, *shape)) for shape in shapes)
+    compare_all(cases, DELTA)
+
+
+def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    """dout is exact in float32, so only a product or a sum in bfloat16 can differ."""
+    case = _delta_case(subject, random(rng, 1, 2, 8, 64).bfloat16(), random(rng, 1, 2, 8, 64))
+    expect_array(case.answer, case.truth.shape, name="delta")
+    _compare_narrow(case, (case.answer,), DELTA, OF_DELTA["delta_in_bfloat16"])
+
+
+def _compare_narrow(
+    case: Answered, parts: Sequence[Any], known: Sequence[Misconception], rounded: Misconception
+) -> None:
+    """Raise `rounded` for a result of half the digits, or an error as small as theirs; else what is wrong."""
+    narrow = {str(part.dtype).removeprefix("torch.") for part in parts} & {"bfloat16", "float16"}
+    try:
+        compare_all([case], known)
+    except Failure as failure:
+        small = relative_error(case.answer, case.truth) < ROUNDED
+        if failure.misconception is None and (narrow or small):
+            raise rounded.failure(failure.counterexample) from None
+        raise
+    if narrow:
+        raise rounded.failure(f"{case.text}: {', '.join(case.names)} in {', '.join(sorted(narrow))}")
+    for name, part in zip(case.names, parts, strict=True):
+        expect_array(part, part.shape, name=name, dtype="float32")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows with their final lse and out, and one of the blocks that they have seen."""
+
+    dout: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    mask: torch.Tensor | None
+    text: str
+
+    @property
+    def delta(self) -> torch.Tensor:
+        return (self.dout.double() * self.out.double()).sum(-1).float()
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments of `block_backward`."""
+        return self.dout, self.q, self.k, self.v, self.lse, self.delta, self.mask
+
+
+def _case(
+    rng: np.random.Generator,
+    Lq: int,
+    Lk: int,
+    D: int,
+    H: int = 1,
+    K: int = 1,
+    *,
+    masks: tuple[torch.Tensor, torch.Tensor] | None = None,
+    size: float = 1.0,
+    narrow: bool = False,
+) -> Case:
+    """Rows that see this block and another one as long; `masks` say what they see of each."""
+    dtype = torch.bfloat16 if narrow else torch.float32
+    q, dout = random(rng, 1, H, Lq, D, size=size).to(dtype), random(rng, 1, H, Lq, D).to(dtype)
+    k, v = (random(rng, 1, K, 2 * Lk, D).to(dtype) for _ in range(2))
+    seen = None if masks is None else torch.cat(masks, dim=-1)
+    out, lse = (torch.from_numpy(x).float() for x in oracle.attention(q, k, v, mask=seen))
+    heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
+    shown = "" if masks is None else f", mask {masks[0].int().tolist()}"
+    text = f"{Lq} queries, {Lk} of {2 * Lk} keys, D={D}{heads}{shown}{', bfloat16' if narrow else ''}"
+    here = [x[..., :Lk, :].contiguous() for x in (k, v)]
+    return Case(dout, q, here[0], here[1], out, lse, None if masks is None else masks[0], text)
+
+
+def _answered(subject: Any, case: Case) -> Answered:
+    mask = None if case.mask is None else case.mask.numpy()
+    truth = pair(*case.inputs[:6], mask)
+    sizes, terms = sizes_of(case.dout, case.q, case.k, case.v, case.out, case.lse, mask)
+    answer = subject.call(*case.inputs)
+    parts = expect_tuple(answer, NAMES)
+    got = [
+        expect_array(part, right.shape, name=name)
+        for name, part, right in zip(NAMES, parts, truth, strict=True)
+    ]
+    if any(np.isnan(part).any() for part in got):
+        blind = not np.isfinite(case.lse.numpy()).all()
+        raise OF_BLOCK["nan_in_blind_rows" if blind else "overflows"].failure(case.text)
+    return Answered(answer, truth, allowed(truth, sizes, terms), case.inputs, NAMES, case.text)
+
+
+def _verify(subject: Any, *cases: Case) -> None:
+    compare_all((_answered(subject, case) for case in cases), BLOCK)
+
+
+def _bool(*rows: str) -> torch.Tensor:
+    return torch.tensor([[letter == "x" for letter in row] for row in rows])
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(_case(rng, Lq, Lk, D) for Lq, Lk, D in ((1, 1, 2), (2, 2, 2), (2, 3, 3), (4, 3, 5))))
+
+
+def _check_masked(subject: Any, rng: np.random.Generator) -> None:
+    """Rows that see part of the block, nothing of it, or nothing at all."""
+    cases = [_case(rng, 2, 2, 2, masks=(_bool("x.", "xx"), _bool("x.", ".."))) for _ in range(2)]
+    cases += [
+        _case(rng, 3, 3, 3, masks=(_bool("x..", "...", "xx."), _bool("xxx", "xx.", "x.."))),
+        _case(rng, 3, 3, 3, masks=(_bool("...", "x..", "xxx"), _bool("...", "x..", "..."))),
+    ]  # fmt: skip
+    _verify(subject, *cases)
+
+
+def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(_case(rng, 3, 2, 3, H, K) for H, K in ((2, 1), (4, 2), (6, 2))))
+
+
+def _check_large(subject: Any, rng: np.random.Generator) -> None:
+    """Scores in the hundreds, where exp of a raw score or of a raw lse is infinite."""
+    _verify(subject, *(_weighty(rng, size) for size in (60.0, 200.0)))
+
+
+def _weighty(rng: np.random.Generator, size: float) -> Case:
+    """A case with scores this large in which the block has weight: in most draws one key takes all."""
+    while True:
+        case = _case(rng, 4, 4, 4, size=size)
+        truth = pair(*case.inputs[:6])
+        if all(np.abs(part).max() > 1e-2 for part in truth) and case.lse.max() > 100:
+            return case
+
+
+def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    """bfloat16 inputs are exact in float32, so only what is computed in bfloat16 can differ."""
+    case = _case(rng, 16, 16, 16, 4, 2, narrow=True)
+    try:
+        answered = _answered(subject, case)
+    except Crashed as crash:
+        if re.search(r"dtype|BFloat16|scalar type", crash.counterexample):
+            raise OF_BLOCK["block_in_bfloat16"].failure(f"{case.text}\n{crash.counterexample}") from None
+        raise
+    parts = expect_tuple(answered.answer, NAMES)
+    _compare_narrow(answered, parts, BLOCK, OF_BLOCK["block_in_bfloat16"])
+
+
+DELTA_STAGE = Stage(
+    id="09.delta",
+    function="row_delta",
+    title="One number per row",
+    hints=(
+        "The softmax couples a row's weights: what one gains the others lose. Which one number per row says how much they "
+        "all matter together, and from which two tensors that you have already can it be had?",
+        "Multiply dO and O element by element and sum over one axis. Which one leaves one number per row? And in which dtype, if dO is bfloat16?",
+        r"$\delta_i = \sum_d dO_{id}\,O_{id}$",
+    ),
+    misconceptions=DELTA,
+    checks=(
+        Check("rows", 1, "visible", "rowsum(dO ∘ O)", _check_delta),
+        Check("bfloat16", 1, "stress", "float32 also for a bfloat16 dO", _check_delta_bfloat16),
+    ),
+)  # fmt: skip
+
+BLOCK_STAGE = Stage(
+    id="09.block",
+    function="block_backward",
+    title="What a block that is here adds",
+    hints=(
+        "You hold the final lse of your rows. Do you need any other block to know what share of a row's weights the keys "
+        "that are here have?",
+        "Scores again, masked with −inf; the weights are exp(scores − lse), 0 in rows whose lse is −inf. Then dP, dS, and three products. "
+        "With fewer K/V heads, put the heads that share one on an axis of their own and sum dK and dV over it.",
+        r"$P = e^{S-L}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ = \tfrac{1}{\sqrt D}\,dS\,K$, "
+        r"$\;dK_g = \tfrac{1}{\sqrt D}\sum_{h\to g} dS_h^\top Q_h$, $\;dV_g = \sum_{h\to g} P_h^\top dO_h$",
+    ),
+    misconceptions=BLOCK,
+    checks=(
+        Check("values", 2, "visible", "dQ, dK and dV from the final lse", _check_values),
+        Check("masked", 2, "visible", "rows that see some, none of the block, or nothing at all", _check_masked),
+        Check("grouped", 2, "visible", "heads that share a K/V head add up", _check_grouped),
+        Check("large", 1, "stress", "scores in the hundreds", _check_large),
+        Check("bfloat16", 1, "held-out", "bfloat16 inputs, float32 gradients", _check_bfloat16),
+    ),
+)  # fmt: skip

@@ -1,0 +1,214 @@
+"""Exercise 10: `diagnose`, judged on error curves that the judge computes afresh with faulty implementations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.figures import error_runs
+from ringlab_course.figures.error_runs import FAULTS
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.subject import Subject
+
+mistake = mistakes_of("10.diagnose")
+
+Curves = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """Curves, and the program that they were measured on."""
+
+    fault: str
+    ranks: tuple[int, ...]
+    curves: Curves
+
+
+MISSED = (
+    "sound",
+    "bf16 lse",
+    "bf16 out",
+    "bf16 accumulator",
+    "bf16 q",
+    "fp16 overflow",
+    "no rescale",
+    "arrival order",
+)
+"""Faults whose curves give them away; `missed_FAULT` says what does."""
+MIXED_UP = (
+    ("sound", "bf16 out"),
+    ("sound", "arrival order"),
+    ("bf16 out", "bf16 lse"),
+    ("bf16 accumulator", "bf16 out"),
+    ("fp16 overflow", "no rescale"),
+    ("bf16 q", "sound"),
+)
+"""(fault, answer): `FAULT_called_ANSWER` says what was overlooked."""
+
+
+def _slug(words: str) -> str:
+    return words.replace(" ", "_")
+
+
+DIAGNOSE = (
+    mistake("no_such_name"),
+    mistake("always_the_same"),
+    mistake("one_point"),
+    mistake("plain_only"),
+    mistake("positions_not_ranks"),
+    *(mistake(_slug(f"missed {fault}")) for fault in MISSED),
+    *(mistake(_slug(f"{fault} called {answer}")) for fault, answer in MIXED_UP),
+)
+
+
+def _lasting(curves: Curves) -> float:
+    """How far the error on plain inputs gets from where it began: the largest ratio, either way."""
+    ratios = curves["plain"] / curves["plain"][0]
+    return float(max(ratios.max(), 1 / ratios.min()))
+
+
+CLEAR: dict[str, Callable[[Curves], bool]] = {
+    "sound": lambda c: _lasting(c) <= 1.2 and max(c["large"]) <= 1.8e-3,
+    "bf16 q": lambda c: _lasting(c) <= 1.2 and min(c["large"]) >= 3e-3 and min(c["plain"]) >= 2e-3,
+    "bf16 accumulator": lambda c: c["plain"][-1] <= 0.5 * c["plain"][0],
+    "bf16 out": lambda c: c["plain"][-1] >= 2.5 * c["plain"][0] and max(c["plain"]) <= 8e-3,
+    "bf16 lse": lambda c: c["plain"][-1] >= 2.5 * c["plain"][0] and c["plain"][-1] >= 1.2e-2,
+    "fp16 overflow": lambda c: bool(np.isinf(c["large"]).any()),
+    "no rescale": lambda c: max(c["sloped"]) >= 0.5,
+    "arrival order": lambda c: _lasting(c) <= 1.2 and max(c["repeat"]) > 0,
+}
+"""By fault: whether its curves show it clearly. Others are drawn anew, so that no grade hangs on luck."""
+
+
+def check_merges(subject: Subject, rng: np.random.Generator) -> None:
+    """Sound, or rounded between the blocks."""
+    _examine(subject, _patients(rng, ("sound", "bf16 lse", "bf16 out"), error_runs.RANKS, 2))
+
+
+def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
+    """Rounded inside the blocks, or before them."""
+    for ranks in (error_runs.RANKS, (1, 2, 6, 24)):
+        _examine(subject, _patients(rng, ("bf16 accumulator", "bf16 q", "sound"), ranks, 1, (10, 18)))
+
+
+def check_no_rounding(subject: Subject, rng: np.random.Generator) -> None:
+    """What is no rounding at all."""
+    _examine(subject, _patients(rng, ("no rescale", "fp16 overflow", "arrival order"), error_runs.RANKS, 2))
+
+
+def check_ranks(subject: Subject, rng: np.random.Generator) -> None:
+    """Measured at other P."""
+    for ranks in ((1, 3, 9, 27), (1, 2, 4, 8, 16)):
+        patients = _patients(rng, tuple(FAULTS), ranks, 1)
+        try:
+            _examine(subject, patients)
+        except Failure as failure:
+            if type(failure) is Failure:
+                raise
+            raise _named("positions_not_ranks", f"P = {ranks}: {failure.message}") from None
+
+
+def check_any(subject: Subject, rng: np.random.Generator) -> None:
+    """Other lengths, head dims and inputs; every fault several times."""
+    _examine(subject, _patients(rng, tuple(FAULTS), (1, 2, 5, 12, 30), 2))
+
+
+def _patients(
+    rng: np.random.Generator,
+    faults: Sequence[str],
+    ranks: tuple[int, ...],
+    times: int,
+    gains: tuple[float, float] = (10, 14),
+) -> list[Patient]:
+    """Return `times` programs with each of these faults, in any order, and their curves."""
+    found = [_patient(rng, fault, ranks, gains) for fault in faults for _ in range(times)]
+    rng.shuffle(found)
+    return found
+
+
+def _patient(
+    rng: np.random.Generator, fault: str, ranks: tuple[int, ...], gains: tuple[float, float]
+) -> Patient:
+    while True:
+        seed, S, D = int(rng.integers(2**31)), int(rng.choice([640, 768, 1024])), int(rng.choice([32, 64]))
+        curves = _curves(fault, ranks, seed, S, D, float(rng.uniform(*gains)), float(rng.uniform(10, 14)))
+        if CLEAR[fault](curves):
+            return Patient(fault, ranks, curves)
+
+
+@functools.lru_cache(maxsize=256)  # everybody of a class is asked the same
+def _curves(
+    fault: str, ranks: tuple[int, ...], seed: int, S: int, D: int, gain: float, slope: float
+) -> Curves:
+    return error_runs.curves(fault, ranks, seed=seed, rows=64, S=S, D=D, gain=gain, slope=slope)
+
+
+def _examine(subject: Subject, patients: list[Patient]) -> None:
+    answers = [_answer(subject, p.ranks, p.curves) for p in patients]
+    wrong = [(p, answer) for p, answer in zip(patients, answers, strict=True) if answer != p.fault]
+    if not wrong:
+        return
+    patient, answer = min(wrong, key=lambda pair: list(FAULTS).index(pair[0].fault))
+    example = f"answered {answer!r}, measured on {patient.fault!r}\n{_table(patient)}"
+    strange = next((a for a in answers if a not in FAULTS), None)
+    if strange is not None:
+        raise _named("no_such_name", f"answered {strange!r}, not one of {', '.join(FAULTS)}")
+    every = _everyone(patient.ranks)
+    if len({*answers, *(_answer(subject, p.ranks, p.curves) for p in every)}) == 1:
+        raise _named("always_the_same", example)
+    for name, edit in (("one_point", _only_last), ("plain_only", _only_plain)):
+        if _blind(subject, every, edit):
+            raise _named(name, example)
+    pair = patient.fault, answer
+    raise _named(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}"), example)
+
+
+@functools.cache
+def _everyone(ranks: tuple[int, ...]) -> tuple[Patient, ...]:
+    """One program with each fault, the same always: only to tell one mistake from another."""
+    return tuple(_patients(np.random.default_rng(0), tuple(FAULTS), ranks, 1))
+
+
+def _blind(subject: Subject, patients: Sequence[Patient], edit: Callable[[Curves], Curves]) -> bool:
+    """Whether every answer stays what it is when the curves lose what `edit` takes away."""
+    try:
+        return all(
+            _answer(subject, p.ranks, p.curves) == _answer(subject, p.ranks, edit(p.curves)) for p in patients
+        )
+    except Failure:
+        return False
+
+
+def _only_plain(curves: Curves) -> Curves:
+    return {name: curves["repeat" if name == "repeat" else "plain"].copy() for name in curves}
+
+
+def _only_last(curves: Curves) -> Curves:
+    return {name: np.full_like(values, values[-1]) for name, values in curves.items()}
+
+
+def _answer(subject: Subject, ranks: tuple[int, ...], curves: Curves) -> str:
+    """Return the learner's diagnosis. Raises: Failure unless it is a text."""
+    answer = subject.call(ranks, curves)
+    if answer is None:
+        raise Failure("The diagnosis is None: is there a way through your function without a `return`?")
+    if not isinstance(answer, str):
+        raise Failure(f"The diagnosis should be a name, a text, but is a {type(answer).__name__}.")
+    return answer
+
+
+def _table(patient: Patient) -> str:
+    lines = ["ranks   " + " ".join(f"{P:8}" for P in patient.ranks)]
+    lines += [f"{name:8}" + " ".join(f"{x:8.1e}" for x in values) for name, values in patient.curves.items()]
+    return "\n".join(lines)
+
+
+def _named(name: str, example: str) -> Failure:
+    return next(each for each in DIAGNOSE if each.name == name).failure(example)

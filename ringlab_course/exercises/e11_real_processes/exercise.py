@@ -1,0 +1,195 @@
+# %% [markdown]
+# # Exercise 11 · Real processes
+#
+# **You build** three ring programs that survive on real processes: one that cannot deadlock, one for shards whose lengths
+# nobody knows beforehand, and one that keeps what it has when a rank dies.
+# **You need** [lesson 11](../notebooks/11_real_processes.ipynb). **Minutes** 60.
+#
+# | stage | function | what is looked at |
+# |---|---|---|
+# | 11.order | `blocking_shift` | no deadlock though nothing is buffered, for any number of ranks, in three messages' time |
+# | 11.uneven | `uneven_ring` | lengths that a rank has to ask for, post → compute → wait, exact bytes, slow networks |
+# | 11.lost | `ring_with_losses` | a rank dies: what is kept, what is said of it, which errors go through |
+#
+# The judge runs each rank as a process of its own and is the network between them. `check` runs the visible checks here, on
+# virtual ranks, in seconds; some checks stay hidden until you are graded.
+
+# %%
+import math
+
+import torch
+
+from ringlab import contiguous, launch
+from ringlab.comm.wrappers.faulty import Fault
+from ringlab_course import check, corpus, hint
+from ringlab.errors import PeerDiedError, RankFailedError
+
+
+def send(ring, x, to):
+    """Send x to rank `to`; return once that rank has received it."""
+    ring.comm.exchange(send=(x,), to=to, tag="x").wait()
+
+
+def receive(ring, like, source):
+    """Return what rank `source` sends, a new tensor with the shape and dtype of `like`."""
+    return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
+
+
+def nothing_seen(q):
+    """The state (out, lse) of queries that have seen no key yet."""
+    out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    return out, out.new_full(q.shape[:-1], -math.inf)
+
+
+def attend(q, k, v, out, lse):
+    """Return (out, lse) after this block as well; a block may hold no tokens."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.to(out.dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    scores = q.to(out.dtype) @ k.mT / math.sqrt(q.shape[-1])
+    total = torch.logaddexp(lse, torch.logsumexp(scores, dim=-1))
+    safe = total.masked_fill(total == -math.inf, 0.0)[..., None]  # −inf − (−inf) would be NaN
+    return out * torch.exp(lse[..., None] - safe) + torch.exp(scores - safe) @ v, total
+
+
+# %% [markdown]
+# ## 11.order · An order that cannot deadlock
+#
+# `send` and `receive` above block: a send returns when the other rank has received. Return what the previous rank calls `x`,
+# and hand yours to the next one. All tensors have one shape and dtype.
+#
+# - One `send` and one `receive` on every rank, and nothing else.
+# - It ends for every number of ranks, also for one.
+# - On the virtual clock all ranks are done after the time of three messages, however many ranks there are.
+
+# %% grade="11.order"
+def blocking_shift(ring, x):
+    """Return the previous rank's x, by one blocking send and one blocking receive."""
+    # BEGIN SOLUTION who sends first, and who receives first?
+    if ring.world_size == 1:
+        return x.clone()
+    if ring.rank % 2 == 0:
+        send(ring, x, ring.next)
+        return receive(ring, x, ring.previous)
+    arrived = receive(ring, x, ring.previous)
+    send(ring, x, ring.next)
+    return arrived
+    # END SOLUTION
+
+
+# %%
+check("11.order")
+
+# %% [markdown]
+# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
+
+# %% tags=["nbval-ignore-output"]
+hint("11.order")
+
+# %% [markdown]
+# ## 11.uneven · Shards of any length
+#
+# `q`, `k`, `v` are this rank's shards, `q` (B, H, L, D) and `k`, `v` (B, K, L, D). L differs from rank to rank and may be 0,
+# and **a rank knows its own only**. Return `(out, lse)` of this rank's queries over the keys of all ranks.
+#
+# - Each block is one `ring.compute(label, attend, q, k, v, out, lse)`, and under way while it runs is the exchange that
+#   brings the next block: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
+# - P − 1 exchanges of K and V together, all with the next rank, no token more than there is. What ranks tell each other
+#   about lengths may take 64 bytes per rank and rank.
+# - Memory: your shard, a block in use and one arriving.
+
+# %% grade="11.uneven"
+def uneven_ring(ring, q, k, v):
+    """Return this rank's (out, lse) over the keys of all ranks, whose lengths it does not know."""
+    # BEGIN SOLUTION ask for the lengths; then post, compute, wait
+    lengths = [int(n) for n in ring.all_gather(torch.tensor(k.shape[-2]))]
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        work = None if last else ring.post(k, v, length=lengths[ring.origin(step + 1)])
+        out, lse = ring.compute(f"attend {step}", attend, q, k, v, out, lse)
+        if work is not None:
+            k, v = work.wait()
+    return out, lse
+    # END SOLUTION
+
+
+# %%
+check("11.uneven")
+
+# %% tags=["nbval-ignore-output"]
+hint("11.uneven")
+
+# %% [markdown]
+# ## 11.lost · A rank dies
+#
+# A run of hours need not be lost with one rank. A partial `(out, lse)` over *some* blocks is worth keeping, as merging is
+# associative: the rest can be merged later, **if one knows what is in it**. Return `(out, lse, seen)`; `seen` is a list of the
+# ranks whose blocks are in, in the order in which they came. All shards are equally long.
+#
+# - When nobody dies, `seen` names all ranks.
+# - When a rank dies, `PeerDiedError` reaches you. Return what you have: every block that you held is in `(out, lse)` and
+#   named in `seen`, no other one is. Ask nothing of the ring any more.
+# - Every other error goes through, from an exchange too. It is a bug, and nobody is helped by half an answer.
+
+# %% grade="11.lost"
+def ring_with_losses(ring, q, k, v):
+    """Return (out, lse, seen) over the blocks of the ranks in `seen`: all of them, unless a rank died."""
+    # BEGIN SOLUTION merge what is here, then ask for more
+    (out, lse), seen = nothing_seen(q), []
+    for step in range(ring.world_size):
+        out, lse = attend(q, k, v, out, lse)
+        seen.append(ring.origin(step))
+        if step < ring.world_size - 1:
+            try:
+                k, v = ring.shift(k, v)
+            except PeerDiedError:
+                break
+    return out, lse, seen
+    # END SOLUTION
+
+
+# %%
+check("11.lost")
+
+# %% tags=["nbval-ignore-output"]
+hint("11.lost")
+
+# %% [markdown]
+# ## The same functions on real processes
+#
+# When the stages hold, run `on_processes()` and `with_a_death()` in a new cell. The first one runs `blocking_shift` and
+# `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens; the second one kills rank 2 of four by SIGKILL before its second exchange
+# and prints which blocks the others have. `launch` raises all the same: a run that lost a rank is no success.
+
+# %%
+def on_processes(lengths=(5, 0, 3)):
+    """Return whose x came to each rank, and how many rows of out it has."""
+
+    def program(ring):
+        shards = (torch.randn(1, 1, lengths[ring.rank], 4) for _ in range(3))
+        return int(blocking_shift(ring, torch.tensor([ring.rank]))), uneven_ring(ring, *shards)[0].shape[-2]
+
+    return launch(program, len(lengths)).results
+
+
+def with_a_death(S=64):
+    """Print what each survivor has; return the rank that failed first."""
+    layout, qkv = contiguous(S, 4), corpus.qkv(S, heads=2, head_dim=8)
+
+    def program(ring):
+        print("has the blocks of ranks", ring_with_losses(ring, *layout.shard(qkv, ring.rank))[2], flush=True)
+
+    try:
+        launch(program, 4, faults=[Fault("kill", rank=2, exchange=1)])
+    except RankFailedError as error:
+        return error.rank
+
+
+# %% tags=["solution-only"]
+print("whose x, and rows:", on_processes())
+
+# %% tags=["solution-only", "nbval-ignore-output"]
+print("failed first: rank", with_a_death())
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/11_real_processes.ipynb` runs the hidden ones, on inputs of its own.

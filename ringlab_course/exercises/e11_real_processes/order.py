@@ -1,0 +1,178 @@
+"""Checks of 11.order: a shift by one blocking send and one blocking receive on every rank.
+
+Nothing is buffered, neither on virtual ranks nor under the judge: a send is over when its receiver has taken
+part. So an order that deadlocks does so here every time, and not only from some size of message on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.exercises.e11_real_processes.texts import ORDER
+
+MISTAKES = {mistake.name: mistake for mistake in ORDER}
+HOP = 0.5
+"""Virtual seconds of a message."""
+
+
+def _tensors(rng: np.random.Generator, P: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """One x per rank, no two of them alike."""
+    numbers = rng.permutation(100 * P)[: 2 * P].reshape(P, 2)
+    return [torch.from_numpy(row).to(dtype) for row in numbers]
+
+
+def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
+    """Return the outcome of the learner's program; a known reason not to end gets its name."""
+    try:
+        return subject.run_ring(len(xs), xs)
+    except Crashed as crash:
+        name = reason(crash, len(xs))
+        if name is None:
+            raise
+        raise MISTAKES[name].failure(f"{text}\n{crash.counterexample}") from None
+
+
+def reason(crash: Crashed, P: int) -> str | None:
+    """Return the name of the mistake that kept the ranks from ending, None where it is none that we know."""
+    told = crash.counterexample
+    if "MismatchError" in crash.message:
+        return "receives_another_form"
+    if "never waited" in told:
+        return "posts_and_leaves"
+    if "DeadlockError" not in crash.message:
+        return "leaves_somebody_waiting" if "ended without it" in told else None
+    waiting = [line for line in told.splitlines() if " waits: " in line]
+    if P == 1:
+        return "sends_to_itself"
+    if "cycle: none" in told:
+        return "leaves_somebody_waiting"
+    if len(waiting) == P and all(" sends " in line for line in waiting):
+        return "all_send_first"
+    if len(waiting) == P and all(" expects " in line for line in waiting):
+        return "all_receive_first"
+    return "order_with_a_circle"
+
+
+def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
+    """Return the outcome if every rank has its neighbour's x."""
+    outcome, P = _run(subject, xs, text), len(xs)
+    whose: list[int | None] = []
+    for rank, result in enumerate(outcome.results):
+        if not isinstance(result, torch.Tensor):
+            raise Failure(f"A tensor is wanted, not a {type(result).__name__}.", f"{text}: rank {rank}")
+        same = [o for o, x in enumerate(xs) if result.shape == x.shape and torch.equal(result.to(x.dtype), x)]
+        whose.append(same[0] if same else None)
+        if result.dtype != xs[0].dtype:
+            raise MISTAKES["receives_another_form"].failure(f"{text}: {result.dtype} on rank {rank}")
+    if whose != [(rank - 1) % P for rank in range(P)]:
+        got = ", ".join(f"rank {r} of {'nobody' if o is None else f'rank {o}'}" for r, o in enumerate(whose))
+        name = next((name for name, made in _MADE.items() if whose == made(P)), None)
+        failure: Callable[[str], Failure] = (
+            MISTAKES[name].failure
+            if name
+            else lambda example: Failure("A rank returns another x than the previous rank's.", example)
+        )
+        raise failure(f"{text}: the x that {got} was returned on each")
+    return outcome
+
+
+def _passed_on(P: int) -> list[int]:
+    """Ranks that receive first send what they have received."""
+    sent = list(range(P))
+    for rank in range(1, P, 2):
+        sent[rank] = rank - 1
+    return [sent[(rank - 1) % P] for rank in range(P)]
+
+
+_MADE: dict[str, Callable[[int], list[int]]] = {
+    "returns_its_own": lambda P: list(range(P)),
+    "other_direction": lambda P: [(rank + 1) % P for rank in range(P)],
+    "passes_on_what_arrived": _passed_on,
+    "swaps_with_a_partner": lambda P: [rank ^ 1 if rank ^ 1 < P else rank for rank in range(P)],
+}
+"""Whose x each rank holds after a common mistake."""
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    for P in (2, 3, 4, 5):
+        _verify(subject, _tensors(rng, P), f"P={P}")
+
+
+def _check_alone(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, _tensors(rng, 1), "P=1")
+
+
+def _check_forms(subject: Any, rng: np.random.Generator) -> None:
+    for dtype in (torch.int64, torch.float64, torch.bfloat16):
+        xs = [x.reshape(1, 2, 1) for x in _tensors(rng, 3, torch.int64)]
+        _verify(subject, [(x % 256).to(dtype) for x in xs], f"P=3, {str(dtype).removeprefix('torch.')}")
+
+
+def _check_one_way(subject: Any, rng: np.random.Generator) -> None:
+    for P in (3, 2, 4):
+        trace = _run(subject, _tensors(rng, P), f"P={P}").trace
+        for rank in range(P):
+            events = trace.exchanges(rank, control=True)
+            sends, receives = ([e for e in events if getattr(e, end) is not None] for end in ("to", "source"))
+            both = [e for e in events if e.to is not None and e.source is not None]
+            example = f"P={P}: rank {rank} made {len(sends)} sends and {len(receives)} receives"
+            if len(sends) > 1 or len(receives) > 1:
+                raise MISTAKES["more_messages_than_needed"].failure(example)
+            if both:
+                raise MISTAKES["posts_both_at_once"].failure(f"{example}, in one exchange")
+
+
+def _check_three_hops(subject: Any, rng: np.random.Generator) -> None:
+    for P in (8, 9):
+        trace = _run(subject, _tensors(rng, P), f"P={P}").trace
+        end = max((e.done for e in trace.exchanges()), default=0.0)
+        if end > 3 * HOP + 1e-9:
+            example = f"P={P}: the last rank is done after the time of {end / HOP:g} messages, 3 are possible"
+            raise MISTAKES["one_after_another"].failure(example)
+
+
+HINTS = (
+    "If every rank begins with a send, who is there to receive? And how many ranks have to begin otherwise so that nobody "
+    "waits in a circle?",
+    "Let one half of the ranks send first and the other half receive first, so that neighbours differ. What may remain are "
+    "two neighbours who begin alike, where the number of ranks is odd: does that make a circle? One rank alone has nobody to send to.",
+    r"rank $r$ sends first where $r \bmod 2 = 0$; 2 messages' time for even $P$, 3 for odd $P$, against $P$ with a single rank "
+    "that receives first",
+)
+
+STAGE = Stage(
+    id="11.order",
+    function="blocking_shift",
+    title="An order of sends and receives that cannot deadlock",
+    kind="ring",
+    helpers=("send", "receive"),
+    hints=HINTS,
+    misconceptions=tuple[Misconception, ...](ORDER),
+    checks=(
+        Check("values", 3, "visible", "every rank gets its neighbour's x, P = 2 to 5", _check_values),
+        Check("alone", 1, "visible", "one rank alone", _check_alone),
+        Check(
+            "one_way",
+            2,
+            "visible",
+            "one send and one receive on every rank, each an exchange of its own",
+            _check_one_way,
+            kind="cost",
+        ),
+        Check("forms", 1, "stress", "tensors of other shapes and dtypes", _check_forms),
+        Check(
+            "three_hops",
+            2,
+            "stress",
+            "eight and nine ranks are done in three messages' time",
+            _check_three_hops,
+            kind="speed",
+        ),
+    ),
+)

@@ -1,0 +1,224 @@
+"""Checks of 11.uneven: a double-buffered ring over shards whose lengths no rank knows beforehand.
+
+What ranks tell each other about lengths is told apart from blocks by its number of axes: K and V have four.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.comm.trace import Exchange, Trace
+from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.crashes import broken_rule
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.overlap import expect_overlap
+from ringlab_course.checking.partials import NAMES
+from ringlab_course.checking.shards import Shards, compare_ranks, shards
+from ringlab_course.exercises.e11_real_processes.texts import UNEVEN
+
+MISTAKES = {mistake.name: mistake for mistake in UNEVEN}
+TALK = 64
+"""Bytes that a rank may send per rank to make lengths known."""
+
+
+def reason(crash: Crashed, lengths: Sequence[int]) -> str | None:
+    """Return the name of the mistake that made the ranks break off, None where it is none that we know."""
+    told = crash.counterexample
+    if name := broken_rule(crash):
+        return name
+    if "'tuple'" in told or "a tuple of" in told:
+        return "does_not_unpack"
+    if "MismatchError" in crash.message:
+        if len(set(lengths)) == 1:
+            return None
+        numbers = [int(number) for number in re.findall(r"\(exchange (\d+)", told)]
+        return "length_of_another_block" if min(numbers, default=0) > 0 else "length_unknown"
+    if "ended without it" not in told and "never waited" in told:
+        return "never_waits"
+    stuck = any(name in crash.message for name in ("DeadlockError", "UnreceivedError", "PeerDiedError"))
+    circle = "cycle: " in told and "cycle: none" not in told
+    return "leaves_with_nothing" if stuck and 0 in lengths and not circle else None
+
+
+def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
+    try:
+        return subject.run_ring(case.world_size, case.qs, case.ks, case.vs, faults=faults)
+    except Crashed as crash:
+        name = reason(crash, [q.shape[-2] for q in case.qs])
+        if name is None:
+            raise
+        raise MISTAKES[name].failure(f"{case.text}\n{crash.counterexample}") from None
+
+
+def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
+    outcome = _run(subject, case, faults)
+    for rank, result in enumerate(outcome.results):
+        parts = expect_tuple(result, NAMES)
+        if any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
+            raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
+    compare_ranks(case, outcome.results, UNEVEN)
+    return outcome
+
+
+def blocks_only(trace: Trace) -> Trace:
+    """Return the trace without the exchanges by which ranks make lengths known."""
+    events = [
+        e for e in trace.events if not isinstance(e, Exchange) or any(len(shape) == 4 for shape in e.shapes)
+    ]
+    return Trace(trace.world_size, events)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    for lengths, D in (((2,), 2), ((1, 1), 1), ((2, 2), 4), ((2, 2, 2), 2)):
+        _verify(subject, shards(rng, lengths, 1, 1, D))
+
+
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    for lengths in ((1, 2), (2, 1, 3)):
+        _verify(subject, shards(rng, lengths, 1, 1, 2))
+
+
+def _check_empty(subject: Any, rng: np.random.Generator) -> None:
+    for lengths in ((2, 0), (0, 1, 2), (0, 0, 3)):
+        _verify(subject, shards(rng, lengths, 1, 1, 2))
+
+
+def _check_order(subject: Any, rng: np.random.Generator) -> None:
+    for lengths in ((2, 2), (1, 3, 2)):
+        case = shards(rng, lengths, 1, 1, 2)
+        expect_overlap(blocks_only(_run(subject, case).trace), case.text)
+
+
+def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
+    for lengths, H, K in (((3,), 1, 1), ((40, 10, 25), 1, 1), ((30, 8, 20, 16), 4, 2)):
+        case = shards(rng, lengths, H, K, 8)
+        trace = _run(subject, case).trace
+        _expect_neighbours(blocks_only(trace), case.text)
+        _expect_bytes(case, trace)
+
+
+def _expect_neighbours(trace: Trace, text: str) -> None:
+    """Raise the Failure of a ring whose blocks do not go around it P − 1 times, K with V."""
+    P = trace.world_size
+    for rank in range(P):
+        peers, rounds = trace.peers(rank), trace.rounds(rank)
+        if peers - {(rank + 1) % P}:
+            raise MISTAKES["gathers_everything"].failure(
+                f"{text}: rank {rank} sends blocks to {sorted(peers)}"
+            )
+        if rounds == P:
+            raise MISTAKES["sends_p_times"].failure(
+                f"{text}: rank {rank} sent {rounds} blocks, {P - 1} are needed"
+            )
+        if rounds != P - 1:
+            raise Failure(
+                "Blocks do not make P − 1 exchanges, K and V together in each.",
+                f"{text}: rank {rank} made {rounds} exchanges of blocks, {P - 1} are needed",
+            )
+
+
+def _expect_bytes(case: Shards, trace: Trace) -> None:
+    P = case.world_size
+    longest = max(case.block_bytes(origin) for origin in range(P))
+    for rank in range(P):
+        exact = sum(case.block_bytes((rank - step) % P) for step in range(P - 1))
+        sent, talk = trace.bytes_sent(rank), TALK * P
+        example = f"{case.text}: rank {rank} sent {sent:,} bytes, K and V take {exact:,} and lengths at most {talk:,}"
+        if sent > exact + talk:
+            padded = (P - 1) * longest <= sent <= (P - 1) * longest + talk
+            raise MISTAKES["pads_to_the_longest" if padded else "talks_too_much"].failure(example)
+        if sent < exact:
+            raise Failure("Fewer bytes travel than K and V hold.", example)
+
+
+def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
+    lengths = [int(n) for n in rng.integers(1, 4, 8)]
+    lengths[3], lengths[5] = 0, 4  # one empty block: with more, some mistakes look alike on rank 0
+    _verify(subject, shards(rng, lengths, 4, 2, 8))
+
+
+def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
+    """Late posts, slow links and a slow rank change no answer: only times."""
+    case, seed = shards(rng, (2, 1, 2), 1, 1, 2), int(rng.integers(1 << 30))
+    _verify(subject, case)
+    for name, faults, text in (
+        ("writes_what_is_sent", Faults(seed, late=1.0), "every exchange posted as late as a transport may"),
+        ("looks_at_the_clock", Faults(seed, delay=8.0), "links of different speed"),
+        ("looks_at_the_clock", Faults(seed, slow=(1, 8.0)), "one rank eight times as slow"),
+    ):
+        try:
+            _verify(subject, case, faults)
+        except NotWritten:
+            raise
+        except Failure as failure:
+            raise MISTAKES[name].failure(f"{text}\n{failure.counterexample}") from None
+
+
+def _check_memory(subject: Any, rng: np.random.Generator) -> None:
+    """A rank's peak is the same among 3 and among 6, but for one block; 4 MiB stand out from whole pages."""
+    few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 6))
+    peaks = [max(report.peak_bytes for report in _run(subject, case).memory) for case in (few, many)]
+    if peaks[1] > peaks[0] + many.block_bytes(0):
+        raise MISTAKES["keeps_every_block"].failure(
+            f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
+            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=6"
+        )
+
+
+HINTS = (
+    "Before a block arrives somebody has to make room for it. Who knows how long it is, and how does that rank tell you?",
+    "First ring.all_gather(torch.tensor(k.shape[-2])): a list of all ranks' lengths, on every rank. Then, in each step but the last, "
+    "work = ring.post(k, v, length=…), the computation, k, v = work.wait(). The length is that of the block due next.",
+    r"in step $t$: here is the block of $r - t$, and on its way that of $r - t - 1$, with $L_{(r-t-1) \bmod P}$ tokens",
+)
+
+STAGE = Stage(
+    id="11.uneven",
+    function="uneven_ring",
+    title="A double-buffered ring over shards of any length",
+    kind="ring",
+    helpers=("nothing_seen", "attend"),
+    hints=HINTS,
+    misconceptions=UNEVEN,
+    checks=(
+        Check("values", 2, "visible", "equal shards: out and lse of full attention", _check_values),
+        Check(
+            "ragged", 3, "visible", "shards of different lengths, which a rank has to ask for", _check_ragged
+        ),
+        Check("empty", 1, "visible", "ranks without a token", _check_empty),
+        Check(
+            "traffic",
+            2,
+            "visible",
+            "P − 1 exchanges of blocks with the next rank, no token more than there is",
+            _check_traffic,
+            kind="cost",
+        ),
+        Check(
+            "order",
+            2,
+            "visible",
+            "post, compute, wait: no block's hop is exposed on the virtual clock",
+            _check_order,
+            kind="speed",
+        ),
+        Check("eight_ranks", 1, "stress", "eight ranks, shared heads", _check_eight_ranks),
+        Check(
+            "any_network",
+            1,
+            "stress",
+            "the same answers where links, ranks or posts are slow",
+            _check_any_network,
+        ),
+        Check(
+            "memory", 1, "held-out", "two blocks, whatever the number of ranks", _check_memory, kind="cost"
+        ),
+    ),
+)

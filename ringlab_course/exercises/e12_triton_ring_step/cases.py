@@ -1,0 +1,188 @@
+"""The inputs of exercise 12, and how an answer to them is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.rounding import EPS, largest, rounding_bound
+from ringlab_course.exercises.e12_triton_ring_step import mistakes
+from ringlab_course.exercises.e12_triton_ring_step.emulate import (
+    LOG2E,
+    State,
+    Step,
+    comparable,
+    finished,
+    nothing_seen,
+    step,
+    tile,
+)
+
+POISON = 777.0
+"""What lies in OUT and LSE before they are written; the state and keys that must not be read hold NaN."""
+STATE = ("acc", "m", "total")
+SAYS = ("acc / total", "m + log2(total)")
+RESULT = ("out", "lse")
+
+
+def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Tensor:
+    """Return a float32 tensor of normal numbers."""
+    return torch.from_numpy((size * rng.standard_normal(shape)).astype(np.float32))
+
+
+def scale2(D: int) -> float:
+    """Return log2(e) / sqrt(D)."""
+    return LOG2E / math.sqrt(D)
+
+
+def memory(state: State) -> tuple[torch.Tensor, ...]:
+    """Return a state as the kernels hold it, float32."""
+    return tuple(torch.from_numpy(x.astype(np.float32)) for x in state)
+
+
+def garbage(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return a state nobody has written yet."""
+    return tuple(torch.full(x.shape, math.nan) for x in memory(nothing_seen(shape)))
+
+
+def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return OUT and LSE that nobody has written yet."""
+    return torch.full(tuple(shape), POISON), torch.full(tuple(shape)[:-1], POISON)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows and the tiles they meet: (k, v, visible) each, all of one size."""
+
+    q: torch.Tensor
+    tiles: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    text: str
+
+    def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the state says after all tiles."""
+        q = self.q.double().numpy()
+        state = nothing_seen(q.shape)
+        for k, v, visible in self.tiles:
+            seen = visible.numpy() != 0
+            state = tile(state, q, k.double().numpy(), v.double().numpy(), seen, scale2(q.shape[-1]), wrong)
+        return comparable(state)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A state at the end of the last step."""
+
+    state: State
+    text: str
+
+    def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Return (out, lse)."""
+        return finished(self.state, wrong)
+
+    def bound(self) -> float:
+        """The relative error that float32 may have here.
+
+        lse is the sum of m · ln 2 and ln total, each off by a few roundings of its own size; they may
+        cancel, and then the same error is a larger fraction of the largest lse.
+        """
+        seen = self.state.total > 0
+        terms = math.log(2) * np.abs(self.state.m[seen]) + np.abs(np.log(self.state.total[seen])) + 1
+        return 4 * EPS * max(2.0, largest(terms) / (largest(self.answer()[1]) or 1.0))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Queries and the steps they go through; the answer after the last of them, or before."""
+
+    q: torch.Tensor
+    steps: Sequence[Step]
+    text: str
+    ends: bool = True
+    memo: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False)
+
+    def upto(self, count: int) -> Chain:
+        """Return the first `count` of the steps."""
+        ends = count == len(self.steps)
+        return Chain(self.q, self.steps[:count], f"{self.text}: after step {count - 1}", ends)
+
+    def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Return (out, lse) after the last step, else what the state says."""
+        key = tuple(wrong)
+        if key not in self.memo:
+            state = nothing_seen(self.q.shape)
+            for number, block in enumerate(self.steps):
+                carried = 0 < number and not (self.ends and number == len(self.steps) - 1)
+                state = step(state, self.q, block, scale2(self.q.shape[-1]), key, carried=carried)
+            self.memo[key] = finished(state, key) if self.ends else comparable(state)
+        return self.memo[key]
+
+    def bound(self) -> float:
+        """The relative error that float32 may have here; twice, as logarithms are in base 2."""
+        k, v = (torch.cat([getattr(block, name).nan_to_num() for block in self.steps], 2) for name in "kv")
+        if k.shape[2] == 0:
+            return 1e-6
+        return 2 * rounding_bound(self.q, k, v, self.answer())
+
+
+def compare(
+    answer: Any, case: Any, bound: float, names: Sequence[str], known: Sequence[Misconception]
+) -> None:
+    """Return None where `answer` is right; raise a Failure that names the mistake, if it is one of `known`."""
+    parts, right = expect_tuple(answer, names), case.answer()
+    got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, names, strict=True)]
+    unreal = np.isnan(got[0]).any(-1) | np.isnan(got[1])
+    if (unreal & np.isneginf(right[1])).any():
+        at_the_end = mistakes.DIVIDES_BY_ZERO if tuple(names) == RESULT else mistakes.NAN_IN_BLIND_ROWS
+        raise at_the_end.failure(case.text)
+    compare_with(
+        answer, right, bound=bound, misconceptions=known, inputs=(case,), names=names, case=case.text
+    )
+
+
+def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:
+    """Return the state in an answer. Raises: Failure where its shape or dtype is wrong."""
+    for part, wanted, name in zip(parts, like, STATE, strict=True):
+        expect_array(part, wanted.shape, name=name)
+        if getattr(part, "dtype", None) is not torch.float32:
+            raise Failure(f"{name} should be float32.", f"{text}: {name} is {getattr(part, 'dtype', None)}")
+    return tuple(parts)
+
+
+def expect_same(
+    after: Sequence[Any], before: Sequence[torch.Tensor], mistake: Misconception, text: str
+) -> None:
+    """Return None where memory that is not to be written still holds what it held."""
+    for part, old in zip(after, before, strict=True):
+        if not np.array_equal(expect_array(part, old.shape), expect_array(old, old.shape), equal_nan=True):
+            raise mistake.failure(text)
+
+
+def expect_written(out: Any, lse: Any, text: str) -> None:
+    """Return None where no POISON is left in OUT and LSE."""
+    for part, name in ((out, "out"), (lse, "lse")):
+        left = expect_array(part, part.shape, name=name) == POISON
+        if left.any():
+            where = ", ".join(map(str, np.argwhere(left)[0]))
+            raise mistakes.UNWRITTEN.failure(f"{text}: {name}[{where}] and {left.sum() - 1} more")
+
+
+def rounded(state: Sequence[Any], case: Any) -> bool:
+    """Return whether acc or m holds nothing but bfloat16 numbers, and says nearly what it should."""
+    says = comparable([np.asarray(part, np.float64) for part in state])
+    near = relative_error(says, case.answer()) < 0.05
+    return near and any(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(x).bfloat16().float()) for x in state[:2]
+    )
+
+
+def unnamed(failure: Failure, mistake: Misconception) -> Failure:
+    """Return `failure` under the name of `mistake`, unless it has a name already."""
+    return failure if failure.misconception else mistake.failure(failure.counterexample)

@@ -1,0 +1,85 @@
+"""Common mistakes in the kernel of one ring step, each with what it computes, in float64."""
+
+from __future__ import annotations
+
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("12")
+
+
+def _makes(name: str) -> Misconception:
+    """A mistake that the case's own emulation makes under the same name."""
+    return mistake(name, lambda case: case.answer((name,)))
+
+
+NAN_IN_BLIND_ROWS = mistake("nan_in_blind_rows")
+DIVIDES_BY_ZERO = mistake("divides_by_zero")
+OVERFLOWS = mistake("overflows")
+LOW_PRECISION_STATE = mistake("low_precision_state")
+ROUNDED_BETWEEN_STEPS = mistake("state_rounded_between_steps")
+FIRST_READS = mistake("first_step_reads_state")
+LAST_WRITES_STATE = mistake("last_step_writes_state")
+UNWRITTEN = mistake("unwritten_rows")
+TOO_EARLY = mistake("writes_out_too_early")
+READS_UNNAMED = mistake("reads_unnamed_keys")
+SEVERAL_LAUNCHES = mistake("several_launches")
+READS_TWICE = mistake("reads_twice")
+HIDDEN_TILES = mistake("computes_hidden_tiles")
+TAIL = _makes("tail_counts")
+SHORT = _makes("drops_the_short_tile")
+GROUP = _makes("wrong_group")
+
+TILE = (
+    _makes("acc_not_rescaled"),
+    _makes("total_not_rescaled"),
+    _makes("never_rescaled"),
+    _makes("no_scale"),
+    _makes("natural_exponential"),
+    _makes("mask_ignored"),
+    _makes("mask_inverted"),
+    _makes("zero_for_hidden"),
+    _makes("clamps_the_maximum"),
+    NAN_IN_BLIND_ROWS,
+    OVERFLOWS,
+    LOW_PRECISION_STATE,
+)
+
+ENDS = (
+    _makes("last_not_normalised"),
+    _makes("lse_in_base_two"),
+    _makes("lse_mixes_bases"),
+    _makes("lse_is_the_maximum"),
+    FIRST_READS,
+    LAST_WRITES_STATE,
+    UNWRITTEN,
+    TOO_EARLY,
+    DIVIDES_BY_ZERO,
+)
+
+STEP = (
+    _makes("drops_the_state"),
+    _makes("normalises_every_step"),
+    GROUP,
+    TAIL,
+    SHORT,
+    ROUNDED_BETWEEN_STEPS,
+    SEVERAL_LAUNCHES,
+    READS_TWICE,
+    *TILE,
+    *ENDS,
+)
+
+TABLE = (
+    _makes("strictly_before"),
+    _makes("shift_ignored"),
+    _makes("row_of_the_program"),
+    _makes("no_mask"),
+    _makes("first_segment_only"),
+    _makes("full_part_forgotten"),
+    _makes("keys_not_offset"),
+    _makes("writes_foreign_rows"),
+    READS_UNNAMED,
+    HIDDEN_TILES,
+    *STEP,
+)

@@ -1,0 +1,204 @@
+"""Checks of 13.launch: what is wrong with how ranks were started, and which hops of the ring leave a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e13_multi_gpu.answers import Case, compare_exactly, expect_integer, expect_pair
+
+mistake = mistakes_of("13.launch")
+
+Process = dict[str, Any]
+Answer = tuple[list[str], int]
+PROBLEMS = ("device", "rank", "rendezvous", "world size")
+LOCAL = ("localhost", "127.0.0.1")
+
+
+def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0") -> list[Process]:
+    """Return what every process finds in its environment; cyclic: neighbours in the ring sit on different machines."""
+    world = nodes * each
+    found = []
+    for rank in range(world):
+        node, local = (rank % nodes, rank // nodes) if cyclic else divmod(rank, each)
+        found.append(
+            {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": local,
+                "MASTER_ADDR": master,
+                "MASTER_PORT": 29500,
+                "host": f"node{node}",
+            }
+        )
+    return found
+
+
+def problems(processes: Sequence[Process]) -> set[str]:
+    """Return which of PROBLEMS there are."""
+    found = set()
+    if sorted(p["RANK"] for p in processes) != list(range(len(processes))):
+        found.add("rank")
+    if {p["WORLD_SIZE"] for p in processes} != {len(processes)}:
+        found.add("world size")
+    hosts = {p["host"] for p in processes}
+    addresses = {(p["MASTER_ADDR"], p["MASTER_PORT"]) for p in processes}
+    if len(addresses) > 1 or (len(hosts) > 1 and any(address in LOCAL for address, _ in addresses)):
+        found.add("rendezvous")
+    if len({(p["host"], p["LOCAL_RANK"]) for p in processes}) < len(processes):
+        found.add("device")
+    return found
+
+
+def crossings(processes: Sequence[Process]) -> int:
+    """Return how many hops of the ring go to another machine."""
+    ordered = [p["host"] for p in sorted(processes, key=lambda p: p["RANK"])]
+    return sum(host != ordered[place - 1] for place, host in enumerate(ordered))
+
+
+def truth(processes: Sequence[Process]) -> Answer:
+    """Return (problems by name, hops between machines; 0 where ranks are wrong): the truth of this stage."""
+    found = problems(processes)
+    return sorted(found), 0 if "rank" in found else crossings(processes)
+
+
+def _hops(count: Callable[[Sequence[Process]], int]) -> Callable[[Sequence[Process]], Answer]:
+    def imitate(processes: Sequence[Process]) -> Answer:
+        found, _ = truth(processes)
+        return found, 0 if "rank" in found else count(processes)
+
+    return imitate
+
+
+def _open_ended(processes: Sequence[Process]) -> int:
+    ordered = [p["host"] for p in sorted(processes, key=lambda p: p["RANK"])]
+    return sum(a != b for a, b in pairwise(ordered))
+
+
+def _listed(processes: Sequence[Process]) -> int:
+    return sum(p["host"] != processes[place - 1]["host"] for place, p in enumerate(processes))
+
+
+def _without(name: str, holds: Callable[[Sequence[Process]], bool]) -> Callable[[Sequence[Process]], Answer]:
+    """Who finds the problem `name` only where `holds` says so."""
+
+    def imitate(processes: Sequence[Process]) -> Answer:
+        found = problems(processes) - {name} | ({name} if holds(processes) else set())
+        return sorted(found), 0 if "rank" in found else crossings(processes)
+
+    return imitate
+
+
+def _differ(*names: str) -> Callable[[Sequence[Process]], bool]:
+    return lambda processes: len({tuple(p[name] for name in names) for p in processes}) > 1
+
+
+def _twice(*names: str) -> Callable[[Sequence[Process]], bool]:
+    return lambda processes: len({tuple(p[name] for name in names) for p in processes}) < len(processes)
+
+
+def _first_only(processes: Sequence[Process]) -> Answer:
+    found, hops = truth(processes)
+    return found[:1], hops
+
+
+MISTAKES = (
+    mistake("forgets_the_last_hop", _hops(_open_ended)),
+    mistake("order_of_the_list", _hops(_listed)),
+    mistake("counts_machines", _hops(lambda processes: len({p["host"] for p in processes}))),
+    mistake("local_rank_everywhere", _without("device", _twice("LOCAL_RANK"))),
+    mistake("only_doubles", _without("rank", _twice("RANK"))),
+    mistake("agreement_is_enough", _without("world size", _differ("WORLD_SIZE"))),
+    mistake("localhost_is_everywhere", _without("rendezvous", _differ("MASTER_ADDR", "MASTER_PORT"))),
+    mistake("ignores_the_port", _without("rendezvous", lambda ps: _differ("MASTER_ADDR")(ps) or "rendezvous" in problems(
+            [{**p, "MASTER_PORT": 0} for p in ps]))),
+    mistake("nothing_at_any_problem", lambda processes: (truth(processes)[0], 0 if truth(processes)[0] else truth(processes)[1])),
+    mistake("first_problem_only", _first_only),
+)  # fmt: skip
+
+
+def _read(answer: Any) -> Answer:
+    names, hops = expect_pair(answer, "a tuple (problems, crossings)", 2)
+    if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
+        raise Failure("The problems should be a list of names.", f"got a {type(names).__name__}")
+    if strange := [name for name in names if name not in PROBLEMS]:
+        raise Failure(f"The problems should be among {', '.join(PROBLEMS)}.", f"got {strange[0][:40]!r}")
+    return sorted(set(names)), expect_integer(hops, "The number of hops")
+
+
+def _compare(subject: Any, cases: Iterable[tuple[list[Process], str]]) -> None:
+    def asked() -> Iterator[Case]:
+        for processes, text in cases:
+            yield Case(_read(subject.call(processes)), truth(processes), (processes,), text)
+
+    compare_exactly(asked(), MISTAKES, ("problems", "crossings"))
+
+
+def changed(processes: list[Process], **changes: Any) -> list[Process]:
+    """Return the processes with the last one's values changed."""
+    return [*processes[:-1], {**processes[-1], **changes}]
+
+
+def _check_hops(subject: Any, rng: np.random.Generator) -> None:
+    """Sound launches: node by node, dealt in turn, on one machine, in any order of the list."""
+    launches = [
+        (started(1, 1), "one process"),
+        (started(1, 4), "one machine with 4 processes"),
+        (started(2, 4), "2 machines with 4 each"),
+        (started(2, 4, cyclic=True), "2 machines with 4 each, dealt in turn"),
+        (started(3, 2, cyclic=True), "3 machines with 2 each, dealt in turn"),
+    ]
+    shuffled = [started(4, 2)[place] for place in (4, 0, 6, 2, 1, 7, 3, 5)]
+    _compare(subject, [*launches, (shuffled, "4 machines with 2 each, listed in another order")])
+
+
+def _check_problems(subject: Any, rng: np.random.Generator) -> None:
+    """One problem at a time, each where it is plain to see, and two together."""
+    sound = started(2, 2)
+    _compare(subject, [
+        (sound, "2 machines with 2 each"),
+        (changed(sound, RANK=2), "two processes are rank 2"),
+        (changed(sound, WORLD_SIZE=8), "one process has another WORLD_SIZE"),
+        (changed(sound, MASTER_ADDR="node1"), "one process has another MASTER_ADDR"),
+        (changed(sound, LOCAL_RANK=0), "two processes of a machine have LOCAL_RANK 0"),
+        (changed(sound, RANK=1, LOCAL_RANK=0), "a rank is there twice, and a device is taken twice"),
+    ])  # fmt: skip
+
+
+def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
+    """Problems on which all agree, or that no comparison of two processes shows."""
+    fewer = started(2, 2)[:3]
+    _compare(subject, [
+        (fewer, "3 of 4 processes came"),
+        ([{**p, "WORLD_SIZE": 3} for p in changed(fewer, RANK=3)], "ranks 0, 1 and 3"),
+        (started(2, 2, master="localhost"), "2 machines, all with localhost"),
+        (started(2, 2, master="127.0.0.1"), "2 machines, all with 127.0.0.1"),
+        (started(1, 2, master="localhost"), "one machine, with localhost"),
+        (changed(started(2, 2), MASTER_PORT=29501), "one process has another MASTER_PORT"),
+    ])  # fmt: skip
+
+
+STAGE = Stage(
+    id="13.launch",
+    function="preflight",
+    title="Before the first hop",
+    hints=(
+        "Four things must hold before anybody sends: who am I, how many are we, where do we meet, which device is mine. Which of them must be equal on all, "
+        "which different, and which neither?",
+        "RANK: all of 0 … n − 1, n being how many came. WORLD_SIZE: n. Address and port: one pair, and no localhost for several machines. (host, LOCAL_RANK): "
+        "all different. Then sort by RANK and walk around once.",
+        r"$\text{crossings} = \#\{\,r : \mathrm{host}(r) \ne \mathrm{host}((r + 1) \bmod n)\,\}$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("hops", 1, "visible", "ranks with which nothing is wrong: hops that leave a machine", _check_hops),
+        Check("problems", 1, "visible", "a problem at a time, and two together", _check_problems),
+        Check("quiet", 1, "stress", "problems on which all processes agree", _check_quiet),
+    ),
+)  # fmt: skip

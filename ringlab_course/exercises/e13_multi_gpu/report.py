@@ -1,0 +1,195 @@
+"""Checks of 13.report: efficiency on the same work, MFU, and the share of a link, out of one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.numbers import expect_number
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("13.report")
+
+NAMES = ("efficiency", "mfu", "link")
+BOUND = 1e-3
+"""Relative: S²/2 for S(S + 1)/2 pairs is fair, at thousands of tokens."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a lab's result says of one process and of a ring, and two data sheets."""
+
+    tokens: tuple[int, int] = (8192, 8192)
+    seconds: tuple[float, float] = (0.008, 0.0025)
+    ranks: int = 4
+    heads: int = 16
+    kv_heads: int = 16
+    head_dim: int = 128
+    element_bytes: int = 2
+    causal: bool = False
+    backward: bool = False
+    hop_s: float = 4e-4
+    peak_tflops: float = 100.0
+    sparse: bool = False
+    link_gb_per_s: float = 250.0
+    directions: int = 1
+
+    @property
+    def text(self) -> str:
+        one, ring = self.tokens
+        mask = "causal" if self.causal else "no mask"
+        pass_ = "forward and backward" if self.backward else "forward"
+        return f"{one:,} tokens on one process, {ring:,} on {self.ranks} ranks, {mask}, {pass_}, heads {self.heads}/{self.kv_heads}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How somebody counts; the defaults are right. Each function takes a Record."""
+
+    pairs: Callable[[int, bool], float] = lambda S, causal: S * (S + 1) / 2 if causal else S * S
+    per_pair: Callable[[Record], float] = lambda run: 14 if run.backward else 4
+    flop_heads: Callable[[Record], int] = lambda run: run.heads
+    devices: Callable[[Record], int] = lambda run: run.ranks
+    peak: Callable[[Record], float] = lambda run: run.peak_tflops * 1e12 / (2 if run.sparse else 1)
+    hop_bytes: Callable[[Record], float] = lambda run: (
+        2 * run.tokens[1] / run.ranks * run.kv_heads * run.head_dim * run.element_bytes
+    )
+    rate: Callable[[Record], float] = lambda run: run.link_gb_per_s * 1e9 / run.directions
+
+    def efficiency(self, run: Record) -> float:
+        """Return the time of a perfect split of the ring's work over the ring's."""
+        one, ring = (self.pairs(S, run.causal) for S in run.tokens)
+        return run.seconds[0] * ring / one / (run.ranks * run.seconds[1])
+
+    def mfu(self, run: Record) -> float:
+        """Return the FLOP/s of visible pairs over the peak of all devices."""
+        flops = (
+            self.pairs(run.tokens[1], run.causal) * self.per_pair(run) * self.flop_heads(run) * run.head_dim
+        )
+        return flops / run.seconds[1] / (self.devices(run) * self.peak(run))
+
+    def link(self, run: Record) -> float:
+        """Return the bytes of a hop per second over what the link offers in one direction."""
+        return self.hop_bytes(run) / run.hop_s / self.rate(run)
+
+
+RIGHT = Way()
+
+
+def truth(run: Record) -> tuple[float, float, float]:
+    """Return (efficiency, mfu, link) of a record."""
+    return RIGHT.efficiency(run), RIGHT.mfu(run), RIGHT.link(run)
+
+
+EFFICIENCY = (
+    mistake("equal_local", lambda run: run.seconds[0] / run.seconds[1]),
+    mistake("same_sequence", lambda run: run.seconds[0] / run.seconds[1] / run.ranks),
+    mistake("counts_tokens", lambda run: run.seconds[0] * run.tokens[1] / run.tokens[0] / (run.ranks * run.seconds[1])),
+    mistake("speedup", lambda run: RIGHT.efficiency(run) * run.ranks),
+    mistake("upside_down", lambda run: 1 / RIGHT.efficiency(run)),
+    mistake("per_cent", lambda run: 100 * RIGHT.efficiency(run)),
+)  # fmt: skip
+MFU = (
+    mistake("counts_masked", Way(pairs=lambda S, causal: S * S).mfu),
+    mistake("forgets_backward", Way(per_pair=lambda run: 4).mfu),
+    mistake("backward_only", Way(per_pair=lambda run: 10 if run.backward else 4).mfu),
+    mistake("twice_the_forward", Way(per_pair=lambda run: 12 if run.backward else 4).mfu),
+    mistake("always_masked", Way(pairs=lambda S, causal: S * (S + 1) / 2).mfu),
+    mistake("work_of_one", lambda run: RIGHT.mfu(replace(run, tokens=(run.tokens[0], run.tokens[0])))),
+    mistake("peak_of_one", Way(devices=lambda run: 1).mfu),
+    mistake("multiply_adds", Way(per_pair=lambda run: RIGHT.per_pair(run) / 2).mfu),
+    mistake("flops_of_kv_heads", Way(flop_heads=lambda run: run.kv_heads).mfu),
+    mistake("sparse_peak", Way(peak=lambda run: run.peak_tflops * 1e12).mfu),
+)  # fmt: skip
+LINK = (
+    mistake("keys_only", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) / 2).link),
+    mistake("bytes_of_query_heads", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.heads / run.kv_heads).link),
+    mistake("whole_sequence", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.ranks).link),
+    mistake("binary_giga", Way(rate=lambda run: RIGHT.rate(run) * 2**30 / 1e9).link),
+    mistake("both_directions", Way(rate=lambda run: run.link_gb_per_s * 1e9).link),
+    mistake("in_bits", Way(rate=lambda run: RIGHT.rate(run) / 8).link),
+)  # fmt: skip
+PARTS = dict(zip(NAMES, (EFFICIENCY, MFU, LINK), strict=True))
+
+
+def _compare(subject: Any, runs: Iterable[Record], name: str) -> None:
+    """Compare one of the three numbers on all records."""
+    place = NAMES.index(name)
+    mistakes: Sequence[Misconception] = PARTS[name]
+
+    def asked() -> Iterator[Answered]:
+        for run in runs:
+            found = expect_tuple(subject.call(asdict(run)), NAMES)[place]
+            answer, right = np.asarray(expect_number(found)), np.asarray(truth(run)[place])
+            yield Answered((answer,), (right,), BOUND, (run,), (name,), run.text)
+
+    compare_all(asked(), [replace(m, imitate=_as_part(m.imitate)) for m in mistakes])
+
+
+def _as_part(imitate: Callable[..., Any] | None) -> Callable[..., Any]:
+    def imitated(run: Record) -> tuple[np.ndarray]:
+        assert imitate is not None
+        return (np.asarray(imitate(run)),)
+
+    return imitated
+
+
+STRONG, WEAK = Record(), Record(tokens=(8192, 32768), seconds=(0.008, 0.036), hop_s=1.6e-3)
+DEEP = Record(tokens=(4096, 16384), seconds=(0.0034, 0.016), causal=True, backward=True, kv_heads=4)
+
+
+def _check_efficiency(subject: Any, rng: np.random.Generator) -> None:
+    """Strong, weak, and in between."""
+    between = Record(tokens=(4096, 8192), seconds=(0.0011, 0.0006), ranks=8, causal=True)
+    _compare(subject, (STRONG, WEAK, between), "efficiency")
+
+
+def _check_mfu(subject: Any, rng: np.random.Generator) -> None:
+    _compare(subject, (STRONG, replace(STRONG, causal=True), DEEP), "mfu")
+
+
+def _check_link(subject: Any, rng: np.random.Generator) -> None:
+    _compare(subject, (STRONG, DEEP, replace(WEAK, ranks=8, element_bytes=4)), "link")
+
+
+def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
+    """Figures as data sheets state them, beside others."""
+    for name in ("mfu", "link"):
+        runs = [
+            replace(
+                DEEP,
+                sparse=True,
+                directions=2,
+                peak_tflops=float(rng.uniform(50, 2000)),
+                link_gb_per_s=float(rng.uniform(50, 2000)),
+                ranks=int(ranks),
+            )
+            for ranks in rng.choice([2, 8, 16], 2, replace=False)
+        ]
+        _compare(subject, [*runs, STRONG], name)
+
+
+STAGE = Stage(
+    id="13.report",
+    function="report",
+    title="An honest report",
+    hints=(
+        "The ring's sequence may be longer than that of one process. How much work is each, in pairs? How long would P perfect helpers take for the ring's?",
+        "Count visible pairs of both sequences. Efficiency: the one process's seconds, times the ratio of work, over P, over the ring's seconds. MFU: FLOPs of "
+        "visible pairs per second over P dense peaks. Link: bytes of one rank's K and V per second over one direction's rate.",
+        r"$\dfrac{T_1\,W_P/W_1}{P\,T_P},\quad \dfrac{(4\text{ or }14)\,D\,H\cdot\text{pairs}}{T_P\,P\,F},\quad \dfrac{2\,(S/P)\,K\,D\,e}{t_\text{hop}\,B}$",
+    ),
+    misconceptions=(*EFFICIENCY, *MFU, *LINK),
+    checks=(
+        Check("efficiency", 2, "visible", "one sequence for both, a longer one for the ring", _check_efficiency),
+        Check("mfu", 2, "visible", "with and without a mask, with a backward", _check_mfu),
+        Check("link", 1, "visible", "shared heads, float32", _check_link),
+        Check("sheets", 1, "stress", "sparse peaks, and rates of both directions together", _check_sheets),
+    ),
+)  # fmt: skip

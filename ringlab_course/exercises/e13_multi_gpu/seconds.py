@@ -1,0 +1,107 @@
+"""Checks of 13.seconds: one honest number out of the seconds of all ranks in all rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.numbers import answered_number
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("13.seconds")
+
+Array = np.ndarray
+
+
+def seconds(times_s: Array, warmup: int) -> float:
+    """Return the median over counted rounds of the slowest rank's seconds: the truth of this stage."""
+    return float(np.median(times_s[warmup:].max(axis=1)))
+
+
+def _lower_median(times_s: Array, warmup: int) -> float:
+    found = np.sort(times_s[warmup:].max(axis=1))
+    return float(found[len(found) // 2])
+
+
+def _of(fold: Callable[[Array], Any]) -> Callable[[Array, int], float]:
+    return lambda times_s, warmup: float(fold(times_s[warmup:]))
+
+
+MISTAKES = (
+    mistake("mean_of_rounds", _of(lambda counted: counted.max(axis=1).mean())),
+    mistake("best_round", _of(lambda counted: counted.max(axis=1).min())),
+    mistake("rank_zero", _of(lambda counted: np.median(counted[:, 0]))),
+    mistake("mean_of_ranks", _of(lambda counted: np.median(counted.mean(axis=1)))),
+    mistake("fastest_rank", _of(lambda counted: np.median(counted.min(axis=1)))),
+    mistake("medians_first", _of(lambda counted: np.median(counted, axis=0).max())),
+    mistake("median_of_all", _of(np.median)),
+    mistake("counts_warm_up", lambda times_s, warmup: seconds(times_s, 0)),
+    mistake("drops_the_last", lambda times_s, warmup: seconds(times_s[: len(times_s) - warmup], 0)),
+    mistake("drops_the_slowest", lambda times_s, warmup: float(np.median(np.sort(times_s.max(axis=1))[: len(times_s) - warmup]))),
+    mistake("upper_median", _lower_median),
+)  # fmt: skip
+
+
+def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
+    def asked() -> Iterator[Answered]:
+        for times_s, warmup in cases:
+            text = f"{len(times_s)} rounds of {times_s.shape[1]} ranks, the first {warmup} to warm up"
+            if times_s.size <= 16:
+                text += f": {np.round(times_s, 3).tolist()}"
+            inputs = times_s, warmup
+            yield answered_number(subject.call(*inputs), seconds(*inputs), inputs, text, "s")
+
+    compare_all(asked(), MISTAKES)
+
+
+def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) -> Array:
+    """Return seconds of `rounds` × P, all different, with a disturbed round and slow rounds to warm up."""
+    times_s = 1.0 + rng.permutation(np.arange(rounds * P)).reshape(rounds, P) / (rounds * P)
+    times_s[rng.integers(warmup, rounds)] += 4.0  # somebody else was there
+    times_s[:warmup] += 2.0 + np.arange(warmup)[:, None]
+    return times_s
+
+
+def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
+    """All ranks take equally long, so that only rounds matter."""
+    _compare(subject, [(np.repeat(rounds_of(rng, n, 1), P, axis=1), 0) for n, P in ((5, 1), (7, 3))])
+
+
+def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
+    turns = np.array([[1.0, 1.2, 2.0], [1.1, 2.1, 1.3], [2.2, 1.4, 1.05]])
+    _compare(subject, [(turns, 0), (rounds_of(rng, 5, 4), 0)])
+
+
+def _check_warmup(subject: Any, rng: np.random.Generator) -> None:
+    quick = rounds_of(rng, 7, 2, warmup=2)
+    quick[:2] = 0.5 + 0.1 * rng.random(
+        (2, 2)
+    )  # the first rounds are no slower than others: they do not count either
+    _compare(subject, [(rounds_of(rng, 6, 2, warmup=3), 3), (rounds_of(rng, 9, 2, warmup=2), 2), (quick, 2)])
+
+
+def _check_even(subject: Any, rng: np.random.Generator) -> None:
+    _compare(subject, [(rounds_of(rng, n, P, warmup=w), w) for n, P, w in ((4, 2, 0), (11, 8, 1))])
+
+
+STAGE = Stage(
+    id="13.seconds",
+    function="seconds",
+    title="Honest seconds",
+    hints=(
+        "A round has as many times as there are ranks. When is the result of that round there? And which of the rounds is *the* round?",
+        "Leave out the first rounds; then fold ranks, inside each round; then fold rounds. The order of the two folds matters.",
+        r"$T = \operatorname{median}_{i \ge \mathrm{warmup}}\ \max_r\, t_{i,r}$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("rounds", 1, "visible", "one round was disturbed", _check_rounds),
+        Check("ranks", 1, "visible", "ranks that differ", _check_ranks),
+        Check("warmup", 1, "visible", "rounds to warm up", _check_warmup),
+        Check("even", 1, "held-out", "an even number of rounds; eight ranks", _check_even),
+    ),
+)  # fmt: skip

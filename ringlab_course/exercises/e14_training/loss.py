@@ -1,0 +1,170 @@
+"""Checks of 14.loss: each rank's share of a loss whose mean runs over the tokens of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import expect_array, relative_error
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.inputs import random
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e14_training.shard import IGNORE
+
+mistake = mistakes_of("14.loss")
+
+VOCABULARY = 5
+ROUNDED = 2.0**-4
+"""An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The logits (B, L, V) and labels (B, L) of every rank."""
+
+    logits: list[torch.Tensor]
+    labels: list[torch.Tensor]
+    text: str
+
+    @cached_property
+    def totals(self) -> list[float]:
+        """Return each rank's sum of −log p(label), float64."""
+        return [_total(x.double().numpy(), y.numpy()) for x, y in zip(self.logits, self.labels, strict=True)]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Return how many labels of each rank count."""
+        return [int((labels != IGNORE).sum()) for labels in self.labels]
+
+    @property
+    def bound(self) -> float:
+        """Return the relative error a float32 answer may have: each −log p is off by the rounding of its logits."""
+        size = max(float(x.double().abs().max()) if x.numel() else 0.0 for x in self.logits)
+        shares = [total / sum(self.counts) for total in self.totals if total]
+        return 16 * float(np.finfo(np.float32).eps) * (1 + size) / min(1.0, *shares)
+
+
+def _total(logits: np.ndarray, labels: np.ndarray) -> float:
+    top = logits.max(axis=-1, keepdims=True)
+    logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    rows, columns = np.nonzero(labels != IGNORE)
+    return float(-logs[rows, columns, labels[rows, columns]].sum())
+
+
+def problem(
+    rng: np.random.Generator, kept: Sequence[Sequence[int]], *, size: float = 2.0, narrow: bool = False
+) -> Problem:
+    """Return a problem of one sequence whose rank r has (tokens, labels that count) kept[r]."""
+    logits, labels = [], []
+    for length, valid in kept:
+        drawn = random(rng, 1, length, VOCABULARY, size=size)
+        logits.append(drawn.bfloat16() if narrow else drawn)
+        own = torch.from_numpy(rng.integers(0, VOCABULARY, (1, length)))
+        own[:, torch.from_numpy(rng.permutation(length)[valid:])] = IGNORE
+        labels.append(own)
+    told = ", ".join(f"{valid} of {length}" for length, valid in kept)
+    return Problem(
+        logits, labels, f"P={len(kept)}, labels that count: {told}{', bfloat16' if narrow else ''}"
+    )
+
+
+def _divided(by: Callable[[Problem, int], float]) -> Callable[[int, Problem], np.ndarray]:
+    return lambda rank, given: np.asarray(given.totals[rank] / by(given, rank))
+
+
+def _whole(rank: int, given: Problem) -> np.ndarray:
+    return np.asarray(sum(given.totals) / sum(given.counts))
+
+
+MISTAKES = (
+    mistake("own_mean", _divided(lambda given, rank: given.counts[rank])),
+    mistake("mean_of_own_means", _divided(lambda given, rank: given.counts[rank] * len(given.counts))),
+    mistake("divides_by_all_tokens", _divided(lambda given, rank: sum(labels.numel() for labels in given.labels))),
+    mistake("not_divided", _divided(lambda given, rank: 1.0)),
+    mistake("mean_over_ranks", _divided(lambda given, rank: sum(given.counts) * len(given.counts))),
+    mistake("returns_the_whole_loss", _whole),
+    mistake("wrong_sign", lambda rank, given: np.asarray(-given.totals[rank] / sum(given.counts))),
+    mistake("nan_without_labels"),
+    mistake("overflows"),
+    mistake("narrow_loss"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
+    for given in cases:
+        results = subject.run_ring(len(given.logits), given.logits, given.labels).results
+        for rank, answer in enumerate(results):
+            answer = np.asarray(answer) if isinstance(answer, float) else answer
+            got = expect_array(answer, (), name="the share")
+            text = f"{given.text}: rank {rank}"
+            truth = np.asarray(given.totals[rank] / sum(given.counts))
+            if np.isnan(got) and 0 in given.counts:
+                raise NAMED["nan_without_labels"].failure(text)
+            yield Answered(got, truth, given.bound, (rank, given), ("the share",), text)
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    compare_all(_answers(subject, cases), MISTAKES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(
+        subject, *(problem(rng, kept) for kept in (((3, 2),), ((4, 3), (4, 1)), ((4, 3), (4, 1), (4, 2))))
+    )
+
+
+def _check_uneven(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, kept) for kept in (((4, 0), (4, 3)), ((3, 2), (0, 0), (2, 1)))))
+
+
+def _check_large(subject: Any, rng: np.random.Generator) -> None:
+    _verify_as(
+        subject, problem(rng, ((4, 3), (4, 2)), size=300.0), "overflows", lambda error: not error < np.inf
+    )
+
+
+def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    """bfloat16 logits are exact in float32, so only what is computed in bfloat16 can differ."""
+    _verify_as(
+        subject, problem(rng, ((40, 33), (40, 21)), narrow=True), "narrow_loss", lambda error: error < ROUNDED
+    )
+
+
+def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
+    """Compare; an answer that no other mistake explains gets this name where its error may come of it."""
+    answers = list(_answers(subject, [given]))
+    try:
+        compare_all(answers, MISTAKES)
+    except Failure as failure:
+        error = max(relative_error(answer.answer, answer.truth) for answer in answers)
+        if failure.misconception is None and plausible(error):
+            raise NAMED[name].failure(failure.counterexample) from None
+        raise
+
+
+STAGE = Stage(
+    id="14.loss",
+    function="loss_share",
+    title="A share of the loss",
+    kind="ring",
+    hints=(
+        "The loss is a mean over tokens. Over whose tokens? And which number in it can a rank not know by itself?",
+        "Sum −log p over your labels that count; all_reduce how many there are on all ranks; divide. cross_entropy knows ignore_index and reduction='sum'.",
+        r"$\mathrm{share}_r = \frac{1}{N}\sum_{t \in r,\ \ell_t \neq -100} -\log p_t(\ell_t)$, $\;N = \sum_r N_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "shares that add up to the loss, P = 1, 2, 3", _check_values),
+        Check("uneven", 2, "visible", "ranks without a label that counts, ranks without tokens", _check_uneven),
+        Check("large", 1, "stress", "logits of hundreds", _check_large),
+        Check("bfloat16", 1, "held-out", "bfloat16 logits, a loss in float32", _check_bfloat16),
+    ),
+)  # fmt: skip

@@ -1,0 +1,242 @@
+"""Checks of 14.step: one step of gradient descent on a sequence that is spread over ranks, against one process in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ringlab import layout as layouts
+from ringlab.layout import Layout
+from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e14_training.shard import IGNORE, labels_after_the_cut, labels_of
+
+mistake = mistakes_of("14.step")
+
+Weights = dict[str, Tensor]
+VOCABULARY, WIDTH, RATE = 7, 8, 0.5
+WEIGHTS = ("embedding", "k", "out", "q", "v")
+NAMES = ("loss", *(f"update of {name}" for name in WEIGHTS))
+BOUND = 1e-5
+"""What is asked of the loss and of every update, relative. In float64 roundings stay below 1e-12 of them, in float32,
+where an update is what is left of weights ten times as large, below 5e-6."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Whole sequences, which predictions of them count, the weights, and who owns which tokens."""
+
+    weights: Weights
+    tokens: Tensor
+    counts: Tensor
+    layout: Layout
+    text: str
+
+    @property
+    def owned(self) -> list[Tensor]:
+        """Return the global positions of each rank's tokens."""
+        return [torch.from_numpy(self.layout.positions(rank)) for rank in range(self.layout.P)]
+
+
+def problem(
+    rng: np.random.Generator, layout: Layout, *, rows: int = 2, share: float = 0.7, narrow: bool = False
+) -> Problem:
+    """Return a problem with random weights in float64, or float32 if `narrow`; some prediction always counts."""
+    dtype = torch.float32 if narrow else torch.float64
+    shapes = {"embedding": (VOCABULARY, WIDTH), **dict.fromkeys(("q", "k", "v", "out"), (WIDTH, WIDTH))}
+    weights = {
+        name: torch.from_numpy(rng.standard_normal(shape) * 0.6).to(dtype) for name, shape in shapes.items()
+    }
+    tokens = torch.from_numpy(rng.integers(0, VOCABULARY, (rows, layout.S)))
+    counts = torch.from_numpy(rng.random((rows, layout.S)) < share)
+    counts[:, 0] = True
+    text = f"{layout.name}, S={layout.S}, P={layout.P}{', float32' if narrow else ''}"
+    return Problem(weights, tokens, counts, layout, text)
+
+
+def turn(x: Tensor, positions: Tensor) -> Tensor:
+    """Return x (B, L, D), the pair (x[i], x[i + D/2]) of each token turned by position · 100^(−2i/D)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * 100.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+@dataclass(frozen=True)
+class How:
+    """How a step is made; as it stands, rightly.
+
+    positions: of (own). labels: of (tokens, counts, own). divide: what rank's sum is divided by, of (counts of all
+    ranks, rank). reduce: of (gradients of all ranks, rank). loss: what a rank tells, of (shares of all ranks, rank).
+    """
+
+    positions: Callable[[Tensor], Tensor] = lambda own: own
+    labels: Callable[..., np.ndarray] = labels_of
+    divide: Callable[[Sequence[int], int], float] = lambda counts, rank: sum(counts)
+    reduce: Callable[[Sequence[Tensor], int], Tensor] = lambda parts, rank: sum(
+        parts, torch.zeros_like(parts[0])
+    )
+    loss: Callable[[Sequence[float], int], float] = lambda shares, rank: sum(shares)
+    rate: float = RATE
+    after: bool = False
+
+    def __call__(self, rank: int, given: Problem) -> tuple[np.ndarray, ...]:
+        """Return the loss and the updates of a rank's weights, in the order of NAMES."""
+        weights = [
+            {n: x.double().clone().requires_grad_() for n, x in given.weights.items()} for _ in given.owned
+        ]
+        shares = self._shares(given, weights)
+        every = [own[name] for own in weights for name in WEIGHTS]
+        flat = torch.autograd.grad(sum(shares), every)
+        by_rank = [flat[r * len(WEIGHTS) : (r + 1) * len(WEIGHTS)] for r in range(len(weights))]
+        updates = [-self.rate * self.reduce(list(parts), rank) for parts in zip(*by_rank, strict=True)]
+        if self.after:
+            moved = [
+                {n: own[n].detach() + u for n, u in zip(WEIGHTS, updates, strict=True)} for own in weights
+            ]
+            shares = self._shares(given, moved)
+        told = self.loss([float(share.detach()) for share in shares], rank)
+        return (np.asarray(told), *(_flushed(update.numpy()) for update in updates))
+
+    def _shares(self, given: Problem, weights: Sequence[Weights]) -> list[Tensor]:
+        """Each rank's share of the loss; each rank computes with weights of its own, whose gradients stay apart."""
+        owned, rows = given.owned, []
+        for own, w in zip(owned, weights, strict=True):
+            x, places = w["embedding"][given.tokens[:, own]], self.positions(own)
+            rows.append((x, turn(x @ w["q"], places), turn(x @ w["k"], places), x @ w["v"]))
+        k, v = (torch.cat([row[part] for row in rows], dim=1) for part in (2, 3))
+        labels = [
+            torch.from_numpy(self.labels(given.tokens.numpy(), given.counts.numpy(), own.numpy()))
+            for own in owned
+        ]
+        counts = [int((own != IGNORE).sum()) for own in labels]
+        shares = []
+        for rank, ((x, q, _, _), w) in enumerate(zip(rows, weights, strict=True)):
+            hidden = owned[rank][:, None] < torch.cat(owned)[None]
+            scores = (q @ k.mT / WIDTH**0.5).masked_fill(hidden, -torch.inf)
+            logits = (x + scores.softmax(-1) @ v @ w["out"]) @ w["embedding"].mT
+            total = F.cross_entropy(
+                logits.flatten(0, 1), labels[rank].flatten(), ignore_index=IGNORE, reduction="sum"
+            )
+            divided = self.divide(counts, rank)
+            shares.append(total / divided if divided else total)
+        return shares
+
+
+RIGHT = How()
+MISTAKES = (
+    mistake("mean_of_gradients", How(reduce=lambda parts, rank: sum(parts, torch.zeros_like(parts[0])) / len(parts))),
+    mistake("own_gradient", How(reduce=lambda parts, rank: parts[rank])),
+    mistake("means_of_means", How(divide=lambda counts, rank: counts[rank] * len(counts))),
+    mistake("local_positions", How(positions=lambda own: torch.arange(len(own)))),
+    mistake("labels_after_the_cut", How(labels=labels_after_the_cut)),
+    mistake("tells_its_share", How(loss=lambda shares, rank: shares[rank])),
+    mistake("climbs", How(rate=-RATE)),
+    mistake("ignores_the_rate", How(rate=1.0)),
+    mistake("loss_after_the_step", How(after=True)),
+    mistake("computes_everything"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _flushed(update: np.ndarray) -> np.ndarray:
+    """An update that is zero but for float64's roundings, as of q and k where a token sees itself alone, as zero."""
+    return np.where(np.abs(update) < 1e-12, 0.0, update)
+
+
+def _run(subject: Any, given: Problem) -> Any:
+    P = given.layout.P
+    keywords = {"tokens": given.tokens, "counts": given.counts, "owned": given.owned, "rate": RATE}
+    return subject.run_ring(P, [given.weights] * P, **keywords)
+
+
+def _read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
+    """The loss and the updates that a rank returned. Raises: Failure where it is something else."""
+    loss, weights = expect_tuple(answer, ("loss", "weights"))
+    if not isinstance(weights, dict) or set(weights) != set(WEIGHTS):
+        raise Failure(f"The weights should be a dict with the names {', '.join(WEIGHTS)}, as they came.")
+    loss = np.asarray(loss) if isinstance(loss, float) else loss
+    found = [expect_array(loss, (), name="the loss")]
+    for name in WEIGHTS:
+        before = given.weights[name]
+        now = expect_array(weights[name], before.shape, name=f"the weight {name}", dtype=before.dtype)
+        found.append(_flushed(now.astype(np.float64) - before.double().numpy()))
+    return tuple(found)
+
+
+def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
+    for given in cases:
+        for rank, answer in enumerate(_run(subject, given).results):
+            text = f"{given.text}: rank {rank}"
+            yield Answered(_read(answer, given), RIGHT(rank, given), BOUND, (rank, given), NAMES, text)
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    compare_all(_answers(subject, cases), MISTAKES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, layouts.contiguous(S, P)) for S, P in ((3, 1), (6, 2), (9, 3))))
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, made) for made in (layouts.zigzag(12, 3), layouts.striped(9, 3))))
+
+
+def _check_uneven(subject: Any, rng: np.random.Generator) -> None:
+    """Ragged shards, a rank without tokens, and one whose tokens all do not count."""
+    given = problem(rng, layouts.contiguous(6, 2))
+    given.counts[:, :3], given.counts[:, 3:] = True, False
+    _verify(subject, given, problem(rng, layouts.zigzag(7, 3)), problem(rng, layouts.contiguous(2, 3)))
+
+
+def _check_float32(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, problem(rng, layouts.zigzag(24, 4), rows=3, narrow=True))
+
+
+def _check_shared(subject: Any, rng: np.random.Generator) -> None:
+    """Attention over a shared sequence sends K and V to the others; who computes alone need not."""
+    for P in (2, 3):
+        given = problem(rng, layouts.zigzag(12 * P, P))
+        trace = _run(subject, given).trace
+        for rank in range(P):
+            needed = 2 * given.tokens.shape[0] * len(given.owned[rank]) * WIDTH * 8
+            sent = sum(
+                event.bytes_sent for event in trace.exchanges(rank) if any(len(s) == 3 for s in event.shapes)
+            )
+            if sent < needed:
+                text = f"{given.text}: rank {rank} sends {sent:,} bytes of keys and values, its own are {needed:,}"
+                raise NAMED["computes_everything"].failure(text)
+
+
+STAGE = Stage(
+    id="14.step",
+    function="training_step",
+    title="The step",
+    kind="ring",
+    helpers=("shard_batch", "loss_share", "sum_gradients"),
+    hints=(
+        "On one process a step is five lines: labels, logits, loss, gradients, update. Which of them become different when a rank has some tokens only?",
+        "shard_batch; copies of the weights that require gradients; decoder on the shard; loss_share; torch.autograd.grad; sum_gradients; subtract rate times "
+        "them. The loss to return is the all_reduce of the shares, detached.",
+        r"$w \leftarrow w - \eta \sum_r \nabla_w\,\mathrm{share}_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 3, "visible", "loss and weights of one process, contiguous, P = 1, 2, 3", _check_values),
+        Check("layouts", 2, "visible", "zig-zag and striped", _check_layouts),
+        Check("uneven", 2, "stress", "ranks with nothing that counts, with fewer tokens, with none", _check_uneven),
+        Check("float32", 1, "held-out", "float32 weights, four ranks", _check_float32),
+        Check("shared", 2, "held-out", "the sequence is shared, not computed by every rank", _check_shared, kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,177 @@
+"""Checks of 14.sum: the gradients of weights that all ranks hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import oracle
+from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.inputs import random
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("14.sum")
+
+ROUNDED = 2.0**-4
+"""An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
+SHAPES = ((3, 2), (4,), (2, 2, 2), (1,))
+NAMES = tuple(f"gradient {number}" for number in range(len(SHAPES)))
+Gradients = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The weights, equal on all ranks, and every rank's gradients, None where its tokens did not touch a weight."""
+
+    weights: list[torch.Tensor]
+    gradients: list[Gradients]
+    text: str
+
+    def parts(self, number: int) -> list[np.ndarray]:
+        """Return every rank's gradient of one weight, float64; zero for None."""
+        like = oracle.float64(self.weights[number])
+        return [
+            np.zeros_like(like) if own[number] is None else oracle.float64(own[number])
+            for own in self.gradients
+        ]
+
+    def folded(self, fold: Callable[[Sequence[np.ndarray]], np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return `fold` of all ranks' gradients, weight by weight."""
+        return tuple(np.asarray(fold(self.parts(number))) for number in range(len(self.weights)))
+
+    def touched(self, rank: int) -> np.ndarray:
+        """Return which weights have a gradient on this rank."""
+        return np.asarray([x is not None for x in self.gradients[rank]])
+
+
+def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Problem:
+    """Return random gradients; with `missing` each weight lacks one on some ranks, and one weight on all but one."""
+    weights = [random(rng, *shape) for shape in SHAPES]
+    gradients: list[Gradients] = [[random(rng, *shape) for shape in SHAPES] for _ in range(P)]
+    if missing:
+        for number in range(len(SHAPES)):
+            gradients[(number + 1) % P][number] = None
+        for rank in range(1, P):
+            gradients[rank][0] = None
+    return Problem(weights, gradients, f"P={P}{', some gradients None' if missing else ''}")
+
+
+def _narrow(P: int = 8) -> Problem:
+    """bfloat16: 256 on the first rank, −64 on the last, 1 on all others; in bfloat16 256 + 1 is 256, six times."""
+    weights = [torch.ones(shape, dtype=torch.bfloat16) for shape in SHAPES]
+    sizes = [256.0, *[1.0] * (P - 2), -64.0]
+    gradients = [[torch.full_like(x, size) for x in weights] for size in sizes]
+    return Problem(
+        weights, gradients, f"P={P}, bfloat16: 256 on rank 0, −64 on rank {P - 1}, 1 on all others"
+    )
+
+
+def _mean_of_touched(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean over ranks that have a gradient. Raises: ValueError where all have: that is the mean over all ranks."""
+    found = [part for part in parts if np.abs(part).max(initial=0.0) > 0]
+    if len(found) == len(parts):
+        raise ValueError("a gradient on every rank")
+    return sum(found, np.zeros_like(parts[0])) / max(len(found), 1)
+
+
+MISTAKES = (
+    mistake("takes_the_mean", lambda rank, given: given.folded(lambda parts: sum(parts) / len(parts))),
+    mistake("mean_of_touched", lambda rank, given: given.folded(_mean_of_touched)),
+    mistake("keeps_its_own", lambda rank, given: given.folded(lambda parts: parts[rank])),
+    mistake("counts_itself_twice", lambda rank, given: given.folded(lambda parts: sum(parts) + parts[rank])),
+    mistake("takes_the_largest", lambda rank, given: given.folded(lambda parts: np.max(parts, axis=0))),
+    mistake("leaves_out_none"),
+    mistake("a_message_for_each"),
+    mistake("narrow_sums"),
+    mistake("another_dtype"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _run(subject: Any, given: Problem) -> Any:
+    P = len(given.gradients)
+    try:
+        return subject.run_ring(P, [given.weights] * P, given.gradients)
+    except Crashed as crash:
+        stuck = re.search(r"DeadlockError|UnreceivedError|PeerDiedError|MismatchError", crash.message)
+        absent = any(x is None for own in given.gradients for x in own)
+        if stuck and absent:
+            raise NAMED["leaves_out_none"].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise
+
+
+def _answers(subject: Any, cases: Sequence[Problem], bound: float) -> Iterator[Answered]:
+    for given in cases:
+        truth = given.folded(sum)
+        for rank, answer in enumerate(_run(subject, given).results):
+            parts = expect_tuple(answer, NAMES)
+            got = tuple(
+                expect_array(part, right.shape, name=name)
+                for name, part, right in zip(NAMES, parts, truth, strict=True)
+            )
+            for part, weight in zip(parts, given.weights, strict=True):
+                if str(part.dtype).removeprefix("torch.") != str(weight.dtype).removeprefix("torch."):
+                    raise NAMED["another_dtype"].failure(f"{given.text}: {part.dtype} for {weight.dtype}")
+            yield Answered(got, truth, bound, (rank, given), NAMES, f"{given.text}: rank {rank}")
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    compare_all(_answers(subject, cases, 16 * float(np.finfo(np.float32).eps)), MISTAKES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, P) for P in (1, 2, 3)))
+
+
+def _check_none(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, P, missing=True) for P in (2, 3)))
+
+
+def _check_messages(subject: Any, rng: np.random.Generator) -> None:
+    """all_reduce takes P − 1 exchanges; a ring of reduce-scatter and all-gather twice as many."""
+    P = 3
+    given = problem(rng, P)
+    trace = _run(subject, given).trace
+    for rank in range(P):
+        if (rounds := trace.rounds(rank)) > 2 * (P - 1):
+            text = f"{given.text}, {len(SHAPES)} weights: rank {rank} made {rounds} exchanges, {P - 1} are enough"
+            raise NAMED["a_message_for_each"].failure(text)
+
+
+def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    answers = list(_answers(subject, [_narrow()], 2.0**-8))
+    try:
+        compare_all(answers, MISTAKES)
+    except Failure as failure:
+        small = max(relative_error(answer.answer, answer.truth) for answer in answers) < ROUNDED
+        if failure.misconception is None and small:
+            raise NAMED["narrow_sums"].failure(failure.counterexample) from None
+        raise
+
+
+STAGE = Stage(
+    id="14.sum",
+    function="sum_gradients",
+    title="The sum of gradients",
+    kind="ring",
+    hints=(
+        "Your loss was divided by the number of tokens on all ranks. What, then, is left to divide by when the ranks put their gradients together?",
+        "Zeros where there is None; flatten all to one float32 vector; one all_reduce; split it to the sizes of the weights, back to their shapes and dtypes.",
+        r"$\nabla_w \mathcal{L} = \nabla_w \sum_r \mathrm{share}_r = \sum_r \nabla_w\, \mathrm{share}_r$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "sums, the same on every rank, P = 1, 2, 3", _check_values),
+        Check("none", 1, "visible", "weights that a rank's tokens did not touch", _check_none),
+        Check("messages", 1, "visible", "one reduction for all weights", _check_messages, kind="cost"),
+        Check("bfloat16", 1, "stress", "bfloat16 weights: sums in float32, results in bfloat16", _check_bfloat16),
+    ),
+)  # fmt: skip

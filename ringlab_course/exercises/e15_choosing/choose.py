@@ -1,0 +1,232 @@
+"""Checks of 15.choose: a report that ranks every schedule for a layer, a context and a machine, against the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ringlab.cost import choose as cost
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.exercises.e15_choosing.choose_mistakes import (
+    MISTAKES,
+    NAMED,
+    NONE,
+    RIGHT,
+    Problem,
+    block_s,
+    hop_s,
+)
+from ringlab_course.exercises.e15_choosing.traffic import shareable, sizes_of
+
+NAMES = ("bytes", "exposed_s", "reason", "place")
+KEYS = ("schedule", "ulysses", "bytes", "exposed_s", "reason")
+CLEAR = 1e-3
+"""How far apart, relative, what a check compares has to be, so that no rounding turns an order or a reason around."""
+
+
+def _number(value: Any, name: str) -> float:
+    if value is None:
+        return NONE
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        raise Failure(f"{name} should be a number, or None, but is a {type(value).__name__}.")
+    return float(value)
+
+
+def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
+    """The rows of a report, one for each option. Raises: Failure where it is something else."""
+    if not isinstance(answer, (list, tuple)) or not all(isinstance(row, dict) for row in answer):
+        raise Failure(
+            "The report should be a list of dicts, one for each option: is the `return` missing?",
+            f"it is a {type(answer).__name__}",
+        )
+    for row in answer:
+        if set(row) != set(KEYS):
+            raise Failure(
+                f"A row of the report should have the keys {', '.join(KEYS)}.",
+                f"it has {', '.join(map(str, row))}",
+            )
+        if not isinstance(row["reason"], str) or row["reason"] not in cost.REASONS:
+            raise Failure(f"A reason is one of {', '.join(cost.REASONS)}.", f"{row['reason']!r:.40}")
+    found = [(str(row["schedule"]), _number(row["ulysses"], "ulysses")) for row in answer]
+    text = f"{given.text}: {len(found)} rows, {', '.join(f'{name} U={U:g}' for name, U in found)}"
+    if extra := set(found) - set(given.options):
+        told = ", ".join(f"{name} U={U:g}" for name, U in sorted(extra))
+        raise Failure(
+            "The report has an option that is none: ring and allgather (U = 1), ulysses (U = P), hybrid (1 < U < P, U divides P).",
+            f"{given.text}: {told}",
+        )
+    if len(found) != len(set(found)):
+        raise Failure("An option stands in the report twice.", text)
+    if missing := set(given.options) - set(found):
+        H, K = given.layer["H"], given.layer["K"]
+        if not any(shareable(H, K, int(U)) for _, U in missing):
+            raise NAMED["leaves_out_the_refused"].failure(text)
+        raise Failure("Options are missing from the report.", text)
+    return list(answer)
+
+
+def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
+    """Return a report as RIGHT has it. Raises: Failure where it is none, or usable options do not stand first."""
+    rows = {(row["schedule"], row["ulysses"]): (place, row) for place, row in enumerate(_rows(answer, given))}
+    columns = []
+    unusable = [place for place, row in rows.values() if row["reason"] in ("memory", "heads")]
+    usable = [place for place, row in rows.values() if row["reason"] not in ("memory", "heads")]
+    if unusable and usable and min(unusable) < max(usable):
+        raise Failure(
+            "An option that cannot be used stands before one that can.",
+            f"{given.text}: places {unusable} of {len(rows)}",
+        )
+    for key in given.options:
+        place, row = rows[key]
+        numbers = _number(row["bytes"], "bytes"), _number(row["exposed_s"], "exposed_s")
+        if not all(np.isfinite(numbers)):
+            raise Failure("bytes and exposed_s should be finite.", f"{given.text}: {numbers}")
+        at = float(place) if place in usable else NONE
+        columns.append((*numbers, float(cost.REASONS.index(row["reason"])), at))
+    return tuple(np.array(column) for column in zip(*columns, strict=True))
+
+
+def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
+    for given in cases:
+        answer = subject.call(dict(given.layer), given.S, given.P, dict(given.machine))
+        order = ", ".join(f"{name} U={U}" for name, U in given.options)
+        text = f"{given.text}; options in the order {order}; reasons by number: {', '.join(cost.REASONS)}; None is −1"
+        yield Answered(read(answer, given), RIGHT(given), 1e-9, (given,), NAMES, text)
+
+
+def _verify(subject: Any, cases: Sequence[Problem]) -> None:
+    compare_all(_answers(subject, cases), MISTAKES)
+
+
+def is_clear(given: Problem) -> bool:
+    """Return whether neither an order nor a reason hangs on rounding."""
+    c, machine = given.S // given.P, given.machine
+    rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
+    found = cost.ways(sizes_of(given.layer), given.P)
+    for way in found:
+        hop, block = hop_s(way, c, *rates), block_s(way, c, *rates)
+        if way.hops and abs(hop - block) < CLEAR * hop:
+            return False
+        if abs(way.held_bytes * c - machine["memory_bytes"]) < CLEAR * machine["memory_bytes"]:
+            return False
+    seconds = sorted(way.exposed_s(c, *rates) for way in found)
+    return all(b - a > CLEAR * b or b == 0 for a, b in pairwise(seconds))
+
+
+def _problem(
+    heads: tuple[int, int],
+    P: int,
+    tokens: int,
+    *,
+    ratio: float,
+    latency: float = 0.0,
+    memory: float = 1e18,
+    flops: float = 1e12,
+) -> Problem:
+    """Return a problem whose ring takes `ratio` times as long for a hop as for a block, before latency.
+
+    latency: in blocks of the ring. flops: the rank's, a second; all seconds shrink as it grows.
+    """
+    layer = {"B": 1, "H": heads[0], "K": heads[1], "D": 64, "itemsize": 2}
+    ring = cost.way(sizes_of(layer), P, "ring")
+    block = ring.block_flops * tokens**2 / flops
+    machine = {
+        "flops_per_s": flops,
+        "bytes_per_s": ring.hop_bytes * tokens / (ratio * block),
+        "latency_s": latency * block,
+        "memory_bytes": memory,
+    }
+    return Problem(layer, tokens * P, P, machine)
+
+
+def _drawn(rng: np.random.Generator, make: Callable[[float], Problem]) -> Problem:
+    """Return a problem of which nothing hangs on rounding; `make` gets a number from 0.9 to 1.1."""
+    for _ in range(200):
+        given = make(float(rng.uniform(0.9, 1.1)))
+        if is_clear(given):
+            return given
+    raise RuntimeError(f"no clear problem in 200 draws, the last: {given.text}")
+
+
+def _check_seconds(subject: Any, rng: np.random.Generator) -> None:
+    """Two and four ranks, hops twice as long as blocks, as long as half of them, and no latency."""
+    asked = [((8, 4), 2, 256, 2.0), ((8, 8), 4, 256, 3.0), ((8, 4), 4, 512, 1.5), ((8, 8), 4, 1024, 0.5)]
+    _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
+
+
+def _check_latency(subject: Any, rng: np.random.Generator) -> None:
+    asked = [((8, 8), 4, 64, 1.5, 2.0), ((16, 2), 8, 128, 0.4, 0.5), ((16, 4), 8, 128, 3.0, 0.25)]
+    _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r, lat=lat: _problem(h, P, c, ratio=r * x, latency=lat * x)) for h, P, c, r, lat in asked])  # fmt: skip
+
+
+def _check_heads(subject: Any, rng: np.random.Generator) -> None:
+    """Heads that some rows cannot share: they stand at the end, by their reason."""
+    asked = [((8, 2), 16, 256, 2.0), ((12, 4), 6, 256, 1.5), ((24, 8), 12, 128, 0.5)]
+    _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
+
+
+def _tight(given: Problem, schedule: str, ulysses: int, share: float) -> Problem:
+    """Return the problem with memory for `share` of what an option holds."""
+    way = cost.way(sizes_of(given.layer), given.P, schedule, ulysses)
+    held = share * way.held_bytes * (given.S // given.P)
+    return replace(given, machine=given.machine | {"memory_bytes": held})
+
+
+def _check_room(subject: Any, rng: np.random.Generator) -> None:
+    """Memory for everything but the all-gather, for rings but no trade, for no schedule; then rows of more ranks than K/V heads."""
+    asked = [
+        ("allgather", 1, 0.98),
+        ("ulysses", 4, 0.98),
+        ("hybrid", 2, 0.98),
+        ("hybrid", 2, 1.02),
+        ("ring", 1, 0.98),
+    ]
+    few = [("hybrid", 8, 0.98), ("ulysses", 16, 0.98), ("hybrid", 8, 1.02)]
+    cases = [((8, 8), 4, 512, *key) for key in asked] + [((32, 2), 16, 64, *key) for key in few]
+    _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, n=n, U=U, s=s: _tight(_problem(h, P, c, ratio=1.5 * x), n, U, s)) for h, P, c, n, U, s in cases])  # fmt: skip
+
+
+def _check_any(subject: Any, rng: np.random.Generator) -> None:
+    """Layers of real models on real ranks, memory that some options do not fit into."""
+
+    def make(_: float) -> Problem:
+        K = int(rng.choice([4, 8, 16]))
+        P = int(rng.choice([2, 4, 8, 16, 32]))
+        given = _problem((K * int(rng.choice([1, 4, 8])), K), P, 2 ** int(rng.integers(8, 15)),
+                         ratio=float(rng.uniform(0.1, 4)), latency=float(rng.uniform(0, 1)), flops=float(rng.choice([1e12, 1e18])))  # fmt: skip
+        wider = replace(
+            given, layer=given.layer | {"B": int(rng.integers(1, 4)), "itemsize": int(rng.choice([1, 2, 4]))}
+        )
+        return _tight(wider, str(rng.choice(["ring", "allgather"])), 1, float(rng.uniform(0.9, 2.5)))  # fmt: skip
+
+    _verify(subject, [_drawn(rng, make) for _ in range(8)])
+
+
+STAGE = Stage(
+    id="15.choose",
+    function="choose",
+    title="A decision report",
+    helpers=("bytes_sent",),
+    hints=(
+        "Which part of each schedule's communication runs beside a computation, and beside how much of it? Which part has nothing to run beside?",
+        "Treat them all alike: a row of U ranks (1 for the ring, P for Ulysses), a ring of P/U. Up front: the all-to-alls, or the gathering, with two latencies. Then "
+        "P/U − 1 hops, each beside a block of U·L tokens for H/U heads. Held: of the tokens, of the heads, and a visitor.",
+        r"$\mathrm{exposed} = \frac{\text{bytes up front}}{B} + 2\ell + \left(\frac PU - 1\right)\max\left(0,\ \frac{2BDe\,U L h}{B} + \ell - \frac{2BD\,\frac HU (U L)^2}{F}\right)$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("seconds", 3, "visible", "seconds, order and reasons, without latency", _check_seconds),
+        Check("heads", 1, "visible", "heads that ranks cannot share", _check_heads),
+        Check("room", 2, "visible", "what does not fit", _check_room),
+        Check("latency", 1, "stress", "messages that take time of their own", _check_latency),
+        Check("any", 2, "held-out", "real layers, many ranks", _check_any),
+    ),
+)  # fmt: skip

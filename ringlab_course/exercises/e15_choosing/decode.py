@@ -1,0 +1,294 @@
+"""Checks of 15.decode: one new token against a K/V cache that is spread over the ranks, merged exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab_course.checking.answers import expect_array, relative_error
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.inputs import random
+from ringlab_course.checking.rounding import rounding_bound
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("15.decode")
+
+Parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Of each rank: out (B, H, 1, D), lse and the largest score (B, H, 1), float64."""
+ROUNDED = 2.0**-3
+"""An error below this may come of bfloat16's 8 bits in scores of some size; a larger one has another reason."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One query, the same on all ranks, and the part of the cache that each rank has."""
+
+    q: Tensor
+    ks: list[Tensor]
+    vs: list[Tensor]
+    text: str
+
+    @property
+    def ranks(self) -> int:
+        return len(self.ks)
+
+    @cached_property
+    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (out, lse) of one process, float64."""
+        ((out, lse, _),) = parts(self, [torch.cat(self.ks, dim=2)], [torch.cat(self.vs, dim=2)])
+        return out, lse
+
+    @property
+    def bound(self) -> float:
+        """Return the relative error that a float32 answer may have; of bfloat16, its last rounding besides."""
+        bound = rounding_bound(self.q, torch.cat(self.ks, dim=2), torch.cat(self.vs, dim=2), self.whole)
+        return bound + (2.0**-8 if self.q.dtype == torch.bfloat16 else 0.0)
+
+
+def problem(
+    rng: np.random.Generator,
+    lengths: Sequence[int],
+    heads: tuple[int, int] = (2, 2),
+    *,
+    B: int = 1,
+    D: int = 8,
+    size: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Problem:
+    """Return a problem whose rank r holds lengths[r] tokens; scores differ much between ranks."""
+    H, K = heads
+    q = (random(rng, B, H, 1, D) * size).to(dtype)
+    ks = [(random(rng, B, K, n, D) * size).to(dtype) for n in lengths]
+    vs = [random(rng, B, K, n, D).to(dtype) for n in lengths]
+    narrow = ", bfloat16" if dtype == torch.bfloat16 else ""
+    text = f"P={len(lengths)}, tokens of the ranks {list(lengths)}, B={B}, H={H}, K={K}, D={D}{narrow}"
+    return Problem(q, ks, vs, text)
+
+
+def grouped(H: int, K: int) -> np.ndarray:
+    """Return the K/V head that each query head reads."""
+    return np.arange(H) // (H // K)
+
+
+def parts(
+    given: Problem,
+    ks: Sequence[Tensor] | None = None,
+    vs: Sequence[Tensor] | None = None,
+    *,
+    heads: Callable[[int, int], np.ndarray] = grouped,
+    scale: Callable[[int], float] = lambda D: D**-0.5,
+    keep: Callable[[int], slice] = lambda length: slice(None),
+) -> Parts:
+    """Return every rank's partial result; of a rank without keys out 0, lse and the largest score −inf."""
+    q = oracle.float64(given.q)
+    found = []
+    for k, v in zip(given.ks if ks is None else ks, given.vs if vs is None else vs, strict=True):
+        read = heads(q.shape[1], k.shape[1])
+        key, value = (oracle.float64(x)[:, read][:, :, keep(x.shape[2])] for x in (k, v))
+        scores = (q @ key.swapaxes(-1, -2)) * scale(q.shape[-1])
+        largest = scores.max(-1, initial=-np.inf)
+        shift = np.where(np.isfinite(largest), largest, 0.0)
+        weights = np.exp(scores - shift[..., None])
+        total = weights.sum(-1)
+        with np.errstate(divide="ignore"):
+            lse = shift + np.log(total)
+        found.append((weights @ value / np.where(total > 0, total, 1.0)[..., None], lse, largest))
+    return found
+
+
+def merged(found: Parts) -> np.ndarray:
+    """Return the exact merge of all ranks' partial results."""
+    return _weighted(found, [lse for _, lse, _ in found])
+
+
+def _weighted(found: Parts, logs: Sequence[np.ndarray]) -> np.ndarray:
+    top = np.max(logs, axis=0)
+    weights = [np.exp(log - top)[..., None] for log in logs]
+    total: np.ndarray = sum(w * out for w, (out, _, _) in zip(weights, found, strict=True)) / sum(weights)
+    return total
+
+
+def _from_parts(fold: Callable[[Parts, int, Problem], np.ndarray], **how: Any) -> Callable[..., np.ndarray]:
+    """Return an imitation that folds the partial results in a way of its own."""
+
+    def imitate(rank: int, given: Problem) -> np.ndarray:
+        result = fold(parts(given, **how), rank, given)
+        if not np.isfinite(result).all():
+            raise ValueError("no numbers")
+        return result
+
+    return imitate
+
+
+def _all(found: Parts, rank: int, given: Problem) -> np.ndarray:
+    return merged(found)
+
+
+def _by_tokens(found: Parts, rank: int, given: Problem) -> np.ndarray:
+    lengths = [k.shape[2] for k in given.ks]
+    return np.asarray(sum(n * out for n, (out, _, _) in zip(lengths, found, strict=True)) / sum(lengths))
+
+
+def _empty_counts(found: Parts, rank: int, given: Problem) -> np.ndarray:
+    """An empty part's lse taken for 0, as attention operators of PyTorch say it. Raises: ValueError where none is empty."""
+    if all(k.shape[2] for k in given.ks):
+        raise ValueError("keys on every rank")
+    logs = [np.where(np.isneginf(lse), 0.0, lse) for _, lse, _ in found]
+    return _weighted(found, logs)
+
+
+MISTAKES = (
+    mistake("averages_the_parts", _from_parts(lambda found, rank, given: np.mean([out for out, _, _ in found], axis=0))),
+    mistake("sums_the_parts", _from_parts(lambda found, rank, given: np.sum([out for out, _, _ in found], axis=0))),
+    mistake("own_part", _from_parts(lambda found, rank, given: found[rank][0])),
+    mistake("weighs_by_tokens", _from_parts(_by_tokens)),
+    mistake("weighs_by_the_largest", _from_parts(lambda found, rank, given: _weighted(found, [largest for _, _, largest in found]))),
+    mistake("causal_from_the_top", _from_parts(_all, keep=lambda length: slice(0, 1))),
+    mistake("no_scale", _from_parts(_all, scale=lambda D: 1.0)),
+    mistake("heads_in_turn", _from_parts(_all, heads=lambda H, K: np.arange(H) % K)),
+    mistake("one_kv_head", _from_parts(_all, heads=lambda H, K: np.zeros(H, int))),
+    mistake("empty_part_counts", _from_parts(_empty_counts)),
+    mistake("empty_is_not_a_number"),
+    mistake("empty_stays_away"),
+    mistake("overflows"),
+    mistake("underflows"),
+    mistake("narrow_merge"),
+    mistake("another_dtype"),
+    mistake("gathers_the_cache"),
+    mistake("gathers_the_scores"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _run(subject: Any, given: Problem) -> Any:
+    try:
+        return subject.run_ring(given.ranks, [given.q] * given.ranks, given.ks, given.vs)
+    except Crashed as crash:
+        if any(k.shape[2] == 0 for k in given.ks):
+            raise NAMED["empty_stays_away"].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise
+
+
+def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
+    for given in cases:
+        truth = given.whole[0]
+        for rank, answer in enumerate(_run(subject, given).results):
+            got = expect_array(answer, truth.shape, name="out")
+            text = f"{given.text}: rank {rank}"
+            if np.isnan(got).any() and any(k.shape[2] == 0 for k in given.ks):
+                raise NAMED["empty_is_not_a_number"].failure(text)
+            if str(answer.dtype).removeprefix("torch.") != str(given.q.dtype).removeprefix("torch."):
+                raise NAMED["another_dtype"].failure(f"{text}: {answer.dtype} for {given.q.dtype}")
+            yield Answered(got, truth, given.bound, (rank, given), ("out",), text)
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    compare_all(_answers(subject, cases), MISTAKES)
+
+
+def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
+    """Compare; an answer that no other mistake explains gets this name where its error may come of it."""
+    answers = list(_answers(subject, [given]))
+    try:
+        compare_all(answers, MISTAKES)
+    except Failure as failure:
+        error = max(relative_error(answer.answer, answer.truth) for answer in answers)
+        if failure.misconception is None and plausible(error):
+            raise NAMED[name].failure(failure.counterexample) from None
+        raise
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, lengths, size=2.0) for lengths in ((4,), (3, 3), (4, 2, 3))))
+
+
+def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, (3, 4), heads, B=2, size=2.0) for heads in ((4, 2), (6, 3), (8, 1))))
+
+
+def _check_empty(subject: Any, rng: np.random.Generator) -> None:
+    """One token on two ranks, as in the first step of a generation, and empty ranks between others."""
+    _verify(subject, *(problem(rng, lengths, size=0.5) for lengths in ((1, 0), (0, 2), (3, 0, 2, 0))))
+
+
+def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
+    """What is sent does not depend on the tokens; a gathered partial is B·H·(D + 1) numbers for each other rank."""
+    P, (H, K) = 3, (4, 4)
+    sent = []
+    cases = [problem(rng, (n, n, n), (H, K)) for n in (4, 64)]
+    for given in cases:
+        trace = _run(subject, given).trace
+        sent.append([trace.bytes_sent(rank) for rank in range(P)])
+    few, many = (max(each) for each in sent)
+    example = f"P={P}, H={H}, K={K}, D=8: {few:,} bytes with 4 tokens on each rank, {many:,} with 64"
+    if few != many:
+        grown = (many - few) / (60 * 4)
+        name = "gathers_the_cache" if grown >= K * 8 else "gathers_the_scores"
+        raise NAMED[name].failure(example)
+    for given in cases:
+        partial = (P - 1) * 4 * H * (given.q.shape[-1] + 2)
+        if many > 2 * partial:
+            raise Failure(
+                "More is sent than partial results take: out and lse of each head, in float32, to each other rank.",
+                f"{example}; {partial:,} are enough",
+            )
+
+
+def _check_large(subject: Any, rng: np.random.Generator) -> None:
+    given = problem(rng, (4, 3), D=16, size=12.0)
+    _verify_as(subject, given, "overflows", lambda error: not error < math.inf)
+    _verify_far_below(subject, problem(rng, (4, 3), D=16, size=12.0))
+    _verify_far_below(subject, problem(rng, (4, 0, 3), D=16, size=12.0))
+
+
+def _verify_far_below(subject: Any, drawn: Problem) -> None:
+    """The problem with the signs of q and k turned so that every score is hundreds below 0; where a rank is empty its zero is the largest."""
+    given = Problem(
+        -drawn.q.abs(), [k.abs() for k in drawn.ks], drawn.vs, f"{drawn.text}, all scores far below 0"
+    )
+    try:
+        _verify_as(subject, given, "underflows", lambda error: not error < math.inf)
+    except Failure as failure:
+        if (
+            failure.misconception == "empty_is_not_a_number"
+        ):  # a check of its own finds that one on small scores
+            raise NAMED["underflows"].failure(failure.counterexample) from None
+        raise
+
+
+def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
+    given = problem(rng, (40,) * 8, (8, 2), B=2, D=16, size=3.0, dtype=torch.bfloat16)
+    _verify_as(subject, given, "narrow_merge", lambda error: error < ROUNDED)
+
+
+STAGE = Stage(
+    id="15.decode",
+    function="decode_step",
+    title="A decode step",
+    kind="ring",
+    hints=(
+        "Each rank can attend to its own keys without asking anybody. What of that result has to be told to others, so that they can weigh it?",
+        "Scores, their largest m, weights exp(s − m), their sum and the weighted values. M = all_reduce of m with op='max'; scale your sums by exp(m − M); all_reduce both; "
+        "divide. A rank without keys has m = −inf and sums of 0.",
+        r"$\mathrm{out} = \dfrac{\sum_r e^{\mathrm{lse}_r - M}\,\mathrm{out}_r}{\sum_r e^{\mathrm{lse}_r - M}}$, $\;M = \max_r \mathrm{lse}_r$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "out of one process, on every rank, P = 1, 2, 3", _check_values),
+        Check("grouped", 1, "visible", "query heads that share a K/V head, two sequences", _check_grouped),
+        Check("empty", 1, "visible", "ranks without a token", _check_empty),
+        Check("bytes", 2, "visible", "bytes per token that do not grow with the sequence", _check_bytes, kind="cost"),
+        Check("large", 1, "stress", "scores of hundreds", _check_large),
+        Check("bfloat16", 1, "held-out", "bfloat16, merged in float32", _check_bfloat16),
+    ),
+)  # fmt: skip

@@ -1,0 +1,194 @@
+# %% [markdown]
+# # Exercise 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
+#
+# **You build** what decides: the bytes of every schedule, a report that ranks them for a layer and a machine; and the decode step that needs none of them.
+# **You need** [lesson 15](../notebooks/15_choosing.ipynb). **Minutes** 60.
+#
+# | stage | function | what is looked at |
+# |---|---|---|
+# | 15.traffic | `bytes_sent` | the meter's bytes, grouped heads, more ranks than K/V heads, None for what cannot be |
+# | 15.choose | `choose` | bytes, exposed seconds, order and reasons, memory, latency |
+# | 15.decode | `decode_step` | out of one process on every rank, ranks without a token, bytes that do not grow |
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+
+# %%
+import math
+
+import torch
+
+from ringlab import Ring, ShardedCache, VirtualCluster, launch, zigzag
+from ringlab_course import check, corpus, hint
+
+# %% [markdown]
+# ## 15.traffic · Bytes, by schedule
+#
+# A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). S tokens lie on P ranks, S/P on each. U ranks of a row share the heads, and P/U rows are
+# a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, anything for `"hybrid"`.
+#
+# Return the bytes that a rank sends in one forward, an integer; or **None** where U does not divide P, or where U ranks cannot share the heads: U must divide H, and
+# U must divide K or be a multiple of it. Then several ranks need the same K/V head, and each gets the whole of it.
+
+
+# %% grade="15.traffic"
+def bytes_sent(layer, S, P, schedule, ulysses):
+    """Return the bytes that a rank sends in one forward, or None."""
+    # BEGIN SOLUTION all-to-alls in a row, then a ring of rows: three schedules in one formula
+    H, K, U = layer["H"], layer["K"], ulysses
+    if P % U or H % U or (K % U and U % K):
+        return None
+    head = layer["B"] * layer["D"] * layer["itemsize"] * (S // P)  # one head of a rank's tokens
+    if schedule == "allgather":
+        return (P - 1) * 2 * K * head
+    heads = max(1, K // U)
+    return (U - 1) * (2 * H // U + 2 * heads) * head + (P // U - 1) * 2 * heads * U * head
+    # END SOLUTION
+
+
+# %%
+check("15.traffic")
+
+# %% [markdown]
+# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
+
+# %% tags=["nbval-ignore-output"]
+hint("15.traffic")
+
+# %% [markdown]
+# ## 15.choose · A decision report
+#
+# `machine` is a dict: `flops_per_s` of a rank, `bytes_per_s` of its link in one direction, `latency_s` of a message, `memory_bytes` for this layer's attention. The
+# mask is causal, the layout balanced: half of each block's pairs are visible. With L = S/P:
+#
+# **Exposed seconds.** An all-gather waits for K, then for V: its bytes over `bytes_per_s`, and two latencies. So do the two all-to-alls of a row, before and after.
+# Then P/U − 1 hops. Each hop has one latency, and runs beside a block: U·L queries, as many keys, H/U heads, 2·B·(H/U)·D·(U·L)² FLOPs. What a hop takes longer is
+# exposed; the all-to-alls hide behind nothing.
+#
+# **Held bytes.** q, k, v and out of a rank's tokens. If U > 1, q, k, v and out of its heads for the tokens of its row besides. If there are hops, K and V of one
+# visitor, of its heads for U·L tokens. The all-gather: K and V of all other ranks.
+#
+# Return a list of dicts with these keys and no others: `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, one for each of: ring and all-gather (U = 1), Ulysses (U = P), a hybrid
+# for each U between 1 and P that divides P. The reason is one of four words:
+#
+# - `"hidden"`: usable, and nothing is exposed; `"exposed"`: usable, and something is;
+# - `"memory"`: more is held than `memory_bytes`; `bytes` and `exposed_s` are given all the same;
+# - `"heads"`: so many ranks cannot share the heads; `bytes` and `exposed_s` are None.
+#
+# Usable options stand first, least exposed seconds first. The order of the others does not matter.
+
+
+# %% grade="15.choose"
+def choose(layer, S, P, machine):
+    """Return a report of all options, the best first."""
+    # BEGIN SOLUTION every option as rows of U ranks and a ring of P/U
+    options = [("ring", 1), ("allgather", 1), ("ulysses", P)]
+    options += [("hybrid", U) for U in range(2, P) if P % U == 0]
+    report = []
+    for schedule, U in options:
+        row = {"schedule": schedule, "ulysses": U, "bytes": bytes_sent(layer, S, P, schedule, U)}
+        if row["bytes"] is None:
+            report.append(row | {"exposed_s": None, "reason": "heads"})
+            continue
+        seconds, held = weigh(layer, S // P, P, schedule, U, row["bytes"], machine)
+        reason = "hidden" if seconds == 0 else "exposed"
+        if held > machine["memory_bytes"]:
+            reason = "memory"
+        report.append(row | {"exposed_s": seconds, "reason": reason})
+    return sorted(report, key=lambda row: (row["reason"] in ("memory", "heads"), row["exposed_s"] or 0.0))
+
+
+def weigh(layer, L, P, schedule, U, sent, machine):
+    """The exposed seconds and the held bytes of one option."""
+    B, latency = machine["bytes_per_s"], machine["latency_s"]
+    head = layer["B"] * layer["D"] * layer["itemsize"] * L
+    H, K = layer["H"], layer["K"]
+    own = 2 * (H + K) * head
+    if schedule == "allgather":
+        return sent / B + 2 * latency, own + (P - 1) * 2 * K * head
+    heads, hops = max(1, K // U), P // U - 1
+    visitor = 2 * heads * U * head
+    hop = visitor / B + latency
+    block = 2 * layer["B"] * (H // U) * layer["D"] * (U * L) ** 2 / machine["flops_per_s"]
+    seconds, held = hops * max(0.0, hop - block), own + (visitor if hops else 0)
+    if U > 1:
+        seconds += (sent - hops * visitor) / B + 2 * latency
+        held += 2 * (H // U + heads) * U * head
+    return seconds, held
+    # END SOLUTION
+
+
+# %%
+check("15.choose")
+
+# %% tags=["nbval-ignore-output"]
+hint("15.choose")
+
+# %% [markdown]
+# ## 15.decode · A decode step
+#
+# `q` (B, H, 1, D) is the query of the token that was generated last, the same on every rank. `k` and `v` (B, K, L, D) are this rank's part of the cache: all tokens so
+# far, the new one too, lie somewhere. L differs from rank to rank, and may be 0. Return `out` (B, H, 1, D), the same on every rank, in the dtype of q. Compute in float32
+# at least. What is sent must not grow with the sequence. `ring.all_reduce(x)` adds up over ranks, `ring.all_reduce(x, op="max")` takes the largest.
+
+
+# %% grade="15.decode"
+def decode_step(ring, q, k, v):
+    """Return attention of the new token over the caches of all ranks."""
+    # BEGIN SOLUTION own sums, the largest score of all ranks, two sums over ranks
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    B, H, _, D = q.shape
+    K, L = k.shape[1], k.shape[2]
+    rows = q.to(dtype).view(B, K, H // K, D)  # query heads that share a K/V head, side by side
+    scores = rows @ k.to(dtype).mT / math.sqrt(D)
+    own = scores.amax(-1, keepdim=True) if L else scores.new_full((B, K, H // K, 1), -math.inf)
+    top = ring.all_reduce(own, op="max")
+    weights = (scores - top).exp()
+    sums = torch.cat([weights @ v.to(dtype), weights.sum(-1, keepdim=True)], dim=-1)
+    sums = ring.all_reduce(sums)
+    return (sums[..., :-1] / sums[..., -1:]).view(B, H, 1, D).to(q.dtype)
+    # END SOLUTION
+
+
+# %%
+check("15.decode")
+
+# %% tags=["nbval-ignore-output"]
+hint("15.decode")
+
+# %% [markdown]
+# ## On real text
+#
+# When all stages hold, run `on_real_text()` in a new cell: it prefills a cache with the corpus on 4 virtual ranks and on 2 processes, decodes a few tokens, and compares
+# them with one process.
+
+
+# %%
+def generate(ring: Ring, prompt, new):
+    """The outputs of `new` tokens after a prompt of `prompt`, and the tokens of each rank at the end."""
+    q, k, v = corpus.qkv(prompt + new, heads=8, kv_heads=2, head_dim=16)
+    layout = zigzag(prompt, ring.world_size)
+    cache = ShardedCache.of_shards(ring, layout, *(layout.shard(x[:, :, :prompt], ring.rank) for x in (k, v)))
+    outs = []
+    for at in range(prompt, prompt + new):
+        cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])
+        outs.append(decode_step(ring, q[:, :, at : at + 1], cache.k, cache.v))
+    return torch.cat(outs, dim=2), cache.lengths
+
+
+def on_real_text(prompt=512, new=6):
+    """Print whether many ranks decode as one."""
+    (alone, _) = VirtualCluster(1).run(generate, prompt, new).results[0]
+    runs = {
+        "4 virtual ranks": VirtualCluster(4).run(generate, prompt, new),
+        "2 processes": launch(generate, 2, prompt, new),
+    }
+    for name, run in runs.items():
+        worst = max(float((out - alone).abs().max() / alone.abs().max()) for out, _ in run.results)
+        print(f"{name}: tokens of the ranks {run.results[0][1]}, all of one process to 1e-5: {worst < 1e-5}")
+
+
+# %% tags=["solution-only"]
+on_real_text()
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/15_choosing.ipynb` runs the hidden ones, on inputs of its own.

@@ -1,0 +1,229 @@
+"""Checks of 15.traffic: the bytes that a rank sends under each schedule, or that there is no such schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import allgather_traffic, hybrid_traffic, ring_traffic
+from ringlab.errors import CostError
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.numbers import expect_number
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("15.traffic")
+
+Layer = dict[str, int]
+Asked = tuple[Layer, int, int, str, int]
+"""layer, S, P, schedule, ulysses."""
+DTYPES = {1: "float8", 2: "bfloat16", 4: "float32", 8: "float64"}
+NONE = -1.0
+"""Stands for None, which is no number of bytes."""
+
+
+def sizes_of(layer: Layer) -> Attention:
+    """Return the layer as the cost model knows it."""
+    return Attention(layer["B"], layer["H"], layer["K"], layer["D"], DTYPES[layer["itemsize"]])
+
+
+def truth(layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarray:
+    """Return the cost model's bytes, NONE where it refuses."""
+    sizes = sizes_of(layer)
+    if P % ulysses:
+        return np.array([NONE])
+    try:
+        if schedule in ("ring", "allgather"):
+            formula = ring_traffic if schedule == "ring" else allgather_traffic
+            return np.array([float(formula(sizes, S, P).total_bytes)])
+        return np.array([float(hybrid_traffic(sizes, S, P // ulysses, ulysses).total_bytes)])
+    except CostError:
+        return np.array([NONE])
+
+
+def shareable(H: int, K: int, U: int) -> bool:
+    """Return whether U ranks can share the heads."""
+    return H % U == 0 and (K % U == 0 or U % K == 0)
+
+
+def one_head_at_least(K: int, U: int) -> Fraction:
+    """Return the K/V heads of a rank: its share, or the one that it needs."""
+    return Fraction(max(1, K // U))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How bytes are counted; as it stands, rightly. In heads and shards: of one token's head D elements travel.
+
+    hops: of (ring). block: tokens × heads of a hop, of (ranks of a row, K/V heads of a rank, K). peers: of a trade,
+    of (U, P). queries: how often q's heads travel in a trade. per_peer: H heads, divided by U. kv: K/V heads.
+    trips: how often K/V heads travel in a trade. ranks: of how many ranks the bytes are counted.
+    """
+
+    hops: Callable[[int, int], int] = lambda ring, P: ring - 1
+    block: Callable[[int, Fraction, int], Fraction] = lambda U, heads, K: U * heads
+    peers: Callable[[int, int], int] = lambda U, P: U - 1
+    queries: int = 2
+    share: Callable[[int, int], Fraction] = Fraction
+    heads: Callable[[int, int], Fraction] = one_head_at_least
+    tensors: int = 2
+    repeated: bool = False
+    gathered: Callable[[int], int] = lambda P: P - 1
+    allowed: Callable[[int, int, int, int], bool] = lambda H, K, U, P: P % U == 0 and shareable(H, K, U)
+    refused: float = NONE
+    size: Callable[[int], int] = lambda itemsize: itemsize
+    trips: int = 1
+    ranks: Callable[[int], int] = lambda P: 1
+
+    def __call__(self, layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarray:
+        H, U = layer["H"], ulysses
+        if not self.allowed(H, layer["K"], U, P):
+            return np.array([self.refused])
+        K = H if self.repeated else layer["K"]
+        row = Fraction(layer["B"] * layer["D"] * self.size(layer["itemsize"]) * S * self.ranks(P), P)
+        if schedule == "allgather":
+            return np.array([float(row * self.tensors * K * self.gathered(P))])
+        heads = self.heads(K, U)
+        hops = self.hops(P // U, P) * self.tensors * self.block(U, heads, K)
+        trades = (
+            self.peers(U, P) * (self.queries * self.share(H, U) + self.trips * self.tensors * heads)
+            if U > 1
+            else 0
+        )
+        return np.array([float(row * (hops + trades))])
+
+
+MISTAKES = (
+    mistake("one_hop_too_many", Rule(hops=lambda ring, P: ring)),
+    mistake("one_tensor", Rule(tensors=1)),
+    mistake("query_heads_travel", Rule(repeated=True)),
+    mistake("gathers_once", Rule(gathered=lambda P: 1)),
+    mistake("no_way_back", Rule(queries=1)),
+    mistake("kv_come_back", Rule(trips=2)),
+    mistake("of_all_ranks", Rule(ranks=lambda P: P)),
+    mistake("sends_to_itself", Rule(peers=lambda U, P: U)),
+    mistake("all_heads_to_all", Rule(share=lambda H, U: Fraction(H))),
+    mistake("part_of_a_head", Rule(heads=Fraction)),
+    mistake("never_refuses"),
+    mistake("looks_at_queries_only", Rule(allowed=lambda H, K, U, P: P % U == 0 and H % U == 0)),
+    mistake("refuses_few_kv_heads", Rule(allowed=lambda H, K, U, P: P % U == 0 and H % U == 0 and K % U == 0)),
+    mistake("refuses_with_zero", Rule(refused=0.0)),
+    mistake("any_ranks", Rule(allowed=lambda H, K, U, P: shareable(H, K, U))),
+    mistake("hop_of_one_shard", Rule(block=lambda U, heads, K: heads)),
+    mistake("hop_with_all_heads", Rule(block=lambda U, heads, K: Fraction(U * K))),
+    mistake("hops_through_all", Rule(hops=lambda ring, P: P - 1 if ring > 1 else 0)),
+    mistake("trades_with_all", Rule(peers=lambda U, P: P - 1)),
+    mistake("always_two_bytes", Rule(size=lambda itemsize: 2)),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _answered(subject: Any, asked: Asked) -> Answered:
+    layer, S, P, schedule, ulysses = asked
+    answer = subject.call(dict(layer), S, P, schedule, ulysses)
+    got = np.array([NONE if answer is None else expect_number(answer)])
+    sizes = ", ".join(f"{name}={value}" for name, value in layer.items())
+    text = f"{schedule}, U={ulysses}, P={P}, S={S}, {sizes}{'; None is −1' if NONE in (got[0], truth(*asked)[0]) else ''}"
+    return Answered(got, truth(*asked), 0.0, asked, ("bytes",), text)
+
+
+def _verify(subject: Any, cases: Iterable[Asked]) -> None:
+    seen: list[Answered] = []
+
+    def answers() -> Iterator[Answered]:
+        for asked in cases:
+            seen.append(_answered(subject, asked))
+            yield seen[-1]
+
+    try:
+        compare_all(answers(), MISTAKES)
+    except Failure as failure:
+        if failure.misconception is None and _never_refuses(seen):
+            raise NAMED["never_refuses"].failure(failure.counterexample) from None
+        raise
+
+
+def _never_refuses(answers: list[Answered]) -> bool:
+    """Whether all numbers are right, and a number stands wherever None should; what it is depends on how one rounds."""
+    refused = [given for given in answers if given.truth[0] == NONE]
+    right = all(given.answer[0] == given.truth[0] for given in answers if given.truth[0] != NONE)
+    return bool(refused) and right and all(given.answer[0] > 0 for given in refused)
+
+
+def _layer(H: int, K: int, *, B: int = 1, D: int = 8, itemsize: int = 2) -> Layer:
+    return {"B": B, "H": H, "K": K, "D": D, "itemsize": itemsize}
+
+
+def _check_ring(subject: Any, rng: np.random.Generator) -> None:
+    """Ring and all-gather, all heads and 8:1."""
+    _verify(
+        subject,
+        [
+            (_layer(8, K), int(rng.integers(1, 9)) * P, P, name, 1)
+            for P, K in ((2, 8), (4, 8), (4, 1))
+            for name in ("ring", "allgather")
+        ],
+    )
+
+
+def _check_ulysses(subject: Any, rng: np.random.Generator) -> None:
+    _verify(
+        subject,
+        [(_layer(16, K), int(rng.integers(1, 9)) * P, P, "ulysses", P) for P, K in ((2, 16), (4, 16), (4, 4), (8, 8))],
+    )  # fmt: skip
+
+
+def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
+    """More ranks than K/V heads, and heads that cannot be shared."""
+    asked = [(16, 2, 8), (16, 1, 4), (16, 16, 3), (12, 4, 6), (24, 3, 6), (8, 8, 16)]
+    _verify(
+        subject,
+        [(_layer(H, K), int(rng.integers(1, 5)) * P, P, "ulysses", P) for H, K, P in asked],
+    )
+
+
+def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
+    """Rows and columns, with as many K/V heads as ranks of a row, with more, with fewer; rows that do not fill the ranks."""
+    asked = [(8, 8, 8, 2), (8, 4, 4, 2), (16, 2, 8, 4), (16, 2, 12, 3), (12, 6, 8, 3), (64, 8, 32, 8)]
+    _verify(
+        subject,
+        [(_layer(H, K, B=2), int(rng.integers(1, 5)) * P, P, "hybrid", U) for H, K, P, U in asked],
+    )
+
+
+def _check_any(subject: Any, rng: np.random.Generator) -> None:
+    cases: list[Asked] = []
+    for _ in range(12):
+        K, group, P = 2 ** int(rng.integers(0, 5)), 2 ** int(rng.integers(0, 5)), 2 ** int(rng.integers(1, 8))
+        layer = _layer(K * group * int(rng.choice([1, 3])), K, B=int(rng.integers(1, 4)), D=64, itemsize=int(rng.choice([1, 2, 4])))  # fmt: skip
+        name = str(rng.choice(["ring", "allgather", "ulysses", "hybrid"]))
+        U = {"ring": 1, "allgather": 1, "ulysses": P}.get(name, 2 ** int(rng.integers(1, 6)))
+        cases.append((layer, P * int(rng.integers(1, 1000)), P, name, U))
+    _verify(subject, cases)
+
+
+STAGE = Stage(
+    id="15.traffic",
+    function="bytes_sent",
+    title="Bytes, by schedule",
+    hints=(
+        "Take one rank and one token. What of it goes to how many other ranks, how often, and in how many heads?",
+        "A ring passes K and V on, one hop less than it has ranks. An all-to-all sends each of U − 1 others its H/U heads of q and its K/V heads, then the output "
+        "as q. A hybrid does that in a row, and then is a ring of P/U ranks with the tokens of U. Which U can share H and K heads?",
+        r"$h = \max(1, \lfloor K/U \rfloor)$, $\;BDe\,\frac SP\left[(U-1)\left(2\frac HU + 2h\right) + \left(\frac PU - 1\right)2\,U h\right]$, the first term for $U > 1$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("ring", 2, "visible", "ring and all-gather, all heads and 8:1", _check_ring),
+        Check("ulysses", 2, "visible", "the all-to-alls of Ulysses", _check_ulysses),
+        Check("few_heads", 2, "visible", "more ranks than K/V heads, and heads that cannot be shared", _check_few_heads),
+        Check("hybrid", 2, "stress", "rows and columns of ranks", _check_hybrid),
+        Check("any", 1, "held-out", "random layers and schedules", _check_any),
+    ),
+)  # fmt: skip

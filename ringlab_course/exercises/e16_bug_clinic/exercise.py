@@ -1,0 +1,366 @@
+# %% [markdown]
+# # Exercise 16 · Bug clinic
+#
+# **You write** a chart for each of eight patients, ring attentions with one fault each, from what you measure; then you mend them.
+# **You need** [lesson 16](../notebooks/16_bug_clinic.ipynb). **Minutes** 120.
+#
+# | stage | function | what is looked at |
+# |---|---|---|
+# | 16.chart | `chart` | an ill case, that it is the smallest, what matters, a check that finds it, and the fault |
+# | 16.ash … 16.oak | `ash`, `birch`, `cedar`, `elm`, `fir`, `hazel`, `larch`, `oak` | values in any layout, for any number of ranks; then bytes |
+#
+# What a chart says is **tried on the patient**. Only the name of the fault is looked up, when you are graded. Half of the points are for
+# charts, half for mends, and **a mend counts where the chart of its patient holds**: without one, the best ring in its place earns nothing.
+# `check` runs the visible checks here.
+
+# %%
+import math
+
+import torch
+
+from ringlab_course import check, hint
+from ringlab_course.clinic.bedside import attend, block_backward, nothing_seen, receive, scores_of, sees, send
+from ringlab_course.clinic.patients import FAULTS
+from ringlab_course.clinic.suite import CHECKS
+from ringlab_course.notebook.visit import commit, examine, open_helpers, open_source, report, ward
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## The ward
+#
+# A forward is called as `(ring, q, k, v, positions, causal)` and returns `(out, lse)` of the rank's rows; a backward as
+# `(ring, dout, q, k, v, out, lse, positions, causal)` and returns `(dq, dk, dv)`. `positions[r]` are the global positions of rank r's tokens.
+
+# %%
+ward()
+
+# %% [markdown]
+# ## Instruments
+#
+# `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or `"zigzag"`, `causal`
+# True or False, `dtype` `"float32"` or `"bfloat16"`; the first of each is the default. `report("ash")` runs the conformance suite,
+# `report("ash", "masks")` one check of it. `print(examine(…).journal)` lists what every rank sent, in order and to whom.
+
+# %%
+print(examine("ash", ranks=2, tokens=4))
+print("\nfaults:", *(f"  {name}: {text}" for name, text in FAULTS.items()), sep="\n")
+print("\nchecks:", *CHECKS, sep="\n  ")
+
+# %% [markdown]
+# ## 16.chart · A chart for each patient
+#
+# Return, for the patient of that name, a dict with
+#
+# - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask and dtype every case
+#   of fewer ranks or fewer tokens, and not more of the other, is well;
+# - `matters`: which of `"layout"`, `"causal"`, `"dtype"` matter: another value of that one alone, with the same ranks and tokens, and the
+#   patient is well. One such value is enough. `[]` if nothing matters;
+# - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;
+# - `fault`: its name in `FAULTS`;
+# - `found`, only if the source surprises you, later: the name of what you found there. `fault` stays what it was.
+#
+# Yew's chart, in the lesson, was `{"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}`. Write them one by
+# one, and return `None` for the others.
+
+
+# %% grade="16.chart"
+def chart(patient):
+    """Return the chart of the patient of this name."""
+
+    # BEGIN SOLUTION examine, shrink, change one thing at a time, then name it
+    def found(fault, check, case, *matters):
+        return {"fault": fault, "check": check, "case": case, "matters": list(matters)}
+
+    striped, single = {"ranks": 2, "tokens": 2, "layout": "striped"}, {"ranks": 2, "tokens": 1}
+    charts = {
+        "ash": found("blind rows", "blind rows", striped, "layout", "causal"),
+        "birch": found("lost sum", "forward", {"ranks": 3, "tokens": 1}),
+        "cedar": found("masks by rank", "masks", striped, "layout", "causal"),
+        "elm": found("one hop too many", "bytes", single),
+        "fir": found("keys as values", "forward", {**single, "causal": False}, "causal"),
+        "hazel": found("couriers backwards", "dk", {"ranks": 3, "tokens": 1}),
+        "larch": found("shared memory", "dq", single, "dtype"),
+        "oak": found("first block", "dq", single),
+    }
+    return charts[patient]
+    # END SOLUTION
+
+
+# %%
+check("16.chart")
+
+# %% [markdown]
+# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
+
+# %% tags=["nbval-ignore-output"]
+hint("16.chart")
+
+# %% [markdown]
+# ## Sources
+#
+# In a cell of your own, first `commit("ash", chart("ash"))`: it tries what the chart says, but for the fault's name, and keeps the chart. Then
+# `open_source("ash")` shows the program, and from there on the chart is **final**. If you see another fault than the one you named, leave `fault` and
+# add `"found"`: a wrong diagnosis costs its own points, not the mend's. Such cells may stay when you hand in.
+#
+# Copy the source into its cell below, and **mend what is wrong, no more**: it stays a ring, in the same order, with the same
+# messages. What all patients share is shown by `open_helpers()`; nothing is wrong there.
+
+# %% tags=["solution-only"]
+commit("ash", chart("ash"))
+open_source("ash")
+
+# %% tags=["solution-only"]
+open_helpers("attend", "block_backward")
+
+# %% [markdown]
+# ## 16.ash
+#
+# As the others: mended, for shards of any length, some of them empty, any layout and dtype, and scores of any size.
+
+
+# %% grade="16.ash"
+def ash(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        if visible.any():
+            scores = scores_of(q, k, visible)
+            top = scores.amax(-1, keepdim=True)
+            top = top.masked_fill(top == -math.inf, 0.0)  # a row that sees no key here: e^(−∞ − 0) is 0
+            weights = torch.exp(scores - top)
+            total = weights.sum(-1, keepdim=True)
+            block_lse = (top + total.log())[..., 0]
+            merged = torch.logaddexp(lse, block_lse)
+            safe = merged.masked_fill(merged == -math.inf, 0.0)
+            old, new = torch.exp(lse - safe)[..., None], torch.exp(block_lse - safe)[..., None]
+            block_out = weights @ v.to(out.dtype) / total.masked_fill(total == 0, 1.0)
+            out, lse = out * old + block_out * new, merged
+        if work is not None:
+            k, v = work.wait()
+    return out.to(q.dtype), lse
+    # END SOLUTION
+
+
+# %%
+check("16.ash")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.ash")
+
+# %% [markdown]
+# ## 16.birch
+
+
+# %% grade="16.birch"
+def birch(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    out, top = nothing_seen(q)
+    total = torch.zeros_like(top)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
+        if k.shape[-2]:
+            scores = scores_of(q, k, sees(positions, ring.rank, ring.origin(step), causal))
+            new_top = torch.maximum(top, scores.amax(-1))
+            safe = new_top.masked_fill(new_top == -math.inf, 0.0)
+            kept, weights = total * torch.exp(top - safe), torch.exp(scores - safe[..., None])
+            total = kept + weights.sum(-1)
+            out = out * kept[..., None] + weights @ v.to(out.dtype)
+            out = out / total.masked_fill(total == 0, 1.0)[..., None]
+            top = new_top
+        if work is not None:
+            k, v = work.wait()
+    return out.to(q.dtype), top + total.log()
+    # END SOLUTION
+
+
+# %%
+check("16.birch")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.birch")
+
+# %% [markdown]
+# ## 16.cedar
+
+
+# %% grade="16.cedar"
+def cedar(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        last = step == ring.world_size - 1
+        work = None if last else ring.post(k, v, length=len(positions[ring.origin(step + 1)]))
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        if visible.any():
+            out, lse = attend(q, k, v, visible, out, lse)
+        if work is not None:
+            k, v = work.wait()
+    return out.to(q.dtype), lse
+    # END SOLUTION
+
+
+# %%
+check("16.cedar")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.cedar")
+
+# %% [markdown]
+# ## 16.elm
+
+
+# %% grade="16.elm"
+def elm(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        out, lse = attend(q, k, v, visible, out, lse)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+    return out.to(q.dtype), lse
+    # END SOLUTION
+
+
+# %%
+check("16.elm")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.elm")
+
+# %% [markdown]
+# ## 16.fir
+
+
+# %% grade="16.fir"
+def fir(ring, q, k, v, positions, causal=True):
+    """Return this rank's (out, lse)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    out, lse = nothing_seen(q)
+    for step in range(ring.world_size):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        out, lse = attend(q, k, v, visible, out, lse)
+        if step == ring.world_size - 1:
+            break
+        length = len(positions[ring.origin(step + 1)])
+        if ring.rank % 2 == 0:
+            send(ring, k)
+            send(ring, v)
+            k, v = receive(ring, k, length), receive(ring, v, length)
+        else:
+            next_k, next_v = receive(ring, k, length), receive(ring, v, length)
+            send(ring, k)
+            send(ring, v)
+            k, v = next_k, next_v
+    return out.to(q.dtype), lse
+    # END SOLUTION
+
+
+# %%
+check("16.fir")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.fir")
+
+# %% [markdown]
+# ## 16.hazel
+
+
+# %% grade="16.hazel"
+def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
+    """Return this rank's (dq, dk, dv)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+    for step in range(P):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        part = block_backward(dout, q, k, v, lse, delta, visible)
+        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
+        length = len(positions[ring.origin(step + 1)])
+        if P > 1:
+            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
+        if step < P - 1:
+            k, v = ring.shift(k, v, length=length, tag="kv")
+    return dq, dk, dv
+    # END SOLUTION
+
+
+# %%
+check("16.hazel")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.hazel")
+
+# %% [markdown]
+# ## 16.larch
+
+
+# %% grade="16.larch"
+def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
+    """Return this rank's (dq, dk, dv)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+    scratch = torch.empty_like(q)
+    for step in range(P):
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        part = block_backward(dout, q, k, v, lse, delta, visible)
+        scratch.copy_(part[0])
+        dq += scratch.to(lse.dtype)
+        dk, dv = dk + part[1], dv + part[2]
+        length = len(positions[ring.origin(step + 1)])
+        if P > 1:
+            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
+        if step < P - 1:
+            k, v = ring.shift(k, v, length=length, tag="kv")
+    return dq, dk, dv
+    # END SOLUTION
+
+
+# %%
+check("16.larch")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.larch")
+
+# %% [markdown]
+# ## 16.oak
+
+
+# %% grade="16.oak"
+def oak(ring, dout, q, k, v, out, lse, positions, causal=True):
+    """Return this rank's (dq, dk, dv)."""
+    # BEGIN SOLUTION open the source, copy it here, mend it
+    P, delta = ring.world_size, (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+    for step in range(P):
+        length = len(positions[ring.origin(step + 1)])
+        work = ring.post(k, v, length=length, tag="kv") if step < P - 1 else None
+        visible = sees(positions, ring.rank, ring.origin(step), causal)
+        part = block_backward(dout, q, k, v, lse, delta, visible)
+        dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
+        if P > 1:
+            dk, dv = ring.shift(dk, dv, length=length, tag="dkv")
+        if work is not None:
+            k, v = work.wait()
+    return dq, dk, dv
+    # END SOLUTION
+
+
+# %%
+check("16.oak")
+
+# %% tags=["nbval-ignore-output"]
+hint("16.oak")
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/16_bug_clinic.ipynb` runs the hidden ones, on inputs of its own.

@@ -1,0 +1,253 @@
+"""Checks of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
+
+A mend counts once the same submission's chart of the patient holds: whoever pastes a sound ring has found nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.conformance.runs import Run
+from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.faults import Faults
+from ringlab_course.clinic.case import errors_of, needed_bytes, shards_of
+from ringlab_course.clinic.patients import PATIENTS, TO_MEND, Patient
+from ringlab_course.exercises.e16_bug_clinic import charts as e16_charts
+from ringlab_course.exercises.e16_bug_clinic.hints import HINTS
+from ringlab_course.exercises.e16_bug_clinic.mistakes import Results, mistakes, named
+
+ONWARD = "In this ring everything goes to the next one, which is what `ring.origin` counts on."
+
+
+def _plain(rng: np.random.Generator) -> list[Run]:
+    """Equal shards, the smallest first: every layout, 1 to 4 ranks."""
+    seed = int(rng.integers(1 << 30))
+    runs = [
+        Run(P, P * L, layout, causal, H=1, K=1, D=4, seed=seed + P)
+        for P, L, layout, causal in (
+            (1, 3, "contiguous", True), (2, 2, "striped", True), (2, 3, "contiguous", False), (3, 1, "contiguous", True),
+            (3, 4, "contiguous", True), (3, 4, "zigzag", True), (4, 2, "striped", True), (4, 4, "contiguous", False),
+        )
+    ]  # fmt: skip
+    return runs
+
+
+def _hard(rng: np.random.Generator) -> list[Run]:
+    """Eight ranks, lengths that do not divide, ranks without a token, other dtypes, scores of every size."""
+    seed = int(rng.integers(1 << 30))
+    run = partial(Run, H=2, K=2, D=8, causal=True)
+    return [
+        run(2, 5, "striped", seed=seed),
+        run(3, 2, "contiguous", seed=seed + 1),
+        run(3, 11, "zigzag", seed=seed + 2, dtype="float64"),
+        run(3, 24, "striped", seed=seed + 3, values="negative"),
+        run(3, 24, "contiguous", seed=seed + 4, values="rising"),
+        run(4, 16, "token-fold", seed=seed + 5, dtype="bfloat16"),
+        run(8, 35, "zigzag", seed=seed + 6),
+        run(8, 40, "striped", seed=seed + 7, causal=False),
+    ]
+
+
+def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = None) -> tuple[Results, Any]:
+    """Return what every rank of the learner's program returned, as tensors of the right shapes, and the outcome."""
+    given = shards_of(run)
+    shared = {"positions": given.positions, "causal": run.causal}
+    try:
+        outcome = subject.run_ring(run.P, *given.of(patient.returns), faults=faults, **shared)
+    except Crashed as crash:
+        told = f"{crash.message} {crash.counterexample}"
+        if patient.name == "fir" and "(DeadlockError)" in crash.message:
+            raise named("fir", "all_send_first").failure(f"{run}\n{crash.counterexample}") from None
+        if len(set(given.layout.lengths)) == 1 or not re.search(r"MismatchError|size of tensor|shape", told):
+            raise
+        if not _right_on_equal_shards(subject, patient):
+            raise  # what it meets is not the block that it takes it for, whatever the lengths
+        raise named(patient.name, "assumes_equal_lengths").failure(f"{run}\n{crash.counterexample}") from None
+    found: Results = []
+    for rank, answer in enumerate(outcome.results):
+        parts = expect_tuple(answer, patient.returns)
+        like = given.qs[rank].shape
+        for name, part in zip(patient.returns, parts, strict=True):
+            expect_array(part, like[:-1] if name == "lse" else like, name=name)
+        found.append(tuple(torch.as_tensor(part) for part in parts))
+    return found, outcome
+
+
+def _right_on_equal_shards(subject: Any, patient: Patient) -> bool:
+    """Return whether three ranks with two tokens each get the right results."""
+    run = Run(3, 6, "contiguous", True, H=1, K=1, D=4, seed=5)
+    try:
+        return _wrong(patient, run, _results(subject, patient, run)[0]) is None
+    except (Crashed, Failure):
+        return False
+
+
+def _verify(
+    subject: Any, patient: Patient, runs: Iterable[Run], faults: Callable[[], Faults | None] = lambda: None
+) -> None:
+    """Return if every run is right. Raises: Failure of the first one that is wrong, named if all runs look like one mistake."""
+    untried: list[tuple[Run, Results]] = []
+    suspects = [mistake for mistake in mistakes(patient.name) if mistake.imitate]
+    first: Failure | None = None
+    try:
+        for run in runs:
+            results, _ = _results(subject, patient, run, faults())
+            untried.append((run, results))
+            first = first or _wrong(patient, run, results)
+            if first:
+                suspects = [
+                    each for each in suspects if all(_same(patient, each, *found) for found in untried)
+                ]
+                untried.clear()
+                if not suspects:
+                    break  # it is wrong, and no further run could give the mistake a name
+    except Failure:
+        if first is None:
+            raise
+    if first is None:
+        return
+    if suspects:
+        raise suspects[0].failure(first.counterexample)
+    raise first
+
+
+def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
+    """Return what is wrong with these results, None if nothing is."""
+    found = errors_of(run, patient.returns, results)
+    ill = {name: each for name, each in found.items() if not each.ok}
+    if not ill:
+        return None
+    well = [name for name in found if name not in ill]
+    blank = any(part.isnan().any() for result in results for part in result)
+    told = "NaN" if blank else "wrong values"
+    rest = f"; {' and '.join(well)} {'is' if len(well) == 1 else 'are'} right" if well else ""
+    lines = [str(run)]
+    for name, each in ill.items():
+        worst = int(np.argmax([np.inf if np.isnan(error) else error for error in each.by_rank]))
+        lines.append(
+            f"{name}: relative error {each.error:.1e}, allowed {each.bound:.1e}; largest on rank {worst}"
+        )
+    return Failure(f"{patient.name}: {told} in {' and '.join(ill)}{rest}.", "\n".join(lines))
+
+
+def _same(patient: Patient, mistake: Misconception, run: Run, results: Results) -> bool:
+    """Return whether the imitation returns the same up to rounding, and is wrong in the same results."""
+    assert mistake.imitate is not None
+    imitated = mistake.imitate(run)
+    if imitated is None:
+        return False
+    near = 1e-2 if run.dtype == "bfloat16" else 1e-4
+    pairs = [(a, b) for x, y in zip(results, imitated, strict=True) for a, b in zip(x, y, strict=True)]
+    return _ill(patient, run, results) == _ill(patient, run, imitated) and all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=near, atol=near, equal_nan=True)
+        for a, b in pairs
+    )
+
+
+def _ill(patient: Patient, run: Run, results: Results) -> list[str]:
+    """Return the names of the results that are wrong."""
+    return [name for name, each in errors_of(run, patient.returns, results).items() if not each.ok]
+
+
+def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
+    """Return if the submission's own chart of the patient holds. Raises: Failure.
+
+    by_name: its fault, or what was found to be the fault, has to be the right one too. That is for hidden
+    checks only: a visible one would give the name away.
+    """
+    try:
+        chart = e16_charts.examined(name, subject.other("chart").call(name))
+    except Failure as failure:
+        raise named(name, "not_diagnosed").failure(str(failure)) from None
+    if by_name and e16_charts.KEY[name] not in (chart.fault, chart.found):
+        raise named(name, "by_another_name").failure()
+
+
+def _values(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        _verify(subject, patient, _plain(rng))
+        _expect_diagnosed(subject, patient.name, by_name=False)
+
+    return run
+
+
+def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        _verify(subject, patient, _hard(rng), lambda: Faults(seed=int(rng.integers(1 << 30)), late=0.5))
+        _expect_diagnosed(subject, patient.name, by_name=True)
+
+    return run
+
+
+def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        for P, S, layout in (
+            (1, 3, "contiguous"),
+            (2, 4, "contiguous"),
+            (4, 16, "zigzag"),
+            (3, 6, "striped"),
+        ):
+            given = Run(P, S, layout, True, H=2, K=2, D=4, seed=int(rng.integers(1 << 30)))
+            trace = _results(subject, patient, given)[1].trace
+            most = 2 * (P - 1) if patient.is_forward else 4 * P - 2
+            for rank in range(P):
+                sends = [event for event in trace.exchanges(rank) if event.bytes_sent]
+                sent, needed = sum(e.bytes_sent for e in sends), needed_bytes(given, patient.returns, rank)
+                example = f"{given}: rank {rank} sent {sent:,} bytes in {len(sends)} messages; {needed:,} are needed, in {most} at most"
+                others = {e.to for e in sends} - {(rank + 1) % P}
+                if others == {(rank - 1) % P}:
+                    raise Failure(f"{patient.name} sends to the previous rank. {ONWARD}", example)
+                if others:
+                    raise named(patient.name, "asks_everybody").failure(example)
+                if sent > needed and P > 1 and _sent_before(patient.name, given, rank) == sent:
+                    raise named(patient.name, "as_it_was").failure(example)
+                if sent > needed or len(sends) > most:
+                    raise Failure(f"{patient.name}: more is sent than needed.", example)
+
+    return run
+
+
+def _sent_before(name: str, run: Run, rank: int) -> int:
+    """Return what `rank` sent before anybody mended the patient, 0 if it broke off."""
+    given, patient = shards_of(run), PATIENTS[name]
+    arguments = given.of(patient.returns)
+
+    def on_rank(ring: Any) -> Any:
+        own = (each[ring.rank].clone() for each in arguments)
+        return patient.program(ring, *own, positions=given.positions, causal=run.causal)
+
+    try:
+        return VirtualCluster(run.P, memory=False).run(on_rank).trace.bytes_sent(rank)
+    except Exception:
+        return 0
+
+
+def _stage(name: str) -> Stage:
+    patient = PATIENTS[name]
+    what = " and ".join(patient.returns) if patient.is_forward else "dQ, dK and dV"
+    return Stage(
+        id=f"16.{name}",
+        function=name,
+        title=f"{name.capitalize()}, mended",
+        kind="ring",
+        helpers=("chart",),
+        hints=HINTS[name],
+        misconceptions=mistakes(name),
+        checks=(
+            Check("values", 1, "visible", f"{what} of every rank, any layout, P = 1 to 4; its chart holds", _values(patient)),
+            Check("any", 2, "held-out", "8 ranks, lengths that do not divide, other dtypes, scores of any size; its chart names the fault", _any(patient)),
+            Check("cost", 1, "visible", "to the next rank only, no byte more than needed", _cost(patient), kind="cost"),
+        ),
+    )  # fmt: skip
+
+
+STAGES = tuple(_stage(name) for name in TO_MEND)

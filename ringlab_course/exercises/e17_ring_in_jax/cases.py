@@ -1,0 +1,292 @@
+"""The inputs of exercise 17, their truth with derived bounds, and rings with mistakes in float64 NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab.conformance import tolerance
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.mesh import HOST
+
+if TYPE_CHECKING:
+    from ringlab_course.mesh.examine import Examined
+
+mistake = mistakes_of("17.forward")
+
+D = 8
+FORWARD, ALL = ("out", "lse"), ("out", "lse", "dq", "dk", "dv")
+Parts = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """q, k, v and cotangents in the order of the text, and which positions each device owns."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    dlse: Tensor
+    positions: np.ndarray
+    text: str
+    window: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return len(self.positions)
+
+    @property
+    def length(self) -> int:
+        return self.positions.shape[1]
+
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """Return (S, S): True where a query sees a key."""
+        index = np.arange(self.positions.size)
+        return sees(self.window)(index, index)
+
+    @cached_property
+    def true(self) -> tuple[np.ndarray, ...]:
+        """Return out, lse, dq, dk and dv of the oracle, float64."""
+        out, lse = oracle.attention(self.q, self.k, self.v, mask=self.visible)
+        return out, lse, *self.gradients(self.dlse.numpy())
+
+    def gradients(self, dlse: np.ndarray, dout: Tensor | np.ndarray | None = None) -> Parts:
+        """Return the oracle's dq, dk and dv with this cotangent of lse, and of out if one is given."""
+        dout = self.dout if dout is None else dout
+        return tuple(
+            oracle.gradients(self.q, self.k, self.v, dout, mask=self.visible, dlse=oracle.float64(dlse))
+        )
+
+    def bound(self, gradients: bool) -> float:
+        """Return the largest relative error allowed, that of the part which may have most.
+
+        `tolerance` knows of dout alone. Gradients are linear in (dout, dlse): what dlse adds may err by twice what the
+        plainest implementation errs there, and by what storing lse in float32 moves it.
+        """
+        parts = (self.q, self.k, self.v, self.dout)
+        held = tolerance.bounds(*parts, mask=Mask(window=self.window))
+        if not gradients:
+            return max(held[name] for name in FORWARD)
+        zero, dlse = np.zeros(self.true[0].shape), oracle.float64(self.dlse)
+        alone, of_dout = self.gradients(dlse, zero), self.gradients(np.zeros(dlse.shape))
+        state = float(np.finfo(np.float32).eps)
+        moved = self.gradients(np.abs(dlse) * state * (1 + np.abs(self.true[1]) / 2), zero)
+        for name, plain, right, main, move, total in zip(
+            ALL[2:], self._plain_of_lse(), alone, of_dout, moved, self.true[2:], strict=True
+        ):
+            error = held[name] * _largest(main) + tolerance.FACTOR * _largest(plain - right) + _largest(move)
+            held[name] = error / (_largest(total) or 1.0) + torch.finfo(self.q.dtype).eps
+        return max(held.values())
+
+    def _plain_of_lse(self) -> list[np.ndarray]:
+        """Gradients of Σ dlse · lse by autograd, in the dtype of q."""
+        leaves = [x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v)]
+        with torch.enable_grad():
+            scores = leaves[0] @ leaves[1].mT * self.q.shape[-1] ** -0.5
+            lse = scores.masked_fill(~torch.from_numpy(self.visible), -torch.inf).float().logsumexp(-1)
+            loss = (lse * self.dlse).sum() + 0 * leaves[2].sum()
+        return [oracle.float64(x) for x in torch.autograd.grad(loss, leaves)]
+
+    def dealt(self, x: np.ndarray, axis: int = 2) -> np.ndarray:
+        """Return x, in the order of the text, in the order in which devices own it."""
+        return np.take(x, self.positions.ravel(), axis=axis)
+
+    def in_order(self, x: np.ndarray) -> np.ndarray:
+        """Return the inverse of `dealt`."""
+        return np.take(x, np.argsort(self.positions.ravel()), axis=2)
+
+    def given(self) -> list[np.ndarray]:
+        """Return q, k and v as they are handed out, float32."""
+        return [self.dealt(x.float().numpy()) for x in (self.q, self.k, self.v)]
+
+    def cotangents(self) -> list[np.ndarray]:
+        """Return dout and dlse as they are handed out, float32."""
+        return [self.dealt(x.float().numpy()) for x in (self.dout, self.dlse)]
+
+
+def case(
+    rng: np.random.Generator,
+    deal: Layout | np.ndarray,
+    name: str = "",
+    *,
+    window: int | None = None,
+    size: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    """Return a problem of one sequence and two heads on this layout, or on these positions."""
+    if isinstance(deal, Layout):
+        name, deal = name or deal.name, np.stack([deal.positions(rank) for rank in range(deal.P)])
+    shape = (1, 2, deal.size, D)
+    q, k, v, dout = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for _ in range(4))
+    dlse = torch.from_numpy(rng.standard_normal(shape[:-1]).astype(np.float32))
+    narrow = ", bfloat16" if dtype == torch.bfloat16 else ""
+    text = f"P={len(deal)}, {deal.shape[1]} tokens on each device, {name}{narrow}"
+    text += f", window of {window}" if window else ""
+    q, k, v = ((size * q).to(dtype), (size * k).to(dtype), v.to(dtype))
+    return Case(q, k, v, dout.to(dtype), dlse, deal, text, window)
+
+
+def shuffled(rng: np.random.Generator, P: int, L: int) -> np.ndarray:
+    """Return positions dealt at random, each device's in order."""
+    return np.sort(rng.permutation(P * L).reshape(P, L), axis=1)
+
+
+def sees(window: int | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return a function of positions of queries and keys: the causal mask, with a window if there is one."""
+
+    def mask(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        age = queries[:, None] - keys
+        return (age >= 0) if window is None else (age >= 0) & (age < window)
+
+    return mask
+
+
+def furthest(positions: np.ndarray, window: int | None) -> int:
+    """Return how many hops the block makes that goes furthest to a device that needs it."""
+    P, mask = len(positions), sees(window)
+    return max(
+        step for step in range(P) for rank in range(P)
+        if step == 0 or mask(positions[rank], positions[(rank - step) % P]).any()
+    )  # fmt: skip
+
+
+def walk(
+    given: Case,
+    *,
+    steps: Callable[[Case], Iterable[int]] = lambda given: range(given.ranks),
+    here: Callable[[int, int, int], int | None] = lambda rank, step, P: (rank - step) % P,
+    believed: Callable[[int, int, int], int] = lambda rank, step, P: (rank - step) % P,
+    mask: Callable[[Case, int, int], np.ndarray] | None = None,
+) -> Parts:
+    """Return (out, lse) of a ring in float64, dealt: `here` says whose block is there, None a block of zeros.
+
+    believed: whose positions the mask is made of. mask: of this rank's queries and that origin's keys, if not
+    the right one.
+    """
+    q, k, v = (np.split(oracle.float64(x), given.ranks, axis=2) for x in given.given())
+    outs, lses = [], []
+    for rank in range(given.ranks):
+        keys, values, masks = [], [], []
+        for step in steps(given):
+            origin, assumed = here(rank, step, given.ranks), believed(rank, step, given.ranks)
+            keys.append(np.zeros_like(k[0]) if origin is None else k[origin])
+            values.append(np.zeros_like(v[0]) if origin is None else v[origin])
+            right = sees(given.window)(given.positions[rank], given.positions[assumed])
+            masks.append(right if mask is None else mask(given, rank, assumed))
+        if keys:
+            out, lse = oracle.attention(
+                q[rank],
+                np.concatenate(keys, 2),
+                np.concatenate(values, 2),
+                mask=np.concatenate(masks, 1),
+                scale=D**-0.5,
+            )
+        else:
+            out, lse = np.zeros(q[rank].shape), np.full(q[rank].shape[:-1], -np.inf)
+        outs.append(out)
+        lses.append(lse)
+    return np.concatenate(outs, 2), np.concatenate(lses, 2)
+
+
+def look(
+    subject: Any, given: Case, named: dict[str, Misconception], *, gradients: bool = False, run: bool = True
+) -> Examined:
+    """Return what came of the learner's program. Raises: Failure where it has no answer, named where it can be."""
+    keywords = {} if given.window is None else {"window": given.window}
+    dtype = str(given.q.dtype).removeprefix("torch.")
+    try:
+        found = subject.examine(
+            given.positions,
+            given.given(),
+            given.cotangents() if gradients else [],
+            dtype=dtype,
+            keywords=keywords,
+            run=run,
+        )
+    except Crashed as crash:
+        told = f"{crash.message} {crash.counterexample}"
+        for error, name in RAISED.items():
+            if error in told:
+                raise TRACED[name].failure(f"{given.text}\n{crash.counterexample}".strip()) from None
+        raise
+    if found.fault:
+        raise Failure(
+            "The program's answer has not the form that it should have.", f"{given.text}: {found.fault}"
+        )
+    if HOST & set(found.others):
+        raise Failure(
+            "The program calls Python while it runs. Blocks travel between devices by lax.ppermute, and nothing else is needed.",
+            f"{given.text}: {', '.join(found.others)}",
+        )
+    if found.not_run:
+        raise (named.get(found.not_run) or NOT_RUN[found.not_run]).failure(given.text)
+    return found
+
+
+def answers(
+    subject: Any, cases: Iterable[Case], named: dict[str, Misconception], *, gradients: bool = False
+) -> Iterator[Answered]:
+    """Yield each case's answer beside its truth, in the order in which devices own the tokens."""
+    names = ALL if gradients else FORWARD
+    for given in cases:
+        found = look(subject, given, named, gradients=gradients)
+        right = tuple(map(given.dealt, given.true[: len(names)]))
+        if gradients:
+            _of_the_forward(found.results[:2], right[:2], given)
+        yield Answered(found.results, right, given.bound(gradients), (given,), names, given.text)
+
+
+def _of_the_forward(answer: Parts, truth: Parts, given: Case) -> None:
+    """Raises: Failure where out and lse are wrong: the gradients are then, too, and for no reason of their own."""
+    try:
+        compare_with(answer, truth, bound=given.bound(True), names=FORWARD, case=given.text)
+    except Failure as failure:
+        raise Failure(
+            "out and lse are wrong, before any gradient: `keep` returns them, from `ring_forward`. Mend 17.forward first.",
+            failure.counterexample,
+        ) from None
+
+
+def verify(
+    subject: Any, cases: Sequence[Case], mistakes: Sequence[Misconception], *, gradients: bool = False
+) -> None:
+    """Raise the Failure of the first wrong answer, by the name of the mistake that explains all."""
+    named = {each.name: each for each in mistakes}
+    compare_all(answers(subject, cases, named, gradients=gradients), mistakes)
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x).max(initial=0.0))
+
+
+RAISED = {
+    "TracerBoolConversionError": "asks_by_if",
+    "ConcretizationTypeError": "asks_by_if",
+    "TracerIntegerConversionError": "numpy_by_tracer",
+    "TracerArrayConversionError": "numpy_by_tracer",
+}
+"""What JAX raises while it writes a program down, and the mistake behind it."""
+TRACED = {
+    "asks_by_if": mistake("asks_by_if"),
+    "numpy_by_tracer": mistake("numpy_by_tracer"),
+}
+"""What is told where JAX stops while it writes a program down, in any stage."""
+NOT_RUN = {
+    "branch": mistake("branch"),
+    "turns": mistake("turns"),
+}  # fmt: skip

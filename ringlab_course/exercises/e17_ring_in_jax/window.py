@@ -1,0 +1,159 @@
+"""Checks of 17.window: a sliding window in global positions, and no hop that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ringlab.layout import contiguous, zigzag
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e17_ring_in_jax.cases import (
+    Case,
+    Parts,
+    case,
+    furthest,
+    look,
+    sees,
+    verify,
+    walk,
+)
+
+mistake = mistakes_of("17.window")
+
+L = 4
+
+
+def _ring(**how: Any) -> Callable[[Case], Parts]:
+    return lambda given: walk(given, **how)
+
+
+def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], Parts]:
+    """Return a ring whose mask is made of ages of keys and the window."""
+
+    def mask(given: Case, rank: int, origin: int) -> np.ndarray:
+        return seen(given.positions[rank][:, None] - given.positions[origin], given.window or 0)
+
+    return _ring(mask=mask)
+
+
+def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
+    """The window by places inside of blocks, causality by positions. Raises: ValueError where that hides nothing."""
+    if given.length <= (given.window or 0):
+        raise ValueError("a window that no block ends")
+    age, own = given.positions[rank][:, None] - given.positions[origin], np.arange(given.length)
+    return (age >= 0) & (abs(own[:, None] - own) < (given.window or 0))
+
+
+def of_contiguous(given: Case) -> range:
+    """Return the steps that a contiguous layout needs."""
+    return range(min(given.ranks, -(-((given.window or 1) - 1) // given.length) + 1))
+
+
+def _of_the_first(given: Case) -> range:
+    """The steps that device 0 needs."""
+    mask = sees(given.window)
+    needed = [
+        s for s in range(given.ranks) if mask(given.positions[0], given.positions[-s % given.ranks]).any()
+    ]
+    return range(max(needed) + 1)
+
+
+def _fewer(given: Case) -> range:
+    return range(max(1, len(of_contiguous(given)) - 1))
+
+
+MISTAKES = (
+    mistake("no_window", _by_age(lambda age, window: age >= 0)),
+    mistake("one_key_more", _by_age(lambda age, window: (age >= 0) & (age <= window))),
+    mistake("both_sides", _by_age(lambda age, window: abs(age) < window)),
+    mistake("window_inside_blocks", _ring(mask=_inside)),
+    mistake("a_hop_too_few", _ring(steps=_fewer)),
+    mistake("asks_one_device", _ring(steps=_of_the_first)),
+    mistake("stops_by_contiguous", _ring(steps=of_contiguous)),
+    mistake("lets_all_travel"),
+    mistake("a_hop_too_many"),
+    mistake("hull_of_the_positions"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    """A window that reaches into the second block before."""
+    verify(subject, [case(rng, contiguous(L * 5, 5), window=6)], MISTAKES)
+
+
+def _count(subject: Any, given: Case, otherwise: str = "") -> None:
+    """Raises: Failure where blocks travel that nobody needs; `otherwise` names a mistake where others cannot be."""
+    found, needed = look(subject, given, NAMED), furthest(given.positions, given.window)
+    example = f"{given.text}: {found.messages} messages of a device, {found.blocks:g} blocks; {2 * needed} are enough"
+    if found.others:
+        raise Failure("The compiled program has a collective that brings all blocks to all devices.", example)
+    if found.blocks <= 2 * needed and found.messages <= 2 * needed:
+        return
+    if otherwise:
+        raise NAMED[otherwise].failure(example)
+    if found.blocks >= 2 * (given.ranks - 1) > 2 * (needed + 1):
+        raise NAMED["lets_all_travel"].failure(example)
+    if found.blocks == 2 * (needed + 1):
+        raise NAMED["a_hop_too_many"].failure(example)
+    raise Failure("The compiled program sends more blocks than anybody needs.", example)
+
+
+def _check_sends(subject: Any, rng: np.random.Generator) -> None:
+    _count(subject, case(rng, contiguous(L * 5, 5), window=6))
+
+
+def _edges(rng: np.random.Generator) -> list[Case]:
+    """A window that ends at a block's edge; and a layout that is not contiguous and needs few hops."""
+    turned = np.roll(np.arange(L * 4).reshape(4, L), 1, axis=0)
+    return [
+        case(rng, contiguous(L * 4, 4), window=L + 1),
+        case(rng, turned, "contiguous, begun at device 1", window=L),
+    ]
+
+
+def _cyclic(rng: np.random.Generator) -> Case:
+    """Two chunks a device, far from each other: between its first and its last token lies all that others own.
+
+    The later chunk comes first, so that neither the ends of a row nor its first and last entry say what is near.
+    """
+    chunks = np.arange(L * 4).reshape(2, 4, 2)
+    return case(rng, np.concatenate([chunks[1], chunks[0]], axis=1), "block-cyclic", window=2)
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    """Near chunks on far devices, and far chunks on one. In the first layout all mistakes differ from each other."""
+    verify(subject, [case(rng, zigzag(L * 4, 4), window=3)], MISTAKES)
+    verify(subject, [*_edges(rng), _cyclic(rng)], MISTAKES)
+
+
+def _check_edges(subject: Any, rng: np.random.Generator) -> None:
+    for given in _edges(rng):
+        _count(subject, given)
+    _count(subject, _cyclic(rng), "hull_of_the_positions")  # who is a hop off anywhere has failed above
+
+
+STAGE = Stage(
+    id="17.window",
+    function="window_ring",
+    title="A window, and no hop too many",
+    kind="mesh",
+    helpers=("ring_forward",),
+    hints=(
+        "All devices make the same hops. For which steps is there any device at all that sees a key of the block that is there?",
+        "`positions` and `window` are known while the program is written down: with NumPy, for each step and each rank, is any 0 ≤ positions[rank][:, None] − "
+        "positions[(rank − step) % P] < window? The largest step for which some rank says yes is the number of hops. Loop so often; the mask has the window too.",
+        r"$\text{hops} = \max\{\,s : \exists\, r, i, j: \; 0 \le \mathrm{pos}_r[i] - \mathrm{pos}_{(r-s) \bmod P}[j] < w\,\}$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "values with a window, contiguous, P = 5", _check_values),
+        Check("sends", 2, "visible", "no hop that nobody needs: 2 of 4", _check_sends, kind="cost"),
+        Check("layouts", 2, "stress", "values in any layout, and with windows that end at a block's edge", _check_layouts),
+        Check("edges", 1, "held-out", "no hop that nobody needs, at a block's edge and in any layout", _check_edges, kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,172 @@
+"""From what the suite found to what a learner is told: the mistake by its name, and the smallest run that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ringlab.conformance.runner import Finding
+from ringlab.conformance.runs import Ran, Run, measure
+from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.crashes import reason
+from ringlab_course.checking.diagnosis import compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.exercises.e18_capstone.suite import BACKWARD, Learners, positions_of
+from ringlab_course.exercises.e18_capstone.truth import answered
+
+BY_FINDING = {
+    "types": "another_dtype",
+    "scale": "ignores_the_scale",
+    "rank dies": "swallows_a_death",
+    "dies in backward": "swallows_a_death",
+    "wrong shape": "takes_any_length",
+    "peak memory": "keeps_every_block",
+}
+"""What a failure of the suite's check means where nothing says more."""
+SMALL = tuple(
+    Run(P, S, layout, causal, H=2, K=2, D=4)
+    for P, S, layout, causal in (
+        (1, 2, "contiguous", True),
+        (2, 2, "contiguous", True),
+        (2, 4, "contiguous", True),
+        (3, 6, "contiguous", True),
+        (3, 6, "striped", True),
+        (3, 12, "zigzag", True),
+        (3, 6, "contiguous", False),
+        (4, 8, "zigzag", False),
+    )
+)
+"""The runs that tell mistakes apart, the smallest first; heads are of groups in `GROUPED`."""
+GROUPED = (Run(2, 4, "contiguous", False, H=4, K=2, D=4), Run(3, 6, "contiguous", True, H=4, K=2, D=4))
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Explains what the suite found about one of the two rings."""
+
+    mistakes: tuple[Misconception, ...]
+    named: Mapping[str, Misconception]
+    compared: tuple[Misconception, ...]
+
+    def failure(self, learners: Learners, finding: Finding) -> Failure:
+        """Return what to tell of a check that failed: the mistake, if it is one that is known."""
+        ran = _troubled(learners, finding)
+        example = _example(finding)
+        if ran is not None:
+            crash = learners.crashes[ran.run]
+            name = reason(crash, ragged=_ragged(ran.run))
+            if name is None:
+                return Crashed(crash.message, f"{ran.run}\n{crash.counterexample}")
+            return self.named[name].failure(f"{ran.run}\n{crash.counterexample}")
+        name = _by_evidence(learners, finding) or _by_nan(learners, finding)
+        if name is None and finding.name not in BY_FINDING:
+            told, small_are_right = self._by_values(learners)
+            if told is not None:
+                return told
+            name = _by_kind(learners, finding) if small_are_right else None
+        name = name or BY_FINDING.get(finding.name)
+        if name is not None:
+            return self.named[name].failure(example)
+        what = f"`{learners.subject.function}`: “{finding.name}” of the conformance suite does not hold: {finding.asks}."
+        return Failure(what, example)
+
+    def _by_values(self, learners: Learners) -> tuple[Failure | None, bool]:
+        """The failure of a known mistake that gives the same values in all small runs; whether these are right."""
+        small_are_right = True
+        for runs, mistakes in ((GROUPED, _groups(self.mistakes)), (SMALL, self.compared)):
+            wanted = [run for run in runs if run.causal or learners.names != BACKWARD]
+            rans = [ran for ran in learners.made(wanted) if ran.trouble is None]
+            try:
+                compare_all((case for ran in rans for case in answered(ran, learners.names)), mistakes)
+            except Failure as failure:
+                small_are_right = small_are_right and runs is GROUPED
+                if failure.misconception is not None:
+                    return self.named[failure.misconception].failure(failure.counterexample), False
+        return None, small_are_right
+
+
+def _groups(mistakes: tuple[Misconception, ...]) -> tuple[Misconception, ...]:
+    return tuple(mistake for mistake in mistakes if mistake.name == "heads_in_turn")
+
+
+def _troubled(learners: Learners, finding: Finding) -> Ran | None:
+    """The run without a fault that broke off, if the finding is about that."""
+    for ran in learners.rans.values():
+        if (
+            ran.run in learners.crashes
+            and ran.run.fault in ("", "stalls")
+            and f"({ran.run})" in finding.evidence
+        ):
+            return ran
+    return None
+
+
+def _example(finding: Finding) -> str:
+    return (
+        f"smallest: {finding.counterexample}\n{finding.evidence}"
+        if finding.counterexample
+        else finding.evidence
+    )
+
+
+def _ragged(run: Run) -> bool:
+    return len({len(own) for own in positions_of(run)}) > 1
+
+
+def _by_evidence(learners: Learners, finding: Finding) -> str | None:
+    """What the suite's own figures say."""
+    if finding.name == "rounds":
+        return "gathers_everything" if "no neighbour" in finding.evidence else "too_many_messages"
+    if finding.name != "bytes":
+        return None
+    beyond = {ran.run: _beyond(ran, learners.names) for ran in learners.rans.values() if ran.run.meter}
+    wide = {run: ratio for run, ratio in beyond.items() if run.dtype != "bfloat16" and ratio > 0}
+    if not wide:
+        return "widens_the_blocks"
+    return "sends_kv_home" if all(ratio == 1 for ratio in wide.values()) else "repeats_heads_on_the_wire"
+
+
+def _beyond(ran: Ran, names: tuple[str, ...]) -> float:
+    """How many K/V blocks more than needed a rank has sent."""
+    run, meters = ran.run, ran.forward or ran.backward
+    if not meters or run.P == 1:
+        return 0.0
+    tokens = 2 * run.B * run.K * (run.S // run.P) * run.D
+    block = tokens * getattr(torch, run.dtype).itemsize
+    needed = (run.P - 1) * block + (run.P * tokens * 4 if names == BACKWARD else 0)
+    return (max(meter.sent for meter in meters) - needed) / block
+
+
+def _by_nan(learners: Learners, finding: Finding) -> str | None:
+    """Which runs hold a NaN, or an infinity that is none, of those that the finding is about."""
+    broken = [ran for ran in learners.rans.values() if _broken(ran)]
+    if not broken or finding.name in BY_FINDING:
+        return None
+    if all(ran.run.values != "normal" for ran in broken):
+        return "overflows"
+    if all(ran.run.causal or ran.run.values != "normal" for ran in broken):
+        return "nan_in_blind_rows"
+    return "reads_before_waiting" if all(ran.run.P > 1 for ran in broken) else None
+
+
+def _by_kind(learners: Learners, finding: Finding) -> str | None:
+    """What values say that are wrong in some kinds of runs only."""
+    wrong = [ran.run for ran in learners.rans.values() if not ran.run.fault and _wrong(ran)]
+    if wrong and all(run.values == "negative" or run.values == "falling" for run in wrong):
+        return "finite_mask"
+    if finding.name in ("large logits", "sloped logits", "blind rows"):
+        return "overflows"
+    if all(run.dtype == "bfloat16" for run in wrong) and (wrong or finding.name == "error growth"):
+        return "narrow_state" if learners.names[0] == "out" else "narrow_sums"
+    return None
+
+
+def _broken(ran: Ran) -> bool:
+    return any(np.isnan(x).any() or np.isposinf(x).any() for x in ran.arrays.values())
+
+
+def _wrong(ran: Ran) -> bool:
+    return ran.trouble is None and any(not each.ok for each in measure(ran, tuple(ran.arrays)))

@@ -1,0 +1,257 @@
+"""Stages 18.forward and 18.backward: the conformance suite's checks, and what it leaves to an exercise to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab.conformance.plan_runs import Check as SuiteCheck
+from ringlab.conformance.runs import Run, expected
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.crashes import reason
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.exercises.e18_capstone import ring_mistakes as mistakes
+from ringlab_course.exercises.e18_capstone.explain import Explainer
+from ringlab_course.exercises.e18_capstone.suite import (
+    BACKWARD,
+    FORWARD,
+    Learners,
+    claims,
+    named,
+    positions_of,
+    shards_of,
+    wide_runs,
+)
+
+Verify = Callable[[Any, np.random.Generator], None]
+STRANGE = ("token-fold", "chunk-3", "chunk-5-folded")
+EXPLAINERS = {
+    FORWARD: Explainer(mistakes.FORWARD, mistakes.FORWARD_NAMED, mistakes.VALUES),
+    BACKWARD: Explainer(mistakes.BACKWARD, mistakes.BACKWARD_NAMED, mistakes.COMPARED),
+}
+
+
+def asks(names: tuple[str, ...], *checks: str, **claimed: Any) -> Verify:
+    """Return a check of the ring that returns `names`: the suite's checks of these names, on inputs of its own."""
+    return _of(names, named(*checks), **claimed)
+
+
+def _of(names: tuple[str, ...], selected: Sequence[SuiteCheck], **claimed: Any) -> Verify:
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        learners = Learners(subject, names, claims(names, **claimed))
+        finding = learners.failing(selected, seed=int(rng.integers(1 << 30)))
+        if finding is not None:
+            raise EXPLAINERS[names].failure(learners, finding)
+
+    return run
+
+
+def memory(names: tuple[str, ...]) -> Verify:
+    """Return the suite's check of memory, on blocks that stand out from what an operating system counts besides."""
+    return _of(names, [wide_runs(check) for check in named("peak memory")], ranks=(4, 8))
+
+
+def bytes_to_the_last(names: tuple[str, ...]) -> Verify:
+    """Return the suite's check of bytes, and one of its own: exact bytes where shards differ in length."""
+    suite = asks(names, "bytes", ranks=(4,), dtypes=("float32", "bfloat16"))
+
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        suite(subject, rng)
+        seed = int(rng.integers(1 << 30))
+        for S, layout in ((7, "striped"), (11, "zigzag"), (2, "contiguous")):
+            given = Run(3, S, layout, causal=True, H=2, K=1, D=8, seed=seed)
+            try:
+                trace = Learners(subject, names, claims(names)).outcome(given).trace
+            except Crashed as crash:
+                name = reason(crash, ragged=True)
+                if name is None:
+                    raise
+                raise EXPLAINERS[names].named[name].failure(f"{given}\n{crash.counterexample}") from None
+            for rank in range(3):
+                _expect_bytes(names, given, rank, trace.bytes_sent(rank))
+
+    return run
+
+
+def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> None:
+    """K and V of what passes through make P − 1 hops, their gradients P."""
+    vectors = 2 * run.B * run.K * run.D * 4
+    passing = [len(positions_of(run)[(rank - step) % run.P]) for step in range(run.P)]
+    right = vectors * (sum(passing[:-1]) + (sum(passing) if names == BACKWARD else 0))
+    if sent != right:
+        lengths = ", ".join(str(len(own)) for own in positions_of(run))
+        example = (
+            f"{run}, {lengths} tokens on the ranks: rank {rank} sent {sent:,} bytes, {right:,} are needed"
+        )
+        if sent < right:
+            raise Failure("Fewer bytes travel than the blocks, and their gradients, have.", example)
+        raise EXPLAINERS[names].named["pads_to_the_longest"].failure(example)
+
+
+def hidden_tiles(names: tuple[str, ...]) -> Verify:
+    """Return the check that pairs of runs that hide from each other are not computed.
+
+    NaN there must touch nothing; and contiguous, the rank that sees one block must have less to do than the one
+    that sees them all, whatever becomes of the NaN. The suite counts products of matrices for this, in the process
+    that makes them; the notebook does so too, and counts elements where there are none. A worker's word is no proof,
+    so in the judge values and the processor's time tell.
+    """
+
+    def run(subject: Any, rng: np.random.Generator) -> None:
+        seed = int(rng.integers(1 << 30))
+        for P, S, layout in ((3, 6, "contiguous"), (3, 12, "zigzag")):
+            given = Run(P, S, layout, causal=True, D=4, seed=seed)
+            learners = Learners(subject, names, claims(names))
+            for rank, rows, keys in _hiding(given):
+                _expect_untouched(learners, given, rank, rows, keys)
+        _expect_less_work(Learners(subject, names, claims(names)), seed)
+
+    return run
+
+
+WORK = {
+    InProcessSubject.effort: Run(4, 256, "contiguous", causal=True, D=4),
+    "seconds of processor time": Run(4, 1024, "contiguous", causal=True, H=16, K=4, D=64),
+}
+"""The runs whose ranks are compared, by what is counted. Products are exact; elements, where a ring has no products of
+matrices, and time count all else that a rank does, so there tiles are large: 64 × 64 × 4 elements beside some dozen for
+each of 64 × 4 numbers; 16 heads of 256 × 256, beside some microseconds for each of 256 tokens."""
+MOST = 0.8
+"""Of the last rank's work, what the first may have. It has 1 block to the last one's 4, and whatever else a step costs: 0.25
+in products, 0.3 to 0.6 in time, on a busy machine too. Whoever computes hidden tiles has the same on both: 1 and more."""
+TRIES = 3
+
+
+def _expect_less_work(learners: Learners, seed: int) -> None:
+    """Compare the first rank with the last in one run. What disturbs one of them once does not do so three times."""
+    run = replace(WORK[learners.subject.effort], seed=seed)
+    by_clock = learners.subject.effort != InProcessSubject.effort
+    least = (
+        0.0 if by_clock else run.H * run.S // run.P * run.S * run.D
+    )  # one multiplication per pair and dimension
+    shares = []
+    for _ in range(TRIES):
+        efforts = learners.efforts(run)
+        if efforts[-1] <= least:
+            return  # it computes where nobody counts, in NumPy say: then the values alone tell
+        shares.append(efforts[0] / efforts[-1])
+        if shares[-1] <= MOST:
+            return
+    text = f"{run}: rank 0 sees 1 block and rank {run.P - 1} {run.P}; {learners.subject.effort}, rank 0 / rank {run.P - 1}: "
+    raise (
+        EXPLAINERS[learners.names]
+        .named["cleans_hidden_tiles"]
+        .failure(text + ", ".join(f"{share:.2f}" for share in shares))
+    )
+
+
+def _hiding(run: Run) -> list[tuple[int, np.ndarray, list[np.ndarray]]]:
+    """Each rank's stretches of rows, with the keys of each other rank's stretches that lie wholly after them."""
+    owned = [own.numpy() for own in positions_of(run)]
+    cuts = [np.split(np.arange(len(own)), np.flatnonzero(np.diff(own) != 1) + 1) for own in owned]
+    found = []
+    for rank, own in enumerate(owned):
+        for rows in cuts[rank]:
+            keys = [
+                np.concatenate(
+                    [
+                        np.zeros(0, int),
+                        *(part for part in cuts[other] if theirs[part].min() > own[rows].max()),
+                    ]
+                )
+                if other != rank
+                else np.zeros(0, int)
+                for other, theirs in enumerate(owned)
+            ]
+            if any(map(len, keys)):
+                found.append((rank, rows, keys))
+    return found
+
+
+def _expect_untouched(
+    learners: Learners, run: Run, rank: int, rows: np.ndarray, keys: Sequence[np.ndarray]
+) -> None:
+    names = learners.names
+    shards = shards_of(run, names)
+    for x in shards[1:3] if names == FORWARD else shards[2:4]:
+        for other, hidden in enumerate(keys):
+            x[other][:, :, torch.from_numpy(hidden)] = torch.nan
+    keywords = {"positions": positions_of(run), "causal": True, "scale": None}
+    result = learners.subject.run_ring(run.P, *shards, **keywords).results[rank]
+    arrays = learners._arrays(run, rank, result)
+    index = positions_of(run)[rank].numpy()[rows]
+    for name in ("out", "lse") if names == FORWARD else ("dq",):
+        got = np.asarray(arrays[name].detach().float().numpy())[:, :, rows]
+        right = getattr(expected(run.plain)[0], name)[:, :, index]
+        if not np.allclose(got, right, rtol=1e-3, atol=1e-3):
+            if np.isfinite(got).all():
+                raise Failure(
+                    "Keys that a row may not see are looked at once the values are right.", str(run)
+                )
+            text = f"{run}: NaN in keys that rows {rows[0]} to {rows[-1]} of rank {rank} may not see reaches {name}"
+            raise EXPLAINERS[names].named["computes_hidden_tiles"].failure(text)
+
+
+def _stage(**fields: Any) -> Stage:
+    return Stage(kind="ring", **fields)
+
+
+FORWARD_STAGE = _stage(
+    id="18.forward",
+    function="ring_forward",
+    title="The forward ring",
+    helpers=("attend_block", "merge"),
+    hints=(
+        "What does a rank hold after step t, of whose keys, and what has it to promise to the rank behind it before it may compute?",
+        "P steps: post K and V (not in the last one) with the length of the block due next, attend to what is here, merge, wait. Cut shards into "
+        "stretches, so that pairs of stretches that hide from each other need no attention. Convert to float32 where you compute, to q's dtype at the end.",
+        r"step $t$, $o = (r-t) \bmod P$: $(O, L) \leftarrow (O, L) \oplus \mathrm{block}(q_r, k_o, v_o)$, query $i$ sees key $j$ where $p_r(i) \geq p_o(j)$",
+    ),
+    misconceptions=mistakes.FORWARD,
+    checks=(
+        Check("values", 2, "visible", "out and lse in full attention, P = 1, 2, 3; dtypes; scale", asks(FORWARD, "types", "forward", "lse", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
+        Check("masks", 2, "visible", "causal by global position: contiguous, striped, zig-zag; nothing sees ahead", asks(FORWARD, "masks", "causality", ranks=(3,))),
+        Check("ragged", 1, "visible", "lengths that do not divide, ranks without tokens, shared heads", asks(FORWARD, "ragged", "grouped heads")),
+        Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(FORWARD, "rounds", ranks=(4,), dtypes=("float32",)), kind="cost"),
+        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(FORWARD), kind="cost"),
+        Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(FORWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag"))),
+        Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8", asks(FORWARD, "error growth", ranks=(1, 8), causal=(False,))),
+        Check("faults", 2, "stress", "a slow network, a rank that dies, a shard of another length", asks(FORWARD, "rank stalls", "rank dies", "wrong shape")),
+        Check("any", 1, "held-out", "layouts that have no name, lengths that do not divide", asks(FORWARD, "masks", "ragged", ranks=(3,), layouts=STRANGE)),
+        Check("bytes", 2, "held-out", "exactly the bytes of K and V", bytes_to_the_last(FORWARD), kind="cost"),
+        Check("memory", 2, "held-out", "memory of a shard's size, on 4 ranks and on 8", memory(FORWARD), kind="cost"),
+    ),
+)  # fmt: skip
+
+BACKWARD_STAGE = _stage(
+    id="18.backward",
+    function="ring_backward",
+    title="The backward ring",
+    helpers=("attend_block",),
+    hints=(
+        "Which sums stay at home, which travel, and with what? And which two numbers per row let you compute a block's weights and their "
+        "gradient without having seen any other block?",
+        "delta = rowsum(dO ∘ O) once, in float32. A block's weights are e^(score − lse) with the lse you are given. dQ adds up at home; dK and dV go on "
+        "with their block in float32, one hop behind it, and make P hops.",
+        r"$P = e^{sQK^\top - L}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ \mathrel{+}= s\,dS\,K$, $\;dK_o \mathrel{+}= s\,dS^\top Q$, $\;dV_o \mathrel{+}= P^\top dO$",
+    ),
+    misconceptions=mistakes.BACKWARD,
+    checks=(
+        Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
+        Check("masks", 2, "visible", "causal by global position, and no gradient from the past to the future", asks(BACKWARD, "masks", "causality", ranks=(3,))),
+        Check("ragged", 1, "visible", "lengths that do not divide, ranks without tokens, shared heads", asks(BACKWARD, "ragged", "grouped heads")),
+        Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(BACKWARD, "rounds", ranks=(4,), dtypes=("float32",)), kind="cost"),
+        Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(BACKWARD), kind="cost"),
+        Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(BACKWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag"))),
+        Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8", asks(BACKWARD, "error growth", ranks=(1, 8), causal=(False,))),
+        Check("faults", 2, "stress", "a slow network, a rank that dies, a shard of another length", asks(BACKWARD, "rank stalls", "rank dies", "wrong shape")),
+        Check("any", 1, "held-out", "layouts that have no name, lengths that do not divide", asks(BACKWARD, "masks", "ragged", ranks=(3,), layouts=STRANGE)),
+        Check("bytes", 2, "held-out", "exactly the bytes of K and V, and of dK and dV", bytes_to_the_last(BACKWARD), kind="cost"),
+        Check("memory", 2, "held-out", "memory of a shard's size, on 4 ranks and on 8", memory(BACKWARD), kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pictures of the course itself: its lessons, its papers, its kill matrix."""

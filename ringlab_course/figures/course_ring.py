@@ -1,0 +1,144 @@
+"""The whole course as one ring: eighteen lessons in a circle, with arrows to what each one needs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ringlab.viz.frontend import import_widgets, is_live
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    RULE,
+    new_figure,
+    show,
+    styled,
+)
+from ringlab_course.catalogue import LESSONS, PARTS, Lesson, lesson
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PART_COLOURS = dict(zip(PARTS, (ORANGE, BLUE, GREEN, PURPLE), strict=True))
+_DARK = {BLUE, GREEN}
+
+
+def course_ring(selected: str = "05") -> None:
+    """Display the ring of lessons around the lesson `selected`, with a slider where somebody can move it."""
+    if is_live():
+        _show_player(selected)
+    else:
+        show(draw_course(selected), alt=describe_lesson(selected))
+
+
+def draw_course(selected: str = "05") -> Figure:
+    """Return the ring with `selected` and the lessons it needs, directly or not, pointed out."""
+    needed = all_needs(selected)
+    with styled():
+        figure = new_figure((6.6, 6.2))
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set(xlim=(-1.55, 1.7), ylim=(-1.55, 1.35), aspect="equal")
+        for item in LESSONS:
+            for source in item.needs:
+                is_path = item.id in (*needed, selected) and source in needed
+                _chord(axes, source, item.id, is_path=is_path)
+        for item in LESSONS:
+            _node(axes, item, is_near=item.id in needed or item.id == selected, is_centre=item.id == selected)
+        _legend(axes)
+        _centre(axes, lesson(selected))
+    return figure
+
+
+def describe_lesson(selected: str) -> str:
+    """Return in words what the picture says about one lesson."""
+    item, needed = lesson(selected), all_needs(selected)
+    before = f"it needs {', '.join(needed)}" if needed else "it needs nothing before it"
+    return (
+        f"The {len(LESSONS)} lessons of the course as a ring. Lesson {item.id}, {item.title} ({item.part}, "
+        f"{item.minutes} minutes): afterwards you can {item.afterwards}; {before}."
+    )
+
+
+def all_needs(lesson_id: str) -> tuple[str, ...]:
+    """Return every lesson that must come before this one, in order."""
+    found: set[str] = set()
+    waiting = list(lesson(lesson_id).needs)
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += lesson(current).needs
+    return tuple(sorted(found))
+
+
+def _place(lesson_id: str, radius: float = 1.0) -> tuple[float, float]:
+    angle = math.pi / 2 - 2 * math.pi * int(lesson_id) / len(LESSONS)
+    return radius * math.cos(angle), radius * math.sin(angle)
+
+
+def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
+    x, y = _place(item.id)
+    colour = PART_COLOURS[item.part]
+    axes.scatter(
+        [x], [y], s=640 if is_centre else 430, color=colour, zorder=3,
+        edgecolors=INK if is_near else colour, linewidths=2.6 if is_near else 1.4,
+    )  # fmt: skip
+    ink = PAPER if colour in _DARK else INK
+    axes.text(x, y, item.id, ha="center", va="center", fontsize=10, color=ink, weight="bold", zorder=4)
+    if is_near:
+        tx, ty = _place(item.id, 1.17)
+        side = "center" if abs(tx) < 0.2 else "left" if tx > 0 else "right"
+        axes.text(tx, ty, _short(item.title), ha=side, va="center", fontsize=8.2, color=INK, zorder=4)
+
+
+def _short(title: str) -> str:
+    return title.split(",")[0].replace("Naive attention and the ", "").removesuffix(": ring")
+
+
+def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
+    style = {
+        "arrowstyle": "-|>", "color": INK if is_path else RULE, "linewidth": 1.8 if is_path else 0.8,
+        "shrinkA": 13, "shrinkB": 13, "connectionstyle": "arc3,rad=0.25",
+    }  # fmt: skip
+    axes.annotate("", xy=_place(target), xytext=_place(source), arrowprops=style, zorder=2 if is_path else 1)
+
+
+def _centre(axes: Axes, item: Lesson) -> None:
+    text = f"{item.id}\n{item.minutes} minutes"
+    axes.text(0, 0, text, ha="center", va="center", fontsize=12, color=QUIET, weight="bold", zorder=5,
+              bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85})  # fmt: skip
+
+
+def _legend(axes: Axes) -> None:
+    for number, (part, colour) in enumerate(PART_COLOURS.items()):
+        x = -1.45 + 0.75 * number
+        axes.scatter([x], [-1.33], s=60, color=colour, zorder=3)
+        axes.text(x + 0.06, -1.33, part, va="center", fontsize=8.2, color=INK)
+    axes.text(-1.51, -1.47, "dark arrows: what the chosen lesson stands on",
+              va="center", fontsize=8.2, color=QUIET)  # fmt: skip
+
+
+def _show_player(selected: str) -> None:
+    """A slider over the lessons; the picture and its words follow it."""
+    ipywidgets = import_widgets()
+    from IPython.display import display
+
+    slider = ipywidgets.SelectionSlider(
+        options=[item.id for item in LESSONS], value=selected, description="lesson", continuous_update=False
+    )
+    picture = ipywidgets.HTML()
+
+    def draw(change: Any = None) -> None:
+        picture.value = as_html(draw_course(slider.value), describe_lesson(slider.value), widest="640px")
+
+    slider.observe(draw, names="value")
+    draw()
+    display(ipywidgets.VBox([slider, picture]))

@@ -1,0 +1,298 @@
+"""The decision map: tokens per rank across, link bandwidth up; which schedule exposes least there.
+
+The rules are in `ringlab_course.figures.decision_rules`; the heavy line is where the ring's hops begin to hide
+(`ringlab.cost.overlap.least_tokens_hidden`). Bytes per second count one direction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.cost.hardware import Hardware, hardware
+from ringlab.cost.sizes import Attention
+from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import (
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    RULE,
+    SKY,
+    YELLOW,
+    new_figure,
+    show,
+    styled,
+)
+from ringlab_course.figures.decision_rules import (
+    ALLGATHER,
+    BANDWIDTH,
+    HIDDEN,
+    HYBRID,
+    NOTHING,
+    RING,
+    TOKENS,
+    ULYSSES,
+    Machine,
+    Question,
+    grid,
+    machines,
+    question,
+)
+from ringlab_course.figures.machines import MACHINES, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOOKS: dict[int, tuple[str, str]] = {
+    HIDDEN: (SKY, ""),
+    RING: (ORANGE, "//"),
+    ULYSSES: (GREEN, ".."),
+    HYBRID: (YELLOW, "\\\\"),
+    ALLGATHER: (PURPLE, "xx"),
+    NOTHING: (RULE, "--"),
+}
+WORDS = {
+    HIDDEN: "ring: hidden",
+    RING: "ring: exposed, but least",
+    ULYSSES: "Ulysses exposes less",
+    HYBRID: "a hybrid exposes less",
+    ALLGATHER: "all-gather exposes less",
+    NOTHING: "nothing fits",
+}
+
+
+AXES = (5.1, 3.6)
+"""About how wide and high the map is, in inches."""
+
+
+def figure(
+    sizes: Attention | None = None,
+    machine: str | Hardware = "h100",
+    P: int = 8,
+    latency_s: float | None = None,
+    memory_bytes: float | None = None,
+    hybrids: bool = False,
+) -> Figure:
+    """Return the map for P ranks of `machine`, with the known machines' links at their own thresholds.
+
+    The map takes the machine's dense peak, its inner link's latency and its whole memory for one
+    layer's attention, unless told otherwise. With `hybrids` rings of Ulysses rows are weighed too.
+    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
+    """
+    asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
+    with styled():
+        drawn = new_figure((8.0, 5.0))
+        ax = drawn.subplots()
+        regions = draw_regions(ax, asked)
+        draw_machines(ax, machines(asked))
+        ax.set_title(_title(asked, machine), fontsize=10.5)
+        _legend(drawn, regions)
+    return drawn
+
+
+def draw_regions(ax: Axes, asked: Question) -> list[int]:
+    """Draw which schedule is best where, the threshold, and what fits; return the schedules that appear."""
+    tokens, rates, best = grid(asked)
+    there = [kind for kind in LOOKS if (best == kind).any()]
+    for kind in there:
+        colour, hatch = LOOKS[kind]
+        mask = np.where(best == kind, 1.0, 0.0)
+        area = ax.contourf(
+            tokens, rates, mask, levels=[0.5, 1.5], colors=[colour], hatches=[hatch], alpha=0.6
+        )
+        area.set_edgecolor(PAPER)  # the colour of the hatch
+        area.set_linewidth(0)
+        place = _room_for(WORDS[kind], best == kind)
+        if place is not None:
+            _write(ax, WORDS[kind], float(tokens[place[0]]), float(rates[place[1]]))
+    ax.plot([asked.threshold(float(B)) for B in rates], rates, color=INK, linewidth=2.2)
+    ax.set(xscale="log", yscale="log", xlim=TOKENS, ylim=BANDWIDTH)
+    ticks = [2**power for power in range(5, 24, 3)]
+    ax.set_xticks(ticks, [_tokens(tick) for tick in ticks])
+    ax.set_yticks([1e8, 1e9, 1e10, 1e11, 1e12], ["100 MB/s", "1 GB/s", "10 GB/s", "100 GB/s", "1 TB/s"])
+    ax.minorticks_off()
+    ax.tick_params(labelsize=9)
+    impossible = "\nUlysses: P ranks cannot share these heads" if asked.ulysses_refusal else ""
+    free = f"{asked.memory_bytes / 1e9:,.0f} GB"
+    ax.set_xlabel(f"tokens per rank; fit into {free}: {_room(asked)}{impossible}", fontsize=9.5)
+    ax.set_ylabel("bandwidth, one way")
+    ax.grid(visible=False)
+    return there
+
+
+def draw_machines(ax: Axes, known: list[Machine]) -> None:
+    """Draw each machine's link where its own ring begins to hide, with its name to the right."""
+    low, high = np.log(BANDWIDTH)
+    head = "a ring hides from\nso many tokens per rank"
+    ax.text(1.03, 1.0, head, transform=ax.transAxes, va="top", fontsize=8.5, color=QUIET)
+    heights = _spread([(np.log(it.bytes_per_s) - low) / (high - low) for it in known], 0.055)
+    for it, height in zip(known, heights, strict=True):
+        at, level = it.threshold, it.bytes_per_s
+        ax.plot((at, TOKENS[1]), (level, level), color=INK, linewidth=0.6, linestyle=":", zorder=3)
+        ax.plot([at], [level], "D", color=PAPER, markeredgecolor=INK, markersize=6, zorder=5, gid=it.name)
+        place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "axes fraction", "va": "center"}
+        line: Any = {"relpos": (0, 0.5), "arrowstyle": "-", "color": QUIET, "linewidth": 0.6, "shrinkA": 1}
+        ax.annotate(
+            f"{it.name}: {at:,.0f}", (1.0, level), (1.03, height), fontsize=8.5, arrowprops=line, **place
+        )
+
+
+def describe(
+    sizes: Attention | None = None,
+    machine: str | Hardware = "h100",
+    P: int = 8,
+    latency_s: float | None = None,
+    memory_bytes: float | None = None,
+    hybrids: bool = False,
+) -> str:
+    """Return the map in words: its alternative text."""
+    asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
+    _, _, best = grid(asked)
+    shares = ", ".join(
+        f"{WORDS[kind]} on {(best == kind).mean():.0%}" for kind in LOOKS if (best == kind).any()
+    )
+    ulysses = f"Ulysses cannot be used: it {asked.ulysses_refusal}. " if asked.ulysses_refusal else ""
+    points = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in machines(asked))
+    return (
+        f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
+        f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
+        f"Most tokens per rank in {asked.memory_bytes / 1e9:,.0f} GB: {_room(asked)}. "
+        f"A ring hides from so many tokens per rank: {points}."
+    )
+
+
+def player(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> Any:
+    """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map."""
+    ipywidgets = import_widgets()
+
+    late = {"continuous_update": False}
+    which = ipywidgets.SelectionSlider(options=MACHINES, value=machine, description="machine", **late)
+    ranks = ipywidgets.SelectionSlider(
+        options=[2, 4, 8, 16, 32, 64], value=P, description="P (ranks)", **late
+    )
+    heads = ipywidgets.SelectionSlider(options=[8, 16, 32, 64, 128], value=32, description="H", **late)
+    kv_heads = ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32], value=8, description="K", **late)
+    dim = ipywidgets.SelectionSlider(options=[64, 128, 256], value=128, description="D", **late)
+    # Buttons and no drop-down list: JupyterLab takes the arrow keys away from a list.
+    dtype = ipywidgets.ToggleButtons(options=_dtypes(machine), value="bfloat16")
+    dtype.style.button_width = "auto"
+    causal = ipywidgets.Checkbox(value=True, description="causal, balanced")
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        if kv_heads.value > heads.value:
+            kv_heads.value = heads.value  # redraws
+            return
+        sizes = Attention(1, heads.value, kv_heads.value, dim.value, dtype.value, causal.value)
+        given = sizes, which.value, ranks.value
+        picture.value = as_html(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids))
+
+    def other_machine(change: dict[str, Any]) -> None:
+        kept, offered = dtype.value, _dtypes(change["new"])
+        with dtype.hold_trait_notifications():
+            dtype.options = offered
+            dtype.value = kept if kept in offered else "bfloat16"
+        redraw()
+
+    which.observe(other_machine, names="value")
+    for control in (ranks, heads, kv_heads, dim, dtype, causal):
+        control.observe(redraw, names="value")
+    redraw()
+    rows = [[which, ranks], [heads, kv_heads, dim], [dtype, causal]]
+    return ipywidgets.VBox([*(ipywidgets.HBox(row) for row in rows), picture])
+
+
+def play(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> None:
+    """Show the player to a person; where nobody is there to move a slider, the map at the same values."""
+    given = None, machine, P
+    show_player(
+        lambda: player(machine, P, hybrids=hybrids),
+        lambda: show(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids)),
+    )
+
+
+def _dtypes(machine: str) -> list[str]:
+    return [dtype for dtype in ("bfloat16", "float8", "float32") if dtype in hardware(machine).flops_per_s]
+
+
+def _title(asked: Question, machine: str | Hardware) -> str:
+    sizes, known = asked.sizes, machine if isinstance(machine, Hardware) else hardware(machine)
+    mask = "causal" if sizes.causal else "no mask"
+    return f"{short(known)}, {asked.P} ranks: {sizes.H} query, {sizes.K} K/V heads of {sizes.D}, {sizes.dtype}, {mask}"
+
+
+def _room(asked: Question) -> str:
+    """How many tokens per rank fit, by schedule."""
+    names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrid", ALLGATHER: "all-gather"}
+    return ", ".join(f"{names[kind]} {_tokens(asked.most_tokens[kind])}" for kind in asked.choices)
+
+
+def _tokens(count: float) -> str:
+    for size, letter, least in ((2**20, "M", 1000 * 2**10), (2**10, "k", 2**10)):
+        if count >= least:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:.0f}"
+
+
+def _room_for(text: str, mask: np.ndarray) -> tuple[int, int] | None:
+    """The (column, row) at which `text` lies inside a region, as deep as can be; None where it is too narrow."""
+    rows, columns = mask.shape
+    high, wide = round(0.35 / AXES[1] * rows), round((0.085 * len(text) + 0.2) / AXES[0] * columns)
+    for grown in range(max(rows, columns), -1, -2):  # how much more room than it needs
+        h, w = high + grown, wide + grown
+        if h > rows or w > columns:
+            continue
+        total = np.pad(mask.astype(int), ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+        inside = total[h:, w:] - total[:-h, w:] - total[h:, :-w] + total[:-h, :-w] == h * w
+        if inside.any():
+            found = np.argwhere(inside)
+            row, column = found[len(found) // 2]
+            return int(column + w // 2), int(row + h // 2)
+    return None
+
+
+def _spread(heights: list[float], gap: float) -> list[float]:
+    """Move falling heights apart until they are `gap` from each other, as little as that takes, within 0 to 0.88."""
+    placed = list(heights)
+    for _ in range(200):
+        for first in range(len(placed) - 1):
+            lack = gap - (placed[first] - placed[first + 1])
+            if lack > 1e-9:
+                placed[first] = placed[first] + lack / 2
+                placed[first + 1] -= lack / 2
+        placed = [min(0.88, max(0.0, height)) for height in placed]
+    return placed
+
+
+def _write(ax: Axes, text: str, x: float, y: float) -> None:
+    plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.25"}
+    ax.text(x, y, text, ha="center", va="center", fontsize=9.5, fontweight="bold", bbox=plate, zorder=6)
+
+
+def _legend(drawn: Figure, there: list[int]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for kind in there:
+        colour, hatch = LOOKS[kind]
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=0.6, label=WORDS[kind]))
+    handles.append(Line2D([], [], color=INK, linewidth=2.2, label="ring's hops begin to hide"))
+    handles.append(
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="D",
+            color=PAPER,
+            markeredgecolor=INK,
+            label="the same on a known link,\nwith its own machine's FLOP/s",
+        )
+    )
+    drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)

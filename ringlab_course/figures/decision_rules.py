@@ -1,0 +1,144 @@
+"""Which schedule leaves least communication exposed, over tokens per rank and bandwidth.
+
+Everything is weighed by the cost room, `ringlab.cost.choose`. Forward of one attention layer, links all
+alike, balanced layouts; bytes per second count one direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from ringlab.cost.choose import Way, ways
+from ringlab.cost.hardware import Hardware, hardware
+from ringlab.cost.overlap import least_tokens_hidden
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import shared_heads
+from ringlab.errors import CostError
+from ringlab_course.figures.machines import known_links
+
+HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
+KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
+TOKENS, BANDWIDTH = (2**5, 2**23), (1e8, 2e12)
+"""The axes: tokens per rank, and bytes per second one way."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A layer of attention on P ranks, each of F FLOP/s, with `memory_bytes` free for it, any bandwidth.
+
+    hybrids: whether rings of rows that share heads are weighed too, each number of ranks in a row.
+    """
+
+    sizes: Attention
+    P: int
+    F: float
+    latency_s: float
+    memory_bytes: float
+    hybrids: bool = False
+
+    @property
+    def ulysses_refusal(self) -> str:
+        """Return why Ulysses cannot share the heads out among P ranks; empty if it can."""
+        try:
+            shared_heads(self.sizes, self.P)
+        except CostError as error:
+            return f"needs {error.needed}"
+        return ""
+
+    def threshold(self, B: float) -> float:
+        """Return the tokens per rank from which the ring's hops hide."""
+        return least_tokens_hidden(self.F, B, self.sizes, latency_s=self.latency_s)
+
+    def exposed(self, kind: int, c: int, B: float) -> float:
+        """Return the seconds of communication that a schedule exposes; a hybrid's in the best rows that fit."""
+        found = self._ways[RING if kind == HIDDEN else kind]
+        fitting = [it for it in found if it.held_bytes * c <= self.memory_bytes]
+        return min(it.exposed_s(c, self.F, B, self.latency_s) for it in fitting or found)
+
+    def needs_bytes(self, kind: int, c: int) -> int:
+        """Return the bytes of one layer's attention on a rank; with Ulysses those of its tokens and of its heads."""
+        return min(it.held_bytes for it in self._ways[RING if kind == HIDDEN else kind]) * c
+
+    @cached_property
+    def _ways(self) -> dict[int, list[Way]]:
+        """Every way to share the layer out, by schedule."""
+        found: dict[int, list[Way]] = {}
+        for it in ways(self.sizes, self.P):
+            if self.hybrids or it.schedule != "hybrid":
+                found.setdefault(KINDS[it.schedule], []).append(it)
+        return found
+
+    @cached_property
+    def most_tokens(self) -> dict[int, int]:
+        """Return, for each schedule, the most tokens per rank that fit: bytes are proportional to tokens."""
+        return {kind: int(self.memory_bytes // self.needs_bytes(kind, 1)) for kind in self.choices}
+
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """Return the schedules that the heads allow."""
+        return tuple(kind for kind in KINDS.values() if kind in self._ways)
+
+    def best(self, c: int, B: float) -> int:
+        """Return the schedule that exposes least of those that fit; HIDDEN if the ring exposes nothing."""
+        fitting = [kind for kind in self.choices if c <= self.most_tokens[kind]]
+        if not fitting:
+            return NOTHING
+        if RING in fitting and self.exposed(RING, c, B) == 0:
+            return HIDDEN
+        return min(fitting, key=lambda kind: self.exposed(kind, c, B))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A known machine's link, and the tokens per rank from which a ring hides on it."""
+
+    name: str
+    bytes_per_s: float
+    threshold: float
+
+
+def question(
+    sizes: Attention | None = None,
+    machine: str | Hardware = "h100",
+    P: int = 8,
+    latency_s: float | None = None,
+    memory_bytes: float | None = None,
+    hybrids: bool = False,
+) -> Question:
+    """Return the question for ranks of `machine`: its dense peak, its inner link's latency, its whole memory.
+
+    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
+    """
+    sizes = sizes or Attention()
+    if not isinstance(P, int) or P < 2:
+        raise CostError("P >= 2 ranks, an integer", f"P={P!r}")
+    known = machine if isinstance(machine, Hardware) else hardware(machine)
+    latency = known.inside.latency_s if latency_s is None else latency_s
+    memory = known.memory_bytes if memory_bytes is None else memory_bytes
+    if not (latency >= 0 and memory > 0):
+        raise CostError("latency_s >= 0 and memory_bytes > 0", f"{latency!r} and {memory!r}")
+    return Question(sizes, P, known.peak(sizes.dtype), latency, memory, hybrids)
+
+
+def machines(asked: Question) -> list[Machine]:
+    """Return the known machines' links by falling bandwidth, each with its own peak and latency."""
+    found = [
+        Machine(
+            known.name,
+            known.link.bytes_per_s,
+            least_tokens_hidden(known.F, known.link.bytes_per_s, asked.sizes, latency_s=known.link.latency_s),
+        )
+        for known in known_links(asked.sizes.dtype)
+    ]
+    return sorted(found, key=lambda it: (-it.bytes_per_s, it.threshold))
+
+
+@lru_cache(maxsize=8)
+def grid(asked: Question, columns: int = 120, rows: int = 90) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tokens per rank (columns,), bandwidths (rows,), and the best schedule [row, column]."""
+    tokens = np.unique(np.geomspace(*TOKENS, columns).round().astype(int))
+    rates = np.geomspace(*BANDWIDTH, rows)
+    return tokens, rates, np.array([[asked.best(int(c), float(B)) for c in tokens] for B in rates])

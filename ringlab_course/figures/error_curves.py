@@ -1,0 +1,209 @@
+"""Relative error of ring attention against the number of blocks, by dtype and by what is rounded.
+
+The numbers come from `ringlab_course.figures.error_runs`; every curve is a measured mean over SEEDS.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, styled
+from ringlab_course.figures import error_runs
+from ringlab_course.figures.error_runs import DTYPES, PROBES, RANKS, Program
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SEEDS = (0, 1, 2)
+ROUNDED = ("nothing", "out", "lse")
+"""What of the state that is carried from block to block is rounded to the dtype of the inputs."""
+TITLES = {"plain": "plain scores", "large": "large scores", "sloped": "scores that rise"}
+LOOKS: dict[str, dict[str, Any]] = {
+    "lse": {"color": RED, "marker": "s", "linestyle": "-"},
+    "out": {"color": ORANGE, "marker": "^", "linestyle": "-"},
+    "nothing": {"color": BLUE, "marker": "o", "linestyle": "-"},
+}
+FLOOR, CEILING = 2e-7, 6e-2
+"""The range of relative errors in every panel, so that all can be compared."""
+MARKS = "osD"
+TOP = 40.0
+"""The upper edge of the panels of `fault_figure`."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One choice of inputs and dtype: mean relative errors over `ranks` by what of the state is rounded."""
+
+    probe: str
+    dtype: str
+    ranks: tuple[int, ...]
+    errors: Mapping[str, tuple[float, ...]]
+
+    def growth(self, rounded: str) -> float:
+        """Return the error in the most blocks over that in the fewest above one."""
+        first = next(i for i, P in enumerate(self.ranks) if P > 1)
+        return self.errors[rounded][-1] / self.errors[rounded][first]
+
+
+@functools.cache
+def panel(
+    probe: str, dtype: str = "bf16", ranks: tuple[int, ...] = RANKS, seeds: tuple[int, ...] = SEEDS
+) -> Panel:
+    """Return the measured errors for these inputs and this dtype. Raises: ValueError, KeyError for other names."""
+    found = {}
+    for rounded in ROUNDED:
+        program = Program(DTYPES[dtype], lse=rounded == "lse", out=rounded == "out")
+        runs = [error_runs.errors(program, probe, ranks, seed=seed) for seed in seeds]
+        found[rounded] = tuple(sum(column) / len(seeds) for column in zip(*runs, strict=True))
+    return Panel(probe, dtype, ranks, found)
+
+
+def figure(panels: Sequence[Panel]) -> Figure:
+    """Return the panels side by side on one logarithmic scale, each curve labelled where it ends."""
+    with styled():
+        drawing = new_figure((3.7 * len(panels) + 0.9, 4.9))
+        axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for index, (ax, one) in enumerate(zip(axes, panels, strict=True)):
+            _draw(ax, one, whole=panel(one.probe, "fp32", one.ranks) if one.dtype != "fp32" else None)
+            if index == 0:
+                ax.set_ylabel("relative error against float64")
+    return drawing
+
+
+def describe(panels: Sequence[Panel]) -> str:
+    """Return the panels in words: the alternative text of `figure`."""
+    return " ".join(_words(one) for one in panels)
+
+
+def player() -> Any:
+    """Return a widget with buttons for the inputs and the dtype (Tab and Space), picture and words."""
+    ipywidgets = import_widgets()
+
+    from ringlab.viz.picture import as_html
+
+    which = ipywidgets.ToggleButtons(options=[(TITLES[p], p) for p in PROBES], description="inputs")
+    dtype = ipywidgets.ToggleButtons(options=list(DTYPES), description="dtype")
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        chosen = [panel(which.value, dtype.value)]
+        picture.value = as_html(figure(chosen), describe(chosen), widest="34em")
+
+    which.observe(redraw, names="value")
+    dtype.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([which, dtype, picture])
+
+
+def play() -> None:
+    """Show the player to a person; print every panel in words where nobody is there to press a button."""
+    show_player(
+        player,
+        lambda: print(*(_words(panel(probe, dtype)) for dtype in DTYPES for probe in PROBES), sep="\n"),
+    )
+
+
+def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Return one small panel for each named program: its error curves by probe, as exercise 10 hands them out."""
+    columns = min(4, max(1, len(found)))
+    rows = math.ceil(len(found) / columns)
+    with styled():
+        drawing = new_figure((2.65 * columns, 2.5 * rows + 0.4))
+        axes = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        for ax in axes[len(found) :]:
+            ax.set_visible(False)
+        for ax, (name, curves) in zip(axes, found.items(), strict=False):
+            for index, probe in enumerate(PROBES):
+                _draw_probe(ax, ranks, probe, curves[probe], index)
+            again = max(curves["repeat"])
+            note = f"two runs differ by {again:.0e}" if again else "two runs: same bits"
+            ax.text(0.04, 0.05, note, transform=ax.transAxes, fontsize=8.5, color=RED if again else QUIET)
+            ax.set_title(name)
+            _scale(ax, ranks, 2e-4, TOP)
+        for ax in axes[::columns]:
+            ax.set_ylabel("relative error")
+        handles, labels = axes[0].get_legend_handles_labels()
+        drawing.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return drawing
+
+
+def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return the panels of `fault_figure` in words."""
+    sentences = []
+    for name, curves in found.items():
+        parts = [f"{probe} {_told(errors[0])} to {_told(errors[-1])}" for probe, errors in curves.items()]
+        sentences.append(f"{name}: {', '.join(parts)}.")
+    return f"Relative errors from {ranks[0]} to {ranks[-1]} blocks. " + " ".join(sentences)
+
+
+def _told(error: float) -> str:
+    """Return an error in words; of a few roundings of float32 every machine has digits of its own."""
+    return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
+
+
+def _draw(ax: Axes, one: Panel, whole: Panel | None) -> None:
+    right = one.ranks[-1]
+    ends = {}
+    for rounded in ROUNDED if whole else ROUNDED[:1]:
+        ax.plot(one.ranks, one.errors[rounded], markersize=6, **LOOKS[rounded])
+        ends[_label(one.dtype, rounded)] = one.errors[rounded][-1], LOOKS[rounded]["color"]
+    if whole:
+        ax.plot(one.ranks, whole.errors["nothing"], "--", color=QUIET, marker="x", markersize=5)
+        ends["all in fp32"] = whole.errors["nothing"][-1], QUIET
+    for (text, (_, colour)), height in zip(
+        ends.items(), _apart([value for value, _ in ends.values()]), strict=True
+    ):
+        ax.text(right * 1.18, height, text, color=colour, va="center", fontsize=9.5, fontweight="bold")
+    ax.set_title(f"{TITLES[one.probe]}, {one.dtype}")
+    _scale(ax, one.ranks, FLOOR, CEILING)
+    ax.set_xlim(one.ranks[0] * 0.85, right * 4.6)
+
+
+def _label(dtype: str, rounded: str) -> str:
+    if dtype == "fp32":
+        return "all in fp32"
+    return f"state in fp32\n(blocks {dtype})" if rounded == "nothing" else f"{rounded} in {dtype}"
+
+
+def _apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
+    """Heights for labels: those of the values, moved apart to at least a factor, in their order."""
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    heights = list(values)
+    for upper, lower in itertools.pairwise(order):
+        heights[lower] = min(heights[lower], heights[upper] / factor)
+    return heights
+
+
+def _draw_probe(ax: Axes, ranks: Sequence[int], probe: str, errors: Sequence[float], index: int) -> None:
+    """One curve; an error that is infinite stands on the upper edge."""
+    colour = (BLUE, RED, GREEN)[index % 3]
+    shown = [TOP / 2 if math.isinf(error) else error for error in errors]
+    ax.plot(ranks, shown, color=colour, marker=MARKS[index % 3], markersize=4.5, linewidth=1.5, label=probe)
+    if any(math.isinf(error) for error in errors):
+        ax.text(ranks[0], TOP / 4, "not finite", fontsize=8.5, color=INK, va="top")
+
+
+def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(list(ranks), [str(P) for P in ranks])
+    ax.minorticks_off()
+    ax.set_ylim(low, high)
+    ax.set_xlabel("P (blocks)")
+
+
+def _words(one: Panel) -> str:
+    spans = []
+    for rounded in ROUNDED if one.dtype != "fp32" else ROUNDED[:1]:
+        first, last = one.errors[rounded][0], one.errors[rounded][-1]
+        label = _label(one.dtype, rounded).replace("\n", " ")
+        spans.append(f"{label} {first:.0e} to {last:.0e}")
+    span = f"{one.ranks[0]} to {one.ranks[-1]} blocks"
+    return f"{TITLES[one.probe].capitalize()}, {one.dtype}, relative error from {span}: {'; '.join(spans)}."

@@ -1,0 +1,245 @@
+"""The load mosaic: how many score elements every rank computes in every step, and who waits for whom.
+
+All numbers are `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles where a tile is given.
+A ring in lockstep takes as long in each step as its slowest rank; what the mosaic adds up is that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ringlab.errors import LayoutError
+from ringlab.layout import Layout
+from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import INK, PAPER, QUIET, RED, RULE, new_figure, show, styled
+from ringlab_course.figures.load_data import Mosaic, describe, describe_step, mosaics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+By = Literal["step", "origin"]
+MOST_NUMBERED, MOST_OUTLINED = 8, 16
+"""Ranks up to which cells carry numbers, and the slowest ranks outlines."""
+SCALES = (
+    (1.0, "score elements"),
+    (1e3, "thousand score elements"),
+    (1e6, "million score elements"),
+    (1e9, "billion score elements"),
+    (1e12, "trillion score elements"),
+)
+
+
+def figure(
+    layouts: Layout | Sequence[Layout],
+    tile: int | tuple[int, int] | None = None,
+    *,
+    causal: bool = True,
+    by: By = "step",
+    step: int | None = None,
+) -> Figure:
+    """Return the mosaics of one or several layouts in one scale of colour.
+
+    Cells carry numbers up to 8 ranks. With by="step" the slowest rank of a step has a red outline, where
+    others wait for it, and the last row is what the step costs all; by="origin" has a column per owner
+    of the keys. `step` shows steps up to it, and marks it.
+    Raises: LayoutError for no layout, too many ranks, another `by`, or a step that there is not.
+    """
+    many = mosaics(layouts, tile, causal)
+    if by not in ("step", "origin") or (by == "origin" and step is not None):
+        raise LayoutError('by="step", or by="origin" without a step', f"by={by!r}, step={step}")
+    if step is not None and not all(0 <= step < one.layout.P for one in many):
+        raise LayoutError("a step from 0 to P − 1", f"step={step}")
+    P = max(one.layout.P for one in many)
+    numbered = P <= MOST_NUMBERED
+    cell = 0.37 if P <= 4 else 0.33 if numbered else 2.1 / P
+    wide = cell * (P + 1.3) if numbered else 2.1
+    columns = max(1, min(len(many), int(7.4 / (wide + 0.05))))
+    rows = -(-len(many) // columns)
+    cell = min(0.48, 7.3 / columns / (P + 1.35)) if numbered else min(0.2, 6.4 / columns / P)
+    largest = max(int(one.work.max(initial=0)) for one in many)
+    scale, unit = _scale(largest)
+    with styled():
+        drawn = new_figure((8.0, rows * (cell * (P + 1.05 * numbered) + 0.9) + 0.4))
+        drawn.set_layout_engine("compressed")  # for axes of fixed aspect
+        axes = drawn.subplots(rows, columns, squeeze=False).ravel()
+        for number, (ax, one) in enumerate(zip(axes, many, strict=False)):
+            draw(ax, one, largest, scale, by=by, step=step, names=number % columns == 0)
+        for ax in axes[len(many) :]:
+            ax.axis("off")
+        _legend(drawn, axes, unit, largest / scale, by, P)
+    return drawn
+
+
+def draw(
+    ax: Axes,
+    one: Mosaic,
+    largest: int,
+    scale: float,
+    *,
+    by: By = "step",
+    step: int | None = None,
+    names: bool = True,
+) -> None:
+    """Draw one mosaic, with totals in its margins; `largest` is the work of the darkest colour."""
+    P, cells = one.layout.P, one.by_origin() if by == "origin" else one.work
+    shades, seen = _shades(), P if step is None else step + 1
+    if P > MOST_OUTLINED:
+        shown = np.where(cells > 0, cells, np.nan)[:, :seen]
+        ax.imshow(shown, cmap=shades, vmin=0, vmax=max(largest, 1), extent=(0, seen, P, 0), aspect="auto")
+    for rank, column in np.ndindex((P, P) if P <= MOST_OUTLINED else (0, 0)):
+        work = float(cells[rank, column]) if column < seen else None
+        _draw_cell(ax, rank, column, work, largest, scale, shades, P)
+    if by == "step" and P <= MOST_OUTLINED:
+        _mark(ax, one, step)
+    if P <= MOST_NUMBERED:
+        below = one.slowest if by == "step" else cells.sum(axis=0)
+        _margins(ax, cells[:, :seen].sum(axis=1), below[:seen], scale, P)
+    ax.set(xlim=(-0.05, P + (1.3 if P <= MOST_NUMBERED else 0.05)), aspect="equal")
+    ax.set_ylim(P + (1.0 if P <= MOST_NUMBERED else 0.05), -0.05)
+    _label(ax, one, by, names)
+
+
+def _margins(ax: Axes, totals: np.ndarray, below: np.ndarray, scale: float, P: int) -> None:
+    """Write every rank's total, what each step costs, and in the corner the sum of that."""
+    bold: Any = {"fontsize": 8.5, "fontweight": "bold", "ha": "center", "va": "center", "color": INK}
+    for place, total in enumerate(totals):
+        ax.text(P + 0.75, place + 0.5, _short(total, scale), **bold)
+    for place, cost in enumerate(below):
+        ax.text(place + 0.5, P + 0.55, _short(cost, scale), **bold)
+    box = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.0, "pad": 2.0}
+    ax.text(P + 0.75, P + 0.55, _short(below.sum(), scale), bbox=box, **bold)
+
+
+def player(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> Any:
+    """Return a widget: Play and a slider (arrow keys) walk over the steps; the words stand below."""
+    ipywidgets = import_widgets()
+
+    last = min(one.layout.P for one in mosaics(layouts, tile, causal)) - 1
+    play = ipywidgets.Play(min=0, max=last, interval=1200)
+    slider = ipywidgets.IntSlider(min=0, max=last, description="step")
+    picture = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        drawn = figure(layouts, tile, causal=causal, step=slider.value)
+        picture.value = as_html(drawn, describe_step(layouts, slider.value, tile, causal=causal))
+
+    slider.observe(redraw, names="value")
+    ipywidgets.jslink((play, "value"), (slider, "value"))
+    redraw()
+    return ipywidgets.VBox([ipywidgets.HBox([play, slider]), picture])
+
+
+def play(layouts: Layout | Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> None:
+    """Show the player to a person; where nobody is there to press Play, the whole mosaics."""
+    many = [layouts] if isinstance(layouts, Layout) else list(layouts)
+    show_player(
+        lambda: player(many, tile, causal=causal),
+        lambda: show(figure(many, tile, causal=causal), describe(many, tile, causal=causal)),
+    )
+
+
+def _draw_cell(
+    ax: Axes, rank: int, column: int, work: float | None, largest: int, scale: float, shades: Any, P: int
+) -> None:
+    """Draw one cell: darker for more work, hatched for none, empty for a step to come."""
+    from matplotlib.patches import Rectangle
+
+    share = (work or 0.0) / largest if largest else 0.0
+    look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RULE, "linewidth": 0.8}
+    if work == 0:
+        look["hatch"] = "xxx"
+    elif work is not None:
+        look |= {"facecolor": shades(share), "edgecolor": PAPER}
+    ax.add_patch(Rectangle((column, rank), 1, 1, gid=f"cell {rank} {column}", **look))
+    if P <= MOST_NUMBERED and work is not None:
+        plate = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0} if not work else None
+        place: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "bbox": plate}
+        ink = PAPER if share > 0.7 else INK
+        ax.text(column + 0.5, rank + 0.5, _short(work, scale), color=ink, **place)
+
+
+def _mark(ax: Axes, one: Mosaic, step: int | None) -> None:
+    """Outline the slowest ranks of every step in which somebody waits for them, and the step shown."""
+    from matplotlib.patches import Rectangle
+
+    P = one.layout.P
+    for column in range(P if step is None else step + 1):
+        slow = one.work[:, column] == one.slowest[column]
+        for rank in np.flatnonzero(slow) if not slow.all() else ():
+            box = Rectangle((column + 0.05, rank + 0.05), 0.9, 0.9, fill=False, edgecolor=RED, linewidth=1.8)
+            box.set_gid(f"slowest {rank} {column}")
+            ax.add_patch(box)
+    if step is not None:
+        ax.add_patch(Rectangle((step, 0), 1, P, fill=False, edgecolor=INK, linewidth=2.4, gid="step"))
+
+
+def _label(ax: Axes, one: Mosaic, by: By, names: bool) -> None:
+    """Write the ranks beside the rows, if `names`, the steps above the columns, and the title."""
+    P = one.layout.P
+    places = [place + 0.5 for place in range(0, P, 1 if P <= MOST_NUMBERED else max(2, P // 8))]
+    ranks, steps = [f"rank {place:.0f}" for place in np.floor(places)], [f"{np.floor(p):.0f}" for p in places]
+    corner = "step" if by == "step" else "keys of"
+    if P <= MOST_NUMBERED:
+        ax.set_xticks([*places, P + 0.75], [*steps, "total"], fontsize=8.5)
+        ax.set_yticks([*places, P + 0.55], [*ranks, "slowest" if by == "step" else "total"], fontsize=8.5)
+    else:
+        ax.set_xticks(places, steps, fontsize=8.5)
+        ax.set_yticks(places, ranks, fontsize=8.5)
+    if names:
+        ax.annotate(
+            corner,
+            (0, 1),
+            (-6, 5),
+            "axes fraction",
+            textcoords="offset points",
+            ha="right",
+            fontsize=8.5,
+            color=QUIET,
+        )
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0, labelleft=names)
+    ratio = f"\n{one.ratio:.2f} × an even split" if by == "step" else ""
+    ax.set_title(one.layout.name + ratio, fontsize=10, y=1.0, pad=19)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+
+
+def _scale(largest: int) -> tuple[float, str]:
+    """The unit in which the largest cell has at most four digits."""
+    return next((scale for scale in SCALES if largest < 1e4 * scale[0]), SCALES[-1])
+
+
+def _short(value: float, scale: float) -> str:
+    scaled = value / scale
+    return f"{scaled:.0f}" if scaled >= 100 or scaled == round(scaled) else f"{scaled:.3g}"
+
+
+def _shades() -> Any:
+    """From near white to dark blue: lightness alone tells more from less."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("work", ["#EAF4FB", "#56B4E9", "#00507F"])
+
+
+def _legend(drawn: Figure, axes: Any, unit: str, largest: float, by: By, P: int) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Patch
+
+    hatch = "xxx" if P <= MOST_OUTLINED else None
+    handles = [Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch, label="computes nothing")]
+    if by == "step" and P <= MOST_OUTLINED:
+        handles.append(Patch(facecolor=PAPER, edgecolor=RED, linewidth=1.8, label="slowest: others wait"))
+    if P <= MOST_NUMBERED:
+        handles.insert(0, Patch(facecolor=_shades()(0.5), label=f"number: {unit}"))
+    else:
+        bar = drawn.colorbar(
+            ScalarMappable(Normalize(0, largest), _shades()), ax=list(axes), shrink=0.6, aspect=25
+        )
+        bar.set_label(unit, fontsize=9)
+    drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)

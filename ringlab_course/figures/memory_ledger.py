@@ -1,0 +1,193 @@
+"""The memory ledger: how many bytes each tensor of one attention layer takes, against S.
+
+The numbers come from closed forms; matplotlib and ipywidgets are imported when something is drawn.
+Units are bytes; a GB is 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, SKY, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GB = 10**9
+COLOURS = {"q": SKY, "k and v": GREEN, "scores": RED, "weights": ORANGE, "out": BLUE}
+POWERS = range(10, 25)
+"""The figure's S axis: 2^10 to 2^24 tokens."""
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float8": 1}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer: H query heads, K key/value heads, head dim D, bytes per element."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    itemsize: int = 2
+    batch: int = 1
+
+    def ledger(self, S: int) -> dict[str, int]:
+        """Bytes of every tensor that naive attention holds at once for a sequence of S tokens."""
+        vectors = self.batch * S * self.head_dim * self.itemsize
+        matrix = self.batch * self.heads * S * S * self.itemsize
+        return {
+            "q": self.heads * vectors,
+            "k and v": 2 * self.kv_heads * vectors,
+            "scores": matrix,
+            "weights": matrix,
+            "out": self.heads * vectors,
+        }
+
+    def flops(self, S: int) -> int:
+        """FLOP of the two matrix products, without a mask: 4·B·H·S²·D."""
+        return 4 * self.batch * self.heads * S * S * self.head_dim
+
+    def traffic(self, S: int) -> int:
+        """Bytes that naive attention moves: every tensor once, each S × S matrix written and read.
+
+        The scores are written by the first product and read by softmax, the weights are written by
+        softmax and read by the second product: four passes over an S × S matrix per head.
+        """
+        books = self.ledger(S)
+        return books["q"] + books["k and v"] + books["out"] + 2 * (books["scores"] + books["weights"])
+
+    def largest_sequence(self, memory: int) -> int:
+        """The largest S whose scores alone fit into `memory` bytes: floor(√(memory / (B·H·itemsize)))."""
+        return math.isqrt(memory // (self.batch * self.heads * self.itemsize))
+
+
+def kv_cache_bytes(tokens: int, *, layers: int, kv_heads: int, head_dim: int, itemsize: int = 2) -> int:
+    """Bytes of the keys AND values of `tokens` tokens in all layers: 2·layers·K·D·itemsize per token."""
+    return 2 * layers * kv_heads * head_dim * itemsize * tokens
+
+
+def first_out(layer: Layer, memory: int) -> tuple[str, int]:
+    """The tensor that first exceeds `memory` bytes as S doubles from 1, and that S."""
+    S = 1
+    while max(layer.ledger(S).values()) <= memory:
+        S *= 2
+    books = layer.ledger(S)
+    return max(books, key=lambda name: books[name]), S
+
+
+def readable(count: float) -> str:
+    """A number of bytes as a short text with a decimal unit.
+
+    >>> readable(327_680_000_000)
+    '328 GB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 999.5 or unit == "PB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+
+
+def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
+    """Bytes against S on two logarithmic axes, with the memory of one device and the chosen S."""
+    tokens = [2**power for power in POWERS]
+    for name, style, label in (
+        ("scores", "-", "scores, weights: each ∝ S²"),
+        ("q", "--", "q, out: each ∝ S"),
+        ("k and v", ":", "k and v: ∝ S"),
+    ):
+        ax.plot(tokens, [layer.ledger(n)[name] for n in tokens], style, color=COLOURS[name], label=label)
+    ax.axhline(memory, color=INK, linewidth=1.2)
+    ax.text(tokens[0], memory * 1.3, f"one device, {readable(memory)}", ha="left", color=INK, fontsize=9)
+    ax.axvline(S, color=QUIET, linewidth=1, linestyle=(0, (2, 2)))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks([2**power for power in POWERS[::2]], [thousands(2**power) for power in POWERS[::2]])
+    ax.set(title="Bytes of one layer against S", xlabel="S (tokens)", ylabel="bytes")
+    ax.yaxis.set_major_formatter(lambda value, _: readable(value))
+    ax.legend(loc="lower right", fontsize=9)
+
+
+def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
+    """The ledger of one S as bars of a logarithmic length, and what one device holds."""
+    books = layer.ledger(S)
+    for row, (name, count) in enumerate(books.items()):
+        ax.barh(row, count, color=COLOURS[name], hatch="//" if count > memory else "", edgecolor="white")
+        ax.text(count * 1.3, row, readable(count), va="center", fontsize=9)
+    ax.axvline(memory, color=INK, linewidth=1.2)
+    ax.set_xscale("log")
+    ax.set_xlim(left=1e5, right=max(max(books.values()), memory) * 1e3)
+    ax.xaxis.set_major_formatter(lambda value, _: readable(value))
+    ax.set_yticks(range(len(books)), list(books))
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.tick_params(axis="x", labelsize=8.5)
+    ax.set(title=f"The ledger at S = {thousands(S)}", xlabel="bytes (black line: one device)")
+
+
+def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:
+    """Return the curves against S beside the ledger of one S."""
+    layer = layer or Layer()
+    with styled():
+        figure = new_figure((9.6, 3.9))
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        draw_curves(left, layer, memory, S)
+        draw_bars(right, layer, memory, S)
+    return figure
+
+
+def describe(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> str:
+    """Return the ledger in words: the alternative text of `ledger_figure`."""
+    layer = layer or Layer()
+    books = layer.ledger(S)
+    items = ", ".join(f"{name} {readable(count)}" for name, count in books.items())
+    name, limit = max(books, key=lambda tensor: books[tensor]), layer.largest_sequence(memory)
+    return (
+        f"One layer, {layer.heads} query heads, {layer.kv_heads} key/value heads, head dim {layer.head_dim}, "
+        f"{layer.itemsize} bytes per element, S = {S:,} tokens: {items}. The largest is {name}. "
+        f"The scores alone fill a device of {readable(memory)} at S = {limit:,}."
+    )
+
+
+def explorer(memory: int = 80 * GB) -> Any:
+    """Return a widget with sliders for S and the query heads and a choice of dtype."""
+    ipywidgets = import_widgets()
+
+    S = ipywidgets.SelectionSlider(
+        options=[(thousands(2**p), 2**p) for p in POWERS], value=2**17, description="S (tokens)"
+    )
+    heads = ipywidgets.SelectionSlider(options=[8, 16, 32, 64, 128], value=32, description="heads")
+    # Buttons and no drop-down list: JupyterLab takes the arrow keys away from a list.
+    dtype = ipywidgets.ToggleButtons(options=list(ITEMSIZE), value="bfloat16")
+    dtype.style.button_width = "auto"
+    picture = ipywidgets.HTML()
+
+    def redraw(_: Any = None) -> None:
+        layer = Layer(heads=heads.value, itemsize=ITEMSIZE[dtype.value])
+        picture.value = as_html(ledger_figure(S.value, layer, memory), describe(S.value, layer, memory))
+
+    for control in (S, heads, dtype):
+        control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([ipywidgets.HBox([S, heads]), dtype, picture])
+
+
+def explore(memory: int = 80 * GB) -> None:
+    """Show the explorer to a person; print the ledger in words where nobody is there to move a slider."""
+    show_player(lambda: explorer(memory), lambda: print(describe(memory=memory)))
+
+
+def thousands(tokens: int) -> str:
+    """A power of two as people say it.
+
+    >>> thousands(131_072), thousands(2**20)
+    ('128k', '1M')
+    """
+    for size, letter in ((2**20, "M"), (2**10, "k")):
+        if tokens >= size:
+            return f"{tokens / size:g}{letter}"
+    return str(tokens)

@@ -1,0 +1,175 @@
+"""Online softmax for one query row, block by block: the running maximum, the rescaling, the result so far.
+
+The data (`stream`, `Step`) needs NumPy only; the pictures are made from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import HATCHES, INK, QUIET, RULE, new_figure, rank_colour, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state after one block: maximum m, the factor e^(m_old − m_new), and out so far.
+
+    `shares[i]` is what block i has in the sum Σ e^(s − m), measured against the present maximum.
+    """
+
+    block: int
+    maximum: float
+    factor: float
+    shares: tuple[float, ...]
+    out: float
+
+    @property
+    def total(self) -> float:
+        """The running sum Σ e^(s − m)."""
+        return sum(self.shares)
+
+    @property
+    def lse(self) -> float:
+        """m + ln Σ e^(s − m)."""
+        return self.maximum + math.log(self.total) if self.total > 0 else -math.inf
+
+
+def stream(scores: Float[np.ndarray, "S"], values: Float[np.ndarray, "S"], block: int) -> tuple[Step, ...]:
+    """Return the state after every block of `block` keys; the last one may be shorter."""
+    steps: list[Step] = []
+    shares: tuple[float, ...] = ()
+    maximum, weighted = -math.inf, 0.0
+    for index, start in enumerate(range(0, len(scores), block)):
+        part = scores[start : start + block]
+        new = max(maximum, float(part.max()))
+        anchor = new if math.isfinite(new) else 0.0  # a row that has seen no key yet
+        factor = math.exp(maximum - anchor)
+        powers = np.exp(part - anchor)
+        shares = (*(share * factor for share in shares), float(powers.sum()))
+        weighted = weighted * factor + float(powers @ values[start : start + block])
+        total = sum(shares)
+        steps.append(Step(index, new, factor, shares, weighted / total if total > 0 else 0.0))
+        maximum = new
+    return tuple(steps)
+
+
+def example(S: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores and values of the lesson's picture: fixed, and with two jumps of the maximum."""
+    rng = np.random.default_rng(4)
+    return np.round(rng.normal(0, 1, S) + np.linspace(-0.8, 1.2, S), 1), np.round(rng.normal(0, 1, S) * 10)
+
+
+def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int, upto: int) -> None:
+    """The scores, coloured by block, and the running maximum as a staircase."""
+    for step in steps:
+        keys = np.arange(step.block * block, min((step.block + 1) * block, len(scores)))
+        seen = step.block <= upto
+        ax.vlines(
+            keys,
+            scores.min() - 0.3,
+            scores[keys],
+            color=rank_colour(step.block) if seen else RULE,
+            linewidth=5,
+        )
+        if seen:
+            ax.hlines(step.maximum, keys[0] - 0.5, keys[-1] + 0.5, color=INK, linewidth=2)
+    ax.set(
+        title="Scores; black: running maximum m", xlabel="key", ylabel="score", xlim=(-0.7, len(scores) - 0.3)
+    )
+    ax.grid(visible=False, axis="x")
+
+
+def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
+    """One stacked bar a step: what each block has in the running sum, shrunk where the maximum jumps."""
+    for step in steps[: upto + 1]:
+        bottom = 0.0
+        for index, share in enumerate(step.shares):
+            ax.bar(
+                step.block,
+                share,
+                bottom=bottom,
+                color=rank_colour(index),
+                hatch=HATCHES[index % 8],
+                edgecolor="white",
+                linewidth=0.5,
+            )
+            bottom += share
+        if step.block:
+            ax.text(step.block, bottom, f"old\n×{step.factor:.2f}", ha="center", va="bottom", fontsize=8.5)
+    ax.set(
+        title="Running sum Σ e^(s − m)",
+        xlabel="blocks seen",
+        ylabel="sum",
+        xlim=(-0.6, len(steps) - 0.4),
+        ylim=(0, 1.3 * max(step.total for step in steps)),
+    )
+    ax.set_xticks(range(len(steps)), [str(step.block + 1) for step in steps])
+    ax.grid(visible=False, axis="x")
+
+
+def draw_result(ax: Axes, steps: Sequence[Step], upto: int) -> None:
+    """out after every block, and the exact answer as a dashed line."""
+    seen = steps[: upto + 1]
+    ax.plot([step.block for step in seen], [step.out for step in seen], "o-", color=QUIET)
+    ax.axhline(steps[-1].out, color=INK, linestyle="--", linewidth=1.2)
+    outs = [step.out for step in steps]
+    margin = 0.25 * (max(outs) - min(outs) or 1.0)
+    ax.set(
+        title="out so far; dashed: exact",
+        xlabel="blocks seen",
+        ylabel="out",
+        xlim=(-0.6, len(steps) - 0.4),
+        ylim=(min(outs) - margin, max(outs) + margin),
+    )
+    ax.set_xticks(range(len(steps)), [str(step.block + 1) for step in steps])
+
+
+def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int | None = None) -> Figure:
+    """Return the three pictures after `upto` + 1 blocks (None: after all)."""
+    steps = stream(scores, values, block)
+    upto = len(steps) - 1 if upto is None else upto
+    with styled():
+        figure = new_figure((10.4, 3.5))
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.1, 0.9))
+        draw_scores(left, scores, steps, block, upto)
+        draw_shares(middle, steps, upto)
+        draw_result(right, steps, upto)
+    return figure
+
+
+def describe(steps: Sequence[Step], upto: int | None = None) -> str:
+    """Return the run in words: the alternative text of `stream_figure`."""
+    seen = steps if upto is None else steps[: upto + 1]
+    return " ".join(
+        f"After block {step.block + 1}: maximum {step.maximum:.1f}, old sum times {step.factor:.2f}, "
+        f"sum {step.total:.2f}, out {step.out:.2f}."
+        for step in seen
+    )
+
+
+def player(scores: np.ndarray, values: np.ndarray, block: int) -> Any:
+    """Return a widget that goes through the blocks: Play, a slider (arrow keys move it), picture and words."""
+    steps = stream(scores, values, block)
+    pictures = [
+        as_html(stream_figure(scores, values, block, upto), describe([step]))
+        for upto, step in enumerate(steps)
+    ]
+    return step_player(pictures, "block", readout=False)
+
+
+def play(scores: np.ndarray, values: np.ndarray, block: int) -> None:
+    """Show the player to a person; print the run in words where nobody is there to press Play."""
+    words = describe(stream(scores, values, block)).replace(" After", "\nAfter")
+    show_player(lambda: player(scores, values, block), lambda: print(words))

@@ -1,0 +1,233 @@
+"""One ring step inside the kernel: which tiles each program skips, computes whole, or masks.
+
+Drawn from the launch tables that the kernels get (`ringlab.blocks.triton.visits`), not from a mask.
+The data (`step_picture`, `StepPicture`) needs no plotting library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringlab.layout import Layout
+from ringlab.viz.frontend import import_widgets
+from ringlab.viz.layout_tiles import LAYOUTS
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Kind = Literal["full", "masked"]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One tile that a program computes: keys k_start … k_stop − 1, all seen ("full") or under a mask."""
+
+    k_start: int
+    k_stop: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Program:
+    """Rows row_start … row_stop − 1 of every head, and the tiles they meet, in the kernel's order."""
+
+    row_start: int
+    row_stop: int
+    visits: tuple[Visit, ...]
+
+    def count(self, kind: Kind) -> int:
+        """How many of its tiles are of this kind."""
+        return sum(visit.kind == kind for visit in self.visits)
+
+
+@dataclass(frozen=True)
+class StepPicture:
+    """One step of one rank: its programs, the longest first, and what there was to skip."""
+
+    layout: str
+    rank: int
+    step: int
+    origin: int
+    rows: int
+    keys: int
+    block_m: int
+    block_n: int
+    programs: tuple[Program, ...]
+
+    def count(self, kind: Kind) -> int:
+        """How many tiles of this kind all programs visit."""
+        return sum(program.count(kind) for program in self.programs)
+
+    @property
+    def skipped(self) -> int:
+        """How many tiles more there would be, to the nearest, if all programs and idle rows met all keys."""
+        left = [self.keys - sum(v.k_stop - v.k_start for v in p.visits) for p in self.programs]
+        left += [self.keys] * round(self.rows_without_program / self.block_m)
+        return sum(round(keys / self.block_n) for keys in left)
+
+    @property
+    def rows_without_program(self) -> int:
+        """Rows whose state is neither read nor written in this step."""
+        return self.rows - sum(program.row_stop - program.row_start for program in self.programs)
+
+
+def step_picture(
+    layout: Layout,
+    rank: int,
+    step: int,
+    block_m: int = 64,
+    block_n: int = 64,
+    *,
+    causal: bool = True,
+    name: str = "",
+) -> StepPicture:
+    """Return the programs and tiles of one step of the ring, from the kernels' own launch tables."""
+    origin = (rank - step) % layout.P
+    rows, keys = layout.length(rank), layout.length(origin)
+    ends = step in (0, layout.P - 1)
+    programs = tuple(_programs(layout, rank, origin, causal, block_m, block_n, ends))
+    return StepPicture(name or layout.name, rank, step, origin, rows, keys, block_m, block_n, programs)
+
+
+def _programs(
+    layout: Layout, rank: int, origin: int, causal: bool, block_m: int, block_n: int, every_row: bool
+) -> Iterator[Program]:
+    from ringlab.blocks.triton.visits import row_programs
+    from ringlab.plan import tiles
+
+    met = tiles(layout, rank, origin, causal)
+    for row_start, row_stop, segments in row_programs(met, layout.length(rank), block_m, block_n, every_row):
+        visits: list[Visit] = []
+        for begin, split, end, _ in segments:
+            visits += [Visit(key, key + block_n, "full") for key in range(begin, split, block_n)]
+            visits += [Visit(key, min(key + block_n, end), "masked") for key in range(split, end, block_n)]
+        yield Program(row_start, row_stop, tuple(visits))
+
+
+def describe(picture: StepPicture) -> str:
+    """The picture of one step in words: its alternative text."""
+    words = (
+        f"{picture.layout}, rank {picture.rank}, step {picture.step}: {picture.rows} rows meet the {picture.keys} keys of "
+        f"rank {picture.origin}, in tiles of {picture.block_m} rows by {picture.block_n} keys. "
+    )
+    if not picture.programs:
+        return words + f"No program runs, {picture.skipped} tiles are skipped."
+    words += (
+        f"{_counted(len(picture.programs), 'program')}: {picture.count('full')} full tiles, "
+        f"{picture.count('masked')} masked, {picture.skipped} skipped."
+    )
+    if idle := picture.rows_without_program:
+        words += f" {_counted(idle, 'row')} {'has' if idle == 1 else 'have'} no program."
+    return words
+
+
+def describe_grid(pictures: Sequence[StepPicture]) -> str:
+    """Several steps in words."""
+    return " ".join(describe(picture) for picture in pictures)
+
+
+def layouts_at(
+    S: int, P: int, rank: int, step: int, block_m: int = 64, block_n: int = 64
+) -> tuple[StepPicture, ...]:
+    """Return the same step of the same rank in each of LAYOUTS."""
+    return tuple(
+        step_picture(make(S, P), rank, step, block_m, block_n, name=name) for name, make in LAYOUTS.items()
+    )
+
+
+def grid(pictures: Sequence[StepPicture]) -> Figure:
+    """Small multiples: each step as a rectangle of rows and keys, tile by tile."""
+    from ringlab.viz.style import new_figure, styled
+
+    with styled():
+        figure = new_figure((2.6 * len(pictures) + 0.6, 3.75))
+        for number, (ax, picture) in enumerate(
+            zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True)
+        ):
+            draw(ax, picture, names=number == 0)
+        _legend(figure)
+    return figure
+
+
+def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:
+    """Draw one step: rows down, keys across, one box for each tile that a program visits."""
+    from matplotlib.patches import Rectangle
+
+    from ringlab.viz.style import INK
+
+    ax.add_patch(Rectangle((0, 0), picture.keys, picture.rows, **_look("skip")))
+    for program in picture.programs:
+        height = program.row_stop - program.row_start
+        for visit in program.visits:
+            box = (visit.k_start, program.row_start), visit.k_stop - visit.k_start, height
+            ax.add_patch(Rectangle(*box, **_look(visit.kind)))
+        ax.plot((0, picture.keys), (program.row_start, program.row_start), color=INK, linewidth=0.8)
+        ax.plot((0, picture.keys), (program.row_stop, program.row_stop), color=INK, linewidth=0.8)
+    ax.set(xlim=(0, picture.keys), ylim=(picture.rows, 0), aspect="equal")
+    ax.set_title(
+        f"{picture.layout}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
+        fontsize=9.5,
+    )
+    ax.set_xlabel(f"keys of rank {picture.origin}", fontsize=9)
+    if names:
+        ax.set_ylabel(f"rows of rank {picture.rank}", fontsize=9)
+    ax.set_xticks([0, picture.keys])
+    ax.set_yticks([0, picture.rows])
+    ax.tick_params(length=0, labelsize=8)
+    ax.grid(visible=False)
+
+
+def player(S: int = 1024, P: int = 4, block_m: int = 64, block_n: int = 64) -> Widget:
+    """A widget: two sliders choose step and rank; the four layouts stand side by side, the words below."""
+    ipywidgets = import_widgets()
+
+    from ringlab.viz.picture import as_html
+
+    step = ipywidgets.IntSlider(value=min(2, P - 1), min=0, max=P - 1, description="step")
+    rank = ipywidgets.IntSlider(value=min(1, P - 1), min=0, max=P - 1, description="rank")
+    picture = ipywidgets.HTML()
+
+    def show(_: object = None) -> None:
+        pictures = layouts_at(S, P, rank.value, step.value, block_m, block_n)
+        picture.value = as_html(grid(pictures), describe_grid(pictures))
+
+    for slider in (step, rank):
+        slider.observe(show, names="value")
+    show()
+    return ipywidgets.VBox([ipywidgets.HBox([step, rank]), picture])
+
+
+def _look(kind: str) -> dict[str, Any]:
+    """Fill and hatch of a tile; no two kinds differ by color alone."""
+    from ringlab.viz.style import ORANGE, PAPER, QUIET, RULE, SKY
+
+    looks: dict[str, dict[str, Any]] = {
+        "full": {"facecolor": SKY, "edgecolor": PAPER, "linewidth": 1.0},
+        "masked": {"facecolor": ORANGE, "edgecolor": PAPER, "hatch": "//", "linewidth": 1.0},
+        "skip": {"facecolor": PAPER, "edgecolor": RULE, "hatch": "xx", "linewidth": 0.5},
+    }
+    return {"edgecolor": QUIET, **looks[kind]}
+
+
+def _legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from ringlab.viz.style import INK
+
+    words = {
+        "full": "full: computed, no mask",
+        "masked": "computed under a mask",
+        "skip": "skipped: not read",
+    }
+    handles: list[Any] = [Patch(label=label, **_look(kind)) for kind, label in words.items()]
+    handles.append(Line2D([], [], color=INK, linewidth=0.8, label="rows of one program"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,228 @@
+"""Pictures of a ring run: the ring step by step, still or playing, and the coverage matrix.
+
+What is drawn comes from `ringlab_course.figures.ring_frames`, hence from a real trace. Colours tell owners
+apart and are always doubled by a label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.comm.trace import Trace
+from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.picture import as_html
+from ringlab.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, new_figure, rank_colour, styled
+from ringlab_course.figures.ring_frames import Frame, coverage, frames, when
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DARK = {BLUE, RED, GREEN}
+"""Fills on which white text reads better."""
+
+
+def owner_colour(origin: int | None) -> str:
+    """The colour of the K/V block of rank `origin`; white if nobody knows whose it is."""
+    return PAPER if origin is None else rank_colour(origin)
+
+
+def draw_ring(ax: Axes, frame: Frame) -> None:
+    """Draw one step: ranks on a circle, the block each holds, arrows for blocks on their way.
+
+    A solid outline means that the rank computes with its block in this step.
+    """
+    places = [_place(rank, frame.world_size) for rank in range(frame.world_size)]
+    for hop in frame.hops:
+        _draw_hop(ax, places[hop.source], places[hop.to], owner_colour(hop.origin), frame.world_size)
+    for rank, place in enumerate(places):
+        _draw_rank(ax, place, rank, frame)
+    moved = sorted({hop.nbytes for hop in frame.hops})
+    sent = " or ".join(f"{n:,}" for n in moved) + " bytes\nper hop" if moved else "nothing\nsent"
+    ax.text(0, 0, f"step {frame.step}\n{sent}", ha="center", va="center", fontsize=8.5, color=INK)
+    reach = _radius(frame.world_size)
+    ax.set(xlim=(-1.97 * reach, 1.97 * reach), ylim=(-1.5 * reach, 1.5 * reach), aspect="equal")
+    ax.axis("off")
+
+
+def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
+    """Draw which rank met whose K/V, and in which step; `upto` leaves later steps out.
+
+    A cell's number is its step; ×n marks a pair computed n times, an empty cell one never computed.
+    """
+    steps, times = when(trace), coverage(trace)
+    P = trace.world_size
+    ax.imshow(np.zeros((P, P)), cmap="Greys", vmin=0, vmax=1)
+    for rank in range(P):
+        for origin in range(P):
+            step = steps[rank, origin]
+            if math.isnan(step) or (upto is not None and step > upto):
+                continue
+            _draw_cell(ax, rank, origin, _cell_text(step, times[rank, origin]), current=step == upto)
+    ax.set_xticks(range(P), [f"K/V {r}" if P <= 5 else f"{r}" for r in range(P)], fontsize=8)
+    ax.set_xlabel("" if P <= 5 else "owner of the K/V", fontsize=8)
+    ax.set_yticks(range(P), [f"Q {r}" for r in range(P)], fontsize=8)
+    ax.set_xticks(np.arange(-0.5, P), minor=True)
+    ax.set_yticks(np.arange(-0.5, P), minor=True)
+    ax.grid(False, which="major")
+    ax.grid(which="minor", color=QUIET, linewidth=0.8)
+    ax.tick_params(which="both", length=0)
+    ax.set_title("met in step …", fontsize=9, color=INK)
+
+
+def strip(trace: Trace) -> Figure:
+    """All steps as small multiples, and the coverage matrix after the last one."""
+    steps = frames(trace)
+    panels = len(steps) + 1
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    with styled():
+        figure = new_figure((2.6 * columns, 2.3 * rows))
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for ax, frame in zip(axes, steps, strict=False):
+            draw_ring(ax, frame)
+        draw_coverage(axes[len(steps)], trace)
+        for ax in axes[panels:]:
+            ax.axis("off")
+    return figure
+
+
+def still(trace: Trace, step: int) -> Figure:
+    """One step beside the coverage matrix as far as it is filled then."""
+    with styled():
+        figure = new_figure((7.2, 3.6))
+        left, right = figure.subplots(1, 2)
+        draw_ring(left, frames(trace)[step])
+        draw_coverage(right, trace, upto=step)
+    return figure
+
+
+def describe(trace: Trace) -> str:
+    """The whole run in words: the alternative text of `strip`."""
+    return " ".join(frame.describe() for frame in frames(trace))
+
+
+def player(trace: Trace) -> Any:
+    """A widget that plays the run: Play, a slider (arrow keys move it), the picture and its words."""
+    steps = frames(trace)
+    pictures = [as_html(still(trace, frame.step), frame.describe()) for frame in steps]
+    return step_player(pictures, "step")
+
+
+def play(trace: Trace) -> None:
+    """Show the player to a person; where nobody is there to press Play, say so and leave it to `strip`."""
+    still = f"steps 0 to {len(frames(trace)) - 1}: run this cell to play them; they stand side by side below"
+    show_player(lambda: player(trace), lambda: print(still))
+
+
+def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "") -> Figure:
+    """A measured (query, key) count matrix as a figure; see `draw_counts`."""
+    with styled():
+        figure = new_figure((4.2, 4.0))
+        ax = figure.subplots()
+        draw_counts(ax, counts, boundaries)
+        ax.set_title(title)
+    return figure
+
+
+def draw_counts(ax: Axes, counts: np.ndarray, boundaries: Sequence[int] = ()) -> None:
+    """Draw how often each key was counted for each query: white never, grey once, the number otherwise.
+
+    `boundaries` are positions at which a new owner begins; lines are drawn there.
+    """
+    once = np.isclose(counts, 1.0, atol=1e-6)
+    ax.imshow(np.where(once, 0.35, 0.0), cmap="Greys", vmin=0, vmax=1)
+    for query, key in np.argwhere(~once & ~np.isclose(counts, 0.0, atol=1e-6)):
+        ax.text(key, query, f"{counts[query, key]:.2g}", ha="center", va="center", fontsize=8, color=RED)
+    for place in boundaries:
+        ax.axhline(place - 0.5, color=INK, linewidth=0.8)
+        ax.axvline(place - 0.5, color=INK, linewidth=0.8)
+    ax.grid(False)
+    ax.set_xlabel("key (global position, tokens)")
+    ax.set_ylabel("query (global position, tokens)")
+
+
+def _radius(world_size: int) -> float:
+    """The radius of the circle, larger where many ranks need room."""
+    return 1.1 if world_size <= 5 else 1.6
+
+
+def _place(rank: int, world_size: int) -> tuple[float, float]:
+    """Where a rank stands: clockwise from the top, two ranks side by side."""
+    start = math.pi if world_size == 2 else math.pi / 2
+    angle = start - 2 * math.pi * rank / world_size
+    return _radius(world_size) * math.cos(angle), _radius(world_size) * math.sin(angle)
+
+
+def _draw_rank(ax: Axes, place: tuple[float, float], rank: int, frame: Frame) -> None:
+    x, y = place
+    origin = frame.held[rank]
+    fill = owner_colour(origin)
+    busy = rank in frame.computed
+    box = {
+        "boxstyle": "round,pad=0.4",
+        "facecolor": fill,
+        "edgecolor": INK,
+        "linewidth": 1.6 if busy else 1,
+        "linestyle": "-" if busy else ":",
+    }
+    ax.text(
+        x,
+        y,
+        f"K/V {'?' if origin is None else origin}",
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color="white" if fill in DARK else INK,
+        bbox=box,
+        zorder=3,
+    )
+    ax.text(1.7 * x, 1.38 * y, f"rank {rank}", ha="center", va="center", fontsize=8.5, color=INK)
+
+
+def _draw_hop(
+    ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, world_size: int
+) -> None:
+    if start == end:
+        return
+    bend = -0.5 if world_size == 2 else -1 / world_size
+    arrow = {
+        "arrowstyle": "-|>,head_width=0.3,head_length=0.5",
+        "color": colour,
+        "linewidth": 2.2,
+        "connectionstyle": f"arc3,rad={bend}",
+        "shrinkA": 12,
+        "shrinkB": 13,
+    }
+    ax.annotate("", xy=end, xytext=start, arrowprops=arrow, zorder=2)
+
+
+def _cell_text(step: float, times: int) -> str:
+    return f"{step:.0f}" if times == 1 else f"{step:.0f} ×{times}"
+
+
+def _draw_cell(ax: Axes, rank: int, origin: int, text: str, *, current: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    fill = owner_colour(origin)
+    ax.add_patch(Rectangle((origin - 0.5, rank - 0.5), 1, 1, facecolor=fill, alpha=0.9, zorder=1))
+    if current:
+        ax.add_patch(
+            Rectangle(
+                (origin - 0.42, rank - 0.42), 0.84, 0.84, fill=False, edgecolor=INK, linewidth=2, zorder=2
+            )
+        )
+    ax.text(
+        origin,
+        rank,
+        text,
+        ha="center",
+        va="center",
+        fontsize=10,
+        zorder=3,
+        color="white" if fill in DARK else INK,
+    )

@@ -1,0 +1,283 @@
+"""The tile scan: which score tile is computed at each step, and what is in memory while it is.
+
+The data (`scan`, `Scan`, `ScanStep`) needs no plotting library; the pictures are made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringlab.viz.frontend import import_widgets
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Kind = Literal["skip", "full", "diagonal"]
+Pass = Literal["forward", "backward"]
+
+BYTES_PER_KIB = 1024
+
+
+@dataclass(frozen=True)
+class ScanStep:
+    """One score tile: its place in the grid, its kind, and the live tensors with their bytes."""
+
+    q_tile: int
+    k_tile: int
+    kind: Kind
+    live: dict[str, int]
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that exist only because this tile is being computed."""
+        return sum(self.live.values())
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All steps of one pass over the score matrix, in the order in which they are computed."""
+
+    S: int
+    tile: int
+    causal: bool
+    direction: Pass
+    kinds: tuple[tuple[Kind, ...], ...]
+    steps: tuple[ScanStep, ...]
+    whole_bytes: int
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles along one side of the score matrix."""
+        return len(self.kinds)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the largest live set of any step."""
+        return max(step.live_bytes for step in self.steps)
+
+    def count(self, kind: Kind) -> int:
+        """How many tiles of the grid are of this kind."""
+        return sum(row.count(kind) for row in self.kinds)
+
+
+def cuts(S: int, tile: int) -> list[tuple[int, int]]:
+    """(start, stop) of every tile of `S` tokens; the last one is shorter when `tile` does not divide S."""
+    return [(start, min(start + tile, S)) for start in range(0, S, tile)]
+
+
+def tile_kind(q_tile: int, k_tile: int, *, causal: bool) -> Kind:
+    """What the causal mask makes of the tile in row `q_tile`, column `k_tile` of a square grid."""
+    if not causal or k_tile < q_tile:
+        return "full"
+    return "diagonal" if k_tile == q_tile else "skip"
+
+
+def scan(
+    S: int, tile: int, D: int, *, causal: bool = True, direction: Pass = "forward", itemsize: int = 4
+) -> Scan:
+    """The steps of a tiled pass over S tokens and one head of dim D, with the bytes live at each.
+
+    Forward: one query tile stays while the key tiles pass by. Backward: one key tile stays, with
+    its dK and dV, while the query tiles pass by.
+    """
+    spans = cuts(S, tile)
+    n = len(spans)
+    kinds = tuple(tuple(tile_kind(i, j, causal=causal) for j in range(n)) for i in range(n))
+    if direction == "forward":
+        order, live_of = [(i, j) for i in range(n) for j in range(n)], _forward_live
+    else:
+        order, live_of = [(i, j) for j in range(n) for i in range(n)], _backward_live
+    lengths = [stop - start for start, stop in spans]
+    steps = tuple(
+        ScanStep(i, j, kinds[i][j], live_of(lengths[i], lengths[j], D, itemsize))
+        for i, j in order
+        if kinds[i][j] != "skip"
+    )
+    return Scan(S, tile, causal, direction, kinds, steps, whole_bytes=S * S * itemsize)
+
+
+def _forward_live(Lq: int, Lk: int, D: int, itemsize: int) -> dict[str, int]:
+    floats = {"Q tile": Lq * D, "K tile": Lk * D, "V tile": Lk * D, "scores → P": Lq * Lk}
+    floats |= {"out so far": Lq * D, "lse so far": Lq}
+    return {name: count * itemsize for name, count in floats.items()}
+
+
+def _backward_live(Lq: int, Lk: int, D: int, itemsize: int) -> dict[str, int]:
+    floats = {"Q tile": Lq * D, "dO tile": Lq * D, "K tile": Lk * D, "V tile": Lk * D}
+    floats |= {"P again": Lq * Lk, "dP → dS": Lq * Lk, "lse, delta": 2 * Lq}
+    floats |= {"dQ so far": Lq * D, "dK so far": Lk * D, "dV so far": Lk * D}
+    return {name: count * itemsize for name, count in floats.items()}
+
+
+def cell_states(picture: Scan, index: int) -> list[list[str]]:
+    """The grid at step `index`: "now", "done", "skip" or "todo" for every tile."""
+    done = {(step.q_tile, step.k_tile) for step in picture.steps[:index]}
+    now = (picture.steps[index].q_tile, picture.steps[index].k_tile)
+
+    def state(i: int, j: int) -> str:
+        if picture.kinds[i][j] == "skip":
+            return "skip"
+        return "now" if (i, j) == now else "done" if (i, j) in done else "todo"
+
+    n = picture.n_tiles
+    return [[state(i, j) for j in range(n)] for i in range(n)]
+
+
+def describe(picture: Scan, index: int) -> str:
+    """The picture of step `index` in words: its alternative text."""
+    step = picture.steps[index]
+    parts = ", ".join(f"{name} {_kib(count)}" for name, count in step.live.items())
+    return (
+        f"{picture.direction.capitalize()}, step {index + 1} of {len(picture.steps)}: query tile {step.q_tile}, "
+        f"key tile {step.k_tile}, {step.kind}. {index} tiles done, {picture.count('skip')} never computed. "
+        f"Live: {parts}; together {_kib(step.live_bytes)}, against {_kib(picture.whole_bytes)} "
+        f"for the whole score matrix."
+    )
+
+
+def describe_strip(picture: Scan) -> str:
+    """The small multiples in words."""
+    return " ".join(describe(picture, index) for index in moments(picture))
+
+
+def moments(picture: Scan) -> tuple[int, ...]:
+    """Four steps that show the course of the scan: the first, two between, the last."""
+    last = len(picture.steps) - 1
+    return tuple(sorted({0, last // 3, 2 * last // 3, last}))
+
+
+def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
+    """Small multiples: the grid at several steps, above the live set at each."""
+    from ringlab.viz.style import new_figure, styled
+
+    indices = indices or moments(picture)
+    with styled():
+        figure = new_figure((2.5 * len(indices) + 1.2, 5.6))
+        grids, bars = figure.subplots(2, len(indices), squeeze=False, height_ratios=(1.15, 1))
+        for column, index in enumerate(indices):
+            draw_grid(grids[column], picture, index, names=column == 0)
+            draw_live(bars[column], picture, index, names=column == 0)
+        _legend(figure)
+    return figure
+
+
+def still(picture: Scan, index: int) -> Figure:
+    """One step: the grid beside its live set."""
+    from ringlab.viz.style import new_figure, styled
+
+    with styled():
+        figure = new_figure((8.4, 4.2))
+        left, right = figure.subplots(1, 2)
+        draw_grid(left, picture, index, names=True)
+        draw_live(right, picture, index, names=True)
+        _legend(figure)
+    return figure
+
+
+def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
+    """Draw the score matrix at step `index`, tile by tile, with the tensors' tiles along its sides."""
+    from matplotlib.patches import Rectangle
+
+    from ringlab.viz.style import INK
+
+    n, step = picture.n_tiles, picture.steps[index]
+    for i, row in enumerate(cell_states(picture, index)):
+        for j, state in enumerate(row):
+            ax.add_patch(Rectangle((j, i), 1, 1, **_look(state)))
+            if picture.causal and i == j and state != "skip":
+                ax.plot((j, j + 1), (i, i + 1), color=INK, linewidth=0.9)
+    ax.add_patch(
+        Rectangle((step.k_tile, step.q_tile), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4)
+    )
+    for i in range(n):
+        ax.add_patch(Rectangle((-1.25, i), 0.8, 1, **_look("now" if i == step.q_tile else "todo")))
+        ax.add_patch(Rectangle((i, -1.25), 1, 0.8, **_look("now" if i == step.k_tile else "todo")))
+    ax.set(xlim=(-1.4, n + 0.1), ylim=(n + 0.1, -1.4), aspect="equal")
+    ax.set_title(f"tile {index + 1} of {len(picture.steps)}: {step.kind}", fontsize=10.5)
+    ax.set_xlabel(f"keys (tiles of {picture.tile} tokens)", fontsize=9)
+    if names:
+        ax.set_ylabel(f"queries (tiles of {picture.tile} tokens)", fontsize=9)
+    ax.text(-0.85, -0.85, "Q ↓\nK,V →", fontsize=6.5, ha="center", va="center")
+    ticks = [place + 0.5 for place in range(n)]
+    ax.set_xticks(ticks, [str(t) for t in range(n)], fontsize=8)
+    ax.set_yticks(ticks, [str(t) for t in range(n)], fontsize=8)
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+
+
+def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
+    """Draw what is live at step `index`, one bar for each tensor, in KiB."""
+    from ringlab.viz.style import BLUE, RED
+
+    live = picture.steps[index].live
+    sizes = [count / BYTES_PER_KIB for count in live.values()]
+    square = max(live.values())
+    colours = [RED if count == square else BLUE for count in live.values()]
+    ax.barh(range(len(live)), sizes, color=colours, height=0.65)
+    for place, size in enumerate(sizes):
+        ax.text(size, place, f" {size:.3g}", va="center", fontsize=8)
+    ax.set_yticks(range(len(live)), list(live) if names else [""] * len(live), fontsize=9)
+    ax.set(ylim=(len(live) - 0.5, -0.5), xlim=(0, 1.25 * square / BYTES_PER_KIB))
+    ax.set_xlabel("KiB", fontsize=9)
+    ax.tick_params(labelsize=8 if not names else 9, length=0)
+    ax.grid(visible=False)
+    ax.set_title(f"live: {_kib(sum(live.values()))}\n(all scores: {_kib(picture.whole_bytes)})", fontsize=10)
+
+
+def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> Widget:
+    """A widget: a slider walks over the tiles, forward or backward; the words stand below the picture."""
+    ipywidgets = import_widgets()
+
+    from ringlab.viz.picture import as_html
+
+    scans = {name: scan(S, tile, D, causal=causal, direction=name) for name in ("forward", "backward")}
+    which = ipywidgets.ToggleButtons(options=list(scans))
+    slider = ipywidgets.IntSlider(min=1, max=len(scans["forward"].steps), description="tile")
+    play = ipywidgets.Play(min=1, max=slider.max, interval=700)
+    picture = ipywidgets.HTML()
+
+    def show(_: object = None) -> None:
+        chosen, index = scans[which.value], slider.value - 1
+        picture.value = as_html(still(chosen, index), describe(chosen, index))
+
+    slider.observe(show, names="value")
+    which.observe(show, names="value")
+    ipywidgets.jslink((play, "value"), (slider, "value"))
+    show()
+    return ipywidgets.VBox([which, ipywidgets.HBox([play, slider]), picture])
+
+
+def _look(state: str) -> dict[str, Any]:
+    """Fill and hatch of a tile in one of the four states; no two differ by colour alone."""
+    from ringlab.viz.style import PAPER, QUIET, RED, RULE, SKY
+
+    looks: dict[str, dict[str, Any]] = {
+        "now": {"facecolor": RED},
+        "done": {"facecolor": SKY},
+        "todo": {"facecolor": PAPER},
+        "skip": {"facecolor": RULE, "hatch": "xxx"},
+    }
+    return {"edgecolor": QUIET, "linewidth": 0.5, **looks[state]}
+
+
+def _legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    words = {
+        "now": "being computed",
+        "done": "done and forgotten",
+        "todo": "to come",
+        "skip": "hidden, never computed",
+    }
+    patches = [Patch(label=label, **_look(state)) for state, label in words.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9)
+
+
+def _kib(count: int) -> str:
+    """As KiB, with one decimal where it matters."""
+    size = count / BYTES_PER_KIB
+    return f"{size:,.0f} KiB" if size == round(size) or size >= 1000 else f"{size:.1f} KiB"

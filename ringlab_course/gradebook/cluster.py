@@ -1,0 +1,108 @@
+"""Grading on a Dask cluster. Each notebook travels as bytes; the workers need ringlab, bubblewrap, nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringlab.errors import CourseError
+from ringlab.extras import require_package
+from ringlab_course.gradebook.digest import OURS
+from ringlab_course.gradebook.work import Job, Judge, Outcome, carry_out, carry_out_elsewhere, one_line
+from ringlab_course.judge.submission import FILE_BYTES
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+WAITING = 2  # jobs sent ahead for every thread of the cluster: none of its workers waits for us
+
+
+class ClusterPool:
+    """The workers of the Dask cluster whose scheduler is at `address`, as in tcp://192.0.2.7:8786.
+
+    Raises: MissingExtraError without the extra `cluster`; CourseError where nobody answers within `timeout_s` seconds.
+    """
+
+    def __init__(self, address: str, judge: Judge | None = None, timeout_s: float = 20.0) -> None:
+        self.judge = judge
+        self.client: Client = connected(address, timeout_s)
+        threads = sum(
+            worker["nthreads"] for worker in self.client.scheduler_info(n_workers=-1)["workers"].values()
+        )
+        if not threads:
+            self.client.close()
+            raise CourseError(
+                "a Dask cluster with workers", f"none at {address}", "start `dask worker ADDRESS`"
+            )
+        self.ahead = WAITING * threads
+
+    def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
+        """Yield an outcome for every job as they come; stopping early takes back what was sent."""
+        from distributed import as_completed
+
+        waiting = iter(jobs)
+        sent: dict[Any, Job] = {}
+        done = as_completed(loop=self.client.loop)
+        try:
+            while True:
+                for job in itertools.islice(waiting, self.ahead - len(sent)):
+                    started(job)
+                    future = self._send(job)
+                    if isinstance(future, Outcome):
+                        yield future
+                    else:
+                        sent[future] = job
+                        done.add(future)
+                if not sent:
+                    return
+                future = next(done)
+                yield _outcome(future, sent.pop(future))
+        finally:
+            self.client.cancel(list(sent), force=True)
+            self.client.close()
+
+    def _send(self, job: Job) -> Any:
+        """Send a job; what is no notebook that could travel is judged here, where it earns its zero."""
+        try:
+            data = _bytes_of(job)
+        except OSError as error:
+            if error.errno in OURS:
+                return Outcome(job.number, None, reason=one_line(error))
+            data = None
+        if data is None:
+            return carry_out(job, self.judge)
+        return self.client.submit(
+            carry_out_elsewhere, job, data, self.judge, pure=False, key=f"ringlab-{os.urandom(8).hex()}"
+        )
+
+
+def connected(address: str, timeout_s: float) -> Client:
+    """Return a client of the scheduler at `address`. Raises: CourseError; MissingExtraError without distributed."""
+    require_package("distributed", "cluster", "--scheduler, here and on the cluster")
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=timeout_s, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        got = f"{address}: {one_line(error)}"
+        raise CourseError("the address of a Dask scheduler", got, "as `dask scheduler` prints it") from None
+
+
+def _bytes_of(job: Job) -> bytes | None:
+    descriptor = os.open(job.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = file.read(FILE_BYTES + 1)
+    return data if len(data) <= FILE_BYTES else None
+
+
+def _outcome(future: Any, job: Job) -> Outcome:
+    try:
+        found = future.result()
+    except Exception as error:  # a worker that died, that has no ringlab, or another one
+        return Outcome(job.number, None, reason=one_line(error))
+    return found if isinstance(found, Outcome) else Outcome(job.number, None, reason="no outcome came back")

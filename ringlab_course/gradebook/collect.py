@@ -1,0 +1,202 @@
+"""Paths → submissions. Whatever a folder holds, each notebook becomes a submission or a note, never a stop."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ringlab.errors import CourseError
+from ringlab_course.checking.loading import exercise_ids
+from ringlab_course.gradebook.digest import digest_of
+from ringlab_course.gradebook.policy import parse_due, utc
+from ringlab_course.gradebook.printable import shown_name
+from ringlab_course.gradebook.submission_path import exercise_of, learner_of, nbgrader_folder
+from ringlab_course.gradebook.walk import folders_without, notebooks_below
+from ringlab_course.judge.submission import UnreadableError, read_submission
+
+MOST_OF_ONE = 200  # notebooks of one learner that are opened
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """One notebook that was handed in.
+
+    exercise: "" where neither the notebook nor its path names one. digest: "" where it could not be
+    read now. submitted_at: UTC, ISO 8601, None where nobody knows; stamped: nbgrader wrote it down.
+    says: the exercise that the notebook itself names, "" for none.
+    """
+
+    path: Path
+    root: Path
+    learner: str
+    exercise: str
+    digest: str
+    submitted_at: str | None = None
+    stamped: bool = False
+    says: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Learner and exercise."""
+        return self.learner, self.exercise
+
+
+@dataclass
+class Collection:
+    """The submissions, by learner and exercise, and what there is to tell about the others."""
+
+    submissions: list[HandedIn]
+    notes: list[str] = field(default_factory=list)
+
+
+def collect(
+    paths: Iterable[str | os.PathLike[str]], exercise: str | None = None, learner: str | None = None
+) -> Collection:
+    """Return one submission per learner and exercise: where there are more, the one handed in last.
+
+    exercise: take them for this one; notebooks that name another are left alone. learner: they are
+    all this learner's. Raises: CourseError for an exercise that does not exist, and where one learner
+    is found under several of the `paths`.
+    """
+    if exercise is not None and exercise not in exercise_ids():
+        raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
+    notes: list[str] = []
+    found = [handed_in(path, root, exercise, learner) for path, root in _looked_at(paths, learner, notes)]
+    if exercise is not None:
+        others = [each for each in found if each.says not in ("", exercise)]
+        if others:
+            notes.append(f"{len(others)} notebooks name another exercise than {exercise} and are left alone")
+        found = [each for each in found if each not in others]
+    if learner is None:
+        _refuse_mixed(found)
+    return Collection(_newest(found, notes), notes)
+
+
+def notebooks(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> list[tuple[Path, Path]]:
+    """Return (notebook, the path under which it was found), in the order of `paths`."""
+    found: dict[str, tuple[Path, Path]] = {}
+    for given in map(Path, paths):
+        files = [*notebooks_below(given, notes)] if given.is_dir() else [given]
+        if given.is_dir():
+            empty = map(shown_name, folders_without(given, files, notes))
+            notes += [f"{name}: no notebook below this folder" for name in empty]
+        for path in files:
+            found.setdefault(os.path.abspath(path), (path, given))
+    return list(found.values())
+
+
+def handed_in(path: Path, root: Path, exercise: str | None = None, learner: str | None = None) -> HandedIn:
+    """Return the notebook at `path` as a submission, found in `root`; it raises nothing."""
+    says = _named_inside(path)
+    taken_for = exercise or says or exercise_of(path)
+    try:
+        digest = digest_of(path)
+    except OSError:
+        digest = ""  # whoever grades it tries again
+    submitted_at, stamped = _submitted_at(path, root)
+    whose = learner or learner_of(path, root, taken_for)
+    return HandedIn(path, root, whose, taken_for, digest, submitted_at, stamped, says)
+
+
+def _looked_at(
+    paths: Iterable[str | os.PathLike[str]], learner: str | None, notes: list[str]
+) -> list[tuple[Path, Path]]:
+    """The notebooks, but of a learner with thousands of them only the newest."""
+    by_learner: dict[str, list[tuple[Path, Path]]] = {}
+    for path, root in notebooks(paths, notes):
+        flat = path == root or path.parent == root  # a learner for each, very likely
+        whose = learner or (str(path) if flat else learner_of(path, root, exercise_of(path)))
+        by_learner.setdefault(whose, []).append((path, root))
+    kept = []
+    for whose, theirs in by_learner.items():
+        if len(theirs) > MOST_OF_ONE:
+            notes.append(
+                f"{whose}: {len(theirs)} notebooks, of which only the newest {MOST_OF_ONE} are opened"
+            )
+            theirs = sorted(theirs, key=lambda each: -_changed_ns(each[0]))[:MOST_OF_ONE]
+        kept += theirs
+    return kept
+
+
+def _named_inside(path: Path) -> str:
+    """The exercise that the notebook itself names, if it exists."""
+    try:
+        says = read_submission(path).exercise
+    except (UnreadableError, OSError):
+        return ""
+    return says if says in exercise_ids() else ""
+
+
+def _newest(found: list[HandedIn], notes: list[str]) -> list[HandedIn]:
+    """One for each learner and exercise; one that names the exercise itself goes before one that does not."""
+    chosen: dict[tuple[str, str], HandedIn] = {}
+    for each in sorted(
+        found, key=lambda each: (bool(each.says), each.submitted_at or "", os.fspath(each.path))
+    ):
+        chosen[each.key] = each
+    for (whose, exercise), count in sorted(Counter(each.key for each in found).items()):
+        if count > 1:
+            path = shown_name(chosen[whose, exercise].path)
+            notes.append(
+                f"{whose}, exercise {exercise or '?'}: {count} notebooks, of which {path} counts, the last"
+            )
+    return [chosen[key] for key in sorted(chosen)]
+
+
+def _refuse_mixed(found: list[HandedIn]) -> None:
+    """One learner under two of the paths given may be two people's folders of one name."""
+    roots: dict[tuple[str, str], HandedIn] = {}
+    for each in found:
+        other = roots.setdefault(each.key, each)
+        if other.root != each.root and other.root.is_dir() and each.root.is_dir():
+            raise CourseError(
+                "learners whose folders lie under one of the paths given",
+                f"{each.learner} under {shown_name(other.root)} and under {shown_name(each.root)}",
+                "give the folder above them, grade one after the other, or name the one learner with --learner",
+            )
+
+
+def _submitted_at(path: Path, root: Path) -> tuple[str | None, bool]:
+    """nbgrader's word, else the time of the file."""
+    folder = nbgrader_folder(path, root)
+    if folder is not None and (stamp := _timestamp(folder / "timestamp.txt")):
+        return stamp, True
+    try:
+        changed = os.stat(path, follow_symlinks=False).st_mtime
+        return utc(datetime.fromtimestamp(changed, UTC)), False
+    except (OSError, ValueError, OverflowError):
+        return None, False
+
+
+def _timestamp(path: Path) -> str | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            text = file.read(200).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    for candidate in (text, f"{text} UTC"):  # without a zone nbgrader means UTC
+        try:
+            return utc(parse_due(candidate))
+        except CourseError:
+            continue
+    return None
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def with_time_of(each: HandedIn, submitted_at: str | None) -> HandedIn:
+    """Return the submission with the time that is known of these very bytes: a copied file has a new one."""
+    return each if each.stamped or not submitted_at else replace(each, submitted_at=submitted_at)

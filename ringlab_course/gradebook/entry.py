@@ -1,0 +1,82 @@
+"""What the gradebook holds of one learner in one exercise, as others read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The result of one learner in one exercise that counts, with what policy made of it.
+
+    learner: from the path. digest: SHA-256 of the notebook as graded. contract: version of the
+    exercise's checks. graded_at, submitted_at: UTC, ISO 8601. seconds: that grading took. report:
+    `GradeReport.as_dict()`. late_s: after the deadline. penalty: points that lateness costs.
+    override: an instructor's word in place of the score. older_checks: the checks have changed since.
+    """
+
+    learner: str
+    exercise: str
+    path: str
+    digest: str
+    graded_at: str
+    seconds: float
+    report: dict[str, Any]
+    earned: float
+    maximum: float
+    submitted_at: str | None = None
+    late_s: float = 0.0
+    penalty: float = 0.0
+    override: float | None = None
+    override_reason: str = ""
+    contract: str = ""
+    seed: int = 0
+    older_checks: bool = False
+
+    @property
+    def score(self) -> float:
+        """What counts: the override, else what was earned less the penalty, never below 0."""
+        if self.override is not None:
+            return self.override
+        return max(0.0, self.earned - self.penalty)
+
+    @property
+    def failed(self) -> tuple[dict[str, Any], ...]:
+        """The checks that do not hold, in the contract's order, each with the `stage` it belongs to."""
+        return failed_checks(self.report)
+
+
+@dataclass(frozen=True)
+class Ungraded:
+    """A submission that we failed to grade, why, and how often that was tried. It is no zero."""
+
+    learner: str
+    exercise: str
+    path: str
+    digest: str
+    reason: str
+    at: str
+    tries: int = 1
+
+
+@dataclass(frozen=True)
+class Override:
+    """An instructor's word: the score, or None to take it back; why, who, and when (UTC, ISO 8601)."""
+
+    learner: str
+    exercise: str
+    score: float | None
+    reason: str
+    by: str
+    at: str = field(compare=False, default="")
+
+
+def failed_checks(report: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the checks of `report` that do not hold, each with the `stage` it belongs to."""
+    return tuple(
+        {"stage": stage["stage"], **check}
+        for stage in report.get("stages", ())
+        for check in stage["checks"]
+        if not check["ok"]
+    )

@@ -1,0 +1,105 @@
+"""Grades for other programs: CSV that no spreadsheet runs, and JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab_course.gradebook.entry import Entry, Ungraded, failed_checks
+from ringlab_course.gradebook.rows import BIGGEST_CSV
+
+COLUMNS = (
+    "learner", "exercise", "score", "maximum", "earned", "penalty", "late_s", "override", "override_reason",
+    "submitted_at", "graded_at", "failed_checks", "reason", "path", "digest",
+)  # fmt: skip
+FORMULA = "=+-@\t\r\n＝＋－＠"
+"""What makes a spreadsheet take a cell for a formula, where it comes first."""
+
+
+def failed_briefly(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the checks of a report that do not hold: which, what they are worth, what is wrong."""
+    names = ("stage", "id", "title", "tier", "points", "message", "misconception")
+    return [{name: check.get(name) for name in names} for check in failed_checks(report)]
+
+
+def entry_data(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON-able data: its report, the score, the maximum, failed checks, what policy made of it."""
+    return {
+        **entry.report, "learner": entry.learner, "exercise": entry.exercise, "path": entry.path,
+        "score": entry.score, "maximum": entry.maximum, "failed_checks": failed_briefly(entry.report),
+        "penalty": entry.penalty, "late_s": entry.late_s, "override": entry.override,
+        "override_reason": entry.override_reason, "submitted_at": entry.submitted_at,
+        "graded_at": entry.graded_at, "digest": entry.digest, "older_checks": entry.older_checks,
+    }  # fmt: skip
+
+
+def ungraded_data(each: Ungraded) -> dict[str, Any]:
+    """Return what we could not grade as JSON-able data."""
+    names = ("learner", "exercise", "path", "reason", "at", "tries")
+    return {name: getattr(each, name) for name in names}
+
+
+def csv_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
+    """Return a line for every entry. What could not be graded has no score, and says so under reason."""
+    file = io.StringIO()
+    # Every cell in quotes: programs that take ; for the separator find no cell inside a cell.
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for entry in entries:
+        failed = "; ".join(f"{check['stage']} {check['id']}" for check in entry.failed)
+        reason = entry.report.get("reason", "")
+        values = {**entry_data(entry), "failed_checks": failed, "reason": reason}
+        writer.writerow([escaped(values[name]) for name in COLUMNS])
+    for each in ungraded:
+        values = {**ungraded_data(each), "reason": f"not graded: {each.reason}", "digest": each.digest}
+        writer.writerow([escaped(values.get(name)) for name in COLUMNS])
+    return file.getvalue()
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    """Return the lines of `csv_text` as dictionaries of text, with nothing escaped any more."""
+    csv.field_size_limit(BIGGEST_CSV)
+    header, *lines = csv.reader(io.StringIO(text, newline=""))
+    return [dict(zip(header, map(unescaped, line), strict=True)) for line in lines]
+
+
+def escaped(value: Any) -> str:
+    """Return a value as a cell: text that a spreadsheet would run, or that begins with ', gets a ' before it."""
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    text = "" if value is None else str(value)
+    return f"'{text}" if text[:1] in (*FORMULA, "'") and text else text
+
+
+def unescaped(cell: str) -> str:
+    """Return the text of a cell."""
+    return cell.removeprefix("'")
+
+
+def json_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
+    """Return entries, and what could not be graded, as one JSON object."""
+    data = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
+    return json.dumps(data, indent=2) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` in one go: whoever reads the file finds the old text or the new. Raises: CourseError."""
+    name = ""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            name = file.name
+            file.write(text)
+        os.chmod(name, 0o600)  # grades are nobody else's business
+        os.replace(name, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise CourseError("a file that can be written", f"{path}: {error.strerror}") from None

@@ -1,0 +1,203 @@
+"""What a learner's page shows of their entries: everything that helps them, nothing that is somebody else's.
+
+Neither a probe of a hidden check nor the seed that draws it gets here: `Shown` has no field for a seed,
+and a check of a hidden tier none for a counterexample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from ringlab.errors import CourseError
+from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.gradebook.entry import Entry
+from ringlab_course.gradebook.readable import legible, moment, prose, sentence
+from ringlab_course.notebook.checks import RUNGS
+
+SHOWN_TIERS = ("visible", "stress")
+"""Tiers whose counterexamples a learner may see; any other tier, also one not known yet, is hidden."""
+
+_ISO = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)")
+_TIER_NAMES = {"visible": "visible", "stress": "larger cases", "held-out": "hidden"}
+_STATUS = {"ok": "all holds", "wrong": "something is wrong", "not written": "not written yet"}
+
+
+@dataclass(frozen=True)
+class CheckView:
+    """One check: what was expected, and where it does not hold why. `repeated`: said above already.
+
+    `counted` is off where it holds and earns nothing, as correct answers come first; `message` says so.
+    """
+
+    id: str
+    title: Markup
+    tier: str
+    ok: bool
+    broken: bool
+    earned: float
+    points: float
+    seconds: float
+    message: Markup
+    misconception: str
+    counterexample: str
+    repeated: bool
+    counted: bool = True
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage: its checks, and where one fails the ladder of hints, each (its kind, its text)."""
+
+    id: str
+    function: str
+    title: Markup
+    status: str
+    ok: bool
+    written: bool
+    checks: tuple[CheckView, ...]
+    hints: tuple[tuple[str, Markup], ...]
+
+    @property
+    def earned(self) -> float:
+        """The points earned."""
+        return sum(check.earned for check in self.checks)
+
+    @property
+    def points(self) -> float:
+        """The points there are."""
+        return sum(check.points for check in self.checks)
+
+
+@dataclass(frozen=True)
+class EntryView:
+    """One exercise of one learner. `counts` is off where a reason takes every point away."""
+
+    exercise: str
+    title: Markup
+    file: str
+    digest: str
+    graded_at: str
+    submitted_at: str | None
+    seconds: float
+    earned: float
+    maximum: float
+    penalty: float
+    late_s: float
+    override: float | None
+    override_reason: str
+    score: float
+    reason: str
+    label: str
+    notes: tuple[str, ...]
+    stages: tuple[StageView, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds and counts."""
+        return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
+
+    @property
+    def first(self) -> tuple[int, StageView, CheckView] | None:
+        """Where to begin: the first stage that fails, counted from 1, and its first failing check."""
+        for number, stage in enumerate(self.stages, 1):
+            for check in stage.checks:
+                if not check.ok:
+                    return number, stage, check
+        return None
+
+
+def entry_view(entry: Entry) -> EntryView:
+    """Return what the page of `entry`'s learner shows of it."""
+    report, contract = entry.report, contract_of(entry.exercise)
+    reason = sentence(report.get("reason") or "")
+    stages = tuple(_stage_view(stage, contract, counts=not reason) for stage in report.get("stages") or ())
+    return EntryView(
+        exercise=legible(entry.exercise, 20),
+        title=prose(contract.title if contract else ""),
+        file=legible(entry.path.replace("\\", "/").rsplit("/", 1)[-1], 120),
+        digest=legible(entry.digest, 12).split(" ")[0],
+        graded_at=entry.graded_at,
+        submitted_at=entry.submitted_at,
+        seconds=entry.seconds,
+        earned=entry.earned,
+        maximum=entry.maximum,
+        penalty=entry.penalty,
+        late_s=entry.late_s,
+        override=entry.override,
+        override_reason=legible(_ISO.sub(lambda found: moment(found[0]), entry.override_reason), 1000),
+        score=entry.score,
+        reason=reason,
+        label=legible(report.get("label") or "", 200),
+        notes=tuple(legible(note, 500) for note in (report.get("notes") or ())[:20]),
+        stages=stages,
+    )
+
+
+def contract_of(exercise: str) -> Exercise | None:
+    """Return the exercise's contract; None where this version of the course has none of that name."""
+    try:
+        return load_exercise(exercise)
+    except CourseError:
+        return None
+
+
+def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: bool) -> StageView:
+    known = _stage_of(contract, stage["stage"])
+    ok = stage.get("status") == "ok"
+    return StageView(
+        id=legible(stage["stage"], 40),
+        function=known.function if known else "",
+        title=prose(known.title if known else ""),
+        status=_STATUS.get(stage.get("status", ""), "unknown"),
+        ok=ok,
+        written=stage.get("status") != "not written",
+        checks=tuple(_check_views(stage["checks"], counts=counts)),
+        hints=()
+        if ok or known is None or not counts
+        else tuple(zip(RUNGS, map(prose, known.hints), strict=True)),
+    )
+
+
+def _check_views(checks: Iterable[Mapping[str, Any]], *, counts: bool) -> list[CheckView]:
+    """As the notebook tells it: what was said above is not said again."""
+    told: set[tuple[str, str]] = set()
+    views = []
+    for check in checks:
+        message, example = str(check.get("message") or ""), ""
+        counted = bool(check.get("counted", True))
+        if not check["ok"] and check.get("tier") in SHOWN_TIERS:
+            example = legible(check.get("counterexample") or "")
+        misconception = check.get("misconception") or ""
+        repeated = bool(message) and any(message == said for said, _ in told)
+        if repeated and (misconception or (message, example) in told):
+            example = ""
+        told.add((message, example))
+        views.append(
+            CheckView(
+                id=legible(check["id"], 60),
+                title=prose(check.get("title") or check["id"]),
+                tier=_TIER_NAMES.get(check.get("tier", ""), "hidden"),
+                ok=bool(check["ok"]),
+                broken=bool(check.get("broken")),
+                earned=check["points"] if check["ok"] and counted and counts else 0,
+                points=check["points"],
+                seconds=float(check.get("seconds") or 0.0),
+                message=prose("" if check["ok"] and counted else message),
+                misconception=legible(misconception, 80).replace("_", " "),
+                counterexample=example,
+                repeated=repeated,
+                counted=counted,
+            )
+        )
+    return views
+
+
+def _stage_of(contract: Exercise | None, stage_id: str) -> Stage | None:
+    found = [stage for stage in contract.stages if stage.id == stage_id] if contract else []
+    return found[0] if found else None

@@ -1,0 +1,324 @@
+"""The gradebook: an SQLite file, one transaction per result, readable while a run writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab_course.gradebook.entry import Entry, Override, Ungraded
+from ringlab_course.gradebook.lock import sole
+from ringlab_course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
+from ringlab_course.gradebook.rows import (
+    CHOSEN,
+    RESULT,
+    DamagedError,
+    checked_moment,
+    checked_number,
+    checked_text,
+    entry_of,
+)
+from ringlab_course.gradebook.schema import connect
+from ringlab_course.gradebook.versions import Today, is_unsafe
+
+__all__ = ["Entry", "Gradebook", "Override", "Ungraded"]
+
+Key = tuple[str, str]
+
+
+class Gradebook:
+    """The gradebook in the file `path`, made where there is none (unless `create` is off); None: in memory.
+
+    Of a learner's results in an exercise the one that was handed in last counts, of those the one
+    graded last. Nothing is ever deleted. Raises: CourseError where the file is no gradebook of ours.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, *, create: bool = True) -> None:
+        self.path = None if path is None else Path(path)
+        self._book = connect(self.path, create=create)
+
+    def __enter__(self) -> Gradebook:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._book.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, also where the process is killed half-way; one writer at a time."""
+        try:
+            self._book.execute("BEGIN IMMEDIATE")
+            yield
+            self._book.execute("COMMIT")
+        except BaseException as error:
+            if self._book.in_transaction:  # SQLite itself ends it where the disk is full
+                self._book.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                got, remedy = f"{self.path}: {error}", "make room there, or copy it to another disk"
+                raise CourseError("a gradebook that can be written", got, remedy) from None
+            raise
+
+    @contextlib.contextmanager
+    def sole_writer(self) -> Iterator[None]:
+        """Keep other runs from grading into this book. Raises: CourseError where one does already."""
+        with sole(self.path) if self.path else contextlib.nullcontext():
+            yield
+
+    @property
+    def class_seed(self) -> int:
+        """The seed from which those of all submissions are derived."""
+        row = self._book.execute("SELECT value FROM settings WHERE name = 'class_seed'").fetchone()
+        return int(checked_number(row and int(row[0]), "class_seed", most=2**64))
+
+    def use_class_seed(self, seed: int) -> None:
+        """Take `seed` as the class seed. Raises: CourseError where results with another exist."""
+        with self._transaction():
+            used = self._book.execute("SELECT count(*) FROM results").fetchone()[0]
+            if used and seed != self.class_seed:
+                got = f"{seed}; this book was begun with {self.class_seed}"
+                raise CourseError(
+                    "the seed of this gradebook", got, "leave --seed away, or begin another book"
+                )
+            self._book.execute("UPDATE settings SET value = ? WHERE name = 'class_seed'", (str(seed),))
+
+    def record(
+        self, *, learner: str, exercise: str, path: str, digest: str, report: Mapping[str, Any],
+        contract: str = "", submitted_at: str | None = None, seconds: float | None = None,
+    ) -> Entry:  # fmt: skip
+        """Keep a result and return the learner's entry; a result that is there already is not kept twice.
+
+        All in one transaction: the result, the end of a wanted regrading, the end of an earlier failure.
+        """
+        took = float(report["seconds"] if seconds is None else seconds)
+        row = (
+            learner, exercise, path, digest, contract, str(report["seed"]), submitted_at, _now(), took,
+            float(report["earned"]), float(report["points"]), json.dumps({**report, "path": path}),
+        )  # fmt: skip
+        with self._transaction():
+            if not self._is_kept(learner, exercise, digest, contract, submitted_at):
+                marks = ", ".join("?" * len(row))
+                self._book.execute(f"INSERT INTO results ({RESULT}) VALUES ({marks})", row)
+            for table in ("wanted", "ungraded"):
+                self._book.execute(
+                    f"DELETE FROM {table} WHERE learner = ? AND exercise = ?", (learner, exercise)
+                )
+        return self.entries(exercise, learner)[0]
+
+    def record_ungraded(self, failed: Ungraded) -> None:
+        """Keep that we could not grade a submission; results that are there stay."""
+        with self._transaction():
+            self._book.execute(
+                "INSERT INTO ungraded VALUES (?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET path = excluded.path,"
+                " digest = excluded.digest, reason = excluded.reason, at = excluded.at, tries = tries + 1",
+                (
+                    failed.learner,
+                    failed.exercise,
+                    failed.path,
+                    failed.digest,
+                    failed.reason,
+                    failed.at or _now(),
+                ),
+            )
+
+    def is_graded(
+        self, learner: str, exercise: str, digest: str, contract: str, submitted_at: str | None = None
+    ) -> bool:
+        """Return whether this notebook has its result, and no regrading is wanted.
+
+        A result of other checks counts too: it stands until somebody asks for another. One without a sandbox
+        counts only where `contract` is without one as well.
+        """
+        return self._is_kept(learner, exercise, digest, contract, submitted_at, is_unsafe)
+
+    def _is_kept(
+        self, learner: str, exercise: str, digest: str, contract: str, at: str | None,
+        kind: Callable[[str], Any] = str,
+    ) -> bool:  # fmt: skip
+        """Return whether there is a result of this notebook whose version is of the same `kind`."""
+        if self._book.execute(
+            "SELECT 1 FROM wanted WHERE learner = ? AND exercise = ?", (learner, exercise)
+        ).fetchone():
+            return False
+        rows = self._book.execute(
+            f"SELECT digest, contract, submitted_at FROM results WHERE learner = ? AND exercise = ? {CHOSEN}",
+            (learner, exercise),
+        ).fetchall()
+        found = [(row[0], kind(row[1]), row[2] or "") for row in rows]
+        result = digest, kind(contract)
+        same = [when for *key, when in found if tuple(key) == result]
+        # Handed in again after another notebook, it is a new submission; one that came before the other is not.
+        return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
+
+    def want(self, keys: Iterable[Key]) -> None:
+        """Ask for these to be graded again; what was asked for and is outstanding stays asked for."""
+        with self._transaction():
+            self._book.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", list(keys))
+
+    def wanted(self) -> set[Key]:
+        """Return the (learner, exercise) whose regrading is outstanding."""
+        return {(str(a), str(b)) for a, b in self._book.execute("SELECT learner, exercise FROM wanted")}
+
+    def ungraded(self) -> list[Ungraded]:
+        """Return what we could not grade, by learner and exercise."""
+        rows = self._book.execute(
+            "SELECT learner, exercise, path, digest, reason, at, tries FROM ungraded ORDER BY 1, 2"
+        )
+        found = []
+        for row in rows:
+            learner, exercise, path, digest, reason, at = (checked_text(text, "ungraded") for text in row[:6])
+            tries = int(checked_number(row[6], "tries"))
+            found.append(Ungraded(learner, exercise, path, digest, reason, at, tries))
+        return found
+
+    def set_policy(self, exercise: str | None, *, due: str | None = None, late: str | None = None) -> None:
+        """Keep a deadline and what lateness costs, for one exercise or (None) for all that have none.
+
+        None leaves what was there. Raises: CourseError for text that is neither.
+        """
+        stamp = None if due is None else utc(parse_due(due)) if due else ""
+        if late is not None:
+            parse_late(late)
+        with self._transaction():
+            before = self.policies().get(exercise or "", ("", ""))
+            values = [old if new is None else new for old, new in zip(before, (stamp, late), strict=True)]
+            self._book.execute(
+                "INSERT INTO policies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET due = excluded.due, late = excluded.late",
+                (exercise or "", *values),
+            )
+
+    def policy(self, exercise: str) -> tuple[str, Late]:
+        """Return the exercise's deadline (UTC, ISO 8601; empty: none) and what lateness costs."""
+        policies = self.policies()
+        own, general = policies.get(exercise, ("", "")), policies.get("", ("", ""))
+        return own[0] or general[0], parse_late(own[1] or general[1])
+
+    def policies(self) -> dict[str, tuple[str, str]]:
+        """Return (deadline, what lateness costs) by exercise; "" holds for those that have none of their own."""
+        rows = self._book.execute("SELECT exercise, due, late FROM policies").fetchall()
+        return {
+            checked_text(exercise, "exercise"): (
+                checked_moment(due) if due else "",
+                checked_text(late, "late"),
+            )
+            for exercise, due, late in rows
+        }
+
+    def override(self, learner: str, exercise: str, score: float | None, reason: str, by: str) -> Entry:
+        """Let an instructor's word count in place of the score, None: no more; return the entry.
+
+        Raises: CourseError without a reason or a name, for a score that is no number of 0 or more,
+        and for a learner or an exercise that the book does not know. Who handed in nothing, or could
+        not be graded, gets an entry by it.
+        """
+        for what, text in (("a reason for the override", reason), ("who overrides", by)):
+            if not text.strip():
+                raise CourseError(what, "nothing", "it is kept with the score")
+        if score is not None and not (math.isfinite(score) and 0 <= score <= 1e6):
+            raise CourseError("a score of 0 or more", repr(score))
+        if not (self._knows("learner", learner) and self._knows("exercise", exercise)):
+            raise self._unknown(learner, exercise)
+        with self._transaction():
+            self._book.execute(
+                "INSERT INTO overrides (learner, exercise, score, reason, given_by, at) VALUES (?, ?, ?, ?, ?, ?)",
+                (learner, exercise, score, reason.strip(), by.strip(), _now()),
+            )
+        return next(
+            iter(self.entries(exercise, learner)), self._by_word(Override(learner, exercise, None, "", ""))
+        )
+
+    def _knows(self, column: str, value: str) -> bool:
+        tables = (f"SELECT 1 FROM {table} WHERE {column} = ?" for table in ("results", "ungraded"))
+        return any(self._book.execute(query, (value,)).fetchone() for query in tables)
+
+    def _by_word(self, word: Override) -> Entry:
+        """The entry of somebody of whom there is no result, only an instructor's word."""
+        maximum = self._book.execute(
+            "SELECT coalesce(max(maximum), 0) FROM results WHERE exercise = ?", (word.exercise,)
+        ).fetchone()[0]
+        report = {
+            "path": "", "exercise": word.exercise, "stages": [], "points": maximum, "reason": "nothing was graded",
+            "notes": [], "label": "", "seed": 0, "seconds": 0.0, "earned": 0, "ok": False,
+        }  # fmt: skip
+        return Entry(word.learner, word.exercise, "", "", word.at or _now(), 0.0, report, 0.0, maximum)
+
+    def _unknown(self, learner: str, exercise: str) -> CourseError:
+        import difflib
+
+        known = [f"{entry.learner} in {entry.exercise}" for entry in self.entries()]
+        near = difflib.get_close_matches(f"{learner} in {exercise}", known, 3, 0.5) or known[:3]
+        remedy = f"as in {'; '.join(near)}" if near else "grade something first"
+        return CourseError(
+            "a learner and an exercise that the gradebook has", f"{learner} in {exercise}", remedy
+        )
+
+    def overrides(self, learner: str | None = None, exercise: str | None = None) -> list[Override]:
+        """Return every override that was given, the oldest first."""
+        rows = self._book.execute(
+            "SELECT learner, exercise, score, reason, given_by, at FROM overrides WHERE"
+            " (?1 IS NULL OR learner = ?1) AND (?2 IS NULL OR exercise = ?2) ORDER BY id",
+            (learner, exercise),
+        ).fetchall()
+        return [
+            Override(
+                checked_text(row[0], "learner"), checked_text(row[1], "exercise"),
+                None if row[2] is None else checked_number(row[2], "score"),
+                *(checked_text(text, "override") for text in row[3:]),
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def entries(self, exercise: str | None = None, learner: str | None = None) -> list[Entry]:
+        """Return what counts, by learner and exercise. Raises: CourseError for a damaged row."""
+        chosen: dict[Key, Entry] = {}
+        overrides = {(each.learner, each.exercise): each for each in self.overrides(learner, exercise)}
+        today = Today()
+        for entry in self._results(exercise, learner):
+            chosen.setdefault((entry.learner, entry.exercise), self._judged(entry, overrides, today))
+        for key, word in overrides.items():
+            if word.score is not None and key not in chosen:
+                chosen[key] = self._judged(self._by_word(word), overrides, today)
+        return [chosen[key] for key in sorted(chosen)]
+
+    def history(self, learner: str, exercise: str) -> list[Entry]:
+        """Return every result of a learner in an exercise, in the order of grading, with the penalty of each."""
+        rows, today = self._results(exercise, learner, order="ORDER BY id"), Today()
+        return [self._judged(entry, {}, today) for entry in rows]
+
+    def _results(self, exercise: str | None, learner: str | None, order: str = CHOSEN) -> Iterator[Entry]:
+        query = (
+            f"SELECT id, {RESULT} FROM results WHERE (?1 IS NULL OR exercise = ?1)"
+            f" AND (?2 IS NULL OR learner = ?2) {order}"
+        )
+        try:
+            rows = self._book.execute(query, (exercise, learner))
+            yield from map(entry_of, rows)
+        except sqlite3.Error as error:
+            raise DamagedError(f"{self.path}: {error}") from None
+
+    def _judged(self, entry: Entry, overrides: Mapping[Key, Override], today: Today) -> Entry:
+        due, late = self.policy(entry.exercise)
+        late_s = lateness_s(entry.submitted_at, due)
+        word = overrides.get((entry.learner, entry.exercise))
+        given = word is not None and word.score is not None
+        return replace(
+            entry, late_s=late_s, penalty=late.penalty(late_s, entry.earned, entry.maximum),
+            override=word.score if word and given else None,
+            override_reason=f"{word.reason} ({word.by}, {word.at})" if word and given else "",
+            older_checks=today.differs(entry.exercise, entry.contract),
+        )  # fmt: skip
+
+
+def _now() -> str:
+    return utc(datetime.now(UTC))

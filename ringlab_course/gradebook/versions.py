@@ -1,0 +1,89 @@
+"""The version of an exercise's checks, and the seed of a submission's probes: what a result depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import ringlab_course
+from ringlab.errors import CourseError
+from ringlab_course.checking.loading import folder_of
+
+_HOME = Path(ringlab_course.__file__).resolve().parents[1]
+
+_IMPORT = re.compile(
+    r"^\s*(?:from|import) (ringlab_course\.(?:exercises|checking)\.[\w.]+)(?: import (?:\(([^)]*)\)|(.*)))?",
+    re.M,
+)
+"""Reading the sources as Python would take too long: this is done for every submission."""
+
+
+_UNSAFE = "+unsafe"
+
+
+def contract_version(exercise: str, *, unsafe: bool = False) -> str:
+    """Return what changes when the checks of `exercise` do: their sources, and those that these import. "" for no exercise.
+
+    Results without a sandbox have another version: they are graded again where there is one.
+    """
+    digest = hashlib.sha256()
+    for path in _sources(exercise) if exercise else ():
+        digest.update(path.relative_to(_HOME).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return (f"{exercise}-{digest.hexdigest()[:16]}" if exercise else "") + (_UNSAFE if unsafe else "")
+
+
+def is_unsafe(contract: str) -> bool:
+    """Return whether the version `contract` is that of a result without a sandbox."""
+    return contract.endswith(_UNSAFE)
+
+
+class Today:
+    """Today's versions of the checks; those of an exercise are read once."""
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, bool], str] = {}
+
+    def differs(self, exercise: str, contract: str) -> bool:
+        """Return whether a result with the version `contract` comes from other checks than today's.
+
+        A result without a version (an instructor's word alone), or of an exercise that is gone, does not.
+        """
+        key = exercise, is_unsafe(contract)
+        if contract and key not in self._versions:
+            try:
+                self._versions[key] = contract_version(exercise, unsafe=key[1])
+            except CourseError:
+                self._versions[key] = contract
+        return bool(contract) and self._versions[key] != contract
+
+
+def _sources(exercise: str) -> list[Path]:
+    """The files of an exercise's checks, and all that they import of other exercises and of what these share."""
+    found: set[Path] = set()
+    waiting = [path for path in folder_of(exercise).iterdir() if path.suffix in (".py", ".md")]
+    waiting = [path for path in waiting if path.name != "exercise.py"]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            waiting += _imported(path.read_text(encoding="utf-8")) if path.suffix == ".py" else ()
+    return sorted(found)
+
+
+def _imported(source: str) -> Iterator[Path]:
+    """Yield the files of modules that may be meant by what a contract's source imports."""
+    for module, several, names in _IMPORT.findall(source):
+        place = _HOME.joinpath(*module.split("."))
+        yield place.with_suffix(".py")
+        yield from (place / f"{name}.py" for name in re.findall(r"\w+", several or names))
+
+
+def seed_of(class_seed: int, learner: str, exercise: str, digest: str) -> int:
+    """Return the seed of the probes for one submission, 64 bits: the same whenever this file is graded.
+
+    A changed notebook, which has another digest, is met by new probes: what an earlier one saw is of no use to it.
+    """
+    text = "\0".join((str(class_seed), learner, exercise, digest))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")

@@ -1,0 +1,38 @@
+"""The judge: grades notebooks in a process that never runs a learner's code.
+
+protocol   frames between judge and worker
+sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it works here
+channel    the worker's end of the socket
+worker     the program inside the cell: answers calls, knows no verdict
+network    the judge as the network between the ranks of a ring program, with a virtual clock for each
+session    the workers of one submission
+watch      what they hold together, bounded; `processes` reads it, and ends what is left
+offlimits  what a submission may not leave its work to: ringlab's own answers, PyTorch's attention
+records    what Triton kernels read and wrote: the worker's word, unlike values, bytes on the ring and memory
+judge      a notebook in, a report out
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["GradeReport", "grade", "grade_many", "probe"]
+
+if TYPE_CHECKING:
+    from ringlab_course.judge.judge import GradeReport as GradeReport
+    from ringlab_course.judge.judge import grade as grade
+    from ringlab_course.judge.judge import grade_many as grade_many
+    from ringlab_course.judge.probe import probe as probe
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that a worker, which imports this package, does not load the judge.
+    if name == "probe":
+        from ringlab_course.judge.probe import probe
+
+        return probe
+    if name in __all__:
+        from ringlab_course.judge import judge
+
+        return getattr(judge, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

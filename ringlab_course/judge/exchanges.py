@@ -1,0 +1,169 @@
+"""What a rank says about an exchange or a computation: checked before anything is done with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ringlab.comm.protocol import CONTROL
+from ringlab.comm.trace import Exchange
+from ringlab.comm.virtual.waiting import Half
+from ringlab.errors import RinglabError
+from ringlab_course.judge.process import Endless
+from ringlab_course.judge.protocol import ITEMSIZE, Frame, ProtocolError
+
+EXCHANGES = 100_000  # that one rank may make in a run
+
+
+@dataclass
+class Form:
+    """What one end of a message says of its tensor; `data` is the tensor itself at the sending end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(eq=False)
+class Posted:
+    """One exchange of one rank, as `ringlab.comm.virtual.waiting` describes exchanges.
+
+    data_as_control: whether it sends bytes that are not zero under a tag that meters leave out. A barrier's are zero.
+    """
+
+    rank: int
+    index: int
+    tag: str
+    to: int | None
+    source: int | None
+    posted: float
+    sent: int
+    received: int
+    shapes: tuple[tuple[int, ...], ...]
+    waited: float = 0.0
+    arrival: float = 0.0
+    error: RinglabError | None = None
+    open_ends: list[Half] = field(default_factory=list)
+    arrived: dict[int, Any] = field(default_factory=dict)
+    data_as_control: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all its messages have met their other end, or one that does not match."""
+        return not self.open_ends or self.error is not None
+
+    def event(self) -> Exchange:
+        """Return what the trace says of it."""
+        return Exchange(
+            self.rank,
+            self.index,
+            self.tag,
+            self.to,
+            self.source,
+            self.sent,
+            self.received,
+            self.shapes,
+            self.posted,
+            self.waited,
+            max(self.arrival, self.waited),
+        )
+
+
+def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: float) -> Posted:
+    """Return the `index`-th exchange of `rank`, with both kinds of ends open.
+
+    Raises: ProtocolError unless the frame holds tensors and names ranks, shapes and dtypes as it should;
+    Endless where there were too many before.
+    """
+    if index >= EXCHANGES:
+        raise Endless("a program that ends", f"one rank made more than {EXCHANGES} exchanges")
+    fields, tensors = _checked(frame, world_size, index)
+    wanted = [Form(dtype, tuple(shape)) for dtype, shape in fields["receive"]]
+    sent = [Form(str(t.dtype).removeprefix("torch."), tuple(t.shape), t) for t in tensors]
+    to: Any = fields.get("to")
+    source: Any = fields.get("source")
+    posted = Posted(
+        rank,
+        index,
+        fields["tag"],
+        to,
+        source,
+        now,
+        sum(t.nbytes for t in tensors),
+        sum(f.nbytes for f in wanted),
+        tuple(f.shape for f in sent),
+    )
+    posted.data_as_control = posted.tag.startswith(CONTROL) and any(
+        bool(t.reshape(-1).view(torch.uint8).any()) for t in tensors if t.numel()
+    )
+    # A half needs no more of a tensor than its shape and dtype.
+    posted.open_ends = [Half(posted, rank, to, cast(Tensor, form), i, True) for i, form in enumerate(sent)]
+    posted.open_ends += [
+        Half(posted, rank, source, cast(Tensor, form), i, False) for i, form in enumerate(wanted)
+    ]
+    return posted
+
+
+def read_label(frame: Frame, count: int) -> str:
+    """Return the label of the computation that a rank begins after `count` events.
+
+    Raises: ProtocolError unless it is a short text; Endless where there were too many before.
+    """
+    label: Any = frame.fields.get("label")
+    if count > 2 * EXCHANGES:
+        raise Endless("a program that ends", f"one rank made more than {EXCHANGES} computations")
+    if not isinstance(label, str) or len(label) > 200:
+        raise ProtocolError("a computation with a short label", "something else")
+    return label
+
+
+def _checked(frame: Frame, world_size: int, index: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return the fields and tensors of an exchange. Raises: ProtocolError unless they are as they should be."""
+    fields, tensors = frame.fields, frame.value
+    wanted = fields.get("receive")
+    ok = (
+        is_integer(fields.get("index"))
+        and fields["index"] == index
+        and isinstance(fields.get("tag"), str)
+        and len(fields["tag"]) <= 200
+        and isinstance(tensors, tuple)
+        and all(hasattr(t, "is_floating_point") for t in tensors)
+        and isinstance(wanted, list)
+        and len(wanted) <= 512
+        and all(map(_is_form, wanted))
+        and all(
+            _is_rank(fields.get(n), world_size, bool(part))
+            for n, part in (("to", tensors), ("source", wanted))
+        )
+    )
+    if not ok:
+        raise ProtocolError("an exchange of tensors with a rank", "something else")
+    return fields, tensors
+
+
+def _is_form(form: Any) -> bool:
+    if not (isinstance(form, list) and len(form) == 2 and isinstance(form[0], str) and form[0] in ITEMSIZE):
+        return False
+    return (
+        isinstance(form[1], list)
+        and len(form[1]) <= 8
+        and all(is_integer(n) and 0 <= n < 1 << 40 for n in form[1])
+    )
+
+
+def _is_rank(peer: Any, world_size: int, needed: bool) -> bool:
+    return not needed if peer is None else is_integer(peer) and 0 <= peer < world_size
+
+
+def is_integer(value: Any) -> bool:
+    """Whether `value` is an int, and no bool."""
+    return type(value) is int

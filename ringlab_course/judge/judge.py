@@ -1,0 +1,181 @@
+"""A notebook in, a report out: `grade` and `grade_many`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab_course.checking.contract import TIERS, Exercise, Stage
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import StageReport, gated, not_written, run_stage
+from ringlab_course.checking.requirements import require_extra, require_triton
+from ringlab_course.judge.offlimits import OffLimits
+from ringlab_course.judge.probe import require
+from ringlab_course.judge.sandbox import MESH_TASKS, Bounds
+from ringlab_course.judge.session import SandboxedSubject, Session
+from ringlab_course.judge.submission import Submission, UnreadableError, read_submission
+
+*SHOWN, HIDDEN = TIERS
+UNSAFE = "graded WITHOUT a sandbox (--unsafe): the code ran with all rights of this user"
+
+
+@dataclass(frozen=True)
+class GradeReport:
+    """What one submission earned.
+
+    reason: why nothing could be graded, or nothing counts; empty otherwise. label: says so when
+    the sandbox was off. seed: draws the same probes again.
+    """
+
+    path: str
+    exercise: str
+    stages: tuple[StageReport, ...]
+    points: int
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    label: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def earned(self) -> int:
+        """The points earned; none where there is a reason."""
+        return 0 if self.reason else sum(stage.earned for stage in self.stages)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything holds."""
+        return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-able data, with `ok` and `earned`."""
+        return {**asdict(self), "earned": self.earned, "ok": self.ok}
+
+
+def grade(
+    path: str | os.PathLike[str],
+    exercise: str | Exercise | None = None,
+    *,
+    unsafe: bool = False,
+    seed: int | None = None,
+    timeout: float = 20.0,
+    total_timeout: float = 300.0,
+    bounds: Bounds | None = None,
+    patience: float = 1.0,
+) -> GradeReport:
+    """Return the report of the notebook at `path`, all tiers, in sandboxed workers.
+
+    exercise: its id ("05") or contract; by default what the notebook's metadata say. seed: of the
+    probes, fresh ones by default. timeout: seconds per call; total_timeout: per submission. patience:
+    multiplies these, and the seconds that the checks of a tier may compute; more than 1 for slow machines.
+    A notebook that cannot be read earns nothing, with a reason; it raises nothing.
+
+    Raises: SandboxError where no sandbox can be set up, unless `unsafe`; CourseError if `exercise`
+    is given and unknown, or if it asks for Triton kernels or JAX and that is not installed here.
+    """
+    if not unsafe:
+        require()
+    begin, seed = time.monotonic(), int.from_bytes(os.urandom(8), "big") if seed is None else seed
+    empty = GradeReport(str(path), "", (), 0, label=UNSAFE if unsafe else "", seed=seed)
+    if exercise is not None:
+        contract = load_exercise(exercise) if isinstance(exercise, str) else exercise
+        empty = replace(empty, exercise=contract.id, points=contract.points)
+    try:
+        submission = read_submission(path)
+        if exercise is None:
+            contract = _contract_of(submission)
+            empty = replace(empty, exercise=contract.id, points=contract.points)
+    except UnreadableError as error:
+        return replace(empty, reason=": ".join(filter(None, (error.got, error.remedy))))
+    functions = sorted({name for stage in contract.stages for name in (stage.function, *stage.helpers)})
+    kinds = {stage.kind for stage in contract.stages}
+    ring, kernels, mesh = (kind in kinds for kind in ("ring", "kernel", "mesh"))
+    if kernels:
+        require_triton()
+    if mesh:
+        require_extra("jax")
+        bounds = bounds or Bounds(tasks=MESH_TASKS)
+    with Session(
+        submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
+        bounds=bounds, limits=OffLimits.of(contract),
+        seconds=timeout, total_seconds=total_timeout, patience=patience,
+    ) as session:  # fmt: skip
+        session.prestart(2 if ring else 1)
+        stages = _graded(contract, session, submission, seed)
+        return replace(
+            empty, stages=stages, reason=session.condemned, notes=tuple(session.notes),
+            seconds=time.monotonic() - begin,
+        )  # fmt: skip
+
+
+def grade_many(
+    paths: Iterable[str | os.PathLike[str]], exercise: str | None = None, **options: Any
+) -> Iterator[GradeReport]:
+    """Yield the report of every notebook in `paths`, files or folders of them, one after the other.
+
+    `options` as for `grade`. A submission that cannot be graded never stops the others.
+    """
+    for path in paths:
+        folder = Path(path)
+        if folder.is_dir() and not folder.is_symlink():
+            files = sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+        else:
+            files = [folder]
+        for file in files:
+            yield grade(file, exercise, **options)
+
+
+def _contract_of(submission: Submission) -> Exercise:
+    if submission.exercise is None:
+        raise UnreadableError("an exercise notebook", "no cell that is marked as graded", "name the exercise")
+    try:
+        return load_exercise(submission.exercise)
+    except CourseError:
+        raise UnreadableError("an exercise notebook", "an exercise that does not exist here") from None
+
+
+def _graded(
+    exercise: Exercise, session: Session, submission: Submission, seed: int
+) -> tuple[StageReport, ...]:
+    """Return the reports of all stages.
+
+    No text is told that was written after a worker had seen a hidden probe: so the hidden checks of all
+    stages come after all others, and of what they raise only the check's own words are kept.
+    """
+    parts = {
+        stage.id: [_run(stage, session, submission, tier, seed) for tier in SHOWN]
+        for stage in exercise.stages
+    }
+    session.conceal()
+    for stage in exercise.stages:
+        if all(part.status != "not written" for part in parts[stage.id]):
+            hidden = _run(stage, session, submission, HIDDEN, seed)
+            checks = tuple(replace(check, counterexample="") for check in hidden.checks)
+            parts[stage.id].append(replace(hidden, checks=checks))
+    return tuple(joined(stage, parts[stage.id]) for stage in exercise.stages)
+
+
+def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed: int) -> StageReport:
+    of_stage = [cell for cell in submission.cells if cell.grade == stage.id]
+    if of_stage and not any(cell.code for cell in of_stage):
+        failure = Crashed(f"The cell of {stage.id} is no code cell any more: change it back to code.")
+        return not_written(stage, failure, tier)
+    session.turn_to(stage.function)
+    session.allowance.begin(tier)
+    return run_stage(stage, SandboxedSubject(session, stage.function), tier, seed)
+
+
+def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:
+    """Return one report of `parts`, in the contract's order; what is not written in one part is not written."""
+    for part in parts:
+        if part.status == "not written" and part.checks:
+            return not_written(stage, Failure(part.checks[0].message, part.checks[0].counterexample))
+    found = {report.id: report for part in parts for report in part.checks}
+    reports = [found[check.id] for check in stage.checks if check.id in found]
+    return StageReport(stage.id, "ok" if all(report.ok for report in reports) else "wrong", gated(reports))

@@ -1,0 +1,328 @@
+"""The judge as the network between ranks: routes every message, and so knows what was sent.
+
+Each rank is a worker of its own that holds only its shard. What the trace says of exchanges was seen
+here, not reported: who exchanged with whom, how many bytes, how often, and in which order a rank
+posted and waited. What it says of computations is the worker's word: that it computed between two
+such frames, and under which label. That the work was done is proved by values, if at all.
+
+Times are those of a virtual clock per rank, the virtual cluster's: a computation takes a second, a
+message half of one from the moment at which both its ends are posted. So they depend on the order of a
+rank's frames and on nothing else, and a program gives the same times here as in a notebook.
+
+The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
+chance, a rank that dies. All of that is done here. Only that an exchange is posted late is left to the
+worker, who alone can read a tensor at the last moment.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ringlab.comm.memory import MemoryReport
+from ringlab.comm.outcome import Outcome
+from ringlab.comm.protocol import CONTROL
+from ringlab.comm.trace import Compute, Trace
+from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, unfinished
+from ringlab.errors import MismatchError, RinglabError
+from ringlab_course.checking.faults import Ended, Faults, Killed
+from ringlab_course.judge.exchanges import Form, Posted, is_integer, read_exchange, read_label
+from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
+from ringlab_course.judge.protocol import Frame, ProtocolError
+
+QUEUED_BYTES = 1 << 30  # of messages that no receiver has waited for yet: the judge holds them
+ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
+ABORT_S = 2.0  # for a rank that is broken off to come to its next exchange; one that does not is ended
+
+
+class RankRaised(RinglabError):
+    """The learner's program raised on one rank: `rank`, and `report`, the fields of its error frame."""
+
+    def __init__(self, rank: int, report: dict[str, Any]) -> None:
+        super().__init__("a program that ends on every rank", f"rank {rank} raised {report.get('type')}")
+        self.rank, self.report = rank, report
+
+
+@dataclass(eq=False)
+class _Rank:
+    """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
+
+    time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the computation under way. ended: why the rank has
+    no result, in a run in which one was killed. aborted: its worker has been told to end the call.
+    """
+
+    rank: int
+    worker: WorkerProcess
+    state: str = "called"
+    waiting: Posted | None = None
+    works: list[Posted] = field(default_factory=list)
+    unwaited: dict[int, Posted] = field(default_factory=dict)
+    time: float = 0.0
+    computing: str | None = None
+    events: list[Posted | Compute] = field(default_factory=list)
+    base: int = 0
+    peak: int = 0
+    computed: float = 0.0
+    result: Any = None
+    exchanges: int = 0
+    ended: Ended | None = None
+    aborted: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is expected of its program."""
+        return self.state == "result" or self.ended is not None
+
+
+class Network:
+    """One run of a ring program on `workers`, one per rank, all of which have loaded the program."""
+
+    def __init__(
+        self, workers: Sequence[WorkerProcess], call: int, seconds: float, faults: Faults | None = None
+    ) -> None:
+        self.ranks = [_Rank(rank, worker) for rank, worker in enumerate(workers)]
+        self.faults = faults or Faults()
+        self.faults.require(len(self.ranks))
+        self.call, self.seconds, self.costs = call, seconds, self.faults.costs()
+        self.dice = random.Random(f"order {self.faults.seed}") if faults else None
+        self.dead: _Rank | None = None
+        self.deadline = time.monotonic() + seconds
+        self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
+        self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
+        self.queued = 0
+
+    def run(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> Outcome:
+        """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank.
+
+        `memory` holds, per rank, what the operating system says the worker's process grew by,
+        from the moment its arguments were there to the return of the function, at its highest:
+        tensors, the message in flight, scratch space of operators; not the arguments, not what
+        child processes use. Single allocations are not seen: `largest_bytes` is the peak as well.
+        Once a rank was killed, ranks that broke off have an `Ended` for a result, and there is no more
+        than the results.
+
+        Raises: RankRaised, of a MismatchError too; DeadlockError, UnreceivedError; Overdue, Endless, WorkerDied,
+        ProtocolError. After the first two kinds the workers can take another call; of the others,
+        those for which `idle` is false are to be killed.
+        """
+        self._begin(function, arguments, keywords)
+        while not all(rank.over for rank in self.ranks):
+            self._step()
+        if self.dead:
+            return Outcome([rank.ended or rank.result for rank in self.ranks], Trace(len(self.ranks)), [])
+        leftovers = [half for queue in (*self.sends.values(), *self.receives.values()) for half in queue]
+        unwaited = [work for rank in self.ranks for work in rank.unwaited.values()]
+        if leftovers or unwaited:
+            raise unfinished(leftovers, unwaited)
+        memory = [MemoryReport(r.rank, r.peak, r.peak, 0) for r in self.ranks]
+        return Outcome([rank.result for rank in self.ranks], self._trace(), memory)
+
+    def idle(self, rank: int) -> bool:
+        """Whether this rank's worker has ended its call and can take another."""
+        return self.ranks[rank].state in ("result", "error")
+
+    def abort(self) -> None:
+        """End the call on every rank that is still at it, as far as it lets itself be ended."""
+        self.deadline = time.monotonic() + ABORT_S
+        while time.monotonic() < self.deadline and not all(self.idle(r.rank) for r in self.ranks):
+            for rank in self.ranks:
+                if (rank.waiting or rank.state == "ready") and not rank.aborted:
+                    try:
+                        self._abort(rank)
+                    except RinglabError:
+                        return
+            try:
+                self._read(aborting=True)
+            except RinglabError:
+                return
+
+    def _begin(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> None:
+        for rank, own in zip(self.ranks, arguments, strict=True):
+            place = {"function": function, "rank": rank.rank, "world_size": len(self.ranks)}
+            place["second"] = self.costs.compute(rank.rank, "", ())
+            if self.faults.late:
+                place["late"] = self.faults.late_of(rank.rank)
+            self._send(rank, "ring", (tuple(own), keywords), **place)
+        while any(rank.state == "called" for rank in self.ranks):
+            self._read()
+        for rank in self.ranks:
+            rank.worker.reset_peak()
+            rank.base = rank.worker.resident()
+        for rank in self.ranks:
+            rank.state = "running"
+            rank.computed = -rank.worker.computed()
+            self._send(rank, "go")
+
+    def _step(self) -> None:
+        self._read()
+        going = [rank for rank in self.ranks if rank.state == "running"]
+        ready = [rank for rank in going if rank.waiting and rank.waiting.done]
+        if self.dice and ready:  # held back until nobody else can go on, then one by one
+            ready = [self.dice.choice(ready)] if all(rank.waiting for rank in going) else []
+        for rank in ready:
+            if rank.waiting:
+                self._deliver(rank, rank.waiting)
+        if going and all(rank.waiting for rank in going) and not any(r.state == "done" for r in self.ranks):
+            self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
+
+    def _stuck(self, works: dict[int, Posted]) -> None:
+        """Nobody can go on: a deadlock, or the ranks that are left are told who died."""
+        if self.dead is None:
+            raise deadlock(dict(works))
+        for number, work in works.items():
+            self._tell(self.ranks[number], peer_died(work, self.dead.rank, Killed()))
+
+    def _tell(self, rank: _Rank, error: RinglabError) -> None:
+        """Let the exchange that the rank waits for raise `error`."""
+        rank.waiting = None
+        told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+        self._send(rank, "lost", error=type(error).__name__, **told)
+
+    def _kill(self, rank: _Rank) -> None:
+        """Let the rank's program end where it stands; what it sends from now on is not listened to."""
+        self.dead, rank.ended, rank.state = rank, Ended(Killed.__name__), "killed"
+        self._abort(rank)
+
+    def _abort(self, rank: _Rank) -> None:
+        rank.aborted = True
+        self._send(rank, "abort")
+
+    def _read(self, aborting: bool = False) -> None:
+        """Wait for bytes from the ranks that owe some, and take all complete frames."""
+        owing = [r for r in self.ranks if not self.idle(r.rank)]
+        left_over = any(r.worker.frames for r in owing)  # by an error, while one rank's frames were taken
+        waiting = 0.0 if left_over else max(0.0, self.deadline - time.monotonic())
+        readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
+        if time.monotonic() >= self.deadline:  # heard or not: a rank may send without end
+            late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
+            raise Overdue("an end of the program in time", f"rank {', '.join(late)} still running")
+        for rank in owing:
+            try:
+                if rank.worker.socket in readable:
+                    rank.worker.read_available()
+            except WorkerDied as error:
+                raise WorkerDied(error.needed, f"rank {rank.rank}: {error.got}") from None
+            while rank.worker.frames:
+                self._take(rank, rank.worker.frames.pop(0), aborting)
+
+    def _take(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
+        if frame.fields.get("call") != self.call:
+            raise ProtocolError("answers to the call under way", "a frame of another call")
+        if rank.ended and frame.kind != "error":
+            return
+        running = ("begin", "exchange", "wait", "done") if rank.computing is None else ("end",)
+        expected = {"called": ("ready",), "running": running, "done": ("result",)}
+        if frame.kind == "error":
+            rank.state, rank.waiting = "error", None
+            self._broke_off(rank, frame.fields, aborting)
+        elif frame.kind not in expected.get(rank.state, ()) or rank.waiting:
+            raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
+        elif frame.kind == "ready":
+            rank.state = "ready"
+        elif frame.kind == "result":
+            # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
+            late = rank.worker.peak() - rank.base - frame.nbytes - ANSWER_ROOM
+            rank.peak = max(rank.peak, late)
+            rank.result, rank.state = frame.value, "result"
+        elif frame.kind == "done":
+            rank.peak = max(0, rank.worker.peak() - rank.base)
+            rank.computed += rank.worker.computed()
+            rank.state = "done"
+            self._send(rank, "deliver")
+        elif frame.kind == "wait":
+            self._wait(rank, frame)
+        elif frame.kind == "begin":
+            rank.computing = read_label(frame, len(rank.events))
+        elif frame.kind == "end":
+            self._computed(rank)
+        else:
+            self._post(rank, frame, aborting)
+
+    def _computed(self, rank: _Rank) -> None:
+        label, rank.computing = rank.computing or "", None
+        begin, rank.time = rank.time, rank.time + self.costs.compute(rank.rank, label, ())
+        rank.events.append(Compute(rank.rank, label, begin, rank.time))
+
+    def _broke_off(self, rank: _Rank, report: dict[str, Any], aborting: bool) -> None:
+        unwritten = report.get("type") == NotImplementedError.__name__
+        if self.dead and not unwritten:
+            rank.ended = rank.ended or Ended(str(report.get("type"))[:100], str(report.get("text"))[:5000])
+        elif not aborting:
+            raise RankRaised(rank.rank, report)
+
+    def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
+        work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)
+        if aborting:  # nobody meets it: the rank will wait for it, and is told then
+            work.open_ends.clear()
+            rank.works.append(work)
+            rank.unwaited[work.index] = work
+            return
+        if not work.tag.startswith(CONTROL):
+            if self.faults.kill == (rank.rank, rank.exchanges):
+                return self._kill(rank)
+            rank.exchanges += 1
+        self.queued += work.sent
+        if self.queued > QUEUED_BYTES:
+            held = f"its ranks had sent more than {QUEUED_BYTES / 2**30:g} GiB that nobody had waited for"
+            raise Endless("messages that are waited for", held)
+        rank.works.append(work)
+        rank.unwaited[work.index] = work
+        for half in list(work.open_ends):
+            self._match(half)
+
+    def _match(self, half: Half) -> None:
+        """Pair this end with the first of the other ends that wait for one, if any."""
+        mine, others = (self.sends, self.receives) if half.sending else (self.receives, self.sends)
+        if not others[half.pair]:
+            mine[half.pair].append(half)
+            return
+        other = others[half.pair].popleft()
+        send, receive = (half, other) if half.sending else (other, half)
+        problem = mismatch(send, receive)
+        if problem:  # both ranks hear of it when they wait, as on the virtual cluster
+            for end in (send, receive):
+                end.work.error = MismatchError(*problem)
+                end.work.open_ends.remove(end)
+            return
+        sent = cast(Form, send.tensor)
+        start = max(send.work.posted, receive.work.posted)
+        arrival = start + self.costs.message(send.rank, receive.rank, sent.nbytes)
+        for end in (send, receive):
+            end.work.open_ends.remove(end)
+            end.work.arrival = max(end.work.arrival, arrival)
+        cast(Posted, receive.work).arrived[receive.place] = sent.data
+
+    def _wait(self, rank: _Rank, frame: Frame) -> None:
+        index: Any = frame.fields.get("index")
+        work = rank.unwaited.pop(index, None) if is_integer(index) else None
+        if work is None:
+            raise ProtocolError("a wait for an exchange that was posted", "another")
+        work.waited, rank.waiting = rank.time, work
+
+    def _deliver(self, rank: _Rank, work: Posted) -> None:
+        if work.error is not None:
+            return self._tell(rank, work.error)
+        rank.waiting = None
+        rank.time = max(rank.time, work.arrival)
+        rank.events.append(work)
+        arrived = tuple(work.arrived[place] for place in sorted(work.arrived))
+        self._send(rank, "received", arrived, time=rank.time)
+        self.queued -= sum(tensor.nbytes for tensor in arrived)
+        work.arrived.clear()
+
+    def _send(self, receiver: _Rank, kind: str, value: Any = None, **fields: Any) -> None:
+        receiver.worker.send(Frame(kind, {"call": self.call, **fields}, value), self.deadline)
+
+    def _trace(self) -> Trace:
+        trace = Trace(len(self.ranks))
+        for rank in self.ranks:
+            for work in rank.works:
+                if work.data_as_control:  # a meter leaves control out
+                    work.tag = "data as " + work.tag
+            trace.events += [e if isinstance(e, Compute) else e.event() for e in rank.events]
+        return trace

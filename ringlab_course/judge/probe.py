@@ -1,0 +1,87 @@
+"""Whether the sandbox works on this machine, and what to do where it does not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ringlab.errors import SandboxError
+from ringlab_course.judge.process import WorkerProcess
+from ringlab_course.judge.sandbox import find_bwrap
+
+APPARMOR_PROFILE = """\
+abi <abi/4.0>,
+include <tunables/global>
+profile bwrap /usr/bin/bwrap flags=(unconfined) {
+  userns,
+}
+"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`available`; the version of bubblewrap; and where it is not available what was needed, came and helps."""
+
+    available: bool
+    version: str = ""
+    needed: str = ""
+    got: str = ""
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON-able data."""
+        return asdict(self)
+
+
+@cache
+def probe() -> Probe:
+    """Return whether a worker starts in the sandbox here, tried with a real one (about 0.3 s)."""
+    try:
+        version = ".".join(map(str, find_bwrap()[1]))
+    except SandboxError as error:
+        return Probe(False, "", error.needed, error.got, error.remedy)
+    try:
+        with WorkerProcess() as worker:
+            worker.ready(30)
+    except SandboxError as error:
+        return Probe(False, version, error.needed, error.got, _remedy())
+    return Probe(True, version)
+
+
+def require() -> None:
+    """Return where the sandbox works. Raises: SandboxError elsewhere: nothing is graded without."""
+    found = probe()
+    if not found.available:
+        raise SandboxError(found.needed, found.got, found.remedy)
+
+
+def _remedy() -> str:
+    if _setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return (
+            "AppArmor forbids user namespaces (Ubuntu 24.04). Allow them to bubblewrap alone:\n"
+            f"sudo tee /etc/apparmor.d/bwrap <<'EOF'\n{APPARMOR_PROFILE}EOF\n"
+            "sudo apparmor_parser -r /etc/apparmor.d/bwrap"
+        )
+    if _setting("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    if _setting("/proc/sys/user/max_user_namespaces") == "0":
+        return "sudo sysctl -w user.max_user_namespaces=10000"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return (
+            "inside a container, start it with `--cap-add SYS_ADMIN --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined`, or grade on the host"
+        )
+    return (
+        f"let every user read and enter {sys.prefix} and {sys.base_prefix}, and try "
+        "`bwrap --unshare-all --ro-bind /usr /usr --symlink usr/lib64 /lib64 true`"
+    )
+
+
+def _setting(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,353 @@
+"""The workers of one submission, and the subject that checks talk to. Workers never serve two submissions."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ringlab.errors
+from ringlab.errors import CommError, OffLimitsError
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
+from ringlab_course.checking.subject import Measured, Recorded
+from ringlab_course.judge.allowance import Allowance
+from ringlab_course.judge.offlimits import LEFT_TO_OTHERS, OffLimits
+from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
+from ringlab_course.judge.protocol import Frame, ProtocolError
+from ringlab_course.judge.records import taken_in
+from ringlab_course.judge.sandbox import Bounds
+from ringlab_course.judge.watch import Watch
+from ringlab_course.mesh.examine import Examined
+from ringlab_course.mesh.examine import taken_in as examined
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.faults import Faults
+    from ringlab_course.judge.network import Network
+
+ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
+LOSSES = (
+    3  # workers that may be lost before a function is given up; by loading the code, before a submission is
+)
+
+
+READ: dict[str, Callable[[Any], Any]] = {"record": taken_in, "examine": examined}
+"""How a call may be watched over in the worker, and what reads its answer then."""
+
+
+class Condemned(Failure):
+    """The submission broke the protocol: nothing it answers counts, before or after."""
+
+
+class Session:
+    """Workers that have loaded one submission's code.
+
+    limits: what the code may not use; without it all of ringlab but its checks is there.
+    seconds: for each call. total_seconds: for the whole submission; what comes later fails unrun.
+    patience: multiplies these, and what the checks of a tier may compute (`allowance.begin`).
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[str],
+        functions: Sequence[str],
+        *,
+        torch: bool,
+        kernels: bool = False,
+        mesh: bool = False,
+        unsafe: bool = False,
+        bounds: Bounds | None = None,
+        limits: OffLimits | None = None,
+        seconds: float = 20.0,
+        total_seconds: float = 300.0,
+        patience: float = 1.0,
+    ) -> None:
+        self.cells, self.functions = list(cells), list(functions)
+        self.torch, self.kernels, self.mesh, self.unsafe = torch, kernels, mesh, unsafe
+        bounds = bounds or Bounds()
+        self.bounds = replace(bounds, cpu_seconds=math.ceil(bounds.cpu_seconds * max(1.0, patience)))
+        self.limits = limits
+        self.watch = Watch(self.bounds)
+        self.allowance = Allowance(patience)
+        self.seconds, self.total_seconds = seconds * patience, total_seconds * patience
+        self.deadline = time.monotonic() + self.total_seconds
+        self.condemned, self.losses, self.calls = "", 0, 0
+        self._function, self._losses, self._unloaded = "", dict[str, int](), 0
+        self._exceeded: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.concealed = False
+        self._starting: list[WorkerProcess] = []
+        self._loaded: list[WorkerProcess] = []
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.watch.close()
+        for worker in [*self._starting, *self._loaded]:
+            worker.kill()
+        self._starting, self._loaded = [], []
+
+    def conceal(self) -> None:
+        """From now on hidden probes reach the workers: nothing that they write goes into `notes` or `condemned`."""
+        self.concealed = True
+
+    def turn_to(self, function: str) -> None:
+        """From now on losses are those of `function`: a loop, or too much memory, costs no other function's points."""
+        self._losses[self._function] = self.losses
+        if self.watch.exceeded:  # it has ended all workers
+            self._exceeded[self._function], self.watch.exceeded = self.watch.exceeded, ""
+            for worker in list(self._loaded):
+                self.discard(worker)
+        self._function, self.losses = function, self._losses.get(function, 0)
+
+    def prestart(self, count: int) -> None:
+        """Have `count` workers start side by side; returns at once."""
+        while len(self._starting) + len(self._loaded) < count:
+            self._starting.append(
+                WorkerProcess(
+                    self.bounds,
+                    torch=self.torch,
+                    kernels=self.kernels,
+                    mesh=self.mesh,
+                    unsafe=self.unsafe,
+                    limits=self.limits,
+                )
+            )
+
+    def workers(self, count: int) -> list[WorkerProcess]:
+        """Return `count` workers that have loaded the code. Raises: Failure; SandboxError."""
+        self._refuse_if_over()
+        self.prestart(count)
+        while len(self._loaded) < count:
+            worker = self._starting.pop(0)
+            worker.ready()
+            self.watch.add(worker)
+            self._load(worker)
+        return self._loaded[:count]
+
+    def _load(self, worker: WorkerProcess) -> None:
+        deadline = self.limit()
+        try:
+            worker.send(Frame("load", {"call": 0, "functions": self.functions}, self.cells), deadline)
+            frame = worker.receive(deadline)
+            if frame.kind != "loaded" or not isinstance(frame.value, list):
+                raise ProtocolError("the code loaded", f"a frame {frame.kind[:20]!r}")
+        except (Overdue, WorkerDied, ProtocolError) as error:
+            self.discard(worker)
+            self._unloaded += 1
+            raise self.lost("the notebook's code", error) from None
+        if not self.concealed:
+            self.notes = [shown(note)[:500] for note in frame.value[:20]]
+        self.allowance.add(worker)
+        self._loaded.append(worker)
+
+    def limit(self) -> float:
+        """Return the time at which a call that begins now must have ended."""
+        return min(time.monotonic() + self.seconds, self.deadline)
+
+    def discard(self, worker: WorkerProcess) -> None:
+        """End a worker that cannot be used again."""
+        self.watch.remove(worker)
+        self.allowance.remove(worker)
+        worker.kill()
+        if worker in self._loaded:
+            self._loaded.remove(worker)
+
+    def lost(self, what: str, error: Exception) -> Failure:
+        """Return the failure for a worker that had to be ended because of `error`."""
+        self.losses += 1
+        if isinstance(error, ProtocolError):
+            told = "in a hidden check" if self.concealed else f"needed {error.needed}, got {error.got}"
+            self.condemned = f"it interfered with the judge: {told}"
+            return Condemned("This submission interfered with the judge; nothing in it counts.")
+        if isinstance(error, Endless):
+            return Crashed(f"{what} was ended: {error.got}. Is there a loop that never ends?")
+        if isinstance(error, Overdue):
+            return Crashed(f"{what} did not end within {self.seconds:g} s.")
+        if self.watch.exceeded:
+            return Crashed(f"{what} was ended: the submission's workers together {self.watch.exceeded}.")
+        return Crashed(
+            f"{what} ended its process, or used more than the {self.bounds.memory_bytes / 2**30:g} GiB "
+            "of memory it may use."
+        )
+
+    def _refuse_if_over(self) -> None:
+        if self.condemned:
+            raise Condemned("This submission interfered with the judge; nothing in it counts.")
+        if exceeded := self.watch.exceeded or self._exceeded.get(self._function):
+            raise Crashed(f"Not run: in this function's checks the workers together {exceeded}.")
+        if self._unloaded >= LOSSES:
+            raise Crashed(
+                f"Not run: {LOSSES} processes had to be ended while they loaded the notebook's code."
+            )
+        if self.losses >= LOSSES:
+            raise Crashed(f"Not run: {LOSSES} processes had to be ended in this function's checks already.")
+        if time.monotonic() > self.deadline:
+            raise Crashed(f"Not run: this submission has used up its {self.total_seconds:g} s.")
+        self.allowance.require()
+
+
+class SandboxedSubject:
+    """One stage's function in sandboxed workers; the same interface as `InProcessSubject`."""
+
+    effort = "seconds of processor time"
+
+    def __init__(self, session: Session, function: str) -> None:
+        self.session, self.function = session, function
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.measure(*args, **kwargs).answer
+
+    def measure(self, *args: Any, **kwargs: Any) -> Measured:
+        """Return the answer, and the most that the worker's process grew by during the call.
+
+        The operating system's figure: arrays, scratch space of operators, small objects, in whole
+        pages; not the arguments, not what child processes hold.
+        """
+        return Measured(*self._called(args, kwargs))
+
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        """Return the answer, and the accesses that the worker says its kernels made."""
+        return Recorded(*self._called(args, kwargs, "record")[0])
+
+    def examine(self, *args: Any, **kwargs: Any) -> Examined:
+        """Return what the worker says came of the program on a mesh of its own."""
+        return self._called(args, kwargs, "examine")[0]
+
+    def _called(self, args: Any, kwargs: Any, how: str = "") -> tuple[Any, int]:
+        (worker,) = self._ready(1)
+        try:
+            answer, peak = self._converse(worker, args, kwargs, how)
+            return READ.get(how, lambda answer: answer)(answer), peak
+        except (Overdue, WorkerDied, ProtocolError) as error:
+            self.session.discard(worker)
+            raise self.session.lost(f"`{self.function}`", error) from None
+
+    def run_ring(
+        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+    ) -> Any:
+        return self._on_network(world_size, per_rank, faults, kwargs)[0]
+
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
+        """Return the CPU seconds of each rank's worker in one run, as the operating system counts them."""
+        network = self._on_network(world_size, per_rank, None, kwargs)[1]
+        return [rank.computed for rank in network.ranks]
+
+    def _on_network(
+        self,
+        world_size: int,
+        per_rank: tuple[Sequence[Any], ...],
+        faults: Faults | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, Network]:
+        from ringlab_course.judge.network import Network, RankRaised  # loads torch
+
+        for argument in per_rank:
+            if len(argument) != world_size:
+                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+        workers = self._ready(world_size)
+        network = Network(workers, self._next_call(), self.session.limit() - time.monotonic(), faults)
+        arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
+        try:
+            outcome = network.run(self.function, arguments, kwargs)
+            if network.dead:
+                self._recover(network, workers)
+            return outcome, network
+        except RankRaised as error:
+            failure = _raised(self.function, error.report)
+            failure.counterexample = f"rank {error.rank}: {failure.counterexample}".strip()
+        except CommError as error:
+            failure = as_failure(self.function, error)
+        except (Overdue, WorkerDied, ProtocolError) as error:
+            failure = self.session.lost(f"`{self.function}` on {world_size} ranks", error)
+        self._recover(network, workers)
+        raise failure
+
+    def other(self, function: str) -> SandboxedSubject:
+        return SandboxedSubject(self.session, function)
+
+    def _recover(self, network: Network, workers: Sequence[WorkerProcess]) -> None:
+        """Bring the ranks that are still in the call out of it, or end them."""
+        if not self.session.condemned:
+            network.abort()
+        for rank, worker in enumerate(workers):
+            if self.session.condemned or not network.idle(rank):
+                self.session.discard(worker)
+
+    def _ready(self, count: int) -> list[WorkerProcess]:
+        workers = self.session.workers(count)
+        if f"no code cell defines the function {self.function}" in self.session.notes:
+            raise NotWritten(
+                f"there is no function `{self.function}` in the notebook.", "\n".join(self.session.notes)
+            )
+        return workers
+
+    def _next_call(self) -> int:
+        self.session.calls += 1
+        return self.session.calls
+
+    def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any, how: str) -> tuple[Any, int]:
+        call, deadline = self._next_call(), self.session.limit()
+
+        def say(kind: str, value: Any = None, **fields: Any) -> None:
+            worker.send(Frame(kind, {"call": call, **fields}, value), deadline)
+
+        def hear(kind: str) -> Frame:
+            frame = worker.receive(deadline)
+            if frame.fields.get("call") != call or frame.kind not in (kind, "error") or worker.frames:
+                raise ProtocolError("one answer to the call under way", f"a frame {frame.kind[:20]!r}")
+            if frame.kind == "error":
+                raise _raised(self.function, frame.fields)
+            return frame
+
+        say("call", (args, kwargs), function=self.function, **({how: True} if how else {}))
+        hear("ready")
+        worker.reset_peak()
+        base = worker.resident()
+        say("go")
+        hear("done")
+        peak = max(0, worker.peak() - base)
+        say("deliver")
+        result = hear("result")
+        # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
+        return result.value, max(peak, worker.peak() - base - result.nbytes - ANSWER_ROOM)
+
+
+def _raised(function: str, report: dict[str, Any]) -> Failure:
+    """Return the failure for an exception in the learner's code, as the worker reports it.
+
+    Text of the learner's making goes into the counterexample only: it may quote the probe, and
+    counterexamples of hidden checks are not shown.
+    """
+    name, text = (shown(report.get(key)) for key in ("type", "text"))
+    kind = _exception_class(name)
+    if name == "ProtocolError":
+        return Failure(
+            f"`{function}` should answer with arrays, numbers or texts, or lists, tuples or dicts of them.",
+            text,
+        )
+    if kind is None:
+        return Crashed(f"`{function}` raised an exception of its own.", text)
+    if issubclass(kind, NotImplementedError):
+        return NotWritten(f"`{function}` is not written yet.")
+    if issubclass(kind, OffLimitsError):
+        return Crashed(LEFT_TO_OTHERS.format(function), text)
+    if issubclass(kind, CommError):
+        return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
+    return crashed(function, name, text)
+
+
+def shown(text: Any) -> str:
+    """Return what a worker wrote as text for a terminal: no control characters, a bounded length."""
+    if not isinstance(text, str):
+        return ""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text[:5000])
+
+
+def _exception_class(name: str) -> type[BaseException] | None:
+    """Return Python's or ringlab's exception of this name: no other name is repeated, it may be a probe."""
+    found = getattr(builtins, name, None) or getattr(ringlab.errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None

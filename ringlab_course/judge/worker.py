@@ -1,0 +1,166 @@
+"""The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
+
+Everything here may be rewritten by the code that it runs; nothing the judge believes depends on it.
+Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `abort`. Frames to it: `hello`,
+`loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import warnings
+from typing import Any
+
+from ringlab.errors import OffLimitsError
+from ringlab_course.judge.channel import Abort, Channel
+from ringlab_course.judge.protocol import Frame, ProtocolError
+from ringlab_course.judge.records import written_down
+from ringlab_course.judge.seccomp import forbid_programs
+
+TEXT = 4000  # the most characters of an exception that travel
+
+
+def main() -> None:
+    """Answer the judge's frames until it hangs up."""
+    descriptor, arrays = int(sys.argv[2]), sys.argv[3]
+    channel = Channel(descriptor)
+    if sys.argv[4]:
+        from ringlab_course.judge.offlimits import OffLimits, install
+
+        install(OffLimits.from_text(sys.argv[4]))
+    gc.disable()  # what the imports make is there to stay: looking through it again and again takes a tenth of a start
+    _warm_up(arrays)
+    gc.freeze()
+    gc.enable()
+    warnings.simplefilter("ignore")
+    if "RINGLAB_WORKER" not in os.environ:  # set where there is no sandbox
+        forbid_programs()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, what goes wrong is told to the judge
+    channel.send("hello")
+    namespace: dict[str, Any] = {}
+    while True:
+        frame = channel.receive()
+        channel.call = frame.fields.get("call", 0)
+        if frame.kind == "load":
+            from ringlab_course.judge.loader import load
+
+            namespace, notes = load(frame.value, frame.fields["functions"])
+            channel.send("loaded", notes)
+        elif frame.kind in ("call", "ring"):
+            _answer(channel, frame, namespace)
+
+
+def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
+    """Run one call. The judge reads this process's memory between `ready` and `done`."""
+    try:
+        function = namespace[frame.fields["function"]]
+        arguments, keywords = frame.value
+        if frame.kind == "ring":
+            arguments = (_ring(channel, frame), *arguments)
+        channel.send("ready")
+        channel.expect("go")
+        with _recording() as accesses:
+            if frame.fields.get("examine"):  # a program of one device: JAX runs it on all of a mesh
+                from ringlab_course.mesh.examine import examine
+
+                answer = examine(function, *arguments, **keywords).as_dict()
+            else:
+                answer = function(*arguments, **keywords)
+        channel.send("done")
+        channel.expect("deliver")
+        channel.send("result", (answer, written_down(accesses)) if frame.fields.get("record") else answer)
+    except ProtocolError as error:
+        channel.send("error", type="ProtocolError", text=_bounded(f"the answer holds {error.got}"), own=False)
+    except Abort:
+        channel.send("error", type="Abort", text="", own=False)
+    except BaseException as error:
+        _report(channel, error)
+
+
+def _recording() -> contextlib.AbstractContextManager[list[Any]]:
+    """Where kernels run, every access is written down, and one outside of its tensor is an error, not a crash."""
+    if sys.argv[3] != "triton":
+        return contextlib.nullcontext([])
+    from ringlab.blocks.triton.accesses import record_accesses
+
+    return record_accesses()
+
+
+def _report(channel: Channel, error: BaseException) -> None:
+    import builtins
+
+    import ringlab.errors
+    from ringlab_course.checking.failures import cause_of, own_lines
+
+    error = cause_of(error)
+    name = type(error).__name__
+    known = getattr(builtins, name, getattr(ringlab.errors, name, None)) is type(error)
+    try:
+        text = own_lines(error)
+    except BaseException:  # an exception whose own methods raise
+        text = name
+    channel.send("error", type=name if known else "", text=_bounded(text), own=True)
+
+
+def _bounded(text: str) -> str:
+    text = text if len(text) <= TEXT else text[:TEXT] + " …"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ring(channel: Channel, frame: Frame) -> Any:
+    from ringlab.comm.protocol import Comm
+    from ringlab.comm.ring import Ring
+    from ringlab.comm.wrappers.faulty import Fault, Faulty
+    from ringlab.comm.wrappers.strict import Strict
+    from ringlab_course.judge.judge_comm import JudgeComm
+
+    fields = frame.fields
+    comm: Comm = JudgeComm(channel, fields["rank"], fields["world_size"], fields["second"])
+    if "late" in fields:
+        late = [Fault("delay", fields["rank"], number, seconds=0.0) for number in fields["late"]]
+        comm = Faulty(comm, late)
+    return Ring(Strict(comm))
+
+
+def _warm_up(arrays: str) -> None:
+    """Import and touch what a first call would, so that it counts as nobody's time or memory."""
+    import numpy as np
+
+    importlib.import_module("ringlab_course.judge.loader")
+    square = np.ones((64, 64), np.float32)
+    np.exp(square @ square * 1e-3).sum()
+    if arrays == "numpy":
+        return
+    if arrays == "jax":
+        # Imported, and nothing computed: with the first computation the number of devices is fixed.
+        for name in ("jax.numpy", "ringlab_course.mesh.examine", "ringlab_course.mesh.blocks"):
+            importlib.import_module(name)
+        return
+    import torch
+
+    # A first ring call counts neither the time nor the memory of these imports as its own.
+    for name in (
+        "ringlab.comm.wrappers.faulty",
+        "ringlab.comm.wrappers.strict",
+        "ringlab_course.judge.judge_comm",
+    ):
+        importlib.import_module(name)
+
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.ones(1, 2, 64, 16, dtype=dtype, requires_grad=True)
+        scores = (x @ x.transpose(-1, -2)).float()
+        scores = scores.masked_fill(torch.ones(64, 64).triu(1).bool(), -torch.inf)
+        (scores.softmax(-1).to(dtype) @ x).sum().backward()
+        torch.logaddexp(scores, torch.logsumexp(scores, -1, keepdim=True))
+        with contextlib.suppress(OffLimitsError):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+    if arrays == "triton":
+        from ringlab.blocks.triton import interpreter
+
+        interpreter.repair()

@@ -1,0 +1,165 @@
+"""Lab L1, bandwidth and overlap: how fast neighbours exchange, and how much of a hop hides behind a block.
+
+A block of c queries against c keys is computed, a K/V block of c tokens is exchanged, and both at once, in turn.
+hidden = (computing + exchanging − both) / the shorter of the two: 1 where one costs nothing beside the other, 0 where
+they follow each other, below 0 where they disturb each other more than that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ringlab.bench.contest import Ranks
+from ringlab.bench.interleaved import Times, Turn, interleaved
+from ringlab.blocks import get_block
+from ringlab.comm.ring import Ring
+from ringlab.cost.fit import fit_link
+from ringlab.cost.overlap import least_tokens_hidden
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CostError, LabError
+from ringlab_course.lab.gather import gather
+from ringlab_course.lab.validation import expect_attention, expect_ranks
+
+
+@dataclass(frozen=True)
+class L1:
+    """messages: bytes each way; tokens: c of each block; H, K heads, D head dim; rounds that are counted."""
+
+    messages: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
+    tokens: tuple[int, ...] = (256, 512, 1024, 2048)
+    H: int = 8
+    K: int = 8
+    D: int = 64
+    dtype: str = "float32"
+    rounds: int = 11
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(len(set(self.messages)), len(set(self.tokens))) < 2:
+            got = f"{', '.join(map(str, self.messages))} bytes and {', '.join(map(str, self.tokens))} tokens"
+            raise LabError("two message sizes and two lengths at least", got)
+        if min(*self.messages, *self.tokens) < 1 or _twice(self.messages) or _twice(self.tokens):
+            got = f"messages {self.messages}, lengths {self.tokens}"
+            raise LabError("messages of a byte and blocks of a token at least, each size once", got)
+        expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed)
+        if self.K < 1 or self.H % self.K:
+            raise LabError(
+                "query heads that divide by key/value heads", f"H={self.H}, K={self.K}", "--kv-heads"
+            )
+
+    def check(self, P: int) -> None:
+        """Raise LabError unless `P` ranks can be measured."""
+        expect_ranks(P)
+
+    def needed_bytes(self, P: int, rank: int = 0) -> int:
+        """Return the bytes that a rank allocates at most, P or not: messages twice, blocks and scores."""
+        c = max(self.tokens)
+        tensors = 4 * c * (self.H + 3 * self.K) * self.D * 4
+        return 2 * max(self.messages) + tensors + 64 * 2**20
+
+    @property
+    def sizes(self) -> Attention:
+        """Return the sizes as the cost model has them; not causal: a block is seen as a whole."""
+        return Attention(1, self.H, self.K, self.D, self.dtype, causal=False)
+
+
+def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the bandwidth of each message size, the fitted link, each length's overlap, and the length that hides a hop."""
+    settings.check(ring.world_size)
+    links: dict[int, float] = {}
+    times = _in_turn(ring, {str(n): _exchange(ring, n, device) for n in settings.messages}, settings, device)
+    for nbytes in settings.messages:
+        links[nbytes] = statistics.median(times[str(nbytes)])
+        yield {
+            "case": "bandwidth", "bytes": nbytes, "median_s": links[nbytes],
+            "bytes_per_s": nbytes / links[nbytes], "times_s": list(times[str(nbytes)]),
+        }  # fmt: skip
+    try:
+        latency_s, bytes_per_s = fit_link(links)
+    except CostError as error:  # messages too small, or too few rounds, for larger ones to take longer
+        latency_s, bytes_per_s = 0.0, max(nbytes / seconds for nbytes, seconds in links.items())
+        yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s, "unfit": error.got}
+    else:
+        yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s}
+    flops_per_s = 0.0
+    for c in settings.tokens:
+        case = _overlap(ring, settings, c, device)
+        flops_per_s = case["flops_per_s"]  # of the longest block at last: the rate that long shards see
+        yield case
+    sizes = settings.sizes
+    least = least_tokens_hidden(flops_per_s, bytes_per_s, sizes, latency_s=latency_s)
+    yield {"case": "threshold", "tokens": least, "flops_per_s": flops_per_s, "bytes_per_s": bytes_per_s}
+
+
+def _twice(numbers: tuple[int, ...]) -> bool:
+    return len(set(numbers)) < len(numbers)
+
+
+class _Own(Ranks):
+    """A rank's own seconds, from the moment all are ready: a barrier behind would be a good part of a small message."""
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        self.settle()
+        self.ring.barrier()
+        begin = self.ring.comm.now()
+        kept = run()
+        self.settle()
+        end = self.ring.comm.now()
+        del kept
+        return end - begin
+
+
+def _in_turn(ring: Ring, runs: dict[str, Callable[[], Any]], settings: L1, device: torch.device) -> Times:
+    """The seconds of each, round by round, on the rank that took longest."""
+    turns = {name: Turn(partial(_run, run)) for name, run in runs.items()}
+    own = interleaved(turns, _Own(ring, device), settings.rounds, 2)
+    everyone = gather(ring.comm, own, device)
+    return {
+        name: tuple(max(of_round) for of_round in zip(*(each[name] for each in everyone), strict=True))
+        for name in runs
+    }
+
+
+def _run(run: Callable[[], Any], _: Any) -> Any:
+    return run()
+
+
+def _exchange(ring: Ring, nbytes: int, device: torch.device) -> Callable[[], Any]:
+    sent, into = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda: ring.post(sent, into=[into]).wait()
+
+
+def _overlap(ring: Ring, settings: L1, c: int, device: torch.device) -> dict[str, Any]:
+    dtype = getattr(torch, settings.dtype)
+    q = torch.randn(1, settings.H, c, settings.D, device=device).to(dtype)
+    k, v = (torch.randn(1, settings.K, c, settings.D, device=device).to(dtype) for _ in range(2))
+    into = [torch.empty_like(k), torch.empty_like(v)]
+    block = get_block("auto", q)
+
+    def compute() -> Any:
+        return block.forward(q, k, v, causal=False, scale=settings.D**-0.5)
+
+    def exchange() -> Any:
+        return ring.post(k, v, into=into).wait()
+
+    def both() -> Any:
+        work = ring.post(k, v, into=into)
+        part = compute()
+        return part, work.wait()
+
+    times = _in_turn(ring, {"compute": compute, "exchange": exchange, "both": both}, settings, device)
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
+    shorter = min(median["compute"], median["exchange"])
+    return {
+        "case": "overlap", "tokens": c, "block": block.name,
+        **{f"{name}_s": seconds for name, seconds in median.items()},
+        "hidden": (median["compute"] + median["exchange"] - median["both"]) / shorter,
+        "flops_per_s": 4 * settings.H * settings.D * c**2 / median["compute"],
+        "times_s": {name: list(seconds) for name, seconds in times.items()},
+    }  # fmt: skip

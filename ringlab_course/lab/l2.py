@@ -1,0 +1,147 @@
+"""Lab L2, layouts and scaling: how much of a perfect split each layout reaches, strong and weak.
+
+Strong: the same sequence on more ranks. Weak: the same tokens per rank, so the sequence grows with the ranks, and the
+work of each rank with it, for attention is quadratic.
+
+efficiency = the time of a perfect split / the ring's. A perfect split of the same work takes, on GPUs, torch's own
+attention of the whole sequence on one of them divided by P; on CPUs, where processes share the cores, torch's own
+attention with as many threads as there are processes, while these wait. Both are timed in turn with the ring.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringlab.attention import ring_attention
+from ringlab.bench.contest import case, compete
+from ringlab.bench.problem import Inputs, Problem, draw
+from ringlab.bench.reference import sample
+from ringlab.bench.work import sdpa
+from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
+from ringlab.conformance.target import Target
+from ringlab.errors import LabError
+from ringlab.layout import layout_names
+from ringlab_course.lab.truth import Truth
+from ringlab_course.lab.validation import expect_attention, expect_ranks
+
+PERFECT = "a perfect split"
+
+
+@dataclass(frozen=True)
+class L2:
+    """S tokens for strong scaling, c tokens per rank for weak scaling; ranks: numbers of ranks, all if empty; layouts: all by default."""
+
+    S: int = 8192
+    c: int = 2048
+    H: int = 8
+    D: int = 64
+    dtype: str = "float32"
+    ranks: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = field(default_factory=layout_names)
+    block: str = "auto"
+    rounds: int = 7
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.layouts if name not in layout_names()]
+        if unknown or not self.layouts or len(set(self.layouts)) < len(self.layouts):
+            raise LabError(
+                f"layouts among {', '.join(layout_names())}, each once", ", ".join(self.layouts) or "none"
+            )
+        if min(self.S, self.c) < 16:
+            raise LabError("16 tokens at least", f"S={self.S}, c={self.c}")
+        expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed, self.block)
+
+    def check(self, P: int) -> None:
+        """Raise LabError unless `P` ranks can be measured."""
+        expect_ranks(P)
+        self.numbers(P)
+
+    def needed_bytes(self, P: int, rank: int = 0) -> int:
+        """Return the bytes that a rank allocates at most: the whole sequence on each, and rank 0's float64 reference."""
+        S = max(self.S, self.c * P)
+        return self.H * S * self.D * 8 * (24 if rank == 0 else 8) + 2 ** (30 if rank == 0 else 29)
+
+    def numbers(self, P: int) -> tuple[int, ...]:
+        """Return the numbers of ranks to be measured. Raises: LabError for more than there are."""
+        found = tuple(sorted(set(self.ranks))) or (*(p for p in (2, 4, 8, 16, 32, 64) if p < P), P)
+        if not 2 <= min(found) <= max(found) <= P:
+            raise LabError(f"numbers of ranks from 2 to {P}", ", ".join(map(str, found)), "start more ranks")
+        return found
+
+
+def cases(ring: Ring, settings: L2, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield, by scaling, number of ranks and pass, as each ends: every layout's time, efficiency and whether it is right."""
+    settings.check(ring.world_size)
+    for p in settings.numbers(ring.world_size):
+        for scaling, S in (("strong", settings.S), ("weak", settings.c * p)):
+            if ring.rank < p:  # the others wait
+                for found in _measured(ring, settings, p, S, device):
+                    yield {"case": "scaling", "scaling": scaling, "S": S, **found}
+            ring.barrier()
+
+
+def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the first p ranks find, pass by pass; empty but on rank 0."""
+    part = Ring(SubGroup(ring.comm, range(p)))
+    problem = Problem(settings.H, S, settings.D, True, settings.dtype)
+    generator = torch.Generator(device=device).manual_seed(settings.seed)
+    inputs = draw(problem, str(device), generator)
+    tokens = sample(S, torch.Generator().manual_seed(settings.seed + 1))
+    entrants = {name: entrant(name, settings.block) for name in settings.layouts}
+    beside = {PERFECT: _alone(part, inputs)}
+    truth = Truth(part, [inputs], tokens)
+    for passed in compete(part, [inputs], entrants, tokens, settings.rounds, beside, settings.seed):
+        if not passed.times:
+            continue  # its calls are among those that are looked at with the timed ones
+        errors, times = truth.errors(passed), passed.times
+        if part.rank != 0:
+            yield {}
+            continue
+        found = case(p, passed.of, errors, truth.all, times, settings.layouts[0])
+        yield _with_efficiency(problem, found, times[PERFECT], device)
+
+
+def entrant(layout: str, block: str) -> Target:
+    """Return ringlab's ring under one layout as an entrant."""
+    options = {"block": block, "validate": False}
+    return Target(ring_attention, layout, layouts=(layout,), options=options).completed()
+
+
+def _alone(part: Ring, inputs: Inputs) -> Callable[[str], None]:
+    """torch's own attention of the whole sequence on rank 0, with as many threads as ranks where these are a CPU's."""
+
+    def run(of: str) -> None:
+        if part.rank != 0:
+            return
+        tensors: tuple[Tensor, ...] = inputs
+        before = torch.get_num_threads()
+        if inputs.q.device.type == "cpu":
+            torch.set_num_threads(part.world_size)
+        try:
+            sdpa(tensors, of != "forward")
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def _with_efficiency(
+    problem: Problem, found: dict[str, Any], alone: tuple[float, ...], device: torch.device
+) -> dict[str, Any]:
+    """The case with each layout's efficiency, median over rounds, and TFLOP/s of each rank."""
+    P = found["P"]
+    split = 1 if device.type == "cpu" else P
+    for each in found["contenders"].values():
+        rounds = [whole / split / own for whole, own in zip(alone, each["times_s"], strict=True)]
+        each["efficiency"] = statistics.median(rounds)
+        each["tflops_per_rank"] = problem.flops(found["pass"]) / P / each["median_s"] / 1e12
+        del each["ratio"]
+    return {**found, "perfect_s": statistics.median(alone) / split}

@@ -1,0 +1,234 @@
+"""Result files of labs on one page: plots, tables, and a leaderboard on which only who is right is ranked.
+
+Entrants are compared with ringlab in the same run only, so machines may differ: each group of runs on one machine
+with one work has a board of its own. The files are data from anybody: what they say is shown, never run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ringlab.errors import LabError
+from ringlab_course.gradebook import readable
+from ringlab_course.gradebook.pages import TEMPLATES, environment, rendered, require_pages
+from ringlab_course.lab.pictures import efficiency, link, overlap
+
+SAME = 0.01
+"""Scores that differ by less are the same: another day would put them in another order."""
+OURS = "ringlab"
+_OWN = Path(__file__).parent / "templates"
+
+
+def report(
+    results: Mapping[Path, Mapping[str, Any]],
+    title: str = "Labs of ring attention",
+    others: Mapping[Path, str] | None = None,
+) -> tuple[str, dict[Path, str]]:
+    """Return the page, and the files that are left out of it, with the reason; `others` are among these already.
+
+    A file whose cases lack what they should have is left out, and named on the page. Raises: LabError where nothing
+    remains; MissingExtraError without Jinja2 or matplotlib.
+    """
+    require_pages()
+    from jinja2 import FileSystemLoader
+
+    runs: dict[Path, dict[str, Any]] = {}
+    left_out = dict(others or {})
+    for number, (path, found) in enumerate(results.items()):
+        try:
+            runs[path] = _run(found, f"run{number}")
+            leaderboard({path: found})
+        except Exception as error:  # anybody's data: whatever it leads to, the others are shown
+            runs.pop(path, None)
+            left_out[path] = f"cases of {found['lab']}: {type(error).__name__}: {error}"
+    if not runs:
+        told = "; ".join(f"{path}: {why}" for path, why in left_out.items())
+        raise LabError("a result file that can be shown", told or "none", "ringlab lab l1")
+    shown = {path: found for path, found in results.items() if path in runs}
+    among = environment().overlay(loader=FileSystemLoader([_OWN, TEMPLATES]))
+    page = rendered(
+        "report.html", among=among, title=title, runs=list(runs.values()), board=leaderboard(shown),
+        left_out=[(str(path), readable.sentence(why)) for path, why in left_out.items()],
+    )  # fmt: skip
+    return page, left_out
+
+
+def leaderboard(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each machine, version and work of lab L3, the entrants that are right, best first, and those that are not.
+
+    An entrant's score is that of forward and backward together, from the run in which it was best; it must be right
+    in every pass of every run on that board. Scores within a hundredth of the best of a place share it.
+    """
+    boards: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for path, found in results.items():
+        if found["lab"] != "l3":
+            continue
+        target = found["settings"]["target"]
+        if not isinstance(target, str) or target == OURS:
+            raise ValueError(f"no entrant: {target!r}")
+        work = _settings({k: v for k, v in found["settings"].items() if k not in ("target", "rounds")})
+        entries = boards.setdefault((_where(found), work), {})
+        cases = [each for each in found["cases"] if each.get("case") == "contest"]
+        for name in {target, *(name for each in cases for name in each["contenders"])}:
+            entry = _entry(name, cases, path, found.get("ended_by", ""))
+            entries[name] = _standing(entries.get(name), entry)
+    return [
+        {
+            "where": where,
+            "work": work,
+            "ranked": _placed([e for e in entries.values() if e["right"]]),
+            "wrong": [e for e in entries.values() if not e["right"]],
+        }
+        for (where, work), entries in boards.items()
+    ]
+
+
+def _standing(before: dict[str, Any] | None, entry: dict[str, Any]) -> dict[str, Any]:
+    """The run that counts: one in which an entrant was wrong, for a race may be won by luck; else the best."""
+    if before is None:
+        return entry
+    return max(before, entry, key=lambda each: (each["off"], each["right"], each["score"]))
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    """Machine and versions of a run: who is compared with ringlab of another day stands on another board."""
+    machine = found["machine"]
+    code = found.get("code", {})
+    versions = f"torch {machine.get('torch', '?')}, ringlab {code.get('commit') or code.get('ringlab', '?')}"
+    if source := code.get("source"):
+        versions += f", source {source}"
+    on = f"{machine.get('processor', '')} {' '.join(machine.get('gpus', []))}"
+    return ", ".join(map(readable.name, (found["label"], on, versions)))
+
+
+def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries by score, each with its place."""
+    placed: list[dict[str, Any]] = []
+    first = math.inf
+    for number, entry in enumerate(sorted(entries, key=lambda each: -float(each["score"])), start=1):
+        shares = bool(placed) and entry["score"] >= first / (1 + SAME)
+        first = first if shares else entry["score"]
+        placed.append({**entry, "place": placed[-1]["place"] if shares else number})
+    return placed
+
+
+def _entry(name: str, cases: list[dict[str, Any]], path: Path, ended_by: str) -> dict[str, Any]:
+    """What is said of one entrant in one run; one that was not timed in both passes is not right yet."""
+    own = {each["pass"]: each["contenders"][name] for each in cases if name in each["contenders"]}
+    wrong = [
+        f"{result} off by {_number(one['errors'][result]):.2g}, {_number(one['bounds'][result]):.2g} are allowed ({of.replace('_', ' + ')})"
+        for of, one in own.items()
+        for result in one["errors"]
+        if not _number(one["errors"][result]) <= _number(one["bounds"][result])
+    ]
+    off = bool(wrong)
+    if not wrong and set(own) != {"forward", "forward_backward"}:
+        wrong = [readable.legible(ended_by or "the run ended before both passes were timed")]
+    both = own.get("forward_backward", {})
+    score = _number(both.get("score", 0.0))
+    if not wrong and math.isinf(score):
+        wrong = ["its score is no number"]
+    return {
+        "name": name, "file": path.name, "right": not wrong, "off": off, "why": "; ".join(wrong[:2]),
+        "score": score, "median_s": _number(both.get("median_s", 0.0)),
+    }  # fmt: skip
+
+
+def _number(value: Any) -> float:
+    """A finite number, or one that is right nowhere: infinity."""
+    found = float(value)
+    return found if math.isfinite(found) else math.inf
+
+
+def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    tables, figures = _SHOWN[found["lab"]](found["cases"], prefix)
+    machine = {**found["machine"], **found.get("code", {})}
+    return {
+        **{name: found[name] for name in ("lab", "title", "label", "finished")},
+        "target": found["settings"].get("target", ""),
+        "ended_by": readable.legible(found.get("ended_by") or "ended without a word", 500),
+        "tables": tables,
+        "figures": figures,
+        "topology": readable.legible(found.get("topology", "")),
+        "facts": [("settings", _settings(found["settings"]))]
+        + [(key, str(value)) for key, value in machine.items() if value]
+        + [("ranks", ", ".join(str(each.get("id")) for each in found["ranks"]))]
+        + [("preflight", f"{each['name']}: {each['told']}") for each in found.get("preflight", ())],
+    }
+
+
+def _settings(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in given.items())
+
+
+Shown = tuple[list[dict[str, Any]], list[tuple[str, Any]]]
+
+
+def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
+    links = [each for each in cases if each["case"] == "bandwidth"]
+    blocks = [each for each in cases if each["case"] == "overlap"]
+    fitted = next((each for each in cases if each["case"] == "link"), None)
+    least = next((each for each in cases if each["case"] == "threshold"), None)
+    tables: list[dict[str, Any]] = [
+        {
+            "caption": "An exchange with both neighbours at once, each way"
+            + (f": {fitted['latency_s'] * 1e6:.0f} µs and {fitted['bytes_per_s'] / 1e9:.3g} GB/s{', the fastest message, for ' + str(fitted['unfit']) if 'unfit' in fitted else ''}" if fitted else ""),
+            "headings": ("bytes", "median", "GB/s"),
+            "rows": [(f"{e['bytes']:,}", f"{e['median_s'] * 1e6:.0f} µs", f"{e['bytes_per_s'] / 1e9:.3g}") for e in links],
+        },
+        {
+            "caption": "A block of c tokens, its hop, and both at once; hidden: 1 is all of the shorter"
+            + (f". A hop hides from {float(least['tokens']):.0f} tokens, by these rates" if least else ""),
+            "headings": ("c", "compute", "exchange", "both", "hidden"),
+            "rows": [
+                (f"{e['tokens']:,}", *(f"{e[name] * 1e3:.2f} ms" for name in ("compute_s", "exchange_s", "both_s")), f"{e['hidden']:.2f}")
+                for e in blocks
+            ],
+        },
+    ]  # fmt: skip
+    figures: list[tuple[str, Any]] = []
+    if links:
+        figures.append(("Bandwidth by message", link(links, f"{prefix}-link")))
+    if blocks:
+        figures.append(("Computing, exchanging, both", overlap(blocks, f"{prefix}-overlap")))
+    return tables, figures
+
+
+def _l2(cases: list[dict[str, Any]], prefix: str) -> Shown:
+    rows = [
+        (f"{e['scaling']}, {e['pass'].replace('_', ' + ')}", e["P"], f"{e['S']:,}", name, f"{one['median_s'] * 1e3:.1f} ms",
+         f"{one['efficiency']:.3f}", f"{one['tflops_per_rank']:.3g}", "right" if one["correct"] else "WRONG")
+        for e in cases if e["case"] == "scaling" for name, one in e["contenders"].items()
+    ]  # fmt: skip
+    headings = ("scaling", "ranks", "S", "layout", "median", "efficiency", "TFLOP/s a rank", "results")
+    table = {
+        "caption": "Efficiency: the time of a perfect split over the ring's; causal",
+        "headings": headings,
+        "rows": rows,
+    }
+    shown = [each for each in cases if each["case"] == "scaling"]
+    figures = [("Efficiency by layout", efficiency(shown, f"{prefix}-efficiency"))] if shown else []
+    return [table], figures
+
+
+def _l3(cases: list[dict[str, Any]], prefix: str) -> Shown:
+    rows = [
+        (readable.name(name), e["pass"].replace("_", " + "), f"{one['median_s'] * 1e3:.1f} ms", f"{one['score']:.3f}",
+         "right" if one["correct"] else "WRONG", f"{max(map(_number, one['errors'].values())):.2g}", one.get("calls_looked_at", 1))
+        for e in cases if e["case"] == "contest" for name, one in e["contenders"].items()
+    ]  # fmt: skip
+    headings = ("entrant", "pass", "median", "score", "results", "largest error", "calls looked at")
+    first = [
+        (readable.name(name), e["pass"].replace("_", " + "), "right" if one["correct"] else "WRONG")
+        for e in cases if e["case"] == "first call" for name, one in e["contenders"].items()
+    ]  # fmt: skip
+    if not rows and first:
+        caption = "The first call of each, which nobody timed"
+        return [{"caption": caption, "headings": ("entrant", "pass", "results"), "rows": first}], []
+    return [{"caption": "Beside ringlab, in turn", "headings": headings, "rows": rows}], []
+
+
+_SHOWN = {"l1": _l1, "l2": _l2, "l3": _l3}

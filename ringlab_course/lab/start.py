@@ -1,0 +1,218 @@
+"""Starting a lab: on the ranks that torchrun started, or on gloo processes of this machine where there is no torchrun."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ringlab.comm.processes.connect import connect
+from ringlab.comm.processes.launch import launch
+from ringlab.comm.ring import Ring
+from ringlab.errors import LabError, RankFailedError, RinglabError
+from ringlab_course.lab.preflight import Finding, expect_ready, preflight, topology
+from ringlab_course.lab.result import ResultFile, blame, header, reserve
+
+
+class Settings(Protocol):
+    """What is measured: a frozen dataclass of plain values; `seed` is one of them."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def check(self, P: int) -> None:
+        """Raise LabError unless `P` ranks can be measured."""
+        ...
+
+    def needed_bytes(self, P: int, rank: int = 0) -> int:
+        """Return the bytes that one of `P` ranks allocates at most."""
+        ...
+
+
+Cases = Callable[[Ring, Any, torch.device], Iterator[dict[str, Any]]]
+"""A lab's program on every rank: (ring, settings, device) → what it measured, case by case as each ends; rank 0's count."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a lab's ranks come to be.
+
+    output: the result file; one that is there stays, and another name is taken, unless force, which replaces it once
+    the new one is finished. ranks: processes, where torchrun is not there. nodes: machines that are meant, None for
+    any. allow_busy: measure although somebody else uses a device. timeout: seconds for the whole lab; connect: for
+    all ranks to come, under torchrun. Raises: LabError for seconds that are none.
+    """
+
+    output: Path
+    ranks: int = 2
+    transport: str = "gloo"
+    nodes: int | None = None
+    allow_busy: bool = False
+    timeout: float = 3600.0
+    connect: float = 120.0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and 0 < seconds < 10**7):
+                raise LabError("seconds above 0", str(seconds), f"--{name}")
+
+
+def under_torchrun() -> bool:
+    """Return whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run(
+    lab: str,
+    cases: Cases,
+    settings: Settings,
+    start: Start,
+    began: Callable[[Path], None] = lambda written: None,
+) -> Path | None:
+    """Run a lab, and return its file where this process tells of it: rank 0, or the one that started all; else None.
+
+    `began` is told there, before any rank starts, which file will have every case as soon as it ends.
+
+    Raises: LabError before any rank starts for what cannot be measured, and on every rank where preflight finds
+    something; whatever ends a rank. The file then holds what was measured until then, and says what ended it.
+    """
+    tells = not under_torchrun() or os.environ["RANK"] == "0"
+    settings.check(_world_size(start))
+    written = reserve(start.output) if tells else start.output
+    if tells:
+        began(written)
+    try:
+        with _end_told():
+            _on_all(on_rank, start, lab, cases, settings, replace(start, output=written))
+        if tells and start.force and written != start.output:
+            written = written.replace(start.output)
+    except BaseException as error:
+        if tells:
+            told = _first_failure(error) if isinstance(error, RankFailedError) else _in_one_line(error)
+            blame(written, told)
+        raise
+    finally:
+        if tells and written.exists() and not written.stat().st_size:  # no rank began
+            written.unlink()
+    return written if tells else None
+
+
+@contextmanager
+def _end_told() -> Iterator[None]:
+    """Have the signal by which torchrun ends the others, when a rank has died, end this one as an error does."""
+
+    def end(*_: Any) -> None:
+        raise LabError(
+            "every rank to the end", "a signal to end: another rank died", "what torchrun says of it"
+        )
+
+    if not under_torchrun() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Return what preflight finds, without measuring anything."""
+    everyone, found = _on_all(_preflight, start, settings, start)
+    return everyone, found
+
+
+def _on_all(program: Callable[..., Any], start: Start, *args: Any) -> Any:
+    """What the program gives on this rank under torchrun, on rank 0 of new processes elsewhere."""
+    if under_torchrun():
+        with connect(start.transport, start.timeout, start.connect) as ring:
+            return program(ring, *args)
+    try:
+        outcome = launch(
+            program, start.ranks, *args,
+            timeout=start.timeout, transport=start.transport, threads=1, memory=False,
+        )  # fmt: skip
+    except RankFailedError as error:
+        if isinstance(error.__cause__, LabError):  # the same on all ranks, and it says what to do
+            raise error.__cause__ from None
+        raise
+    return outcome.results[0]
+
+
+def _world_size(start: Start) -> int:
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else start.ranks
+
+
+def on_rank(ring: Ring, lab: str, cases: Cases, settings: Settings, start: Start) -> None:
+    """One rank of a lab: preflight, then case by case; rank 0 writes."""
+    everyone, found = _preflight(ring, settings, start)
+    expect_ready(found, allow_busy=start.allow_busy)
+    device = device_of(start.transport)
+    told: Mapping[str, Any] = {
+        **header(lab, _plain(settings), everyone, start.transport),
+        "preflight": [asdict(each) for each in found],
+        "topology": topology() if ring.rank == 0 else "",
+    }
+    file = ResultFile(start.output, told)
+    torch.manual_seed(settings.seed)
+    try:
+        if ring.rank == 0:
+            file.write()
+        for case in cases(ring, settings, device):
+            if ring.rank == 0:
+                file.add(case)
+    except BaseException as error:
+        if ring.rank == 0:
+            file.write(ended_by=_in_one_line(error))
+        raise
+    if ring.rank == 0:
+        file.write(finished=True)
+
+
+def device_of(transport: str) -> torch.device:
+    """Return where this rank computes over `transport`: its GPU, if there is one, unless it is gloo's."""
+    if transport == "gloo" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _preflight(ring: Ring, settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
+    needed = settings.needed_bytes(ring.world_size, ring.rank)
+    shared = start.transport == "shared-gpu"
+    return preflight(ring, _plain(settings), device_of(start.transport), needed, start.nodes, shared=shared)
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return asdict(settings)  # type: ignore[call-overload]
+
+
+def _in_one_line(error: BaseException) -> str:
+    """An error with its cause, as far as a rank knows that: whose it is, and what it was."""
+    if not isinstance(error, RinglabError):
+        return _short(type(error).__name__, str(error))
+    if isinstance(error, LabError):
+        return _short("LabError", f"needed {error.needed}; got: {error.got}")
+    return _short(type(error).__name__, f"{error.needed}; {error.got}" if error.got else error.needed)
+
+
+def _first_failure(error: RankFailedError) -> str:
+    """Which rank failed first, and what its error was."""
+    rank, cause = getattr(error, "rank", -1), error.__cause__
+    if cause is not None:
+        return _short(f"rank {rank} failed first: {type(cause).__name__}", str(cause))
+    said = getattr(error, "errors", {}).get(rank, "") or error.got
+    return _short(f"rank {rank} failed first", said.strip().splitlines()[-1] if said.strip() else "")
+
+
+def _short(kind: str, text: str) -> str:
+    return " ".join(f"{kind}: {text}".split())[:400]

@@ -1,0 +1,242 @@
+"""A program of one device, compiled for a mesh of P simulated ones and run: what it answers, sends and holds.
+
+In the judge this runs in the worker, beside the learner's code: values are certain, as the judge compares
+them; what is counted here is only as honest as the submission, like what Triton kernels read and write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.requirements import extra_is_missing
+from ringlab_course.judge.protocol import ProtocolError
+from ringlab_course.mesh import AXIS, DEVICES
+from ringlab_course.mesh.compiled import UnknownForm, traffic
+from ringlab_course.mesh.jaxpr import Written
+
+QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+"""Halves the time to compile. It is about machine code: what is sent and held is decided before."""
+BRANCH, TURNS = "branch", "turns"
+LONGEST_WORD = 200
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What came of a program on a mesh.
+
+    results: its arrays, float32, whole; none where it was not run. dtypes: what they were. fault: what is
+    wrong with the form of the answer. not_run: why it was compiled and not run: BRANCH, as a message stands
+    in a branch, or TURNS, as one stands in a loop of unknown length; both can hang. messages, blocks: what a
+    device sends, in messages and in arrays of k's size. types: the same by type, as the program is written
+    down: a compiler for CPUs may widen what it sends. untold: whether a loop's messages stand in no type, as nobody
+    knows which turns are its own. others: collectives beside ppermute, and callbacks of Python, by name.
+    scratch: bytes that a device needs beside its arguments and results.
+    """
+
+    results: tuple[np.ndarray, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    fault: str = ""
+    not_run: str = ""
+    messages: int = 0
+    blocks: float = 0.0
+    types: dict[str, float] = field(default_factory=dict)
+    untold: bool = False
+    others: tuple[str, ...] = ()
+    scratch: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `taken_in` reads."""
+        return dict(vars(self))
+
+
+KINDS = {name: type(value) for name, value in vars(Examined()).items()}
+
+
+def taken_in(value: Any) -> Examined:
+    """Return what a worker has examined. Raises: ProtocolError where its form is another."""
+    ok = isinstance(value, dict) and set(value) == set(KINDS)
+    ok = ok and all(type(value[name]) is kind for name, kind in KINDS.items())
+    ok = ok and all(isinstance(part, np.ndarray) and part.dtype == np.float32 for part in value["results"])
+    ok = ok and all(
+        isinstance(word, str) and word.isprintable() and len(word) <= LONGEST_WORD
+        for word in (value["fault"], *value["dtypes"], *value["types"], *value["others"])
+    )
+    ok = ok and value["not_run"] in ("", BRANCH, TURNS)
+    ok = ok and all(
+        type(count) in (int, float) and math.isfinite(count) and count >= 0
+        for count in (value["messages"], value["blocks"], value["scratch"], *value["types"].values())
+    )
+    if not ok:
+        raise ProtocolError("what an examined program answered, sent and held", "something else")
+    return Examined(**value)
+
+
+MOST_KNOWN = 64
+Loops: TypeAlias = Sequence[tuple[int, int]]
+"""Loops that send something: the elements of one turn, and how often it turns."""
+_known: dict[str, tuple[Any, Examined, Loops]] = {}
+"""Compiled programs, by their text before compilation, which says all that goes into it; devices are the same ever."""
+
+
+class _FormError(Exception):
+    """The program's answer is no (out, lse): ends its tracing."""
+
+
+def examine(
+    program: Callable[..., Any],
+    positions: np.ndarray,
+    arrays: Sequence[np.ndarray],
+    cotangents: Sequence[np.ndarray] = (),
+    *,
+    dtype: str = "float32",
+    keywords: Mapping[str, Any] | None = None,
+    run: bool = True,
+) -> Examined:
+    """Return what came of `program(q, k, v, positions, **keywords)` on the devices of a mesh.
+
+    positions: (P, L), which global positions each device owns. arrays: q, k and v, whole, in the order in
+    which positions deals them; they go to `dtype`. With cotangents, (dout, dlse), the results are out, lse,
+    dq, dk and dv, and what is counted is that of forward and backward in one compiled program. Without
+    `run` only types and dtypes are said, and it is compiled only where the turns of a loop have to be known.
+
+    Raises: Failure where JAX is not installed, has fewer devices, or writes programs in a form not known here; whatever
+    the program raises.
+    """
+    if missing := extra_is_missing("jax"):
+        raise Failure(f"This exercise needs the extra [jax]: {missing}")
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = _mesh(len(positions))
+    tokens = NamedSharding(mesh, PartitionSpec(None, None, AXIS))
+    given = [x.astype(jnp.dtype(dtype)) for x in arrays] + [x.astype(np.float32) for x in cotangents]
+    given = [jax.device_put(x, tokens) for x in given]
+    try:
+        traced = _traced(program, mesh, positions, given, dict(keywords or {}))
+    except _FormError as error:
+        return Examined(fault=str(error)[:LONGEST_WORD])
+    block = given[1].size / len(positions)
+    written = Written.of(traced.jaxpr.jaxpr)
+    told = Examined(
+        dtypes=tuple(str(part.dtype) for part in traced.out_info),
+        types=_in_blocks(written.elements, block),
+        others=tuple(sorted(written.hosts)),
+    )
+    if written.hosts or not (run or written.loops):
+        return told
+    compiled, examined, loops = _compiled(traced.lower(), block)
+    if examined.not_run:
+        return examined
+    elements = written.with_loops(loops)
+    told = replace(told, types=_in_blocks(elements or written.elements, block), untold=elements is None)
+    if not run:
+        return told
+    results = tuple(np.asarray(part).astype(np.float32) for part in compiled(*given))
+    return replace(examined, results=results, dtypes=told.dtypes, types=told.types, untold=told.untold)
+
+
+def _in_blocks(elements: Counter[str], block: float) -> dict[str, float]:
+    return {kind: many / block for kind, many in elements.items()}
+
+
+def _mesh(P: int) -> Any:
+    """Return a mesh of the first P devices. Raises: Failure where there are too few."""
+    import jax
+    from jax.sharding import AxisType
+
+    with contextlib.suppress(RuntimeError):  # it has computed before: what it has then is looked at below
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+    devices = jax.devices("cpu")
+    if len(devices) < P:
+        raise Failure(
+            f"JAX has {len(devices)} simulated devices here, {max(P, DEVICES)} are needed. Their number is fixed with the first "
+            "computation: restart the kernel and run the notebook from its first cell."
+        )
+    return jax.make_mesh((P,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices[:P])
+
+
+def _traced(
+    program: Callable[..., Any],
+    mesh: Any,
+    positions: np.ndarray,
+    given: Sequence[Any],
+    keywords: dict[str, Any],
+) -> Any:
+    """Return what JAX writes down of the program on all devices. Raises: _FormError."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    tokens = PartitionSpec(None, None, AXIS)
+
+    def of_one_device(q: Any, k: Any, v: Any) -> Any:
+        return _expect_state(program(q, k, v, positions, **keywords), q)
+
+    whole = jax.shard_map(of_one_device, mesh=mesh, in_specs=tokens, out_specs=tokens, check_vma=False)
+
+    def step(q: Any, k: Any, v: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        (out, lse), back = jax.vjp(whole, q, k, v)
+        return out, lse, *back((dout.astype(out.dtype), dlse.astype(lse.dtype)))
+
+    return jax.jit(step if len(given) > 3 else whole).trace(*given)
+
+
+def _compiled(lowered: Any, block: float) -> tuple[Any, Examined, Loops]:
+    """Return the compiled program, and what is said of it without running it; a block has so many elements."""
+    text = lowered.as_text()
+    if text not in _known:
+        if len(_known) == MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+        compiled = lowered.compile(QUICK)
+        _known[text] = compiled, *_looked_at(compiled, block)
+    return _known[text]
+
+
+def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
+    """Return what a compiled program sends and holds, and its loops that send. Raises: Failure."""
+    try:
+        sent = traffic(compiled.as_text())
+    except UnknownForm as unknown:
+        raise Failure(
+            "This version of JAX writes compiled programs in a form that ringlab cannot read; that is no mistake of yours. The "
+            "versions in requirements.lock are known: pip install -c requirements.lock -e '.[jax]'",
+            str(unknown),
+        ) from None
+    said = Examined(
+        not_run=BRANCH if sent.in_branch else TURNS if sent.turns_unknown else "",
+        messages=sent.messages,
+        blocks=sent.elements / block,
+        others=tuple(sorted(sent.others)),
+        scratch=compiled.memory_analysis().temp_size_in_bytes,
+    )
+    return said, sent.loops
+
+
+def _expect_state(answer: Any, q: Any) -> tuple[Any, Any]:
+    """Return the program's answer. Raises: _FormError where it is no (out, lse) of this device's queries."""
+    import jax.numpy as jnp
+
+    if answer is None:
+        raise _FormError("The answer is None, should be (out, lse): is the `return` missing?")
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        many = f" of {len(answer)} parts" if isinstance(answer, (tuple, list)) else ""
+        raise _FormError(f"The answer should be a tuple (out, lse), but is a {type(answer).__name__}{many}.")
+    for name, part, shape in (("out", answer[0], q.shape), ("lse", answer[1], q.shape[:-1])):
+        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
+            raise _FormError(f"{name} should be an array, but is a {type(part).__name__}.")
+        if tuple(part.shape) != tuple(shape):
+            raise _FormError(
+                f"{name} of a device has the shape {tuple(part.shape)}, should have {tuple(shape)}."
+            )
+        if not jnp.issubdtype(part.dtype, jnp.floating):
+            raise _FormError(f"{name} should be float32, but is {part.dtype}.")
+    return answer[0], answer[1]

@@ -1,0 +1,177 @@
+"""What nbgrader's configuration names in place of its own: reading, executing and saving, without running anything.
+
+This module alone imports nbgrader; `course.CONFIG` names its classes as text, so that nbgrader stops where
+they cannot be imported instead of executing what learners wrote.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbconvert.exporters import NotebookExporter
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import NbGraderPreprocessor, SaveAutoGrades
+from traitlets import Bool, Float
+
+from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.judge.judge import GradeReport, grade
+from ringlab_course.nbgrader import submitted, told
+from ringlab_course.nbgrader.submitted import Known
+
+NOT_OURS = "this cell is not one of ringlab's, and nothing is run here: grade it by hand"
+
+
+class Submitted(NotebookExporter):
+    """In place of nbgrader's exporter: reads a submission as data, whatever is in the file."""
+
+    def from_filename(
+        self, filename: str, resources: dict[str, Any] | None = None, **keywords: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the notebook text and resources, as nbconvert does."""
+        course, names = _coursedir(self), (resources or {})["nbgrader"]
+        if Path(filename) == _path(course, course.autograded_directory, names):  # what this wrote itself
+            return super().from_filename(filename, resources=resources, **keywords)
+        known = known_cells(names)
+        notebook = submitted.read(filename, known, _released(course, names))
+        return self.from_notebook_node(notebook, resources=resources, **keywords)
+
+
+class Judged(NbGraderPreprocessor):
+    """In place of nbgrader's Execute: writes what the judge says of the submitted file into the graded cells."""
+
+    unsafe = Bool(
+        False,
+        help="Grade without the sandbox, where there is none: what learners wrote runs with all your rights.",
+    ).tag(config=True)
+
+    patience = Float(1.0, help="Multiplies all limits of time; 2 for a slow machine.", min=0.1, max=100).tag(
+        config=True
+    )
+
+    def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        """Return the notebook with an output in every graded cell.
+
+        Raises: SandboxError where no sandbox can be set up; nobody gets a zero for that.
+        """
+        names = resources["nbgrader"]
+        course = _coursedir(self)
+        known = known_cells(names)
+        exercise = exercise_of(known)
+        looked_at: set[str] = set()
+        if exercise is not None:
+            path = _path(course, course.submitted_directory, names)
+            report = grade(path, exercise, unsafe=self.unsafe, patience=self.patience)
+            self.log.info("%s: %s of %s points", path, report.earned, report.points)
+            looked_at = write_scores(notebook, known, exercise, report)
+        foreign = write_foreign(notebook, known)
+        resources["ringlab"] = {"by_hand": foreign | looked_at}
+        return notebook, resources
+
+
+class Saved(SaveAutoGrades):
+    """nbgrader's saving of scores; what the judge cannot decide is marked for a person."""
+
+    def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        """Return the notebook as it is; the scores are in nbgrader's gradebook then."""
+        notebook, resources = super().preprocess(notebook, resources)
+        names = resources["nbgrader"]
+        place = names["notebook"], names["assignment"], names["student"]
+        with Gradebook(names["db_url"]) as book:
+            for grade_id in sorted(resources["ringlab"]["by_hand"]):
+                book.find_grade(grade_id, *place).needs_manual_grade = True
+            book.db.commit()
+        return notebook, resources
+
+
+def known_cells(names: dict[str, str]) -> list[Known]:
+    """Return what nbgrader's gradebook keeps of the released notebook: no submission can change it."""
+    with Gradebook(names["db_url"]) as book:
+        notebook = book.find_notebook(names["notebook"], names["assignment"])
+        graded = {cell.name: float(cell.max_score) for cell in (*notebook.grade_cells, *notebook.task_cells)}
+        grades = {cell.name for cell in notebook.grade_cells}
+        solutions = {cell.name for cell in notebook.solution_cells}
+        tasks = {cell.name for cell in notebook.task_cells}
+        rows = [(c.name, c.cell_type, c.source, c.checksum, bool(c.locked)) for c in notebook.source_cells]
+    return [
+        Known(
+            name, cell_type, source or "", checksum, grade=name in grades, solution=name in solutions,
+            task=name in tasks, locked=locked, points=graded.get(name, 0.0), stage=_stage_named(name),
+        )
+        for name, cell_type, source, checksum, locked in rows
+    ]  # fmt: skip
+
+
+def exercise_of(known: list[Known]) -> Exercise | None:
+    """Return the exercise whose points these cells hold: what was released says it, not the submission."""
+    stages = {cell.stage for cell in known if cell.stage and cell.grade}
+    ids = {stage.partition(".")[0] for stage in stages}
+    return load_exercise(ids.pop()) if len(ids) == 1 else None
+
+
+def _stage_named(grade_id: str) -> str | None:
+    number = grade_id.partition("-")[0]
+    if number not in exercise_ids():
+        return None
+    for stage in load_exercise(number).stages:
+        if grade_id in (submitted.solution_id(stage.id), submitted.check_id(stage.id)):
+            return stage.id
+    return None
+
+
+def write_scores(
+    notebook: NotebookNode, known: list[Known], exercise: Exercise, report: GradeReport
+) -> set[str]:
+    """Write the report into the graded cells; return those where a check, not the answer, may be at fault."""
+    stages, view = submitted.stages_of(known, exercise.stages), told.view_of(report)
+    results = {stage.stage: stage for stage in report.stages}
+    views = {stage.id: stage for stage in view.stages}
+    doubtful: set[str] = set()
+    for cell in notebook.cells:
+        stage = stages.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+        if stage is None:
+            continue
+        marks, result = cell.metadata["nbgrader"], results.get(stage.id)
+        maximum = float(marks["points"])
+        earned = 0.0 if report.reason or result is None else result.earned * maximum / max(1, result.points)
+        cell.outputs, cell.execution_count = [told.output(earned, maximum, view, views.get(stage.id))], 1
+        if result is not None and any(check.broken for check in result.checks):
+            doubtful.add(marks["grade_id"])
+    return doubtful
+
+
+def write_foreign(notebook: NotebookNode, known: list[Known]) -> set[str]:
+    """Give other people's test cells an output too, as nbgrader gives full marks to one that has none."""
+    foreign = set()
+    for cell in notebook.cells:
+        marks = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code" and marks.get("grade") and not marks["solution"] and not cell.outputs:
+            cell.outputs = [told.by_hand(NOT_OURS)]
+            foreign.add(marks["grade_id"])
+    return foreign
+
+
+def _released(course: CourseDirectory, names: dict[str, str]) -> list[str]:
+    """Return the Markdown cells of the instructor's own notebook."""
+    path = _path(course, course.source_directory, {**names, "student": "."})
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+    except (OSError, ValueError, nbformat.reader.NotJSONError):
+        return []
+    return [cell.source for cell in cells if cell.cell_type == "markdown"]
+
+
+def _coursedir(part: Any) -> CourseDirectory:
+    """Return the course folder of the converter that an exporter, or a preprocessor of one, belongs to."""
+    while not isinstance(getattr(part, "coursedir", None), CourseDirectory):
+        part = part.parent
+    return part.coursedir
+
+
+def _path(course: CourseDirectory, step: str, names: dict[str, str]) -> Path:
+    folder = course.format_path(step, names["student"], names["assignment"])
+    return Path(folder) / f"{names['notebook']}.ipynb"

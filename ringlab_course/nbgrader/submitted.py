@@ -1,0 +1,176 @@
+"""What a learner handed in, as a notebook that nbgrader can read: their code, and metadata that are ours.
+
+nbgrader trusts a submission's metadata: a rewritten schema version stops a whole class, a rewritten cell
+type or a second cell of one id loses a score, and Markdown is shown in the instructor's browser as it
+comes. Here nothing of a submission is kept but the text of its cells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from ringlab_course.builder.sources import METADATA
+from ringlab_course.checking.contract import Stage
+from ringlab_course.gradebook.readable import legible
+from ringlab_course.judge.submission import Cell, UnreadableError, read_submission
+
+SHOWN = 20_000
+"""Characters shown of a text cell."""
+_FENCES = re.compile("`+")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cell that nbgrader keeps of the released notebook; `stage` is ringlab's, as in "05.step"."""
+
+    grade_id: str
+    cell_type: str
+    source: str
+    checksum: str | None = None
+    grade: bool = False
+    solution: bool = False
+    task: bool = False
+    locked: bool = False
+    points: float = 0.0
+    stage: str | None = None
+
+    def cell(self, source: str) -> NotebookNode:
+        """Return the cell with `source` in it and nbgrader's metadata of version 3."""
+        marks: dict[str, Any] = {
+            "grade_id": self.grade_id,
+            "schema_version": 3,
+            "cell_type": self.cell_type,
+            "checksum": self.checksum,
+            "grade": self.grade,
+            "solution": self.solution,
+            "task": self.task,
+            "locked": self.locked,
+        }
+        if self.checksum is None:
+            del marks["checksum"]
+        if self.grade or self.task:
+            marks["points"] = self.points
+        metadata = {"deletable": False, "nbgrader": marks}
+        if self.solution and self.stage:
+            metadata["grade"] = self.stage
+        return _cell(self.cell_type, source, metadata)
+
+
+def solution_id(stage: str) -> str:
+    """Return nbgrader's name of the cell in which a stage is written."""
+    return stage.replace(".", "-")
+
+
+def check_id(stage: str) -> str:
+    """Return nbgrader's name of the cell that holds a stage's points."""
+    return solution_id(stage) + "-check"
+
+
+def stages_of(known: Iterable[Known], stages: Iterable[Stage]) -> dict[str, Stage]:
+    """Return which of `stages` are graded here, by the name of the cell that holds their points."""
+    graded = {cell.grade_id for cell in known if cell.grade}
+    return {check_id(stage.id): stage for stage in stages if check_id(stage.id) in graded}
+
+
+def read(path: str | os.PathLike[str], known: Sequence[Known], released: Iterable[str] = ()) -> NotebookNode:
+    """Return the submission at `path` as a notebook whose graded cells are `known`, each exactly once.
+
+    released: Markdown that is the course's own and is shown as Markdown; other text is shown as text.
+    What cannot be read gives a notebook that says why and has every graded cell.
+    """
+    try:
+        submission = read_submission(path)
+        names = _names(submission.cells, _own_ids(path), known)
+    except UnreadableError as error:
+        said = "This submission cannot be read: " + ": ".join(filter(None, (error.got, error.remedy)))
+        return _notebook(_with_missing([_cell("markdown", _as_text(said))], known))
+    trusted = set(released)
+    cells: list[NotebookNode] = []
+    for index, cell in enumerate(submission.cells):
+        mine = names.get(index)
+        if mine is None:
+            cells.append(_plain(cell, trusted))
+        elif mine.solution:
+            as_it_is = cell.code or cell.source == mine.source
+            cells.append(mine.cell(cell.source if as_it_is else _as_text(cell.source)))
+        else:
+            cells.append(mine.cell(mine.source))
+    return _notebook(_with_missing(cells, known))
+
+
+def _names(cells: Sequence[Cell], ids: Sequence[str | None], known: Sequence[Known]) -> dict[int, Known]:
+    """Return which cell stands for which known one: the last of its name and type that is there."""
+    by_id = {each.grade_id: each for each in known}
+    if len(ids) != len(cells):
+        raise UnreadableError("a Jupyter notebook", "a file that changed while it was read")
+    places: dict[str, int] = {}
+    for index, (cell, own) in enumerate(zip(cells, ids, strict=True)):
+        named = by_id.get(solution_id(cell.grade)) if cell.grade else None
+        if named is None or not named.solution:
+            named = by_id.get(own or "")
+        if named is not None and (cell.code == (named.cell_type == "code")):
+            places[named.grade_id] = index
+    return {index: by_id[name] for name, index in places.items()}
+
+
+def _own_ids(path: str | os.PathLike[str]) -> list[str | None]:
+    """Return the grade_id that each cell claims; what it claims besides is of no interest."""
+    try:
+        cells = json.loads(Path(path).read_bytes().decode("utf-8-sig"))["cells"]
+        marks = [(cell.get("metadata") or {}).get("nbgrader") for cell in cells]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UnreadableError("a Jupyter notebook", "a file that changed while it was read") from None
+    ids = [mark.get("grade_id") if isinstance(mark, dict) else None for mark in marks]
+    return [each if isinstance(each, str) else None for each in ids]
+
+
+def _with_missing(cells: list[NotebookNode], known: Sequence[Known]) -> list[NotebookNode]:
+    """Add what the learner took away: a stage's points below the stage if that is there, all else at the end."""
+    there = {_grade_id(cell) for cell in cells}
+    for each in known:
+        if each.grade_id in there or not (each.grade or each.task or each.locked):
+            continue
+        before = [
+            i for i, cell in enumerate(cells) if each.stage and _grade_id(cell) == solution_id(each.stage)
+        ]
+        cells.insert(before[0] + 1 if before else len(cells), each.cell(each.source))
+    return cells
+
+
+def _grade_id(cell: NotebookNode) -> str:
+    return str(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+
+
+def _plain(cell: Cell, trusted: set[str]) -> NotebookNode:
+    if cell.code:
+        return _cell("code", cell.source)
+    return _cell("markdown", cell.source if cell.source in trusted else _as_text(cell.source))
+
+
+def _as_text(source: str) -> str:
+    """Return Markdown that shows `source` letter by letter, whatever is in it."""
+    shown = legible(source, SHOWN)
+    fence = "`" * (max(map(len, _FENCES.findall(shown)), default=0) + 3)
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def _cell(cell_type: str, source: str, metadata: dict[str, Any] | None = None) -> NotebookNode:
+    make = nbformat.v4.new_code_cell if cell_type == "code" else nbformat.v4.new_markdown_cell
+    return make(source, metadata=nbformat.from_dict(metadata or {}))
+
+
+def _notebook(cells: list[NotebookNode]) -> NotebookNode:
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=nbformat.from_dict(METADATA))
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for number, cell in enumerate(cells, 1):
+        cell.id = f"cell-{number}"
+    return notebook

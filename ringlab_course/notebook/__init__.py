@@ -1,0 +1,1 @@
+"""The functions that lessons and exercises call, and the learner's own progress."""

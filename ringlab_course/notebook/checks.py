@@ -1,0 +1,151 @@
+"""What an exercise notebook calls: check, hint, progress. Output is plain text and the same every time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab.viz.frontend import in_notebook
+from ringlab_course.checking.borrowed import borrowed
+from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import CheckReport, StageReport, not_written, run_in_process
+from ringlab_course.notebook.predictions import is_right
+from ringlab_course.notebook.progressfile import ProgressFile
+
+RUNGS = ("a question", "a direction", "a line of mathematics")
+
+
+def check(stage_id: str, namespace: Mapping[str, Any] | None = None) -> None:
+    """Run the visible checks of a stage ("05.forward"), or of all stages of an exercise ("05").
+
+    Prints one line per check; a wrong answer is printed, never raised, so that the cells below
+    still run. The functions are taken from `namespace`, by default from the notebook.
+
+    Raises: CourseError where nbgrader runs the notebook to grade it, as it counts whatever does not raise.
+    """
+    if os.environ.get("NBGRADER_EXECUTION") == "autograde":  # full marks for whatever raises nothing
+        needed = "nbgrader's settings by which ringlab's judge does the grading"
+        raise CourseError(needed, "nbgrader running the notebook itself", "ringlab nbgrader config")
+    if namespace is None:
+        namespace = sys._getframe(1).f_globals
+    exercise, stages = _stages(stage_id)
+    for stage in stages:
+        if told := borrowed(exercise, (stage.function, *stage.helpers), namespace):
+            report = replace(not_written(stage, Failure(told), "visible"), status="wrong")
+        else:
+            report = run_in_process(stage, namespace)
+        print(described(stage, report))
+        ProgressFile().update(
+            "checks", stage.id, status=report.status, earned=report.earned, points=report.points
+        )
+    if len(stages) == len(exercise.stages) > 1:
+        print(f"\n`ringlab grade exercises/{exercise.slug}.ipynb` runs the hidden checks as well.")
+
+
+def hint(stage_id: str) -> None:
+    """Show the next of the stage's three hints."""
+    exercise, stages = _stages(stage_id)
+    if len(stages) != 1:
+        names = ", ".join(f'hint("{stage.id}")' for stage in stages)
+        print(f"Which part? Ask for one of {names}.")
+        return
+    stage, file = stages[0], ProgressFile()
+    shown = file.get("hints", stage.id).get("rung", 0)
+    rung = min(shown + 1, len(stage.hints))
+    file.update("hints", stage.id, rung=rung)
+    _show_text(f"Hint {rung} of {len(stage.hints)}, {RUNGS[rung - 1]}: {stage.hints[rung - 1]}")
+    if shown >= len(stage.hints):
+        print(f"That is the last one. The worked solution is solutions/{exercise.slug}.ipynb")
+
+
+def progress() -> None:
+    """Print a table of the exercises: what is written, which visible checks hold, what was graded."""
+    file = ProgressFile()
+    checks, hints, grades = (file.section(name) for name in ("checks", "hints", "grades"))
+    rows: list[tuple[str, ...]] = [("stage", "status", "visible points", "hints", "grade")]
+    for exercise_id in exercise_ids():
+        for stage in load_exercise(exercise_id).stages:
+            rows.append(_progress_row(stage, checks, hints, grades))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(_predictions_line(file))
+
+
+def described(stage: Stage, report: StageReport) -> str:
+    """Return a stage's report as text, as `check` prints it."""
+    head = f"{stage.id}  {stage.title}"
+    if report.status == "not written":
+        return f"{head}\n  – not written yet: {_without_prefix(report.checks[0].message, stage)}"
+    lines = [head]
+    told: set[str] = set()
+    for item in report.checks:
+        lines += _check_lines(item, told)
+    passed = sum(item.ok for item in report.checks)
+    if report.ok:
+        lines.append(f"  visible checks passed ({passed} of {passed})")
+    else:
+        lines.append(f'  {passed} of {len(report.checks)} visible checks hold; hint("{stage.id}") helps')
+    return "\n".join(lines)
+
+
+def _check_lines(item: CheckReport, told: set[str]) -> list[str]:
+    """Return the lines of one check; a text in `told` is not told again, and what is told goes into it.
+
+    Where a mistake has a name, its smallest counterexample has been shown; where it has none, the next may help.
+    """
+    if item.ok and item.counted:
+        return [f"  ✓ {item.title}"]
+    repeated = item.message in told
+    message = "the same as above" if repeated else item.message
+    example = "" if repeated and (item.misconception or item.counterexample in told) else item.counterexample
+    told |= {item.message, item.counterexample}
+    return [
+        f"  {'○' if item.ok else '✗'} {item.title}",
+        *textwrap.wrap(message, 92, initial_indent="      ", subsequent_indent="      "),
+        *("        " + line for line in example.splitlines()),
+    ]
+
+
+def _without_prefix(message: str, stage: Stage) -> str:
+    return message.removeprefix(f"`{stage.function}` is not written yet: ")
+
+
+def _stages(stage_id: str) -> tuple[Exercise, tuple[Stage, ...]]:
+    exercise = load_exercise(stage_id.partition(".")[0])
+    return exercise, exercise.stages if "." not in stage_id else (exercise.stage(stage_id),)
+
+
+def _progress_row(stage: Stage, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
+    entry, grade = checks.get(stage.id, {}), grades.get(stage.id, {})
+    visible = sum(item.points for item in stage.checks if item.tier == "visible")
+    return (
+        stage.id,
+        entry.get("status", "not begun"),
+        f"{entry.get('earned', 0)} of {visible}",
+        str(hints.get(stage.id, {}).get("rung", 0)),
+        f"{grade['earned']} of {grade['points']}" if {"earned", "points"} <= set(grade) else "–",
+    )
+
+
+def _predictions_line(file: ProgressFile) -> str:
+    made = [p for p in file.section("predictions").values() if "guess" in p and "measured" in p]
+    right = sum(is_right(p["guess"], p["measured"]) for p in made)
+    return f"predictions: {len(made)} made and measured, {right} of them right"
+
+
+def _show_text(text: str) -> Any:
+    """Show text that may hold mathematics: as Markdown in a notebook, as it is elsewhere."""
+    if not in_notebook():
+        print(text)
+        return
+    from IPython.display import Markdown, display
+
+    display(Markdown(text))

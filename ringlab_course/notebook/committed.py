@@ -1,0 +1,47 @@
+"""Charts that were committed before a source was seen: kept in the progress file, and final once it is open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab_course.notebook.progressfile import ProgressFile
+
+SECTION = "charts"
+_HERE: dict[tuple[str, str], dict[str, Any]] = {}
+"""By progress file and patient: what was committed in this process, where the file cannot be written."""
+
+
+def committed(name: str) -> dict[str, Any]:
+    """Return what was committed of a patient (`opened`: whether its source was shown), or an empty dict."""
+    file = ProgressFile()
+    return file.get(SECTION, name) or _HERE.get((str(file.path), name), {})
+
+
+def commit(name: str, fault: str, evidence: str) -> None:
+    """Keep the diagnosis of a patient. Raises: CourseError if its source was shown, and another one was kept then."""
+    before = committed(name)
+    if before.get("opened") and (before["fault"], before["evidence"]) != (fault, evidence):
+        raise CourseError(
+            f"the chart of {name} as it was when its source was opened: “{before['fault']}”, {before['evidence']}",
+            f"“{fault}”, {evidence}",
+            "a diagnosis is final once the source was seen; write what the source showed beside it, as `found`",
+        )
+    _keep(name, fault=fault, evidence=evidence)
+
+
+def opened(name: str) -> None:
+    """Make the diagnosis of a patient final. Raises: CourseError if there is none."""
+    if not committed(name):
+        raise CourseError(
+            f"a diagnosis of {name} before its source",
+            "none that was committed",
+            f'commit("{name}", chart("{name}")), then open_source("{name}")',
+        )
+    _keep(name, opened=True)
+
+
+def _keep(name: str, **values: Any) -> None:
+    file = ProgressFile()
+    _HERE[str(file.path), name] = {**committed(name), **values}
+    file.update(SECTION, name, **values)

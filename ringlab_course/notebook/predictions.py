@@ -1,0 +1,194 @@
+"""A committed guess before a run, and its comparison with what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from ringlab.errors import CourseError
+from ringlab.viz.frontend import import_widgets, is_live
+from ringlab_course.notebook.progressfile import ProgressFile
+
+SECTION = "predictions"
+TOO_LATE = "closed: the measurement was seen before a prediction was made (reopen=True asks again)."
+CLOSE = 1.1
+"""A number within this factor of the measured one counts as right."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prediction's text; either `choices` or a number in `unit`."""
+
+    key: str
+    text: str
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+
+    def parse(self, answer: Any) -> str | float:
+        """Return the answer as it is kept. Raises: CourseError if it is no choice or no number."""
+        if self.choices:
+            if answer in self.choices:
+                return str(answer)
+            raise CourseError(f"one of {', '.join(map(repr, self.choices))}", repr(answer))
+        try:
+            value = float(answer)
+        except (TypeError, ValueError):
+            raise CourseError("a number", repr(answer)) from None
+        if not math.isfinite(value):
+            raise CourseError("a finite number", repr(answer))
+        return value
+
+
+_asked: dict[str, Question] = {}
+
+
+def predict(
+    key: str,
+    text: str,
+    choices: Sequence[str] | None = None,
+    *,
+    unit: str = "",
+    answer: Any = None,
+    reopen: bool = False,
+) -> None:
+    """Ask for a guess and keep it: buttons for `choices`, else a number in `unit`.
+
+    A guess can be given once, and only before the measurement is compared with it. `answer` gives
+    it in code, for those who would rather type than click; `reopen` forgets guess and measurement.
+    """
+    question = Question(key, text, tuple(choices or ()), unit)
+    _asked[key] = question
+    if reopen:
+        ProgressFile().forget(SECTION, key)
+    if answer is not None:
+        print(commit(question, answer))
+    elif _closed(key) or not is_live():
+        print(static_form(question))
+    else:
+        _show_widget(question)
+
+
+def commit(question: Question, answer: Any) -> str:
+    """Keep `answer` unless the question is closed; return what to tell the learner."""
+    if closed := _closed(question.key):
+        return closed
+    guess = question.parse(answer)
+    ProgressFile().update(SECTION, question.key, guess=guess)
+    return f"you predicted: {_shown(guess, question.unit)}. Now run on."
+
+
+def static_form(question: Question) -> str:
+    """Return the question as text, with the guess if there is one."""
+    lines = [f"Predict: {question.text}"]
+    lines += [f"  ( ) {choice}" for choice in question.choices]
+    if not question.choices:
+        lines.append(f"  ____ {question.unit}".rstrip())
+    return "\n".join([*lines, closed] if (closed := _closed(question.key)) else lines)
+
+
+def compare(key: str, measured: Any, *, unit: str = "") -> None:
+    """Print what was measured beside the guess made in `predict(key, …)`, and close the question."""
+    question = _asked.get(key)
+    unit = unit or (question.unit if question else "")
+    file = ProgressFile()
+    guess = file.get(SECTION, key).get("guess")
+    measured = float(measured) if isinstance(measured, Real) or hasattr(measured, "item") else str(measured)
+    verdict = (
+        "no prediction was made"
+        if guess is None
+        else f"you predicted {_shown(guess, unit)}: " + _judged(guess, measured)
+    )
+    print(f"measured: {_shown(measured, unit)} ({verdict})")
+    file.update(SECTION, key, measured=measured, locked=True)
+
+
+def is_right(guess: Any, measured: Any) -> bool:
+    """Return whether a guess agrees: the same choice, or a number within 10 percent."""
+    if isinstance(guess, str) or isinstance(measured, str):
+        return guess == measured
+    return guess == measured or (guess * measured > 0 and max(guess / measured, measured / guess) <= CLOSE)
+
+
+def _judged(guess: Any, measured: Any) -> str:
+    if is_right(guess, measured):
+        return "right"
+    if isinstance(guess, str) or isinstance(measured, str):
+        return "not so; what does that tell you?"
+    if guess * measured <= 0:
+        return f"off by {abs(measured - guess):.3g}"
+    factor = max(guess / measured, measured / guess)
+    return f"{'too low' if abs(guess) < abs(measured) else 'too high'} by a factor of {factor:.3g}"
+
+
+def _closed(key: str) -> str:
+    entry = ProgressFile().get(SECTION, key)
+    if "guess" in entry:
+        question = _asked.get(key)
+        return f"you predicted: {_shown(entry['guess'], question.unit if question else '')}."
+    return TOO_LATE if entry.get("locked") else ""
+
+
+def _shown(value: Any, unit: str) -> str:
+    """A count stays a count: 35,355 tokens, where four digits would make it 3.536e+04."""
+    if not isinstance(value, str):
+        is_count = 1e4 <= abs(value) < 1e12 and float(value).is_integer()
+        value = f"{value:,.0f}" if is_count else f"{value:.4g}"
+    return f"{value} {unit}".strip()
+
+
+def _show_widget(question: Question) -> None:
+    ipywidgets = import_widgets()
+    from IPython.display import display
+
+    status = ipywidgets.HTML(description="", layout=ipywidgets.Layout(margin="4px 0"))
+    status.value = "<i>Commit yourself before you run on.</i>"
+    heading = ipywidgets.HTML(f"<b>Predict:</b> {_escaped(question.text)}")
+    controls = _buttons(question, status) if question.choices else _number_field(question, status)
+    display(ipywidgets.VBox([heading, ipywidgets.HBox(controls), status]))
+
+
+def _buttons(question: Question, status: Any) -> list[Any]:
+    ipywidgets = import_widgets()
+
+    wide = ipywidgets.Layout(width="auto")
+    buttons = [ipywidgets.Button(description=choice, layout=wide) for choice in question.choices]
+
+    def clicked(button: Any) -> None:
+        status.value = _escaped(commit(question, button.description))
+        button.button_style = "primary"
+        for other in buttons:
+            other.disabled = True
+
+    for button in buttons:
+        button.on_click(clicked)
+    return buttons
+
+
+def _number_field(question: Question, status: Any) -> list[Any]:
+    ipywidgets = import_widgets()
+
+    # A click is sent at once, while keystrokes queue behind a busy kernel: sent one by one, "16" could be kept as "1".
+    field = ipywidgets.Text(
+        placeholder="a number", continuous_update=False, layout=ipywidgets.Layout(width="10em")
+    )
+    button = ipywidgets.Button(description="Commit", layout=ipywidgets.Layout(width="auto"))
+
+    def clicked(_: Any) -> None:
+        try:
+            status.value = _escaped(commit(question, field.value.strip().replace(",", "")))
+        except CourseError:
+            status.value = "Please give a number, as in 3.5 or 2e6."
+            return
+        field.disabled = button.disabled = True
+
+    button.on_click(clicked)
+    return [field, ipywidgets.Label(question.unit), button]
+
+
+def _escaped(text: str) -> str:
+    import html
+
+    return html.escape(text)

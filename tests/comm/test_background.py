@@ -1,0 +1,125 @@
+"""Lanes, and how messages are cut into pieces."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab.comm.processes import background
+from ringlab.comm.processes.background import Lane, as_bytes, copy
+from ringlab.comm.processes.symmetric import pieces
+from ringlab.errors import MismatchError
+
+LONG = 60.0
+"""Seconds; a machine may stand still for some."""
+
+
+def test_jobs_run_in_order_beside_the_program() -> None:
+    lane, seen, gate = Lane("test"), [], threading.Event()
+    first = lane.submit(lambda: (gate.wait(), seen.append(1)), [])
+    second = lane.submit(lambda: seen.append(2), [])
+    assert seen == []
+    with pytest.raises(RuntimeError, match="timed out after"):
+        second.wait(0.01)
+    gate.set()
+    second.wait(LONG)
+    first.wait(0)
+    assert seen == [1, 2]
+    lane.close()
+    lane._thread.join(LONG)
+    assert not lane._thread.is_alive()
+
+
+def test_a_lane_that_was_never_used_has_no_thread() -> None:
+    before = set(threading.enumerate())
+    Lane("idle").close()
+    assert set(threading.enumerate()) <= before
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_after_a_failure_every_later_job_fails_with_it() -> None:
+    lane, seen = Lane("test"), []
+    broken = lane.submit(lambda: fail(RuntimeError("the connection closed")), [])
+    later = lane.submit(lambda: seen.append("ran"), [])
+    for job in (broken, later):
+        with pytest.raises(RuntimeError, match="the connection closed"):
+            job.wait(LONG)
+    assert seen == []
+    lane.close()
+
+
+def test_a_mismatch_is_the_error_of_one_message_only() -> None:
+    lane, seen = Lane("test"), []
+    with pytest.raises(MismatchError):
+        lane.submit(lambda: fail(MismatchError("a")), []).wait(LONG)
+    lane.submit(lambda: seen.append("ran"), []).wait(LONG)
+    assert seen == ["ran"]
+    lane.close()
+
+
+def test_a_lane_does_not_hold_the_tensors_of_its_last_job() -> None:
+    lane, tensor = Lane("test"), torch.zeros(3)
+    gone = weakref.ref(tensor)
+    job = lane.submit(lambda tensor=tensor: tensor.add_(1), [tensor])
+    job.wait(LONG)
+    del tensor
+    lane.submit(lambda: None, []).wait(LONG)
+    gc.collect()
+    assert gone() is None
+    lane.close()
+
+
+def test_a_job_that_is_over_holds_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rank that goes on at once would count what it has given away as alive, now and then."""
+    lane, tensor, gate, held = Lane("test"), torch.zeros(3), threading.Event(), []
+    seen = weakref.ref(tensor)
+
+    class Over(threading.Event):
+        def set(self) -> None:
+            held.append(seen() is not None)
+            super().set()
+
+    monkeypatch.setattr(background, "threading", SimpleNamespace(Event=Over))
+    job = lane.submit(lambda tensor=tensor: (gate.wait(), tensor.add_(1)), [tensor])
+    del tensor
+    gate.set()
+    job.wait(LONG)
+    assert held == [False]
+    lane.close()
+
+
+SHAPES = st.lists(st.tuples(st.sampled_from([torch.float32, torch.bfloat16, torch.bool]), st.integers(0, 9)))
+
+
+@given(SHAPES, st.integers(1, 40))
+def test_pieces_are_all_bytes_in_order_and_no_longer_than_allowed(
+    made: list[tuple[torch.dtype, int]], nbytes: int
+) -> None:
+    tensors = [torch.arange(count).to(dtype) for dtype, count in made]
+    cut = list(pieces(tensors, nbytes))
+    whole = torch.cat([as_bytes(t) for t in tensors] or [torch.empty(0, dtype=torch.uint8)])
+    flat = [part for piece in cut for part in piece]
+    assert torch.equal(torch.cat(flat) if flat else whole[:0], whole)
+    lengths = [sum(map(len, piece)) for piece in cut]
+    assert len(cut) == -(-len(whole) // nbytes), "the receiver counts them from the header's bytes"
+    assert all(length == nbytes for length in lengths[:-1])
+    assert all(len(part) for part in flat)
+
+
+def test_pieces_are_views_so_that_filling_them_fills_the_tensors() -> None:
+    tensors = [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int16)]
+    for piece in pieces(tensors, 5):
+        for part in piece:
+            copy(torch.full_like(part, 255), part)
+    assert tensors[0].isnan().all()
+    assert (tensors[1] == -1).all()

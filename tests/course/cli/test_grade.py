@@ -1,0 +1,241 @@
+"""`ringlab grade` for a class and `ringlab gradebook`, with a judge that needs no sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ringlab_course.judge
+from ringlab.cli import app
+from ringlab_course.gradebook.export import read_csv
+from ringlab_course.gradebook.store import Gradebook
+from ringlab_course.gradebook.work import Here
+from tests.course.gradebook.stub import judge, write
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ringlab_course.judge, "grade", judge, raising=False)
+    monkeypatch.setattr("ringlab_course.gradebook.pool.LocalPool", lambda *_: Here(judge))
+    monkeypatch.setattr("ringlab_course.judge.probe.require", lambda: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for learner, word in (("ada", "10"), ("bob", "5"), ("=cy", "0")):
+        write(tmp_path / "class", learner, word)
+    return tmp_path / "class"
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_without_a_book_every_report_is_told_and_the_json_has_its_keys(folder: Path) -> None:
+    status, out, _ = call("grade", folder)
+    assert status == 1 and "bob/05_emulated_ring.ipynb: 5 of 10 points" in out.replace("\n", "")
+    assert "✗ 05.step check 2 (0 of 5)" in out and "check 2 fails" in out
+    status, out, _ = call("grade", folder, "--json")
+    found = json.loads(out)
+    assert status == 1 and set(found) == {"ok", "submissions"} and found["ok"] is False
+    by_name = {Path(each["path"]).parent.name: each for each in found["submissions"]}
+    assert {
+        "path",
+        "exercise",
+        "stages",
+        "points",
+        "earned",
+        "ok",
+        "reason",
+        "notes",
+        "label",
+        "seed",
+    } <= set(by_name["bob"])
+    assert (by_name["bob"]["score"], by_name["bob"]["maximum"]) == (5, 10)
+    assert [check["id"] for check in by_name["bob"]["failed_checks"]] == ["c2"]
+    assert call("grade", folder / "ada", "--json")[0] == 0
+
+
+def test_without_a_book_our_own_failure_is_an_error_and_stops_nobody_else(folder: Path) -> None:
+    path = write(folder, "bob", "sandbox")
+    status, out, err = call("grade", path, "--json")
+    assert status == 1 and json.loads(out)["error"]["kind"] == "SandboxError" and "needed" in err
+    status, out, _ = call("grade", folder, "--json")
+    found = json.loads(out)
+    assert (
+        status == 1 and len(found["submissions"]) == 2 and "SandboxError" in found["not_graded"][0]["reason"]
+    )
+
+
+def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "grades.db"
+    status, out, _ = call("grade", folder, "--book", book, "--seed", 3)
+    assert status == 0 and "ada  05: 10 of 10 points" in out and "3 graded, 0 had their result" in out
+    write(folder, "bob", "10")
+    status, out, _ = call("grade", folder, "--book", book, "--json")
+    found = json.loads(out)
+    assert status == 0 and (found["ok"], found["graded"], found["kept"], found["stopped"]) == (
+        True,
+        1,
+        2,
+        False,
+    )
+    assert [(each["learner"], each["score"], each["maximum"]) for each in found["submissions"]] == [
+        ("=cy", 0, 10),
+        ("ada", 10, 10),
+        ("bob", 10, 10),
+    ]
+    assert len(found["submissions"][0]["failed_checks"]) == 3 and found["not_graded"] == found["notes"] == []
+    status, out, _ = call("gradebook", "show", book)
+    assert status == 0 and "=cy" in out and "learner" in out
+    shown = json.loads(call("gradebook", "show", book, "--learner", "bob", "--history", "--json")[1])
+    assert [each["score"] for each in shown["entries"]] == [5, 10]
+    status, out, _ = call("gradebook", "show", book, "--learner", "bobb", "--json")
+    assert status == 1 and json.loads(out)["error"]["remedy"] == "near it: bob"
+    status, out, _ = call("grade", folder, "--book", book, "--seed", 4, "--json")
+    assert status == 1 and "seed" in json.loads(out)["error"]["needed"]
+
+
+def test_what_could_not_be_graded_is_told_and_is_no_zero(folder: Path, tmp_path: Path) -> None:
+    write(folder, "bob", "bug")
+    book = tmp_path / "grades.db"
+    status, out, _ = call("grade", folder, "--book", book)
+    assert status == 1 and "bob  05: not graded: ZeroDivisionError" in out and "1 could not be graded" in out
+    assert "bob  05: not graded, 1 times" in call("gradebook", "show", book)[1]
+    assert [
+        row["score"] for row in read_csv(call("gradebook", "export", book)[1]) if row["learner"] == "bob"
+    ] == [""]
+
+
+def test_lateness_costs_and_deadlines_move(folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "grades.db"
+    call("grade", folder, "--book", book, "--due", "2001-01-01T00:00Z", "--late", "10%/day, max 50%")
+    score = lambda: {e.learner: e.score for e in Gradebook(book).entries()}  # noqa: E731
+    assert score() == {"ada": 5, "bob": 0, "=cy": 0}
+    status, out, _ = call("gradebook", "policy", book, "--due", "2099-01-01T00:00Z")
+    assert status == 0 and "2099-01-01" in out and score() == {"ada": 10, "bob": 5, "=cy": 0}
+    for option, value in (("--late", "free"), ("--due", "2001-01-01T00:00")):
+        status, out, _ = call("grade", folder, "--book", book, option, value, "--json")
+        assert status == 1 and json.loads(out)["error"]["kind"] == "CourseError"
+
+
+def test_an_override_counts_until_it_is_taken_back(folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "grades.db"
+    call("grade", folder, "--book", book)
+    assert call("gradebook", "override", book, "bob", "05", "9")[0] == 1, "no reason"
+    status, out, _ = call("gradebook", "override", book, "bob", "05", "9", "--reason", "oral", "--by", "X")
+    assert status == 0 and "bob  05: 9 of 10 points" in out and "oral (X" in out
+    assert "9 of 10" in call("grade", folder, "--book", book, "--explain")[1]
+    assert call("gradebook", "override", book, "bob", "05", "--reason", "r", "--json")[0] == 1, (
+        "neither score nor --clear"
+    )
+    found = call(
+        "gradebook", "override", book, "bob", "05", "--clear", "--reason", "no", "--by", "X", "--json"
+    )[1]
+    assert json.loads(found)["entry"]["score"] == 5
+    told = json.loads(call("gradebook", "show", book, "--json")[1])
+    assert [(each["score"], each["by"]) for each in told["overrides"]] == [(9, "X"), (None, "X")]
+
+
+def test_regrading_needs_a_book_and_an_exercise_that_is_there(folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "grades.db"
+    assert call("grade", folder, "--regrade", "05")[0] == 1
+    call("grade", folder, "--book", book)
+    assert "there are: 05" in call("grade", folder, "--book", book, "--regrade", "06")[2]
+    assert "3 graded" in call("grade", folder, "--book", book, "--regrade", "05")[1]
+    assert len(Gradebook(book).history("ada", "05")) == 2
+
+
+def test_files_are_written_with_and_without_a_book(folder: Path, tmp_path: Path) -> None:
+    csv, file = tmp_path / "grades.csv", tmp_path / "grades.json"
+    status, out, _ = call("grade", folder, "--csv", csv, "--json-file", file)
+    assert status == 0 and "ada  05: 10 of 10 points" in out
+    assert [row["learner"] for row in read_csv(csv.read_text())] == ["=cy", "ada", "bob"]
+    assert '"\'=cy"' in csv.read_text() and len(json.loads(file.read_text())["entries"]) == 3
+    assert not list(tmp_path.glob("*.db"))
+    book = tmp_path / "grades.db"
+    call("grade", folder, "--book", book)
+    other = tmp_path / "other.csv"
+    assert call("gradebook", "export", book, "--csv", other)[0] == 0
+    assert [row["score"] for row in read_csv(other.read_text())] == ["0", "10", "5"]
+
+
+def test_pages_are_written(folder: Path, tmp_path: Path) -> None:
+    status, _, _ = call("grade", folder, "--book", tmp_path / "grades.db", "--html", tmp_path / "pages")
+    assert status == 0 and (tmp_path / "pages" / "index.html").is_file()
+    status, out, _ = call("gradebook", "report", tmp_path / "grades.db", tmp_path / "again", "--json")
+    assert status == 0 and all(Path(page).is_file() for page in json.loads(out)["pages"])
+
+
+def test_explaining_says_message_mistake_and_hint(folder: Path) -> None:
+    status, out, _ = call("grade", folder, "--explain")
+    assert (
+        status == 0
+        and "check 2 fails" in out
+        and "[averages_blocks]" in out
+        and "→ hint 1 of 3, a question" in out
+    )
+
+
+def test_an_interrupted_run_says_so_keeps_what_it_has_and_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    class Interrupted(Here):
+        def run(self, jobs, started):
+            for count, outcome in enumerate(super().run(jobs, started)):
+                if count == 2:
+                    raise KeyboardInterrupt
+                yield outcome
+
+    book = tmp_path / "grades.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("ringlab_course.gradebook.pool.LocalPool", lambda *_: Interrupted(judge))
+        status, out, _ = call("grade", folder, "--book", book, "--json")
+        found = json.loads(out)
+        assert status == 130 and found["stopped"] and not found["ok"] and found["graded"] == 2
+        assert call("grade", folder)[0] == 130
+    assert "1 graded, 2 had their result" in call("grade", folder, "--book", book)[1]
+
+
+def test_no_scheduler_and_no_book_are_errors_with_a_remedy(folder: Path, tmp_path: Path) -> None:
+    for words in (
+        ("gradebook", "show", tmp_path / "none.db", "--json"),
+        ("gradebook", "export", folder / "ada" / "05_emulated_ring.ipynb", "--json"),
+    ):
+        status, out, err = call(*words)
+        assert status == 1 and json.loads(out)["error"]["remedy"] and "Traceback" not in err
+
+
+def test_a_folder_without_notebooks_is_no_success(tmp_path: Path) -> None:
+    for words in ((), ("--book", tmp_path / "grades.db")):
+        status, _, err = call("grade", tmp_path, *words)
+        assert status == 1 and "no notebooks found there" in err
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    write(tmp_path / "class", "a\x1b[2J[red]", "5")
+    for words in ((), ("--book", tmp_path / "grades.db"), ("--explain",)):
+        _, out, err = call("grade", tmp_path / "class", *words)
+        assert "\x1b[2J" not in out + err and "[red]" in out
+    assert "\x1b[2J" not in call("gradebook", "show", tmp_path / "grades.db")[1]
+
+
+def test_patience_reaches_the_judge_with_a_book_and_without(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    heard: list[float] = []
+
+    def listening(*paths: object, patience: float, **how: object) -> object:
+        heard.append(patience)
+        return judge(*paths, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ringlab_course.judge, "grade", listening)
+    monkeypatch.setattr("ringlab_course.gradebook.pool.LocalPool", lambda *_: Here(listening))
+    call("grade", folder, "--patience", "2.5")
+    call("grade", folder, "--book", tmp_path / "grades.db", "--patience", "2.5")
+    assert heard == [2.5] * 6

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringlab_course.figures import error_curves, error_runs
+from ringlab_course.figures.error_curves import FLOOR, ROUNDED, describe, figure, panel
+from ringlab_course.figures.error_runs import (
+    DTYPES,
+    FAULTS,
+    PROBES,
+    Program,
+    curves,
+    errors,
+    inputs,
+    run,
+    truth,
+)
+
+RANKS = (1, 2, 8, 32)
+
+
+@given(st.integers(0, 1000), st.sampled_from(PROBES), st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_blocks_folded_in_float32_are_attention(seed: int, probe: str, P: int) -> None:
+    """Off by no more than twice the plainest float32 attention, or than what rounding the scores may do.
+
+    Scores of size s are off by δ = eps·s, weights by 2δ of themselves, out by 2δ of the size of v; lse likewise.
+    """
+    q, k, v = inputs(probe, seed, rows=4, S=80, D=8)
+    right = truth(q, k, v)
+    plain = torch.softmax(q @ k.T * 8**-0.5, -1) @ v
+    found = error_runs.relative_error(run(Program(torch.float32), q, k, v, P), right)
+    scores = float((q.abs() @ k.abs().T).max()) * 8**-0.5
+    share = float(v.square().mean().sqrt()) / float(np.sqrt((right**2).mean()))
+    floor = 2 * torch.finfo(torch.float32).eps * max(4.0, scores) * share
+    assert found <= max(2 * error_runs.relative_error(plain, right), floor)
+
+
+def test_what_is_rounded_shows_as_the_lesson_says() -> None:
+    one = panel("plain", "bf16", RANKS, (0,))
+    assert max(one.errors["nothing"]) < 1.15 * min(one.errors["nothing"])
+    assert one.growth("out") > 2 and one.growth("lse") > 2
+    assert one.errors["lse"][-1] > one.errors["out"][-1] > 2 * one.errors["nothing"][-1]
+    for rounded in ROUNDED:  # one block is merged with nothing: there is no state to round yet
+        assert one.errors[rounded][0] == pytest.approx(one.errors["nothing"][0], rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_float16_is_eight_times_as_exact_as_bfloat16_and_float32_not_rounded_at_all(dtype: str) -> None:
+    one = panel("plain", dtype, (2, 32), (0,))
+    eps = torch.finfo(DTYPES[dtype]).eps
+    assert one.errors["nothing"][1] / eps == pytest.approx(0.2, rel=0.2) or dtype == "fp32"
+    if dtype == "fp32":
+        assert one.errors["lse"] == one.errors["out"] == one.errors["nothing"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_fault_leaves_its_own_mark(seed: int) -> None:
+    found = {name: curves(name, RANKS, seed=seed, rows=16) for name in FAULTS}
+    sound = found.pop("sound")
+    assert all(value < 2e-3 for probe in PROBES for value in sound[probe])
+    for name, curve in found.items():
+        unlike = [
+            not math.isfinite(bad) or bad > 1.25 * good
+            for probe in PROBES
+            for bad, good in zip(curve[probe], sound[probe], strict=True)
+        ]
+        assert any(unlike) != (name == "arrival order"), name
+        assert (max(curve["repeat"]) > 0) == (name == "arrival order"), name
+
+
+def test_a_result_that_is_not_finite_is_infinitely_wrong() -> None:
+    x = torch.tensor([[1.0, math.nan]])
+    assert error_runs.relative_error(x, np.ones((1, 2))) == math.inf
+    assert errors(FAULTS["fp16 overflow"], "large", (2,), rows=8) == [math.inf]
+
+
+def test_an_unknown_probe_is_named() -> None:
+    with pytest.raises(ValueError, match="plain, large, sloped, not 'steep'"):
+        inputs("steep", 0)
+
+
+def test_the_lines_of_the_figure_are_the_errors() -> None:
+    panels = [panel(probe, "bf16", RANKS, (0,)) for probe in PROBES]
+    for ax, one in zip(figure(panels).axes, panels, strict=True):
+        lines = [tuple(line.get_ydata()) for line in ax.lines]
+        assert lines[:3] == [one.errors[rounded] for rounded in ROUNDED]
+        assert min(lines[3]) > FLOOR  # float32's own line is in the picture
+        assert {"lse in bf16", "out in bf16", "all in fp32"} <= {text.get_text() for text in ax.texts}
+        looks = {(line.get_color(), line.get_marker()) for line in ax.lines}
+        assert len({colour for colour, _ in looks}) == len({mark for _, mark in looks}) == 4
+
+
+def test_labels_keep_apart_and_in_order() -> None:
+    heights = error_curves._apart([1e-3, 1.1e-3, 1e-7])
+    assert heights[1] / heights[0] >= 2.2 and heights[1] == 1.1e-3 and heights[2] == 1e-7
+
+
+def test_the_words_say_what_the_lines_show() -> None:
+    one = panel("plain", "bf16", RANKS, (0,))
+    assert f"lse in bf16 {one.errors['lse'][0]:.0e} to {one.errors['lse'][-1]:.0e}" in describe([one])
+
+
+def test_the_player_redraws_for_inputs_and_dtype() -> None:
+    which, dtype, picture = error_curves.player().children
+    for probe, name in (("sloped", "bf16"), ("plain", "fp32")):
+        which.value, dtype.value = probe, name
+        assert describe([panel(probe, name)]) in picture.value
+
+
+def test_without_a_person_the_panels_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    error_curves.play()
+    assert len(capsys.readouterr().out.splitlines()) == len(PROBES) * len(DTYPES)
+
+
+def test_the_gallery_has_a_panel_for_each_program_and_marks_what_is_not_finite() -> None:
+    found = {name: curves(name, (1, 4), rows=8) for name in ("sound", "fp16 overflow")}
+    good, bad = (ax for ax in error_curves.fault_figure((1, 4), found).axes if ax.get_visible())
+    assert [ax.get_title("left") for ax in (good, bad)] == list(found)
+    assert [text.get_text() for text in good.texts] == ["two runs: same bits"]
+    assert "not finite" in {text.get_text() for text in bad.texts}
+    words = error_curves.describe_faults((1, 4), found)
+    assert "fp16 overflow: plain" in words and "large inf to inf" in words
+
+
+def test_words_have_no_digits_of_what_every_machine_rounds_for_itself() -> None:
+    words = error_curves.describe_faults((1, 4), {"x": {"plain": (2e-3, 0.3), "repeat": (0.0, 5.4e-7)}})
+    assert words.endswith("x: plain 2e-03 to 3e-01, repeat nothing to rounding.")

@@ -1,0 +1,132 @@
+"""The data behind the tile scan picture: tiles, their kinds and order, and the live set."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab_course.figures import tile_scan
+from ringlab_course.figures.tile_scan import cell_states, cuts, describe, moments, scan
+
+SIZES = st.tuples(st.integers(1, 60), st.integers(1, 20))
+DIRECTIONS = ("forward", "backward")
+
+
+@given(SIZES)
+def test_cuts_cover_every_token_once(size: tuple[int, int]) -> None:
+    S, tile = size
+    spans = cuts(S, tile)
+    assert [i for start, stop in spans for i in range(start, stop)] == list(range(S))
+    assert all(0 < stop - start <= tile for start, stop in spans)
+
+
+@given(SIZES, st.booleans())
+def test_kinds_say_what_the_position_mask_says(size: tuple[int, int], causal: bool) -> None:
+    S, tile = size
+    picture = scan(S, tile, 4, causal=causal)
+    for i, (q_start, q_stop) in enumerate(cuts(S, tile)):
+        for j, (k_start, k_stop) in enumerate(cuts(S, tile)):
+            seen = {
+                not causal or key <= query
+                for query in range(q_start, q_stop)
+                for key in range(k_start, k_stop)
+            }
+            kind = picture.kinds[i][j]
+            if kind == "diagonal":  # a tile of one token has a diagonal and nothing beside it
+                assert causal and i == j and True in seen
+            else:
+                assert seen == {kind == "full"}
+
+
+@given(SIZES, st.booleans(), st.sampled_from(DIRECTIONS))
+def test_every_visible_tile_is_computed_exactly_once(
+    size: tuple[int, int], causal: bool, direction: str
+) -> None:
+    picture = scan(*size, 4, causal=causal, direction=direction)
+    done = [(step.q_tile, step.k_tile) for step in picture.steps]
+    n = picture.n_tiles
+    wanted = {(i, j) for i in range(n) for j in range(n) if picture.kinds[i][j] != "skip"}
+    assert len(done) == len(set(done))
+    assert set(done) == wanted
+
+
+def test_the_forward_keeps_a_query_tile_and_the_backward_a_key_tile() -> None:
+    forward = scan(6, 2, 4, causal=False)
+    backward = scan(6, 2, 4, causal=False, direction="backward")
+    assert [step.q_tile for step in forward.steps] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [step.k_tile for step in backward.steps] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_causal_counts() -> None:
+    picture = scan(1024, 128, 64)
+    assert (picture.count("skip"), picture.count("full"), picture.count("diagonal")) == (28, 28, 8)
+    assert len(picture.steps) == 36
+
+
+def test_the_live_set_in_bytes() -> None:
+    """t = 128, D = 64, float32: Q, K, V and out are t·D, the scores t·t, lse t."""
+    forward = scan(1024, 128, 64).steps[0]
+    assert forward.live_bytes == 4 * (4 * 128 * 64 + 128 * 128 + 128)
+    backward = scan(1024, 128, 64, direction="backward").steps[0]
+    assert backward.live_bytes == 4 * (7 * 128 * 64 + 2 * 128 * 128 + 2 * 128)
+    assert scan(1024, 128, 64).whole_bytes == 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_live_set_does_not_grow_with_the_sequence(direction: str) -> None:
+    peaks = {scan(S, 64, 32, direction=direction).peak_bytes for S in (64, 256, 1024)}
+    assert len(peaks) == 1
+
+
+def test_a_short_last_tile_takes_less() -> None:
+    steps = scan(5, 2, 4, causal=False).steps
+    assert steps[-1].live["scores → P"] == 4
+    assert steps[-1].live["Q tile"] == 4 * 4
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_states_of_the_grid(direction: str) -> None:
+    picture = scan(8, 2, 4, direction=direction)
+    for index in range(len(picture.steps)):
+        states = [state for row in cell_states(picture, index) for state in row]
+        assert states.count("now") == 1
+        assert states.count("done") == index
+        assert states.count("skip") == picture.count("skip")
+
+
+def test_the_words_carry_the_numbers_of_the_picture() -> None:
+    words = describe(scan(1024, 128, 64), 9)
+    for part in (
+        "step 10 of 36",
+        "query tile 3",
+        "key tile 3",
+        "diagonal",
+        "192.5 KiB",
+        "4,096 KiB",
+        "28 never",
+    ):
+        assert part in words
+
+
+def test_moments_are_steps_of_the_scan() -> None:
+    assert moments(scan(1024, 128, 64)) == (0, 11, 23, 35)
+    assert moments(scan(2, 2, 4)) == (0,)
+
+
+def test_a_slider_moves_the_picture_and_its_words() -> None:
+    pytest.importorskip("ipywidgets")
+    widget = tile_scan.player(S=32, tile=8, D=4)
+    which, (_, slider), picture = (widget.children[0], widget.children[1].children, widget.children[2])
+    before = picture.value
+    slider.value = 5
+    assert picture.value != before and "step 5 of 10" in picture.value
+    which.value = "backward"
+    assert '<img alt="Backward, step 5' in picture.value and "dK so far" in picture.value
+
+
+def test_both_figures_have_a_bar_for_each_live_tensor() -> None:
+    picture = scan(32, 8, 4, direction="backward")
+    for figure in (tile_scan.still(picture, 3), tile_scan.strip(picture)):
+        bars = figure.axes[-1].containers[0]
+        assert len(bars) == len(picture.steps[3].live)

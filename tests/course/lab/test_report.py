@@ -1,0 +1,232 @@
+"""The page of results: places by score among those that are right, hostile files, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.errors import LabError
+from ringlab_course.lab.report import leaderboard, report
+from ringlab_course.lab.result import ResultFile, load, load_all
+
+HEADER: dict[str, Any] = {
+    "format": 1, "lab": "l3", "title": "make it faster", "label": "2 gloo processes: no GPU took part",
+    "transport": "gloo", "settings": {"target": "a:b", "S": 64, "rounds": 2}, "ranks": [{"id": "x"}],
+    "machine": {"processor": "a processor", "gpus": []}, "code": {"ringlab": "0"}, "topology": "",
+    "preflight": [{"name": "memory", "told": "enough"}],
+}  # fmt: skip
+
+
+def contest(scores: dict[str, float], wrong: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    def one(name: str, score: float) -> dict[str, Any]:
+        error = 0.5 if name in wrong else 1e-7
+        return {"correct": name not in wrong, "errors": {"out": error}, "bounds": {"out": 1e-6},
+                "median_s": 1 / score, "score": score, "times_s": [1 / score]}  # fmt: skip
+
+    return [
+        {"case": "contest", "P": 2, "S": 64, "pass": of, "contenders": {n: one(n, s) for n, s in scores.items()}}
+        for of in ("forward", "forward_backward")
+    ]  # fmt: skip
+
+
+def result(target: str, cases: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    made = copy.deepcopy(HEADER) | {"cases": cases, "finished": True, "ended_by": ""} | changes
+    made["settings"]["target"] = target
+    return made
+
+
+RESULTS = {
+    Path("fast.json"): result("a:fast", contest({"ringlab": 1.0, "a:fast": 1.3})),
+    Path("slow.json"): result("a:slow", contest({"ringlab": 1.0, "a:slow": 0.4})),
+    Path("wrong.json"): result("a:wrong", contest({"ringlab": 1.0, "a:wrong": 9.0}, wrong=("a:wrong",))),
+    Path("dead.json"): result("a:dead", [], finished=False, ended_by="PeerDiedError: rank 1 ended"),
+}
+
+
+def test_places_are_by_score_among_those_that_are_right() -> None:
+    (board,) = leaderboard(RESULTS)
+    assert [each["name"] for each in board["ranked"]] == ["a:fast", "ringlab", "a:slow"]
+    why = {each["name"]: each["why"] for each in board["wrong"]}
+    assert set(why) == {"a:wrong", "a:dead"}
+    assert "out off by 0.5" in why["a:wrong"] and "rank 1 ended" in why["a:dead"]
+
+
+def test_one_lucky_run_does_not_rank_an_entrant_that_was_wrong_in_another() -> None:
+    lucky = result("a:race", contest({"ringlab": 1.0, "a:race": 2.0}))
+    unlucky = result("a:race", contest({"ringlab": 1.0, "a:race": 2.5}, wrong=("a:race",)))
+    ended = result("a:race", [], finished=False, ended_by="PeerDiedError")
+    for runs in ((lucky, unlucky, ended), (unlucky, ended, lucky)):
+        (board,) = leaderboard({Path(f"{number}.json"): run for number, run in enumerate(runs)})
+        assert [each["name"] for each in board["ranked"]] == ["ringlab"]
+        assert "out off by 0.5" in board["wrong"][0]["why"]
+    (board,) = leaderboard({Path("lucky.json"): lucky, Path("ended.json"): ended})
+    assert [each["name"] for each in board["ranked"]] == ["a:race", "ringlab"]
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity"])
+def test_a_score_that_is_no_number_is_not_ranked(score: str) -> None:
+    odd = result("a:odd", contest({"ringlab": 1.0, "a:odd": 2.0}))
+    for case in odd["cases"]:
+        case["contenders"]["a:odd"]["score"] = score
+    (board,) = leaderboard({Path("odd.json"): odd})
+    assert [each["name"] for each in board["ranked"]] == ["ringlab"]
+    assert board["wrong"][0]["why"] == "its score is no number"
+
+
+def test_right_in_one_pass_alone_is_not_ranked() -> None:
+    only_forward = result("a:half", contest({"ringlab": 1.0, "a:half": 5.0})[:1])
+    (board,) = leaderboard({Path("half.json"): only_forward})
+    assert [each["name"] for each in board["wrong"]] == ["ringlab", "a:half"] or not board["ranked"]
+
+
+def test_a_file_that_says_of_itself_that_it_is_right_is_not_believed() -> None:
+    lies = result("a:lies", contest({"ringlab": 1.0, "a:lies": 9.0}, wrong=("a:lies",)))
+    for case in lies["cases"]:
+        case["contenders"]["a:lies"]["correct"] = True
+    nan = result("a:nan", contest({"ringlab": 1.0, "a:nan": 9.0}))
+    for case in nan["cases"]:
+        case["contenders"]["a:nan"]["errors"]["out"] = "NaN"
+    (board,) = leaderboard({Path("lies.json"): lies, Path("nan.json"): nan})
+    assert [each["name"] for each in board["ranked"]] == ["ringlab"]
+
+
+def test_other_machines_and_other_work_have_boards_of_their_own() -> None:
+    other = result("a:fast", contest({"ringlab": 1.0, "a:fast": 2.0}))
+    other["machine"]["processor"] = "another"
+    longer = result("a:fast", contest({"ringlab": 1.0, "a:fast": 2.0}))
+    longer["settings"]["S"] = 128
+    assert len(leaderboard({Path("1"): RESULTS[Path("fast.json")], Path("2"): other, Path("3"): longer})) == 3
+
+
+def test_the_page_shows_all_runs_and_loads_nothing() -> None:
+    page, left_out = report(RESULTS)
+    assert not left_out
+    assert "Not finished" in page and "PeerDiedError" in page and "no GPU took part" in page
+    assert page.count("<table") == len(re.findall(r'<div class="scroll"[^>]*><table', page))  # on a phone
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page) and "<script" not in page
+
+
+def test_names_cannot_steer_the_page() -> None:
+    evil = "<script>alert(1)</script>"
+    page, _ = report({Path("e.json"): result(evil, contest({"ringlab": 1.0, evil: 2.0}), label=evil)})
+    assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"lab": "l9"}', '{"lab": "l1", "format": 2}', '{"lab": "l1", "format": 1}',
+     json.dumps({**HEADER, "cases": "none"}), "[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(LabError):
+        load(path)
+
+
+def test_where_nothing_can_be_shown_the_files_are_named() -> None:
+    with pytest.raises(LabError, match="torn.json"):
+        report(
+            {Path("torn.json"): {**HEADER, "lab": "l1", "cases": [{"case": "bandwidth"}], "finished": True}}
+        )
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    """A result in which one thing is something else; `path` with dots."""
+    made = copy.deepcopy(result("a:odd", contest({"ringlab": 1.0, "a:odd": 2.0})))
+    *way, last = path.split(".")
+    at: Any = made
+    for step in way:
+        at = at[int(step)] if isinstance(at, list) else at[step]
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return made
+
+
+L1 = {**HEADER, "lab": "l1", "finished": True, "ended_by": "", "settings": {}}
+L2 = {**L1, "lab": "l2"}
+SCALING = {"case": "scaling", "scaling": "weak", "P": 2, "S": 8, "pass": "forward_backward"}
+ODD = {
+    "no target": change("settings.target", None), "a list as target": change("settings.target", ["x"]),
+    "a dict as target": change("settings.target", {}), "ringlab as target": change("settings.target", "ringlab"),
+    "GPUs that are numbers": change("machine.gpus", [1]), "GPUs that are one": change("machine.gpus", 7),
+    "no contenders": change("cases.0.contenders", None), "contenders that are a list": change("cases.0.contenders", [1]),
+    "a score that is a word": change("cases.1.contenders.a:odd.score", "abc"), "ranks that are numbers": change("ranks", [1]),
+    "a preflight that is a number": change("preflight", [1]), "a code that is a number": change("code", 5),
+    "a case that is a word": change("cases", ["word"]),
+    "too many bytes": {**L1, "cases": [{"case": "bandwidth", "bytes": 10**400, "median_s": 1.0, "bytes_per_s": 1.0}]},
+    "mathematics that is none": {**L2, "cases": [{**SCALING, "scaling": "$\\bad$", "contenders": {"a": {
+        "median_s": 1.0, "efficiency": 1.0, "tflops_per_rank": 1.0, "correct": True}}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_file_is_named_on_the_page_and_the_others_are_shown(odd: str) -> None:
+    page, left_out = report({Path("odd.json"): ODD[odd], **RESULTS})
+    assert list(left_out) == [Path("odd.json")] and left_out[Path("odd.json")]
+    assert "<b>Left out</b>" in page and "odd.json" in page and "a:fast" in page and "Leaderboard" in page
+
+
+def test_many_layouts_and_none_are_drawn() -> None:
+    one = {"median_s": 1.0, "efficiency": 1.0, "tflops_per_rank": 1.0, "correct": True}
+    for count in (0, 40):
+        cases = [{**SCALING, "contenders": {f"layout {n}": one for n in range(count)}}]
+        assert not report({Path("l2.json"): {**L2, "cases": cases}})[1]
+
+
+def test_other_files_in_the_folder_are_named_and_the_results_shown(tmp_path: Path) -> None:
+    for name, text in {
+        "fast.json": json.dumps(RESULTS[Path("fast.json")]), "torn.json": "{", "other.json": "{}",
+        "list.json": json.dumps({**HEADER, "lab": []}), "dict.json": json.dumps({**HEADER, "lab": {}}), "empty.json": "",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["lab", "report", str(tmp_path), "--output", str(page)])
+    assert done.exit_code == 0 and "1 run" in done.output
+    for name in ("torn.json", "other.json", "list.json", "dict.json", "empty.json"):
+        assert name in done.output.replace("\n", "") and name in page.read_text()
+    assert "a:fast" in page.read_text()
+
+
+def test_scores_that_are_the_same_share_a_place() -> None:
+    files = {
+        Path(f"{score}.json"): result(f"a:{score}", contest({"ringlab": 1.0, f"a:{score}": score}))
+        for score in (1.3, 1.004, 0.996, 0.9)
+    }
+    (board,) = leaderboard(files)
+    assert [(each["place"], each["name"]) for each in board["ranked"]] == [
+        (1, "a:1.3"), (2, "a:1.004"), (2, "ringlab"), (2, "a:0.996"), (5, "a:0.9"),
+    ]  # fmt: skip
+
+
+def test_another_ringlab_or_torch_has_a_board_of_its_own() -> None:
+    files = {Path("fast.json"): RESULTS[Path("fast.json")]}
+    for name, at, changed in (
+        ("1", "code", {"ringlab": "0", "source": "x"}),
+        ("2", "machine", {"torch": "3"}),
+    ):
+        files[Path(name)] = {**RESULTS[Path("slow.json")], at: changed}
+    assert len(leaderboard(files)) == 3
+
+
+def test_the_command_reads_folders_and_names_what_is_empty(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "runs" / "fast.json", HEADER)
+    for case in contest({"ringlab": 1.0, "a:fast": 1.3}):
+        file.add(case)
+    file.write(finished=True)
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "runs"), "--output", str(page)])
+    assert done.exit_code == 0 and "Leaderboard" in page.read_text()
+    assert list(load_all([tmp_path / "runs"])[0]) == [tmp_path / "runs/fast.json"]
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "empty")])
+    assert done.exit_code == 1

@@ -1,0 +1,167 @@
+"""The run sheets: every command can be typed, the scripts start what they say, recorded runs are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ringlab.cli import app
+from ringlab_course.lab.report import report
+from ringlab_course.lab.result import load, load_all
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
+LINES = [
+    line for block in re.findall(r"^```sh\n(.*?)^```", SHEET, re.M | re.S) for line in block.splitlines()
+]
+
+
+def read_by_the_command_line(words: list[str]) -> None:
+    """Have typer read the words behind `ringlab`. Raises: what it says of a wrong one."""
+    command: Any = typer.main.get_command(app)
+    arguments = words[words.index("ringlab") + 1 :]
+    while hasattr(command, "get_command"):
+        name, *arguments = arguments
+        command = command.get_command(None, name)
+        assert command is not None, f"no command {name}"
+    command.make_context(command.name, arguments)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_each_line_can_be_typed(line: str) -> None:
+    words = shlex.split(line)
+    script = next((n for n, word in enumerate(words) if word.endswith(".sh")), None)
+    if script is not None:
+        assert (CHECKOUT / words[script]).exists()
+        given = words[script + 1 :] if words[script].endswith("slurm.sh") else words[script + 2 :]
+        words = ["ringlab", "lab", *given]
+    read_by_the_command_line(words)
+
+
+def test_a_wrong_line_would_be_found() -> None:
+    with pytest.raises(Exception, match="no-such-option|No such option"):
+        read_by_the_command_line(["ringlab", "lab", "l1", "--no-such-option"])
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """srun, scontrol, torchrun and ssh that write down how they were called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in {
+        "srun": 'shift; exec "$@"',
+        "scontrol": "printf 'node0\\nnode1\\n'",
+        "torchrun": 'printf "%s\\n" "$*" >> "$CALLS"',
+        "ssh": 'while [ "$1" = -o ]; do shift 2; done; host=$1; shift; echo "ssh $host" >> "$CALLS"; exec bash -c "$*"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+
+
+def test_the_slurm_script_starts_every_gpu_of_every_node(tools: dict[str, str], tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    script = CHECKOUT / "docs/labs/slurm.sh"
+    subprocess.run(
+        ["bash", str(script), "l2", "--tokens", "4096"], env={**tools, **job}, cwd=tmp_path, check=True
+    )
+    (called,) = Path(tools["CALLS"]).read_text().splitlines()
+    assert "--nnodes 2 --nproc-per-node gpu" in called and "--rdzv-endpoint node0:29500" in called
+    assert "--rdzv-conf join_timeout=120,timeout=120" in called
+    words = shlex.split(called)
+    read_by_the_command_line(words)
+    assert words[words.index("--output") + 1] == "results/l2-7.json" and "4096" in words
+
+
+def test_the_ssh_script_starts_each_machine_with_its_number(tools: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    script = CHECKOUT / "docs/labs/ssh.sh"
+    subprocess.run(["bash", str(script), "node0 node1", "l1"], env=tools, cwd=folder, check=True)
+    called = Path(tools["CALLS"]).read_text().splitlines()
+    assert {"ssh node0", "ssh node1"} <= set(called)
+    ranks = sorted(re.search(r"--node-rank (\d)", line)[1] for line in called if "node-rank" in line)  # type: ignore[index]
+    assert ranks == ["0", "1"]
+    assert all(
+        "--master-addr node0" in line and "--rdzv-conf timeout=120" in line
+        for line in called
+        if "node-rank" in line
+    )
+
+
+def by_ssh(tools: dict[str, str], folder: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+    script = CHECKOUT / "docs/labs/ssh.sh"
+    command = ["bash", str(script), "node0 node1", "l1"]
+    return subprocess.run(
+        command, env={**tools, **changed}, cwd=folder, capture_output=True, text=True, timeout=50
+    )
+
+
+def test_a_machine_that_does_not_answer_is_named_and_nothing_is_started(
+    tools: dict[str, str], tmp_path: Path
+) -> None:
+    ssh = Path(tools["PATH"].split(":")[0]) / "ssh"
+    ssh.write_text(ssh.read_text().replace("shift; echo", 'shift; [ "$host" != node1 ] || exit 255; echo'))
+    done = by_ssh(tools, tmp_path)
+    assert done.returncode == 1 and "not ready: node1: " in done.stderr
+    assert "torchrun" not in Path(tools["CALLS"]).read_text()
+
+
+def test_a_machine_that_fails_ends_the_others(tools: dict[str, str], tmp_path: Path) -> None:
+    torchrun = Path(tools["PATH"].split(":")[0]) / "torchrun"
+    torchrun.write_text("""#!/bin/bash
+case "$*" in *"--node-rank 1"*) until grep -q waits "$CALLS"; do sleep 0.05; done; exit 7 ;; esac
+trap 'kill $!; echo ended >> "$CALLS"; exit 1' TERM
+sleep 40 & echo waits >> "$CALLS"; wait
+""")
+    done = by_ssh(tools, tmp_path)
+    assert done.returncode == 7 and "node1: ended with status 7; the others are ended" in done.stderr
+    deadline = time.monotonic() + 20
+    while "ended" not in (said := Path(tools["CALLS"]).read_text().splitlines()):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def test_a_node_without_the_environment_is_named(tools: dict[str, str], tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    folder = tools["PATH"].split(":")[0]
+    (Path(folder) / "torchrun").unlink()
+    bare = {**tools, **job, "PATH": f"{folder}:/usr/bin:/bin"}
+    command = ["bash", str(CHECKOUT / "docs/labs/slurm.sh"), "preflight"]
+    done = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert (
+        done.returncode == 1 and "no torchrun on PATH" in done.stderr and not (tmp_path / "results").exists()
+    )
+
+
+def test_the_recorded_runs_make_a_page() -> None:
+    recorded, others = load_all([CHECKOUT / "benchmarks/results/lab"])
+    assert not others
+    assert {found["lab"] for found in recorded.values()} == {"l1", "l2", "l3"}
+    assert all(found["finished"] and found["machine"]["processor"] for found in recorded.values())
+    page, left_out = report(recorded)
+    assert "Leaderboard" in page and not left_out
+
+
+def test_l2_on_two_processes_says_what_the_benchmark_says() -> None:
+    """Efficiency is one over the benchmark's ratio; both were measured on the same kind of machine, apart."""
+    results = CHECKOUT / "benchmarks/results"
+    bench = json.loads((results / "processes-cpu.json").read_text(encoding="utf-8"))
+    lab = load(results / "lab/l2-two-processes.json")
+    assert lab["machine"]["processor"] == bench["machine"]["processor"]
+    for each in lab["cases"]:
+        if each["scaling"] == "strong":
+            assert each["S"] == bench["work"]["S"] and all(
+                one["correct"] for one in each["contenders"].values()
+            )
+            efficiency = each["contenders"]["zigzag"]["efficiency"]
+            assert efficiency == pytest.approx(1 / bench[f"{each['pass']}_ratio"], rel=0.05)

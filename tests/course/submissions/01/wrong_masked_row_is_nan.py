@@ -1,9 +1,0 @@
-# expects: check=01.softmax:masked misconception=masked_row_is_nan
-import numpy as np
-
-
-def softmax(scores):
-    top = scores.max(-1, keepdims=True)
-    powers = np.exp(scores - top)
-    total = powers.sum(-1, keepdims=True)
-    return powers / total, (top + np.log(total))[..., 0]

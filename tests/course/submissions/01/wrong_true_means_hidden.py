@@ -1,6 +1,0 @@
-# expects: check=01.causal:origin misconception=true_means_hidden
-import numpy as np
-
-
-def causal_mask(query_positions, key_positions):
-    return key_positions[None, :] > query_positions[:, None]

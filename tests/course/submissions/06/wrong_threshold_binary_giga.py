@@ -1,6 +1,0 @@
-# expects: check=06.threshold:plain misconception=binary_giga
-"""A GB of 2**30 bytes."""
-
-def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):
-    bytes_per_s = rate * 2**30 / directions / (8 if unit == "Gbit/s" else 1)
-    return element_bytes / group * (2 if causal else 1) * flops_per_s / (2 * bytes_per_s)

@@ -1,9 +1,0 @@
-# expects: check=15.traffic:few_heads misconception=never_refuses
-
-def bytes_sent(layer, S, P, schedule, ulysses):
-    H, K, U = layer["H"], layer["K"], ulysses
-    head = layer["B"] * layer["D"] * layer["itemsize"] * (S // P)  # one head of a rank's tokens
-    if schedule == "allgather":
-        return (P - 1) * 2 * K * head
-    heads = max(1, K // U)
-    return (U - 1) * (2 * H // U + 2 * heads) * head + (P // U - 1) * 2 * heads * U * head

@@ -1,0 +1,142 @@
+"""Wrong answers as edits of right ones, and the texts that learners read: what the files may hold, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlab.errors import CourseError
+from ringlab_course.checking import wrong_answers as module
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.wrong_answers import (
+    entries,
+    found_by,
+    mistakes_of,
+    namespace_of,
+    right_answers,
+    used_by,
+    wrong_answers,
+)
+
+RIGHT = '"""Right."""\n\nimport math\n\n\ndef softmax(x):\n    return x\n\n\ndef causal_mask(q, k):\n    return k <= q[:, None]\n'
+STRICT = """\
+# Wrong answers
+
+## strict
+stage 01.causal · check small · of plain · misconception strict
+
+A query sees
+itself too.
+
+```diff
+-    return k <= q[:, None]
++    return k < q[:, None]
+```
+
+## strict_again
+stage 01.causal · check any · of plain · misconception strict
+
+Another text.
+
+```diff
+-    return k <= q[:, None]
++    return q[:, None] > k
+```
+
+## seen_only
+stage 01.softmax · misconception seen_only
+
+Nobody wrote this one down.
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that puts a file of wrong answers, beside one right answer, in the place of exercise 01's."""
+    caches = (module.right_answers, module.wrong_answers, module.entries)
+
+    def write(text: str) -> None:
+        (tmp_path / "right").mkdir(exist_ok=True)
+        (tmp_path / "right" / "plain.py").write_text(RIGHT, encoding="utf-8")
+        (tmp_path / module.FILE).write_text(text, encoding="utf-8")
+        for cached in caches:
+            cached.cache_clear()
+
+    load_exercise("01")
+    monkeypatch.setattr(module, "folder_of", lambda exercise_id: tmp_path)
+    yield write
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_wrong_answer_is_the_edited_right_one_without_what_its_stage_does_not_use(written) -> None:
+    written(STRICT)
+    strict, again = wrong_answers("01")
+    assert strict.source == "def causal_mask(q, k):\n    return k < q[:, None]\n"
+    assert (strict.finder, strict.misconception, again.finder) == (
+        "01.causal:small",
+        "strict",
+        "01.causal:any",
+    )
+    assert set(right_answers("01")) == {"plain"}
+
+
+def test_what_learners_read_is_the_text_of_the_first_entry(written) -> None:
+    written(STRICT)
+    for where in ("01", "01.causal"):
+        mistake = mistakes_of(where)("strict", len)
+        assert (mistake.message, mistake.imitate) == ("A query sees itself too.", len)
+    assert mistakes_of("01")("seen_only").message == "Nobody wrote this one down."
+    for where, name in (("01.causal", "seen_only"), ("01", "unheard_of")):
+        with pytest.raises(CourseError, match=f"text for misconception '{name}'"):
+            mistakes_of(where)(name)
+
+
+def test_the_names_that_a_check_must_find_are_those_of_its_entries(written) -> None:
+    written(STRICT)
+    assert found_by("01.causal") == {"small": {"strict"}, "any": {"strict_again", "strict"}}
+    assert found_by("01.softmax") == {}
+
+
+@pytest.mark.parametrize("field", ["check small · ", "of plain · "])
+def test_an_edit_without_a_check_or_a_right_answer_is_refused(written, field) -> None:
+    written(STRICT.replace(field, ""))
+    with pytest.raises(CourseError, match="entry 'strict' of 01.causal"):
+        wrong_answers("01")
+
+
+def test_of_a_module_what_a_function_uses_is_kept_in_its_order() -> None:
+    source = (
+        '"""About the whole."""\n\nimport math\nimport numpy as np\n\nBASE = 2.0\nUNUSED = 3\n\n\n'
+        "# Two of them.\ndef log(x):\n    return math.log(x) / math.log(BASE)\n\n\n"
+        "@staticmethod\ndef other(x):\n    return np.log(x)\n\n\ndef lse(x):\n    return log(x)\n\n\nlog.base = BASE\nprint()\n"
+    )
+    kept = used_by(("lse",), source)
+    assert kept.startswith("import math\n\nBASE = 2.0\n\n\n# Two of them.\ndef log(x):") and kept.endswith(
+        "print()\n"
+    )
+    for dropped in ("About", "numpy", "UNUSED", "other", "staticmethod"):
+        assert dropped not in kept
+    assert "log.base = BASE" in kept and used_by(("other",), source).count("def ") == 2
+
+
+def test_an_answer_knows_its_lines() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        namespace_of("def f():\n    return 1 / 0\n", "05/wrong_by_zero.py")["f"]()
+    assert str(raised.traceback[-1].path) == "05/wrong_by_zero.py"
+    assert "1 / 0" in str(raised.traceback[-1].statement)
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_entries_name_what_their_stage_has(exercise_id) -> None:
+    for entry in entries(exercise_id):
+        stage = load_exercise(exercise_id).stage(entry.fields["stage"])
+        if "check" in entry.fields:
+            stage.check(entry.fields["check"])
+        if "misconception" in entry.fields:
+            stage.misconception(entry.fields["misconception"])
+        if not entry.hunks:
+            assert entry.fields.get("misconception") and entry.text, f"{entry.name} says nothing"
+    assert {answer.right for answer in wrong_answers(exercise_id)} <= set(right_answers(exercise_id))

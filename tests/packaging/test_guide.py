@@ -1,0 +1,127 @@
+"""The programs of the guide print what stands below them, its commands exist, and every page is in its index."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.test_instructors import parsed
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GUIDE = CHECKOUT / "docs/guide"
+PAGES = sorted(GUIDE.glob("*.md"))
+SHOWN = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+PROGRAMS = [
+    pytest.param(source, printed, id=f"{path.stem}-{number}")
+    for path in PAGES
+    for number, (source, printed) in enumerate(SHOWN.findall(path.read_text(encoding="utf-8")))
+]
+COMMANDS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for path in PAGES
+        for block in re.findall(r"```sh\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("ringlab ")
+    }
+)
+
+
+def test_every_program_is_followed_by_what_it_prints() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert texts.count("```python") == len(PROGRAMS) >= 6
+
+
+@pytest.mark.parametrize("source, printed", PROGRAMS)
+def test_a_program_prints_what_stands_below_it(source: str, printed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == printed, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_exists(command: str) -> None:
+    parsed(shlex.split(command))
+
+
+def test_the_script_runs_under_torchrun(tmp_path: Path) -> None:
+    found = re.search(
+        r"```py\n(# ring\.py.*?)```", (GUIDE / "processes.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert found is not None
+    script = tmp_path / "ring.py"
+    script.write_text(found[1])
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=4",
+        str(script),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(1, 8, 250, 64)") == 4
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (GUIDE / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[[^]]+\]\((\w+\.md)\)", index, re.MULTILINE)) == {
+        path.name for path in PAGES if path.name != "index.md"
+    }
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", (GUIDE / "install.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    named = [name for row in rows for name in re.findall(r"\w+", row)]
+    assert sorted(named) == sorted(project["optional-dependencies"])
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    pages = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *(CHECKOUT / "docs").rglob("*.md")]
+    assert [line for page in pages for line in broken_links(page)] == []
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return a line for each link of a page to a file, or to a heading of a page, that is not there."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = []
+    for target in re.findall(r"\]\((?!\w+:)([^)\s]*)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists() or (
+            anchor and path.suffix == ".md" and anchor not in anchors(path.read_text(encoding="utf-8"))
+        ):
+            found.append(f"{page.name}: {target}")
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that a code host gives the headings of a page."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    plain = [
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    return {f"{each}-{plain[:n].count(each)}" if each in plain[:n] else each for n, each in enumerate(plain)}
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A title, *twice*\n\n## one\n\n## one\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](there.md) [b](there.md#one-1) [c](https://x.org/y) `[d](code.md)` [e](#here)\n\n# here\n"
+    )
+    assert broken_links(page) == []
+    page.write_text("[a](gone.md) [b](there.md#two) [c](#nowhere) [d](there.md#a-title-twice)")
+    assert broken_links(page) == ["page.md: gone.md", "page.md: there.md#two", "page.md: #nowhere"]

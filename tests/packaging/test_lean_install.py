@@ -1,0 +1,273 @@
+"""`pip install ringlab` without extras: the reference works, and whatever needs more names the extra in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packaging import lean
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+RUNNER = Path(__file__).with_name("run_in_lean.py")
+
+OF_THE_LAB = ("IPython", "ipykernel", "ipywidgets", "jupyterlab", "jupytext", "matplotlib", "nbformat")
+WATCHED = ("ringlab_course", *OF_THE_LAB)
+"""Modules that no command of the reference may ask for, even if it would do without them."""
+ASK_THE_COURSE = ("doctor --json", "--help", "grade notebook.ipynb --unsafe")
+"""Commands of the course, and those that report about it."""
+TINY = "--tokens 64 --heads 1 --head-dim 16 --ranks 2 --pairs 1"
+REFERENCE = {
+    "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8": 0,
+    "simulate --tokens 4096 --ranks 2 --perfetto events.json": 0,
+    "kernels": 0,
+    "check ringlab.conformance.own:ring --quick --only scale --layouts contiguous --ranks 2": 0,
+    "verify --quick": 0,
+    f"bench emulate {TINY}": 0,
+    f"bench processes {TINY}": 0,
+    "bench plan --runs 1": 0,
+    "bench ring --emulated 2 --tokens 256 --heads 1 --rounds 1": 1,
+    "doctor --json": 0,
+    "--help": 0,
+    "grade notebook.ipynb --unsafe": 1,
+}
+"""Commands and their exit statuses; `bench ring` says that it needs a GPU, `grade` that the course is missing."""
+FEW_CASES = """
+from ringlab.conformance import verify
+quick = verify.jobs(quick=True)
+verify.jobs = lambda _: [job for job in quick if job.case.P == 2][::40]
+"""
+"""`verify --quick` takes most of a minute: this leaves one case of each transport."""
+
+COURSE = ("grade 01_naive_attention.ipynb --unsafe", "exercise list")
+"""Commands of the course that run on the base: the machines of a cluster need no more to grade."""
+NEED_AN_EXTRA = {
+    "simulate --tokens 4096 --ranks 2 --png timeline.png": "figures",
+    "bench draw result.json": "figures",
+    "build": "lab",
+    "exercise fresh 05": "lab",
+    "progress": "lab",
+    "grade notebook.ipynb --unsafe --scheduler tcp://127.0.0.1:9": "cluster",
+    "grade notebook.ipynb --unsafe --html pages": "instructor",
+    "gradebook report class.db pages": "instructor",
+    "lab report result.json": "instructor",
+    "nbgrader config": "nbgrader",
+}
+FILES = """
+from pathlib import Path
+from ringlab_course.gradebook.store import Gradebook
+Path("notebook.ipynb").write_text("{}")
+Path("result.json").write_text('{"bench": "kernels"}')
+with Gradebook(Path("class.db")):
+    pass
+"""
+CALLS_NEED_AN_EXTRA = {
+    "import ringlab.hf": "hf",
+    "from ringlab.viz import style; style.styled().__enter__()": "figures",
+    "from ringlab.viz import layout_view; layout_view.player()": "lab",
+    "from ringlab.viz import gantt; gantt.live('a run').__enter__()": "lab",
+    "import ringlab_course; ringlab_course.hint('01.attention')": "lab",
+    "import ringlab_course; ringlab_course.predict('key', 'How many?', answer=1)": "lab",
+}
+NEED_MORE = {"ringlab.hf": "hf", "ringlab.conformance.plugin": "test", "ringlab.__main__": ""}
+"""Modules that the base cannot import, with their extra; the last runs the command line."""
+
+Ended = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> lean.Environment:
+    return lean.make(tmp_path_factory.mktemp("lean") / "venv", wheel, PROJECT["dependencies"])
+
+
+def run(
+    installed: lean.Environment, lines: list[str], refused: tuple[str, ...], setup: str, **variables: str
+) -> dict[str, Ended]:
+    """Return how each command ended where the refused modules cannot be imported."""
+    file = installed.folder.parent / "commands.json"
+    commands = [line.split() for line in lines]
+    asked = {"refused": refused, "watched": WATCHED, "setup": setup, "commands": commands}
+    file.write_text(json.dumps(asked))
+    done = installed.run("python", str(RUNNER), str(file), **variables)
+    assert done.returncode == 0, done.stderr
+    return {ended["command"]: ended for ended in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="module")
+def reference(installed: lean.Environment) -> dict[str, Ended]:
+    return run(installed, list(REFERENCE), ("ringlab_course",), FEW_CASES)
+
+
+def faults(ended: Ended, status: int) -> list[str]:
+    """Return a line for each way in which a command of the reference fails without extras."""
+    found = []
+    if ended["status"] != status:
+        found.append(f"status {ended['status']}: {ended['stderr']}")
+    if "ModuleNotFoundError" in ended["stderr"]:
+        found.append(ended["stderr"].strip().splitlines()[-1])
+    if ended["command"] not in ASK_THE_COURSE:
+        found += [f"asks for {name}" for name in ended["asked"]]
+    return found
+
+
+@pytest.mark.parametrize("line", REFERENCE)
+def test_a_command_of_the_reference_runs(reference: dict[str, Ended], line: str) -> None:
+    """The course cannot be imported either."""
+    assert faults(reference[line], REFERENCE[line]) == []
+
+
+def test_doctor_calls_nothing_broken_and_names_the_extras(reference: dict[str, Ended]) -> None:
+    found = json.loads(reference["doctor --json"]["stdout"])
+    checks = {check["name"]: check for check in found["checks"]}
+    assert found["ok"] and {check["state"] for check in checks.values()} <= {"ok", "missing"}
+    for name, extra in (("fonts", "figures"), ("transformers", "hf"), ("peers", "peers")):
+        assert checks[name]["state"] == "missing" and f"'ringlab[{extra}]'" in checks[name]["remedy"]
+    assert "No module named 'ringlab_course'" in checks["probes of the course"]["found"]
+
+
+def test_a_command_of_the_missing_course_says_so_in_one_line(reference: dict[str, Ended]) -> None:
+    missing = "Cannot be imported here: No module named 'ringlab_course'"
+    assert reference["--help"]["stdout"].count(missing) >= 7
+    (said,) = reference["grade notebook.ipynb --unsafe"]["stderr"].splitlines()
+    assert said == "ringlab: the command grade cannot be imported: No module named 'ringlab_course'"
+
+
+def test_verify_met_every_transport(reference: dict[str, Ended]) -> None:
+    assert {"virtual", "gloo"} <= set(re.findall(r"│ (\w+) ", reference["verify --quick"]["stdout"]))
+
+
+def test_no_package_of_an_extra_can_be_imported(installed: lean.Environment) -> None:
+    """The checker's own check: an environment that leaked would prove nothing."""
+    assert set(OF_THE_LAB) | {"transformers", "jax", "distributed", "pytest"} <= installed.hidden
+    assert leaks(installed) == []
+
+
+def leaks(installed: lean.Environment, **variables: str) -> list[str]:
+    """Return the modules that should not be in the environment and can be found there."""
+    code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
+    return installed.run("python", "-c", code, *sorted(installed.hidden), **variables).stdout.split()
+
+
+def test_every_module_of_the_reference_can_be_imported_without_the_course(
+    installed: lean.Environment,
+) -> None:
+    code = """
+import importlib, sys
+from pathlib import Path
+sys.modules["ringlab_course"] = None
+import ringlab
+folder = Path(ringlab.__file__).parent
+for path in sorted(folder.rglob("*.py")):
+    parts = path.relative_to(folder.parent).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    if not any(name == left_out or name.startswith(left_out + ".") for left_out in sys.argv[1:]):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name}: {error}")
+"""
+    left_out = {
+        *NEED_MORE,
+        *(() if "triton" in lean.closure(PROJECT["dependencies"]) else ("ringlab.blocks.triton",)),
+    }
+    done = installed.run("python", "-c", code, *left_out)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_first_example_of_the_readme_runs(installed: lean.Environment) -> None:
+    example = (CHECKOUT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert "ring_attention" in example
+    done = installed.run("python", "-c", example)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wanting(installed: lean.Environment) -> dict[str, Ended]:
+    solution = str(CHECKOUT / "solutions/01_naive_attention.ipynb")
+    copied = f"import shutil\nshutil.copy({solution!r}, '.')\n"
+    return run(installed, [*NEED_AN_EXTRA, *COURSE], (), copied + FILES)
+
+
+@pytest.mark.parametrize("line", COURSE)
+def test_a_command_of_the_course_runs_without_extras(wanting: dict[str, Ended], line: str) -> None:
+    assert wanting[line]["status"] == 0 and wanting[line]["stderr"] == ""
+
+
+@pytest.mark.parametrize("line", NEED_AN_EXTRA)
+def test_a_command_that_needs_an_extra_names_it_in_one_line(wanting: dict[str, Ended], line: str) -> None:
+    ended = wanting[line]
+    assert ended["status"] == 1 and ended["stdout"] == ""
+    (said,) = ended["stderr"].splitlines()
+    assert said.startswith("ringlab: needed: ")
+    assert said.endswith(f"remedy: pip install 'ringlab[{NEED_AN_EXTRA[line]}]'")
+
+
+def test_a_call_that_needs_an_extra_names_it_in_one_line(installed: lean.Environment) -> None:
+    code = """
+import contextlib, io, sys
+from ringlab.errors import MissingExtraError
+for statement in sys.argv[1:]:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(statement)
+    except MissingExtraError as error:
+        print(error)
+    else:
+        print("ran:", statement)
+"""
+    said = installed.run("python", "-c", code, *CALLS_NEED_AN_EXTRA).stdout.splitlines()
+    assert len(said) == len(CALLS_NEED_AN_EXTRA)
+    for line, extra in zip(said, CALLS_NEED_AN_EXTRA.values(), strict=True):
+        assert line.startswith("needed: ") and line.endswith(f"remedy: pip install 'ringlab[{extra}]'")
+
+
+def test_the_installed_program_runs_and_names_the_extra(installed: lean.Environment) -> None:
+    """As people call it: a process of its own for each."""
+    done = installed.run("ringlab", "plan", "--list", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["models"] and done.stderr == ""
+    done = installed.run("ringlab", "exercise", "fresh", "05")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1 and "'ringlab[lab]'" in done.stderr
+
+
+# Mutants: a module of the base that imports too much.
+
+PLAN = "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8"
+TOO_MUCH = {
+    "matplotlib at the top": ("import matplotlib\n", "No module named 'matplotlib'"),
+    "the course at the top": ("import ringlab_course\n", "No module named 'ringlab_course'"),
+    "matplotlib where it happens to be": (
+        "try:\n    import matplotlib\nexcept ImportError:\n    pass\n",
+        "asks for matplotlib",
+    ),
+    "the course where it happens to be": (
+        "try:\n    import ringlab_course.catalogue\nexcept ImportError:\n    pass\n",
+        "asks for ringlab_course",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_a_base_module_that_imports_too_much_is_noticed(
+    installed: lean.Environment, tmp_path: Path, name: str
+) -> None:
+    statement, message = TOO_MUCH[name]
+    shutil.copytree(installed.site / "ringlab", tmp_path / "ringlab")
+    module = tmp_path / "ringlab/cost/planner/plan.py"
+    future = "from __future__ import annotations\n"
+    assert module.read_text().count(future) == 1
+    module.write_text(module.read_text().replace(future, future + statement))
+    ended = run(installed, [PLAN], ("ringlab_course",), "", PYTHONPATH=str(tmp_path))[PLAN]
+    assert any(message in fault for fault in faults(ended, 0)), ended
+
+
+def test_a_leaking_environment_is_noticed(installed: lean.Environment, tmp_path: Path) -> None:
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib/__init__.py").touch()
+    assert leaks(installed, PYTHONPATH=str(tmp_path)) == ["matplotlib"]

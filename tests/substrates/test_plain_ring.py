@@ -1,0 +1,154 @@
+"""The plain ring × every layout × every substrate, forward and backward, against the oracle; and what it sends."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ringlab import VirtualCluster, launch, plain_ring
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
+from ringlab.comm.wrappers.strict import Strict
+from ringlab.conformance.cases import ALL_LAYOUTS, Case, inputs, join, problem
+from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.tolerance import NAMES, Results, errors
+
+LONGEST = 200  # lines of the ring to read first
+
+SIZES = (  # P, S, query heads per key/value head, D, dtype
+    (1, 17, 1, 16, "float64"),
+    (2, 17, 2, 40, "float32"),
+    (3, 2, 1, 16, "float32"),  # a rank without tokens
+    (3, 64, 8, 16, "bfloat16"),
+    (4, 61, 2, 16, "float64"),
+    (8, 5, 2, 16, "float32"),
+)
+CASES = [
+    Case(layout, *size, mask)
+    for size, mask, layout in itertools.product(SIZES, ("causal", "full"), ALL_LAYOUTS)
+]
+
+
+def attend(ring: Ring, case: Case, ring_attention: Any = plain_ring.attend) -> tuple[torch.Tensor, ...]:
+    """Return this rank's shards of out, lse, dq, dk and dv."""
+    layout = case.make_layout()
+    *qkv, dout = (layout.shard(x, ring.rank) for x in inputs(case))
+    q, k, v = (x.requires_grad_() for x in qkv)
+    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(case.P)]
+    out, lse = ring_attention(ring, q, k, v, causal=case.mask == "causal", positions=positions)
+    return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
+
+
+def attend_all(ring: Ring, cases: list[Case]) -> list[tuple[torch.Tensor, ...]]:
+    return [attend(ring, case) for case in cases]
+
+
+@lru_cache(maxsize=len(CASES))
+def on_virtual_ranks(case: Case) -> Results:
+    return join(case, VirtualCluster(case.P, memory=False).run(attend, case).results)
+
+
+def beyond_bounds(case: Case, results: Results) -> dict[str, tuple[float, float]]:
+    """Return (error, allowed) for each result that is too far from the oracle's."""
+    expected = problem(case)
+    found = errors(results, expected.true)
+    return {
+        name: (found[name], expected.bounds[name])
+        for name in NAMES
+        if not found[name] <= expected.bounds[name]
+    }
+
+
+def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
+    for name, one, other in zip(NAMES, results, expected, strict=True):
+        assert torch.equal(one, other), f"{name} differs: {case}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_virtual_ranks(case: Case) -> None:
+    results = on_virtual_ranks(case)
+    assert beyond_bounds(case, results) == {}
+    assert results.out.dtype == results.dq.dtype == getattr(torch, case.dtype)
+    assert results.lse.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
+
+
+WRONG = {"averages_blocks": "out", "lse_is_the_larger": "lse", "no_delta": "dq", "drops_its_own_part": "dk",
+         "lse_of_the_block": "dv", "mask_in_local_indices": "out"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_ring_is_beyond_the_bounds(name: str) -> None:
+    case = next(case for case in CASES if (case.layout, case.P, case.mask) == ("striped", 4, "causal"))
+    wrong = MUTANTS[name].module().attend
+    results = join(case, VirtualCluster(case.P, memory=False).run(attend, case, wrong).results)
+    assert WRONG[name] in beyond_bounds(case, results)
+
+
+def strictly(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
+    return attend(Ring(Strict(ring.comm)), case)
+
+
+def in_two_rings(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
+    """Ranks of one parity are a ring, in descending order."""
+    mine = [rank for rank in reversed(range(ring.world_size)) if rank % 2 == ring.rank % 2]
+    return attend(Ring(SubGroup(ring.comm, mine)), case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.P == 4], ids=str)
+def test_nothing_is_read_or_written_on_its_way(case: Case) -> None:
+    results = join(case, VirtualCluster(case.P, memory=False).run(strictly, case).results)
+    assert_same_bits(results, on_virtual_ranks(case), case)
+
+
+def test_rings_among_some_of_the_ranks() -> None:
+    case = next(case for case in CASES if (case.layout, case.P, case.mask) == ("zigzag", 4, "causal"))
+    shards = VirtualCluster(8, memory=False).run(in_two_rings, case).results
+    for parity in (0, 1):
+        assert_same_bits(join(case, shards[parity::2][::-1]), on_virtual_ranks(case), case)
+
+
+@pytest.mark.parametrize(
+    ("transport", "world_size"), [("gloo", 2), ("gloo", 3), ("symmetric", 3), ("shared-gpu", 3)]
+)
+def test_processes(transport: str, world_size: int) -> None:
+    cases = [case for case in CASES if world_size == case.P]
+    outcome = launch(attend_all, world_size, cases, transport=transport, threads=1, memory=False)
+    for case, shards in zip(cases, zip(*outcome.results, strict=True), strict=True):
+        results = join(case, list(shards))
+        assert beyond_bounds(case, results) == {}
+        assert_same_bits(results, on_virtual_ranks(case), case)
+
+
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> None:
+    """On the clocked cluster, whose messages carry shapes and no data, as on the virtual one."""
+    case = Case(layout, 4, 61, 2, 16, "float64", "causal")
+    trace = VirtualCluster(case.P, memory=False).run(attend, case).trace
+    recorded = ClockedCluster(case.P, memory=False).run(attend, case)
+    owned = [case.make_layout().length(rank) for rank in range(case.P)]
+    for rank, log in enumerate(recorded.logs):
+        sent = [
+            (form.tag, to, form.shapes)
+            for form, to in zip(map(recorded.forms.__getitem__, log.sent), log.to, strict=True)
+        ]
+        exchanges = sorted(trace.exchanges(rank), key=lambda each: each.index)
+        assert [(tag, to) for tag, to, _ in sent] == [(each.tag, each.to) for each in exchanges]
+        lengths = {tag: [shapes[0][2] for each, _, shapes in sent if each == tag] for tag in ("kv", "dkv")}
+        blocks = [owned[(rank - step) % case.P] for step in range(case.P)]
+        assert lengths == {"kv": 2 * blocks[:-1], "dkv": blocks}
+        assert {to for _, to, _ in sent} == {(rank + 1) % case.P}
+
+
+def test_the_cases_have_ranks_without_tokens_and_shards_of_different_lengths() -> None:
+    lengths = [{case.make_layout().length(rank) for rank in range(case.P)} for case in CASES]
+    assert any(0 in each for each in lengths) and any(len(each - {0}) > 1 for each in lengths)
+
+
+def test_it_is_short_enough_to_read_first() -> None:
+    assert len(Path(plain_ring.__file__).read_text(encoding="utf-8").splitlines()) <= LONGEST

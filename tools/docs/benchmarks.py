@@ -1,0 +1,213 @@
+"""docs/benchmarks.md: what was measured and committed, read from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..website.markdown import table
+
+HEAD = """\
+# Measured
+
+`make docs` writes this page from the files of `benchmarks/results`; each file holds its machine, its versions and the
+single timings. `ringlab bench --help` lists the commands that write them. Compare ratios, not seconds: seconds belong to
+one machine.
+"""
+Result = dict[str, Any]
+
+
+def page(root: Path) -> str:
+    """Return the page for the checkout at `root`."""
+    results = root / "benchmarks/results"
+    sections = (_ring, _peers, _gpus, _training, _simulator, _planner, _judge, _waiting, _kernels)
+    return "\n\n".join([HEAD.strip(), *(text for section in sections for text in section(results))]) + "\n"
+
+
+def _ring(results: Path) -> Iterator[str]:
+    yield "## The ring beside one call of torch's attention"
+    emulated, processes = _read(results / "emulate-cpu.json"), _read(results / "processes-cpu.json")
+    work = emulated["work"]
+    memory = emulated["memory"]
+    yield (
+        f"Ratios of the ring's time to one call over the whole sequence: medians of {len(emulated['forward']['subject_s'])} "
+        f"interleaved pairs, B={work['B']}, H={work['H']}, S={work['S']}, D={work['D']}, {work['dtype']}, causal, "
+        f"{work['layout']}. The peak is a rank's memory beyond its shard, in tensors of S/P tokens: two K/V blocks (one in "
+        "use, one on its way), in backward two blocks of gradients too, and the accumulators."
+    )
+    rows = [
+        (
+            f"{work['P']} virtual ranks (`ringlab bench emulate`)",
+            *_ratios(emulated),
+            " and ".join(f"{memory[name]['peak_shards']:.1f}" for name in ("forward", "forward_backward")),
+        ),
+        (
+            f"{processes['work']['P']} gloo processes of one thread against two threads (`ringlab bench processes`)",
+            *_ratios(processes),
+            "",
+        ),
+    ]
+    yield table(("", "forward", "forward + backward", "peak, forward and with backward"), rows)
+    yield _machine(emulated)
+
+
+def _ratios(measured: Result) -> tuple[str, str]:
+    return f"{measured['forward_ratio']:.2f}", f"{measured['forward_backward_ratio']:.2f}"
+
+
+def _peers(results: Path) -> Iterator[str]:
+    yield "## Known packages on the same work"
+    yield (
+        "Their time over ringlab's, medians of rounds in which every package runs once, on gloo processes of one thread "
+        "(`ringlab bench peers`). Above 1, ringlab is faster; close to 1 is a tie, in which the first place changes "
+        "between rounds. A package is *wrong* if the error of a result against float64 "
+        "is more than twice that of the plainest implementation in that dtype. Packages written for flash-attn's kernels run torch's "
+        "flash operator for CPUs instead; float32 is outside what their own kernels take."
+    )
+    for name in ("float32", "bfloat16"):
+        measured = _read(results / "peers" / f"{name}.json")
+        cases = measured["cases"]
+        head = ("", *(f"{case['P']} ranks, {case['pass'].replace('_', ' + ')}" for case in cases))
+        rows = [
+            (f"{peer} ({about.split(',')[0]})", *(_beside(case, peer) for case in cases))
+            for peer, about in measured["about"].items()
+        ]
+        rounds = len(next(iter(cases[0]["contenders"].values()))["times_s"])
+        yield f"**{name}**, {rounds} rounds:\n\n{table(head, rows)}"
+        yield _machine(measured)
+
+
+def _beside(case: Result, peer: str) -> str:
+    found = case["contenders"].get(peer)
+    if found is None:
+        return "not run"
+    return f"{found['ratio']:.2f}" + ("" if found["correct"] else ", wrong")
+
+
+def _gpus(results: Path) -> Iterator[str]:
+    yield "## On GPUs"
+    files = sorted([*results.glob("kernels-*.json"), *results.glob("ring-*.json")])
+    if not files:
+        yield "Nothing has been measured on a GPU yet. `make gpu` measures on yours and writes the results."
+    for file in files:
+        measured = _read(file)
+        rows = [
+            (
+                f"{case['pass'].replace('_', ' + ')}, {'causal' if case['causal'] else 'full'}",
+                name,
+                f"{found['median_s'] * 1e3:.3f} ms",
+                f"{found['tflops']:.0f} TFLOP/s",
+                ", ".join(
+                    f"{ratio:.2f} of {base}" for base, ratio in case["speed_ratio"].get(name, {}).items()
+                ),
+            )
+            for case in measured["cases"]
+            for name, found in case["contenders"].items()
+        ]
+        yield f"`{file.name}`:\n\n{table(('', '', 'median', 'rate', 'speed'), rows)}"
+        yield _machine(measured)
+
+
+def _training(results: Path) -> Iterator[str]:
+    measured = _read(results / "nn/loss-curves.json")
+    recipe = measured["recipe"]
+    yield "## Training"
+    yield (
+        f"Loss curves of {recipe['steps']} steps in float32 (`python -m ringlab.bench.loss_curves FILE`): the largest relative "
+        f"difference to one process. The text: {measured['text']['name']}."
+    )
+    rows = [(name, f"{value:.1e}") for name, value in measured["largest_relative_difference"].items()]
+    yield table(("", "largest relative difference"), rows)
+    yield _machine(measured)
+
+
+def _simulator(results: Path) -> Iterator[str]:
+    yield "## The simulator"
+    calibrated, large = (
+        _read(results / "calibrate/two-processes.json"),
+        _read(results / "simulate/1024-ranks.json"),
+    )
+    work, asked = calibrated["work"], large["simulated"]
+    yield (
+        f"Beside real runs on {work['P']} gloo processes (`ringlab calibrate`), the predictions of {len(calibrated['cases'])} "
+        f"cases are off by at most {calibrated['worst_relative_error']:.1%}. Simulating one causal forward of "
+        f"{asked['tokens'] // 10**6} million tokens on {asked['ranks']:,} ranks takes {large['wall_s']:.1f} s."
+    )
+    yield _machine(calibrated)
+
+
+def _planner(results: Path) -> Iterator[str]:
+    measured = _read(results / "plan/llama3-70b.json")
+    command = " ".join(measured["command"])
+    yield "## The planner"
+    yield (
+        f"`{command}` answers in {measured['median_s']:.1f} s, the start of its process included (median of "
+        f"{len(measured['wall_s'])}; `ringlab bench plan`)."
+    )
+    yield _machine(measured)
+
+
+def _judge(results: Path) -> Iterator[str]:
+    measured = _read(results / "judge/throughput.json")
+    numpy, ring, flat = (measured[name] for name in ("numpy", "ring", "flat"))
+    growth = [judge for name, judge in flat["memory"].items() if name.startswith("judge")]
+    yield "## The judge"
+    yield (
+        f"On {measured['processes']} cores, {numpy['per_minute']:.0f} submissions of exercise {numpy['exercise']} a minute, and "
+        f"{ring['per_minute']:.0f} of a ring on four ranks, mostly spent on starting sandboxed workers. Over "
+        f"{flat['submissions']} submissions a judge process grew from {min(each['first_mib'] for each in growth):.0f} to "
+        f"{max(each['last_mib'] for each in growth):.0f} MiB (`ringlab bench judge`)."
+    )
+    yield _machine(measured)
+
+
+def _waiting(results: Path) -> Iterator[str]:
+    notebooks, tiers = _read(results / "waiting/notebooks.json"), _read(results / "waiting/tiers.json")
+    slowest = max(notebooks["seconds"], key=notebooks["seconds"].__getitem__)
+    yield "## How long one waits"
+    yield (
+        f"Of {len(notebooks['seconds'])} lessons run from top to bottom, the slowest ({slowest}) takes "
+        f"{notebooks['seconds'][slowest]:.0f} s. `ringlab check` takes:"
+    )
+    rows = [
+        (f"`{case['target']}`", case["tier"], str(case["checks"]), f"{case['seconds']:.0f} s")
+        for case in tiers["cases"]
+    ]
+    yield table(("target", "tier", "checks", "time"), rows)
+    yield _machine(tiers)
+
+
+def _kernels(results: Path) -> Iterator[str]:
+    measured = _read(results / "kernels/offline.json")
+    rows = measured["rows"]
+    broken = sum(bool(row["broken"]) for row in rows)
+    spilled = {
+        name: max(row["spill_bytes"] for row in rows if belongs(row))
+        for name, belongs in (
+            ("16 bits", lambda row: not row["scores"] and row["dtype"] != "float32"),
+            ("float32", lambda row: not row["scores"] and row["dtype"] == "float32"),
+            ("soft cap or dropout", lambda row: row["scores"]),
+        )
+    }
+    yield "## Kernels, compiled without a GPU"
+    yield (
+        f"Triton {measured['made_from']['triton']} compiles {len(rows)} kernels and launch configurations for "
+        f"{', '.join(sorted({row['arch'] for row in rows}))} (`ringlab kernels --offline`). {broken} break a budget. Registers "
+        f"spilled, in bytes a thread, at most: {', '.join(f'{most} ({name})' for name, most in spilled.items())}."
+    )
+
+
+def _read(path: Path) -> Result:
+    found: Result = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _machine(measured: Result) -> str:
+    machine = measured["machine"]
+    gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
+    return (
+        f"*{machine['processor']}, {machine['cores']} cores{gpus}, {machine['system']}, Python {machine['python']}, torch "
+        f"{machine['torch']}, {machine['date'][:10]}.*"
+    )

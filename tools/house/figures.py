@@ -1,0 +1,188 @@
+"""The figures of the project's house: what each is today, measured from the tree, and what it should be."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import docstrings, imports
+
+LONG = 300
+"""Lines above which a file is looked at: has it two jobs?"""
+LAYOUT_NAMES = {"contiguous", "striped", "zigzag", "zig-zag"}
+_EXERCISES = "ringlab_course/exercises"
+_SUBMISSIONS = "tests/course/submissions"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table. `ok` says whether what was measured is what is wanted."""
+
+    name: str
+    measured: str
+    wanted: str
+    ok: bool
+
+
+def figures(root: Path = imports.CHECKOUT) -> list[Figure]:
+    """Return every row of the table for the tree at `root`."""
+    return [row for measure in MEASURES for row in measure(root)]
+
+
+def table(rows: list[Figure]) -> str:
+    """Return the rows as a Markdown table; a mark stands before each that is as wanted."""
+    lines = ["| | What | Measured today | Wanted |", "|---|---|---|---|"]
+    lines += [f"| {'✓' if row.ok else '·'} | {row.name} | {row.measured} | {row.wanted} |" for row in rows]
+    return "\n".join(lines)
+
+
+def of_imports(root: Path) -> Iterator[Figure]:
+    """Yield circles of imports and imports that point up."""
+    circles = imports.circles(root)
+    named = "; ".join(" ↔ ".join(each) for each in circles)
+    yield _at_most("circles of imports", len(circles), 0, f": {named}" if named else "")
+    yield _at_most("imports upward", len(imports.all_upward(root)), 0)
+
+
+def of_readme(root: Path) -> Iterator[Figure]:
+    """Yield the size of the README."""
+    size = (root / "README.md").stat().st_size
+    yield Figure("README", f"{size / 1000:.1f} KB", "≤ 6 KB", size <= 6000)
+
+
+def of_the_ring(root: Path) -> Iterator[Figure]:
+    """Yield the size of the ring in one file, and which modules of ours it imports."""
+    path = root / "ringlab/plain_ring.py"
+    name, wanted = "to read for the ring, forward and backward", "1 file, ≤ 200 lines"
+    if not path.exists():
+        yield Figure(name, "no ringlab/plain_ring.py", wanted, False)
+        return
+    text = path.read_text(encoding="utf-8")
+    needed = sorted({module for _, module, _ in imports.imports("ringlab.plain_ring", text)})
+    lines = len(text.splitlines())
+    yield Figure(
+        name, f"1 file, {lines} lines; imports {', '.join(needed) or 'nothing'}", wanted, lines <= 200
+    )
+
+
+def of_exercises(root: Path) -> Iterator[Figure]:
+    """Yield the files of the fullest and of the leanest exercise."""
+    counts = {
+        folder.name: sum(
+            1 for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        )
+        for folder in sorted((root / _EXERCISES).iterdir())
+        if folder.is_dir() and folder.name != "__pycache__"
+    }
+    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    measured = f"{counts[least]} ({least}) to {counts[most]} ({most})"
+    yield Figure("files in an exercise's folder", measured, "≤ 8", counts[most] <= 8)
+
+
+def of_submissions(root: Path) -> Iterator[Figure]:
+    """Yield the files and lines of answers that stand apart from their exercise."""
+    files = list((root / _SUBMISSIONS).rglob("*.py"))
+    measured = f"{len(files):,} files, {_lines(files):,} lines"
+    yield Figure(_SUBMISSIONS, measured, "none: edits beside the exercise", not files)
+
+
+def of_mistakes(root: Path) -> Iterator[Figure]:
+    """Yield the kinds of places in which a mistake is written down."""
+    python = "\n".join(path.read_text(encoding="utf-8") for path in (root / "ringlab_course").rglob("*.py"))
+    places = {
+        "Misconception(…)": re.search(r"^\s+Misconception\($|\bMisconception\(\"", python, re.MULTILINE),
+        "kills=": re.search(r"\bkills=", python),
+        "headers of submissions": any((root / _SUBMISSIONS).rglob("wrong_*.py")),
+        "wrong_answers.md": any((root / _EXERCISES).rglob("wrong_answers.md")),
+        "docs/kill-matrix.md": (root / "docs/kill-matrix.md").exists(),
+    }
+    there = [name for name, found in places.items() if found]
+    yield Figure("places of a mistake", f"{len(there)}: {', '.join(there)}", "1", len(there) <= 1)
+
+
+def of_layouts(root: Path) -> Iterator[Figure]:
+    """Yield the modules with a table of layouts by name, or with a constant that lists their names."""
+    found = [
+        name for name, path in imports.modules(root) if _has_layout_table(path.read_text(encoding="utf-8"))
+    ]
+    yield _at_most("tables of layout names", len(found), 1, f": {', '.join(found)}" if found else "")
+
+
+def _has_layout_table(source: str) -> bool:
+    tree = ast.parse(source)
+    constants = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    lists = [node.elts for node in constants if isinstance(node, ast.Tuple | ast.List)]
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    return any(sum(map(_names_a_layout, entries)) >= 3 for entries in lists) or any(
+        sum(map(_names_a_layout, node.keys)) >= 3 and sum(map(_makes_a_layout, node.values)) >= 3
+        for node in tables
+    )
+
+
+def _names_a_layout(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value in LAYOUT_NAMES
+
+
+def _makes_a_layout(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in LAYOUT_NAMES
+
+
+def of_dependencies(root: Path) -> Iterator[Figure]:
+    """Yield what a plain install brings."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split(r"[\s<>=!~;\[]", line)[0] for line in project["dependencies"]]
+    heavy = {"jupyterlab", "ipywidgets", "matplotlib", "jupytext", "ipykernel", "nbformat"} & {*names}
+    wanted = "no Jupyter, no matplotlib"
+    yield Figure("base install", f"{len(names)}: {', '.join(names)}", wanted, not heavy)
+
+
+def of_lengths(root: Path) -> Iterator[Figure]:
+    """Yield long files, and the lines of both packages."""
+    for package in imports.PACKAGES:
+        paths = [path for name, path in imports.modules(root) if name.split(".")[0] == package]
+        long = sum(len(path.read_text(encoding="utf-8").splitlines()) > LONG for path in paths)
+        yield Figure(
+            f"files above {LONG} lines in {package}", f"{long} of {len(paths)}", "each one job", True
+        )
+    reference, course = (_lines([*(root / package).rglob("*.py")]) for package in imports.PACKAGES)
+    yield Figure("lines of ringlab", f"{reference:,}", "< 30,000", reference < 30_000)
+    yield Figure("lines of ringlab_course", f"{course:,}", "–", True)
+
+
+def of_docstrings(root: Path) -> Iterator[Figure]:
+    """Yield what docstrings and annotations of the reference leave out."""
+    found = docstrings.missing(docstrings.Package(root))
+    names = {
+        "examples": "exported names without a runnable example",
+        "methods": "public methods without a docstring",
+        "raises": "public functions that raise without `Raises:`",
+        "axes": "public functions with arrays without axes",
+    }
+    for kind, name in names.items():
+        yield _at_most(name, sum(map(len, found[kind].values())), 0)
+
+
+def of_git(root: Path) -> Iterator[Figure]:
+    """Yield the number of files in git."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
+    count = listed.stdout.count("\0")
+    yield Figure("files in git", f"{count:,}", "< 1,000", count < 1000)
+
+
+MEASURES: tuple[Callable[[Path], Iterator[Figure]], ...] = (
+    of_imports, of_readme, of_the_ring, of_exercises, of_submissions, of_mistakes, of_layouts, of_dependencies,
+    of_lengths, of_docstrings, of_git,
+)  # fmt: skip
+
+
+def _at_most(name: str, count: int, most: int, detail: str = "") -> Figure:
+    return Figure(name, f"{count}{detail}", str(most), count <= most)
+
+
+def _lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
