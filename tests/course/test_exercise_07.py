@@ -21,7 +21,7 @@ from ringlab_course.exercises.e07_causal_imbalance import makespan as e07_makesp
 from ringlab_course.exercises.e07_causal_imbalance import relation as e07_relation
 from ringlab_course.exercises.e07_causal_imbalance import ring as e07_ring
 from ringlab_course.exercises.e07_causal_imbalance import work as e07_work
-from ringlab_course.exercises.e07_causal_imbalance.relation_mistakes import canonical, drawn, mask
+from ringlab_course.exercises.e07_causal_imbalance.relation import canonical, drawn, mask
 from ringlab_course.exercises.e07_causal_imbalance.runs import (
     by_hand,
     cut,

@@ -21,8 +21,14 @@ from ringlab_course.checking.positions import (
     same_sets,
 )
 from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import chains, dealt
-from ringlab_course.exercises.e08_striped_and_zigzag.packed import EVEN, FEWEST, step_work, stretches
-from ringlab_course.exercises.e08_striped_and_zigzag.packed_mistakes import begins, two_of_each
+from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
+    EVEN,
+    FEWEST,
+    begins,
+    step_work,
+    stretches,
+    two_of_each,
+)
 from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
 
 RANKS = st.sampled_from((1, 2, 3, 8))

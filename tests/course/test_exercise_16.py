@@ -23,7 +23,7 @@ from ringlab_course.clinic.patients import BACKWARD, FAULTS, FORWARD, PATIENTS, 
 from ringlab_course.exercises.e16_bug_clinic import charts as e16_charts
 from ringlab_course.exercises.e16_bug_clinic import mend as e16_mend
 from ringlab_course.exercises.e16_bug_clinic.charts import KEY, TAKEN_FOR, curing, expect_smallest
-from ringlab_course.exercises.e16_bug_clinic.half_mended import HALF_MENDED, half_mended
+from ringlab_course.exercises.e16_bug_clinic.mistakes import HALF_MENDED, half_mended
 from ringlab_course.notebook import committed, visit
 
 STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)

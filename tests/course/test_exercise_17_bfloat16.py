@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab_course.checking.reports import run_in_process
-from ringlab_course.exercises.e17_ring_in_jax.bfloat16 import roundings
+from ringlab_course.exercises.e17_ring_in_jax.cases import roundings
 from tests.course.submissions_of import submission
 from tests.course.test_exercise_17 import EXERCISE, SEEDS, plain_with
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e03_tiled_attention import backward_mistakes as backward
 from ringlab_course.exercises.e03_tiled_attention import mistakes
+from ringlab_course.exercises.e03_tiled_attention import mistakes as backward
 
 backward_mistake = mistakes_of("03.backward")
 forward_mistake = mistakes_of("03.forward")

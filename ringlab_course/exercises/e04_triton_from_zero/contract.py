@@ -9,8 +9,8 @@ import torch
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.exercises.e04_triton_from_zero import flash, softmax
 from ringlab_course.exercises.e04_triton_from_zero.flash import Case
-from ringlab_course.exercises.e04_triton_from_zero.softmax_mistakes import SOFTMAX
-from ringlab_course.exercises.e04_triton_from_zero.texts import CAUSAL, FLASH, LSE
+from ringlab_course.exercises.e04_triton_from_zero.records import CAUSAL, FLASH, LSE
+from ringlab_course.exercises.e04_triton_from_zero.softmax import SOFTMAX
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 READS, CAUSAL_READS = Case(40, 16, 16, H=2), Case(56, 16, 8, shift=0)

@@ -29,12 +29,14 @@ from ringlab_course.checking.rounding import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
 from ringlab_course.exercises.e04_triton_from_zero.records import (
     CANARY,
+    CAUSAL,
+    FLASH,
+    LSE,
     expect_each_once,
     named,
     reads_of,
     tiles_read,
 )
-from ringlab_course.exercises.e04_triton_from_zero.texts import CAUSAL, FLASH, LSE
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject

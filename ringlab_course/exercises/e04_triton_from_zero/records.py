@@ -1,4 +1,7 @@
-"""Exercise 04: reading what kernels read and wrote, as their interpreter wrote it down."""
+"""Exercise 04: reading what kernels read and wrote, as their interpreter wrote it down.
+
+Exercise 04: the common mistakes in the two attention kernels, in the order in which they are looked for.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from ringlab_course.checking.failures import Failure
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Recorded
+
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
 
 CANARY = -7.0
 """What `out` holds before the call: representable in every dtype, and no answer."""
@@ -64,3 +70,85 @@ def _counted(recorded: Recorded, kind: str, argument: str, size: int) -> np.ndar
             touched = access.offsets
             np.add.at(count, touched[(touched >= 0) & (touched < size)], 1)
     return count
+
+
+causal_mistake = mistakes_of("04.causal")
+flash_mistake = mistakes_of("04.flash")
+
+_COMMON = (
+    flash_mistake("no_scale", mistakes.no_scale),
+    flash_mistake("not_transposed", mistakes.not_transposed),
+    flash_mistake("exp2_without_log2e", mistakes.changed(mistakes.base_two)),
+    flash_mistake("acc_not_rescaled", mistakes.streamed(mistakes.acc_not_rescaled)),
+    flash_mistake("total_not_rescaled", mistakes.streamed(mistakes.total_not_rescaled)),
+    flash_mistake("never_rescaled", mistakes.streamed(mistakes.never_rescaled)),
+    flash_mistake("divided_each_time", mistakes.streamed(mistakes.divided_each_time, divide=False)),
+    flash_mistake("maximum_of_the_tile", mistakes.streamed(mistakes.maximum_of_the_tile)),
+    flash_mistake("no_maximum", mistakes.no_maximum),
+    flash_mistake("no_other", mistakes.no_other),
+    flash_mistake("head_stride_is_S", mistakes.head_begins(lambda S, capacity, D: S * D)),
+    flash_mistake("head_offset_without_D", mistakes.head_begins(lambda S, capacity, D: capacity)),
+    flash_mistake("head_offset_S_without_D", mistakes.head_begins(lambda S, capacity, D: S)),
+    flash_mistake("tail_dropped", mistakes.tail_dropped),
+    flash_mistake("padding_counted", mistakes.padding_counted),
+    flash_mistake("padding_read", mistakes.padding_read),
+    flash_mistake("axes_swapped", mistakes.axes_swapped),
+    flash_mistake("first_head_for_all", mistakes.first_head_for_all),
+    flash_mistake("accumulates_in_half", mistakes.in_half),
+    flash_mistake("junk_times_zero", mistakes.junk_times_zero),
+    flash_mistake("q_loaded_again"),
+    flash_mistake("reads_unmasked"),
+)
+
+FLASH = (
+    *_COMMON,
+    flash_mistake("stores_unmasked"),
+    flash_mistake("computed_by_torch"),
+    flash_mistake("reads_too_often"),
+)
+
+CAUSAL = (
+    causal_mistake("mask_ignored", mistakes.masked(lambda rows, keys, S, shift, m, n: keys < S)),
+    causal_mistake(
+        "mask_upside_down", mistakes.masked(lambda rows, keys, S, shift, m, n: keys >= rows + shift)
+    ),
+    causal_mistake(
+        "strictly_before", mistakes.masked(lambda rows, keys, S, shift, m, n: keys < rows + shift)
+    ),
+    causal_mistake("shift_ignored", mistakes.masked(lambda rows, keys, S, shift, m, n: keys <= rows)),
+    causal_mistake(
+        "shift_backwards",
+        mistakes.masked(
+            lambda rows, keys, S, shift, m, n: (
+                (keys <= rows - shift) & (keys < -(-((rows // m + 1) * m + shift) // n) * n)
+            )
+        ),
+    ),
+    causal_mistake(
+        "mask_within_the_tile",
+        mistakes.masked(lambda rows, keys, S, shift, m, n: keys % n <= rows % m + shift),
+    ),
+    causal_mistake(
+        "tiles_rounded_down", mistakes.up_to(lambda block, shift, m, n: ((block + 1) * m + shift) // n * n)
+    ),
+    causal_mistake("diagonal_tile_missing", mistakes.up_to(lambda block, shift, m, n: block * m + shift)),
+    causal_mistake(
+        "assumes_equal_blocks", mistakes.up_to(lambda block, shift, m, n: (block + 1) * n + shift)
+    ),
+    causal_mistake("stop_ignores_shift", mistakes.up_to(lambda block, shift, m, n: (block + 1) * m)),
+    causal_mistake("blind_rows_are_nan", mistakes.blind_rows_nan),
+    causal_mistake("blind_blocks_unwritten", mistakes.blind_blocks_unwritten),
+    causal_mistake("padding_seen", mistakes.padding_counted),
+    *_COMMON,
+    causal_mistake("stores_unmasked"),
+    causal_mistake("computed_by_torch"),
+    causal_mistake("visits_hidden_tiles"),
+    causal_mistake("reads_too_often"),
+)
+
+LSE = (
+    flash_mistake("lse_in_base_two", mistakes.lse_of(mistakes.lse_in_base_two)),
+    flash_mistake("lse_by_log2", mistakes.lse_of(mistakes.lse_by_log2)),
+    flash_mistake("lse_is_the_maximum", mistakes.lse_of(mistakes.lse_is_the_maximum)),
+    flash_mistake("lse_without_maximum", mistakes.lse_of(mistakes.lse_without_maximum)),
+)

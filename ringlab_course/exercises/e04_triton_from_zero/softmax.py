@@ -3,6 +3,11 @@
 Rows live in buffers that are wider than the columns in use. Behind the last column x holds other
 numbers and out a canary, so that a missing mask shows as a wrong value or a dead canary, on the
 judge's side; how often memory is read is counted where the kernel runs.
+
+Exercise 04: the plainest softmax of rows in a padded buffer, and the common mistakes made with it in a kernel.
+
+Every imitation takes what the learner's function takes, (x, out, columns), and returns what then stands in
+the first `columns` places of out's rows.
 """
 
 from __future__ import annotations
@@ -16,11 +21,111 @@ from torch import Tensor
 
 from ringlab_course.checking.answers import bound_from, compare_with, expect_array
 from ringlab_course.checking.rounding import largest, rounding
-from ringlab_course.exercises.e04_triton_from_zero import softmax_mistakes as mistakes
 from ringlab_course.exercises.e04_triton_from_zero.records import CANARY, expect_each_once, named, reads_of
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Recorded, Subject
+
+
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("04.softmax")
+
+
+def softmax(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    """Return the softmax of each row in float32, rounded once to x's dtype; a row of −inf alone gives 0."""
+    return _softmax(x[:, :columns].float()).to(x.dtype)
+
+
+def block_of(columns: int) -> int:
+    """Return the smallest power of two that holds a row."""
+    return 1 << (columns - 1).bit_length()
+
+
+def _softmax(x: Tensor) -> Tensor:
+    maximum = x.amax(-1, keepdim=True)
+    powers = torch.exp(x - torch.where(maximum == -math.inf, 0.0, maximum))
+    total = powers.sum(-1, keepdim=True)
+    return powers / torch.where(total == 0, 1.0, total)
+
+
+def _padding_counted(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    rows = torch.nn.functional.pad(x[:, :columns].float(), (0, block_of(columns) - columns))
+    return _softmax(rows)[:, :columns]
+
+
+def _nan_behind(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    if not x[:, columns : block_of(columns)].isnan().any():
+        raise ValueError("no NaN to read")
+    return torch.full_like(x[:, :columns], math.nan)
+
+
+def _no_other(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    if x[:, columns:].isnan().any() or columns == block_of(columns):
+        raise ValueError("another reason for a NaN, or no lane too many")
+    return torch.full_like(x[:, :columns], math.nan)
+
+
+def _padding_read(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    return _softmax(x[:, : block_of(columns)].float())[:, :columns]
+
+
+def _one_program(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    return torch.cat([softmax(x, out, columns)[:1], out[1:, :columns]])
+
+
+def _wrong_stride(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    rows, flat, place = len(x), x.flatten(), out.flatten().clone()
+    for row in range(rows):
+        here = slice(row * columns, (row + 1) * columns)
+        place[here] = _softmax(flat[here].float()).to(out.dtype)
+    return place.reshape(out.shape)[:, :columns]
+
+
+def _no_maximum(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    powers = torch.exp(x[:, :columns].float())
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def _undivided(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    rows = x[:, :columns].float()
+    maximum = rows.amax(-1, keepdim=True)
+    return torch.exp(rows - torch.where(maximum == -math.inf, 0.0, maximum))
+
+
+def _base_two(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    return _softmax(x[:, :columns].float() * math.log(2))
+
+
+def _hidden_is_nan(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    return torch.softmax(x[:, :columns].float(), -1)
+
+
+def _in_half(x: Tensor, out: Tensor, columns: int) -> Tensor:
+    rows = x[:, :columns]
+    if rows.dtype != torch.float16:
+        raise ValueError("only float16 overflows here")
+    powers = torch.exp(rows.float() - rows.float().amax(-1, keepdim=True))
+    return powers / powers.sum(-1, keepdim=True).half().float()
+
+
+SOFTMAX = (
+    mistake("one_program", _one_program),
+    mistake("no_other", _no_other),
+    mistake("nan_behind", _nan_behind),
+    mistake("padding_counted", _padding_counted),
+    mistake("padding_read", _padding_read),
+    mistake("wrong_stride", _wrong_stride),
+    mistake("hidden_row_is_nan", _hidden_is_nan),
+    mistake("no_maximum", _no_maximum),
+    mistake("not_divided", _undivided),
+    mistake("base_two", _base_two),
+    mistake("computed_in_half", _in_half),
+    mistake("stores_unmasked"),
+    mistake("computed_by_torch"),
+    mistake("reads_again"),
+)
+
 
 JUNK = 9.0  # larger than what stands before it, so that it would count
 
@@ -47,7 +152,7 @@ def own(subject: Subject, rng: np.random.Generator) -> None:
         if len(lost):
             _expect_softmax(answer, values, x, out, _case(rows, columns, stride))
             row, column = lost[0]
-            raise named(mistakes.SOFTMAX, "stores_unmasked").failure(
+            raise named(SOFTMAX, "stores_unmasked").failure(
                 f"{_case(rows, columns, stride)}: out[{row}, {column + columns}] was overwritten"
             )
 
@@ -83,12 +188,12 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
         recorded,
         ("out_ptr",),
         places,
-        named(mistakes.SOFTMAX, "computed_by_torch"),
+        named(SOFTMAX, "computed_by_torch"),
         _case(rows, columns, stride),
     )
     loads = reads_of(recorded, "x_ptr", rows * stride)
     if loads[places].max() > 1:
-        raise named(mistakes.SOFTMAX, "reads_again").failure(
+        raise named(SOFTMAX, "reads_again").failure(
             f"{_case(rows, columns, stride)}: x[0, 0] was loaded {loads[0]} times"
         )
 
@@ -130,12 +235,12 @@ def _compare(subject: Subject, values: Tensor, stride: int, *, note: str = "", j
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
     columns = values.shape[1]
     got = expect_array(answer, out.shape, name="out", dtype=out.dtype)
-    truth, plain = _truth(values), mistakes.softmax(x, out, columns)
+    truth, plain = _truth(values), softmax(x, out, columns)
     compare_with(
         got[:, :columns],
         truth,
         bound=max(bound_from(plain, truth), rounding(truth, 4 * largest(values.float()))),
-        misconceptions=mistakes.SOFTMAX,
+        misconceptions=SOFTMAX,
         inputs=(x, out, columns),
         names=("out",),
         case=case,

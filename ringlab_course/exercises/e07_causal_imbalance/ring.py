@@ -29,7 +29,7 @@ from ringlab_course.checking.ring_mistakes import truth
 from ringlab_course.checking.rounding import rounding_bound
 from ringlab_course.checking.shards import Shards, expect_bytes, expect_neighbours, reason
 from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
-from ringlab_course.exercises.e07_causal_imbalance.relation_mistakes import mask
+from ringlab_course.exercises.e07_causal_imbalance.relation import mask
 from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import COMPARED, MISTAKES, NAMED
 from ringlab_course.exercises.e07_causal_imbalance.runs import (
     Tuples,

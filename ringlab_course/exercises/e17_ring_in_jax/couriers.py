@@ -11,8 +11,17 @@ from ringlab.layout import zigzag
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e17_ring_in_jax.bfloat16 import expect_told, narrow_case, verify_narrow
-from ringlab_course.exercises.e17_ring_in_jax.cases import Case, Parts, case, look, shuffled, verify
+from ringlab_course.exercises.e17_ring_in_jax.cases import (
+    Case,
+    Parts,
+    case,
+    expect_told,
+    look,
+    narrow_case,
+    shuffled,
+    verify,
+    verify_narrow,
+)
 
 mistake = mistakes_of("17.couriers")
 

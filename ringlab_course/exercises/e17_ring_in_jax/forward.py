@@ -11,16 +11,18 @@ from ringlab.layout import contiguous, zigzag
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e17_ring_in_jax.bfloat16 import expect_told, narrow_case, verify_narrow
 from ringlab_course.exercises.e17_ring_in_jax.cases import (
     NOT_RUN,
     TRACED,
     Case,
     Parts,
     case,
+    expect_told,
     look,
+    narrow_case,
     shuffled,
     verify,
+    verify_narrow,
     walk,
 )
 from ringlab_course.mesh.examine import Examined
