@@ -1,6 +1,11 @@
-"""Errors that say what was needed, what came, and the remedy."""
+"""Errors that say what was needed, what came, and the remedy.
+
+Optional packages: what needs one asks for it here, so that its absence names the extra that installs it.
+"""
 
 from __future__ import annotations
+
+import importlib.util
 
 
 class RinglabError(Exception):
@@ -112,3 +117,12 @@ class OffLimitsError(CourseError):
 
 class SandboxError(RinglabError, RuntimeError):
     """The sandbox that student code must run in cannot be set up."""
+
+
+def require_package(name: str, extra: str, user: str) -> None:
+    """Return if the package `name` can be imported; `extra` is the extra of ringlab that installs it for `user`.
+
+    Raises: MissingExtraError if it cannot.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise MissingExtraError(f"{name}, for {user}", "not installed", f"pip install 'ringlab[{extra}]'")

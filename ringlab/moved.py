@@ -19,9 +19,8 @@ _ROOMS = {
     "wrappers": "traced faulty strict",
 }
 _FIGURES = (
-    "courier_frames courier_view course_ring decision_map decision_rules error_curves error_runs kernel_access kill_matrix "
-    "load_data load_mosaic loss_curves machines memory_ledger online_softmax overlap_view papers ring_frames ring_step "
-    "ring_view side_by_side tile_scan"
+    "courier_view course_ring decision_map decision_rules error_curves error_runs kernel_access kill_matrix load_mosaic "
+    "loss_curves memory_ledger online_softmax overlap_view papers ring_step ring_view side_by_side tile_scan"
 )
 MOVED = {
     "ringlab.bench.lanes": "ringlab.viz.lanes",
@@ -36,6 +35,10 @@ MOVED = {
     "ringlab.course.faults": "ringlab_course.checking.faults",
     "ringlab.course.in_process": "ringlab_course.checking.virtual_ranks",
     "ringlab.lab": "ringlab_course.lab",
+    "ringlab.viz.courier_frames": "ringlab_course.figures.courier_view",
+    "ringlab.viz.load_data": "ringlab_course.figures.load_mosaic",
+    "ringlab.viz.machines": "ringlab_course.figures.papers",
+    "ringlab.viz.ring_frames": "ringlab_course.figures.ring_view",
     **{f"ringlab.viz.{name}": f"ringlab_course.figures.{name}" for name in _FIGURES.split()},
     **{f"ringlab.comm.{name}": f"ringlab.comm.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
 }  # fmt: skip

@@ -74,7 +74,7 @@ def missing_cuda() -> str | None:
 @cache
 def missing_two_gpus() -> str | None:
     """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` says it likewise."""
-    from ringlab.comm.processes.transports import available
+    from ringlab.comm.processes.connect import available
 
     return available()["nccl"]
 
@@ -82,7 +82,7 @@ def missing_two_gpus() -> str | None:
 @cache
 def missing_triton() -> str | None:
     """Return why no kernel can be compiled or interpreted here, None if one can."""
-    from ringlab.cli.triton_probes import no_triton
+    from ringlab.cli.doctor import no_triton
 
     return no_triton()
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch, ring_attention
 from ringlab.blocks.native import Native
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
+from ringlab.comm.trace import Outcome
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import (
     AgreementError,
@@ -29,7 +29,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
-from tests.plain_block import Plain
+from tests.shapes import Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import nbformat
 
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab_course.builder.execution import execute
 
 CHECKOUT = Path(__file__).resolve().parents[1]

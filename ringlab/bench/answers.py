@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab.errors import RinglabError
 
 CALL = "import sys; from ringlab.cli import main; sys.exit(main())"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ringlab.attention import ring_attention
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.comm.processes.launch import launch

@@ -1,9 +1,13 @@
-"""Ways to do the same attention, each brought to one form: something to prepare, to run, and to join."""
+"""Ways to do the same attention, each brought to one form: something to prepare, to run, and to join.
+
+One rank of a ring with nobody else there: for timing its kernels and weighing its memory.
+"""
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +18,51 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ringlab.attention import ring_attention
-from ringlab.bench.alone import Alone
 from ringlab.bench.interleaved import Turn
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Results
 from ringlab.blocks.protocol import Block
+from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.layout import contiguous, zigzag
+
+
+class Alone(Comm):
+    """Rank `rank` of `world_size`, whose neighbours hold what it holds itself.
+
+    What it sends is copied into what it receives, as far as that goes: the sizes, the number and the
+    lifetimes of its tensors are those of a real rank, the results are not unless it is the only one.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        for sent, taken in zip(send, receive, strict=True):
+            count = min(sent.numel(), taken.numel())
+            taken.detach().flatten()[:count].copy_(sent.detach().flatten()[:count])
+        return _Done(tuple(receive))
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+class _Done(Work):
+    def __init__(self, buffers: tuple[Tensor, ...]) -> None:
+        self.buffers = buffers
+
+    def wait(self) -> tuple[Tensor, ...]:
+        return self.buffers
+
 
 SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 """Backends of torch's own attention, each pinned so that nothing else runs in its place."""

@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from ringlab.bench.alone import Alone
-from ringlab.bench.contenders import SDPA, Contender, all_sdpa, emulated_ring, one_block, rank_program, whole
-from ringlab.bench.device import Cuda, Device
+from ringlab.bench.contenders import (
+    SDPA,
+    Alone,
+    Contender,
+    all_sdpa,
+    emulated_ring,
+    one_block,
+    rank_program,
+    whole,
+)
+from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.kernels import BLOCKS
-from ringlab.bench.machine import machine
 from ringlab.bench.measure import METHOD, Bench, all_subjects_timed
 from ringlab.bench.problem import Problem
 from ringlab.comm.ring import Ring

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ringlab.bench.contenders import SDPA, Contender, all_sdpa, one_block, whole
-from ringlab.bench.device import Cuda, Device
-from ringlab.bench.machine import machine
+from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.measure import METHOD, Bench, all_subjects_timed
 from ringlab.bench.problem import PASSES, Problem
 

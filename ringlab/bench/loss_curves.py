@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.nn import ModelConfig, Recipe, train
 from ringlab.nn.text import library

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ringlab.attention import ring_attention
 from ringlab.bench.contest import Passed, case, compete, worst_of
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
+from ringlab.bench.emulate import Work
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Reference, reference, sample
-from ringlab.bench.work import Work
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers

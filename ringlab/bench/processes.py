@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ringlab.bench.machine import machine
-from ringlab.bench.paired import Paired
-from ringlab.bench.work import Work, ring_program, sdpa, shards
+from ringlab.bench.device import machine
+from ringlab.bench.emulate import Work, ring_program, sdpa, shards
+from ringlab.bench.interleaved import Paired
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab.blocks import get_block
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring

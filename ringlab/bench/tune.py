@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ringlab.bench.contenders import one_block, whole
-from ringlab.bench.device import Cuda, Device
-from ringlab.bench.machine import machine
+from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem
 from ringlab.blocks.triton.candidates import Slot, candidates

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ringlab.cli import bench, calibrate, check, doctor, kernels, plan, simulate, tune, verify
+from ringlab.cli import bench, check, doctor, kernels, plan, simulate, tune, verify
 from ringlab.cli.contributed import ExtensibleGroup
 from ringlab.errors import MissingExtraError
 
@@ -27,7 +27,7 @@ app.command("check")(check.check)
 app.add_typer(bench.app, name="bench")
 app.command("kernels")(kernels.kernels)
 app.command("tune")(tune.tune)
-app.command("calibrate")(calibrate.calibrate)
+app.command("calibrate")(tune.calibrate)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 

@@ -39,8 +39,7 @@ def emulate(
     as_json: Json = False,
 ) -> None:
     """Virtual ranks against one call of torch's attention, both with all threads."""
-    from ringlab.bench.emulate import bench_emulate
-    from ringlab.bench.work import Work
+    from ringlab.bench.emulate import Work, bench_emulate
 
     with errors_told(as_json), progress_bar() as bar:
         task = bar.add_task("bench emulate", total=2 * (pairs + 2))
@@ -60,8 +59,8 @@ def processes(
     as_json: Json = False,
 ) -> None:
     """Gloo processes of one thread against one call of torch's attention with as many threads."""
+    from ringlab.bench.emulate import Work
     from ringlab.bench.processes import bench_processes
-    from ringlab.bench.work import Work
 
     with errors_told(as_json):
         measured = bench_processes(Work(H=heads, S=tokens, D=head_dim), ranks, pairs)
@@ -87,8 +86,8 @@ def peers(
     if not all(each.isdigit() for each in numbers):
         raise typer.BadParameter("numbers with commas are needed", param_hint="--ranks")
     with errors_told(as_json), progress_bar() as bar:
+        from ringlab.bench.emulate import Work
         from ringlab.bench.peers import PEERS, bench_peers
-        from ringlab.bench.work import Work
 
         task = bar.add_task("bench peers", total=len(numbers))
         measured = bench_peers(

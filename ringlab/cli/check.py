@@ -131,7 +131,7 @@ def _request(
 ) -> None:
     """Refuse what cannot be done before anything is run."""
     from ringlab.cli.output import check_writable
-    from ringlab.comm.processes import transports
+    from ringlab.comm.processes import connect
     from ringlab.conformance import checks
     from ringlab.errors import BackendError
 
@@ -140,7 +140,7 @@ def _request(
         if not 0 < limit < float("inf"):
             raise BackendError("--limit above 0 seconds", repr(limit))
         if transport != "virtual":
-            transports.check(transport, 1)
+            connect.check(transport, 1)
         if device != "cpu":
             _device(device)
         for path in files:

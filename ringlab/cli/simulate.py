@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringlab.cli.output import Json, errors_told, finish, people, print_json, stderr
-from ringlab.cli.simulate_files import Files
+from ringlab.cli.simulate_output import Files
 from ringlab.errors import CostError
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""What a run did: exchanges and computations with their times, countable and exportable."""
+"""What a run did: exchanges and computations with their times, countable and exportable.
+
+What a run of a program on several ranks gives back, whatever the transport.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from ringlab.comm.memory import MemoryReport
 from ringlab.comm.protocol import CONTROL
 
 
@@ -153,3 +157,12 @@ def _chrome(event: Exchange | Compute | Choice) -> dict[str, Any]:
 def _span(rank: int, lane: int, name: str, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
     begin, duration = start * 1e6, (end - start) * 1e6
     return {"ph": "X", "pid": rank, "tid": lane, "name": name, "ts": begin, "dur": duration, "args": args}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The programs' return values in rank order, the trace, and each rank's memory."""
+
+    results: list[Any]
+    trace: Trace
+    memory: list[MemoryReport]

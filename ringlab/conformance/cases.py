@@ -3,6 +3,8 @@
 The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
 and always the same.
+
+Which schedules a case of the table can be asked of, by counting heads and ranks; the others must be refused.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ringlab import layout as layouts
 from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import Results, bounds, truth
+from ringlab.errors import RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, dealt, per_document
 from ringlab.mask import Mask
 
@@ -197,3 +200,17 @@ def _gain(missing: set[Any], chosen: dict[str, Any], name: str, value: Any) -> i
 
 def _order(name: str, value: Any) -> tuple[int, int]:
     return list(AXES).index(name), AXES[name].index(value)
+
+
+def refusal(case: Case, schedule: str) -> type[RinglabError] | None:
+    """Return the error with which `schedule` must refuse the case on every rank; None where it must compute it.
+
+    Ranks that share heads need as many query heads each, and whole key/value heads or parts of one. Groups of two
+    ranks, as the hybrid and the double ring have where nothing is said, need an even number of ranks.
+    """
+    if schedule in ("hybrid", "double-ring") and case.P % 2:
+        return WorldSizeError
+    sharing = {"ulysses": case.P, "hybrid": 2}.get(schedule, 1)
+    H, K = case.heads
+    splits = H % sharing == 0 and (K % sharing == 0 or sharing % K == 0)
+    return None if splits else ShapeError

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ringlab.conformance.checks_faults import FAULT_CHECKS
 from ringlab.conformance.checks_order import ORDER_CHECKS
-from ringlab.conformance.checks_precision import PRECISION_CHECKS
 from ringlab.conformance.checks_resources import RESOURCE_CHECKS
-from ringlab.conformance.checks_values import VALUE_CHECKS
+from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.plan_runs import Check
 from ringlab.errors import BackendError
 

@@ -13,8 +13,7 @@ from ringlab.blocks import get_block
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.cases import Case, attend, covering, join, problem
-from ringlab.conformance.offered import refusal
+from ringlab.conformance.cases import Case, attend, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, errors
 from ringlab.errors import BackendError
 from ringlab.schedules import available as schedules

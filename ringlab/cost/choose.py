@@ -14,9 +14,8 @@ import math
 from dataclasses import dataclass, replace
 
 from ringlab.cost.memory import attention_bytes
-from ringlab.cost.overlap import block_s
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import allgather_traffic, hybrid_traffic, ring_traffic, shared_heads
+from ringlab.cost.traffic import allgather_traffic, block_s, hybrid_traffic, ring_traffic, shared_heads
 from ringlab.errors import CostError
 
 REASONS = ("hidden", "exposed", "memory", "heads")

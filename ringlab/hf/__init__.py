@@ -16,7 +16,7 @@ from __future__ import annotations
 from ringlab.errors import MissingExtraError
 
 try:
-    from ringlab.hf.registry import NAME, register
+    from ringlab.hf.attention import NAME, register
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise

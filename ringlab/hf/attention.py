@@ -1,15 +1,22 @@
-"""The attention that transformers calls in every layer: `ring_attention`, once everything that is asked is offered."""
+"""The attention that transformers calls in every layer: `ring_attention`, once everything that is asked is offered.
+
+The name "ringlab" in transformers' tables of attentions and of masks.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 from ringlab.attention import ring_attention
-from ringlab.errors import MaskError, RinglabError, ShapeError
+from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
+from ringlab.hf.context import guard_the_loss
 from ringlab.hf.held import held, raise_everywhere
-from ringlab.hf.masks import LayerMask
+from ringlab.hf.masks import LayerMask, layer_mask
 from ringlab.mask import Mask
 
 # Arguments of a model's forward that transformers passes down to attention, and that do not change it.
@@ -114,3 +121,25 @@ def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
             "ringlab.hf.context(..., seed=) with another in every step; or config.attention_dropout = 0.0",
         )
     return (seed + layer * 0x9E3779B97F4A7C15) % (1 << 64)
+
+
+NAME = "ringlab"
+OLDEST = (4, 57)
+
+
+def register() -> str:
+    """Return the name under which models find ringlab, attn_implementation="ringlab"; once is enough.
+
+    Raises: BackendError for a transformers too old to say which mask a layer asks for.
+    """
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise BackendError(
+            f"transformers {OLDEST[0]}.{OLDEST[1]} or later",
+            transformers.__version__,
+            "pip install 'ringlab[hf]'",
+        )
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, layer_mask)
+    guard_the_loss()
+    return NAME

@@ -1,18 +1,92 @@
-"""`context`: what a model's forward runs under, known to the rank that entered it and to no other."""
+"""`context`: what a model's forward runs under, known to the rank that entered it and to no other.
+
+What stands on top of a model, and its loss: only what looks at each token by itself may run on a shard.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import PreTrainedModel
+from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError
-from ringlab.hf.heads import looked_at
-from ringlab.hf.held import HELD, Held
+from ringlab.errors import BackendError, LayoutError, TrainingError
+from ringlab.hf.held import HELD, Held, held_or_none, raise_everywhere
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.nn.context import Context
+
+PER_TOKEN = ("Model", "ForCausalLM")
+"""How the classes of transformers end that give something for each token, and take nothing together."""
+_GUARDED = "ringlab_guards_it"
+
+
+def _refused(module: nn.Module) -> str | None:
+    """Return the name of transformers' class of a model that takes tokens together, None of any other module."""
+    if not isinstance(module, PreTrainedModel):
+        return None
+    name = next(c.__name__ for c in type(module).__mro__ if c.__module__.startswith("transformers."))
+    return None if name.endswith(PER_TOKEN) else name
+
+
+def _look(module: nn.Module, _: Any) -> None:
+    around, name = held_or_none(), _refused(module)
+    if around is None or name is None:
+        return
+    error = BackendError(
+        f"a model whose class ends in {' or '.join(PER_TOKEN)}: its head looks at each token by itself",
+        name,
+        "run its base model over the ring, and let the ranks agree on what is pooled: the last token is on one of them",
+    )
+    raise_everywhere(around, error, next(module.parameters()).device)
+
+
+@contextmanager
+def looked_at() -> Iterator[None]:
+    """Look at every model that is called inside. Raises: BackendError there for a head that takes tokens together."""
+    handle = register_module_forward_pre_hook(_look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def guard_the_loss() -> None:
+    """Have transformers' loss of the next token refuse labels that it would shift inside a shard; once is enough."""
+    loss: Any = LOSS_MAPPING["ForCausalLM"]
+    if hasattr(loss, _GUARDED):
+        return
+    guarded = _guarded(loss)
+    setattr(guarded, _GUARDED, True)
+    LOSS_MAPPING.update({name: guarded for name, known in LOSS_MAPPING.items() if known is loss})
+
+
+def _guarded(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(loss)
+    def of_a_shard(*args: Any, **named: Any) -> Tensor:
+        around = held_or_none()
+        if around is not None and around.context.ring.world_size > 1:
+            error = _unshifted() if named.get("shift_labels") is None else None
+            raise_everywhere(around, error, (args[0] if args else named["logits"]).device)
+        return loss(*args, **named)
+
+    return of_a_shard
+
+
+def _unshifted() -> TrainingError:
+    return TrainingError(
+        "labels that were shifted before the sequence was cut",
+        "labels that the model would shift inside a shard",
+        "ringlab.hf.shard_batch(context, input_ids, labels=labels) returns both",
+    )
+
 
 TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
 """Model types that were compared with one process, loss and gradients."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from ringlab.nn.attention import ContextParallelAttention
 from ringlab.nn.context import Context
-from ringlab.nn.feed_forward import FeedForward
 from ringlab.nn.loss import IGNORE, loss_share, next_tokens, sum_gradients, valid_tokens
 from ringlab.nn.mesh import Degrees
 from ringlab.nn.training import Recipe, train, training_step
-from ringlab.nn.transformer import ModelConfig, Transformer
+from ringlab.nn.transformer import FeedForward, ModelConfig, Transformer
 
 __all__ = [
     "IGNORE",

@@ -19,8 +19,7 @@ from ringlab.comm.protocol import Work, side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.errors import WorldSizeError
-from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.buffers import BlockBuffers
+from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import sum_gradients
 from ringlab.types import KeyValue

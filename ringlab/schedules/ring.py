@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import Work, side_by_side
-from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.buffers import BlockBuffers
+from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.tilewise import RunningSum
 from ringlab.types import KeyValue

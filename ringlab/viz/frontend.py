@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringlab.extras import require_package
+from ringlab.errors import require_package
 
 VARIABLE = "RINGLAB_STATIC"
 """Set to 1 where notebooks are executed without a person: the builder and the tests do."""

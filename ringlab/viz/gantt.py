@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringlab.comm.trace import Compute, Exchange, Trace
-from ringlab.errors import CommError
-from ringlab.extras import require_package
+from ringlab.errors import CommError, require_package
 from ringlab.viz.frontend import import_widgets, is_live, show_player
 from ringlab.viz.gantt_chart import COMPUTATIONS, Bar, Chart, chart, in_unit, time_unit
-from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -26,6 +24,7 @@ from ringlab.viz.style import (
     RED,
     RULE,
     SKY,
+    as_html,
     image,
     new_figure,
     show,

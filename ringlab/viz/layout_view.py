@@ -16,7 +16,6 @@ from ringlab.errors import LayoutError
 from ringlab.layout import Layout
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
-from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -25,6 +24,7 @@ from ringlab.viz.style import (
     QUIET,
     RED,
     RULE,
+    as_html,
     new_figure,
     rank_colour,
     show,

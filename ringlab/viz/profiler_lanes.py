@@ -80,7 +80,7 @@ def player(runs: Runs) -> Any:
     """Return a widget whose buttons (Tab and arrow keys) choose all ranks or one, with picture and words."""
     ipywidgets = import_widgets()
 
-    from ringlab.viz.picture import as_html
+    from ringlab.viz.style import as_html
 
     ranks = sorted({rank for spans in runs.values() for rank in ranks_of(spans)})
     names = {EVERYBODY: None, **{f"rank {rank}": rank for rank in ranks}}

@@ -1,4 +1,7 @@
-"""How every figure of the course looks, and how it reaches the notebook with a text for those who cannot see it."""
+"""How every figure of the course looks, and how it reaches the notebook with a text for those who cannot see it.
+
+A figure inside a widget: an <img> that carries its words and shows them below it too.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringlab.extras import require_package
+from ringlab.errors import require_package
 from ringlab.viz.frontend import is_live
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 INK, QUIET, RULE, PAPER = "#1F2933", "#52606D", "#CBD2D9", "#FFFFFF"
 """Text and lines; secondary text; rules and grids; background."""
@@ -120,3 +124,13 @@ def show(figure: Figure, alt: str) -> None:
     else:
         data = base64.b64encode(png(figure)).decode()
         display({"image/png": data, "text/plain": alt}, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
+    """Return the figure as an HTML image; `words` is its alternative text and its caption.
+
+    It shrinks to the room there is; `widest` is the CSS width that it never exceeds.
+    """
+    data, safe = base64.b64encode(png(figure)).decode("ascii"), html.escape(words)
+    image = f'<img alt="{safe}" src="data:image/png;base64,{data}" style="max-width: min({widest}, 100%)">'
+    return f'{image}<p aria-live="polite">{safe}</p>'

@@ -1,18 +1,144 @@
-"""The forward ring of exercise 05 on four ranks: the same checks as its contract, none with more ranks."""
+"""The forward ring of exercise 05 on four ranks: the same checks as its contract, none with more ranks.
+
+Grades one notebook after the other as the judge does, and writes down where time, processor and memory go.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.bench.judge_watch import Watched
 from ringlab_course.checking.contract import Check, Exercise
 from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.positions import compare_ranks, expect_bytes, expect_neighbours, narrow, shards
 from ringlab_course.checking.ring_mistakes import FORWARD
-from ringlab_course.checking.shards import compare_ranks, expect_bytes, expect_neighbours, narrow, shards
+
+PHASES = ("start", "load", "calls", "checks", "rest")
+"""Seconds waited for workers to start, to load the code, to answer; the checks' own work; all else."""
+
+
+class Stopwatch:
+    """Seconds by phase, each second counted once: a phase inside of another one takes its time from it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open: list[list[float]] = []
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with its own time counted for `phase`."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin, inside = time.perf_counter(), [0.0]
+            self._open.append(inside)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._open.pop()
+                whole = time.perf_counter() - begin
+                self.seconds[phase] += whole - inside[0]
+                if self._open:
+                    self._open[-1][0] += whole
+
+        return timed
+
+
+class Watched:
+    """`ringlab_course.judge.grade`, watched; one line of JSON for each submission goes to a file in `folder`.
+
+    It can be pickled: a pool's process sets the watch up when it grades its first notebook.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, path: Path, exercise: Exercise | str | None, **options: Any) -> Any:
+        watch = _watch()
+        watch.begin()
+        report = watch.grade(path, exercise, **options)
+        self.note(watch.end())
+        return report
+
+    def note(self, counted: dict[str, Any]) -> None:
+        """Write down what was counted for one submission, and the memory of this process now."""
+        with open(self.folder / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({**counted, "rss_kib": rss_kib()}) + "\n")
+
+
+class _Watch:
+    def __init__(self) -> None:
+        from ringlab_course.judge import judge
+        from ringlab_course.judge.process import WorkerProcess
+        from ringlab_course.judge.session import SandboxedSubject, Session
+
+        self.stopwatch, self.workers, self.worker_cpu = Stopwatch(), 0, 0.0
+        for phase, owner, names in (
+            ("start", WorkerProcess, ("__init__", "ready", "kill")),
+            ("load", Session, ("_load",)),
+            ("calls", SandboxedSubject, ("measure", "record", "run_ring")),
+            ("checks", judge, ("_graded",)),
+        ):
+            for name in names:
+                setattr(owner, name, self.stopwatch.timed(phase, getattr(owner, name)))
+        self._count_workers(WorkerProcess)
+        self.grade = self.stopwatch.timed("rest", judge.grade)
+
+    def _count_workers(self, process: Any) -> None:
+        kill = process.kill
+
+        def counted(worker: Any) -> None:
+            if worker._info is not None:  # not ended before
+                self.workers += 1
+                self.worker_cpu += cpu_seconds(worker.pid)
+            kill(worker)
+
+        process.kill = counted
+
+    def begin(self) -> None:
+        """Forget what was counted."""
+        self.stopwatch.seconds.clear()
+        self.workers, self.worker_cpu, self.own_cpu = 0, 0.0, time.process_time()
+
+    def end(self) -> dict[str, Any]:
+        """Return what was counted since."""
+        seconds = {phase: round(self.stopwatch.seconds[phase], 4) for phase in PHASES}
+        cpu = {"judge": time.process_time() - self.own_cpu, "workers": self.worker_cpu}
+        return {
+            "seconds": seconds,
+            "cpu_s": {of: round(spent, 3) for of, spent in cpu.items()},
+            "workers": self.workers,
+        }
+
+
+@functools.cache
+def _watch() -> _Watch:
+    return _Watch()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor seconds that a live process has used, all its threads; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_kib() -> int:
+    """Return what this process has in memory, in KiB."""
+    found = re.search(r"^VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
 
 RANKS = 4
 STAGE = "05.forward"

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
 from ringlab.errors import CourseError
-from ringlab_course.bench.four_ranks import FOUND, FourRanks
-from ringlab_course.bench.judge_watch import PHASES, Watched, rss_kib
+from ringlab_course.bench.four_ranks import FOUND, PHASES, FourRanks, Watched, rss_kib
 from ringlab_course.checking.wrong_answers import wrong_answers
 from ringlab_course.gradebook.collect import handed_in
 from ringlab_course.gradebook.pool import LocalPool

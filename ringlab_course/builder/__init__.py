@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringlab.extras import require_package
+from ringlab.errors import require_package
 
 for _name in ("nbformat", "jupytext"):
     require_package(_name, "lab", "notebooks made from their sources")

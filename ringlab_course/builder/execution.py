@@ -12,8 +12,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 import ringlab
-from ringlab.errors import CourseError
-from ringlab.extras import require_package
+from ringlab.errors import CourseError, require_package
 from ringlab.viz import frontend
 from ringlab_course.notebook import progressfile
 

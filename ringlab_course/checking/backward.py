@@ -13,7 +13,7 @@ import torch
 
 from ringlab import oracle
 from ringlab.layout import Layout
-from ringlab_course.checking.inputs import random
+from ringlab_course.checking.numbers import random
 
 NAMES = ("dq", "dk", "dv")
 Gradients: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]

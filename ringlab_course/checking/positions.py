@@ -1,15 +1,24 @@
-"""Answers that say which positions each rank owns, or count something, and the mistake that gives the same ones."""
+"""Answers that say which positions each rank owns, or count something, and the mistake that gives the same ones.
+
+Ring programs on random shards: what every rank returns and sends, beside what it should.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
+from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.numbers import NAMES, random, rounding_bound
+from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, truth
 
 LONGEST = 12
 """At most this many positions stand in a counterexample."""
@@ -142,3 +151,133 @@ def _positions(part: Any, rank: int) -> np.ndarray:
     if part.ndim != 1 or part.dtype.kind not in "iu":
         raise Failure(what, f"rank {rank}: dtype {part.dtype}, shape {part.shape}")
     return part.astype(np.int64)
+
+
+MISTAKES = {mistake.name: mistake for mistake in FORWARD}
+CRASHES = {mistake.name: mistake for mistake in (*CAUSAL, *FORWARD)}
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The q, k and v of every rank, with the global positions of their tokens where there is a mask."""
+
+    qs: list[torch.Tensor]
+    ks: list[torch.Tensor]
+    vs: list[torch.Tensor]
+    text: str
+    positions: list[torch.Tensor] | None = None
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.qs)
+
+    def run(self, subject: Any, faults: Faults | None = None) -> Any:
+        """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
+        keywords = {} if self.positions is None else {"positions": self.positions}
+        try:
+            return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, **keywords)
+        except Crashed as crash:
+            name = reason(
+                crash, ragged=len({q.shape[-2] for q in self.qs}) > 1, causal=self.positions is not None
+            )
+            if name is None:
+                raise
+            raise CRASHES[name].failure(f"{self.text}\n{crash.counterexample}") from None
+
+    def block_bytes(self, origin: int) -> int:
+        """The bytes of one K/V block: K and V, K/V heads only."""
+        return self.ks[origin].nbytes + self.vs[origin].nbytes
+
+
+def shards(
+    rng: np.random.Generator,
+    lengths: Sequence[int],
+    H: int,
+    K: int,
+    D: int,
+    *,
+    size: float = 1.0,
+    text: str = "",
+    positions: list[torch.Tensor] | None = None,
+) -> Shards:
+    """Random float32 shards of these lengths."""
+    qs = [random(rng, 1, H, L, D, size=size) for L in lengths]
+    ks, vs = ([random(rng, 1, K, L, D) for L in lengths] for _ in range(2))
+    heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
+    tokens = (
+        "one token per rank" if set(lengths) == {1} else f"{', '.join(map(str, lengths))} tokens on the ranks"
+    )
+    return Shards(qs, ks, vs, f"P={len(lengths)}, {tokens}, D={D}{heads}{text}", positions)
+
+
+def narrow(case: Shards) -> Shards:
+    """Return the same shards in bfloat16."""
+    qs, ks, vs = ([x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs))
+    return Shards(qs, ks, vs, f"{case.text}, bfloat16")
+
+
+def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
+    """Return the name of the mistake that made the ranks break off, None where it is none that we know."""
+    if re.search(r"'tuple' (object )?(has no|and )|and 'tuple'|not tuple|a tuple of", crash.counterexample):
+        return "does_not_unpack"
+    if "MismatchError" in crash.message:
+        return "assumes_equal_lengths" if ragged else None
+    if not any(name in crash.message for name in ("DeadlockError", "UnreceivedError", "PeerDiedError")):
+        return None
+    if "ended without it" not in crash.counterexample and "never waited" in crash.counterexample:
+        return "never_waits"
+    if causal:
+        return "skips_the_shift"
+    waits_in_a_circle = "cycle: " in crash.counterexample and "cycle: none" not in crash.counterexample
+    return None if waits_in_a_circle else "leaves_the_ring"
+
+
+def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception]) -> None:
+    """Raise the Failure of the first rank whose (out, lse) are wrong."""
+    shared = (case.qs, case.ks, case.vs, case.positions)
+    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+    for rank, answer in enumerate(results):
+        right = truth(rank, *shared)
+        bound = rounding_bound(case.qs[rank], keys, values, right)
+        compare_with(
+            answer,
+            right,
+            bound=bound,
+            misconceptions=misconceptions,
+            inputs=(rank, *shared),
+            names=NAMES,
+            case=f"{case.text}: rank {rank}",
+        )
+
+
+def expect_neighbours(trace: Any, text: str) -> None:
+    """P − 1 exchanges on every rank, all of them with the next one."""
+    P = trace.world_size
+    for rank in range(P):
+        if trace.peers(rank) - {(rank + 1) % P}:
+            strangers = ", ".join(map(str, sorted(trace.peers(rank))))
+            raise MISTAKES["gathers_everything"].failure(f"{text}: rank {rank} sends to ranks {strangers}")
+        rounds = trace.rounds(rank)
+        example = f"{text}: rank {rank} made {rounds} exchanges, should make {P - 1}"
+        if rounds == P:
+            raise MISTAKES["sends_p_times"].failure(example)
+        if rounds == 2 * (P - 1) and rounds:
+            raise MISTAKES["splits_the_exchange"].failure(example)
+        if rounds != P - 1:
+            raise Failure("The number of exchanges is not P − 1 on every rank.", example)
+
+
+def expect_bytes(case: Shards, trace: Any, group: int = 1) -> None:
+    """Every rank sends each block but one exactly once, and nothing else."""
+    P = case.world_size
+    for rank in range(P):
+        exact = sum(case.block_bytes((rank - step) % P) for step in range(P - 1))
+        sent = trace.bytes_sent(rank)
+        example = f"{case.text}: rank {rank} sent {sent:,} bytes, K and V take {exact:,}"
+        if group > 1 and sent == group * exact:
+            raise MISTAKES["repeats_heads_on_the_wire"].failure(example)
+        if sent > exact:
+            raise MISTAKES["sends_too_many_bytes"].failure(example)
+        if sent < exact:
+            raise Failure("Fewer bytes travel than K and V hold.", example)

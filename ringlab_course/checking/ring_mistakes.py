@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringlab import oracle
-from ringlab_course.checking.partials import State, attend, fold
+from ringlab_course.checking.numbers import State, attend, fold
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("05")

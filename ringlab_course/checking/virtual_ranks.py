@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import Comm
 from ringlab.comm.ring import Ring
-from ringlab.comm.trace import Trace
+from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.wrappers.strict import Strict
 from ringlab_course.checking.faults import Ended, Faults, Killed, Mortal

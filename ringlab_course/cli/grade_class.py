@@ -20,15 +20,15 @@ from ringlab_course.cli.grading import (
 )
 
 if TYPE_CHECKING:
+    from ringlab_course.gradebook.pool import Job
     from ringlab_course.gradebook.runner import Run
     from ringlab_course.gradebook.store import Entry, Gradebook, Ungraded
-    from ringlab_course.gradebook.work import Job
 
 
 def grade_into_book(request: Request) -> None:
     """Grade what has no result yet into the book (or one in memory), write what was asked for, and end."""
     from ringlab_course.gradebook.collect import collect
-    from ringlab_course.gradebook.printable import shown_name
+    from ringlab_course.gradebook.readable import shown_name
     from ringlab_course.gradebook.store import Gradebook
 
     if request.regrade and request.book is None:
@@ -118,7 +118,7 @@ def _run(book: Gradebook, submissions: list[Any], request: Request) -> tuple[Key
 
 def _line(result: Entry | Ungraded) -> str:
     from ringlab_course.gradebook.entry import Ungraded
-    from ringlab_course.gradebook.explain import headline
+    from ringlab_course.gradebook.readable import headline
 
     if isinstance(result, Ungraded):
         return f"{result.learner}  {result.exercise or '?'}: not graded: {result.reason}"
@@ -126,7 +126,7 @@ def _line(result: Entry | Ungraded) -> str:
 
 
 def _tell_class(book: Gradebook, entries: list[Entry], run: Run, request: Request) -> None:
-    from ringlab_course.gradebook.explain import explained, headline
+    from ringlab_course.gradebook.readable import explained, headline
 
     for entry in entries:
         if request.explain:

@@ -15,14 +15,14 @@ from ringlab.errors import RinglabError
 from ringlab_course.cli.grading import Request, UnderWay, above, exit_status, pool_for, stoppable, tell
 
 if TYPE_CHECKING:
-    from ringlab_course.gradebook.work import Job, Outcome
+    from ringlab_course.gradebook.pool import Job, Outcome
 
 
 def grade_plainly(request: Request) -> None:
     """Grade every notebook, print each report in full, and end with status 1 where points are missing."""
     from ringlab_course.gradebook.collect import notebooks
     from ringlab_course.gradebook.export import failed_briefly
-    from ringlab_course.gradebook.work import Job
+    from ringlab_course.gradebook.pool import Job
 
     notes: list[str] = []
     files = notebooks(request.paths, notes)
@@ -125,6 +125,6 @@ def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
 
 def _shown(job: Job) -> str:
     """The path, with what could steer a terminal, or is no text, made visible."""
-    from ringlab_course.gradebook.printable import shown_name
+    from ringlab_course.gradebook.readable import shown_name
 
     return shown_name(job.path)

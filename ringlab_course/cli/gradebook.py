@@ -80,8 +80,8 @@ def override(
     as_json: Json = False,
 ) -> None:
     """Let your word count in place of a score; what was earned stays in the book."""
-    from ringlab_course.gradebook.explain import headline
     from ringlab_course.gradebook.export import entry_data
+    from ringlab_course.gradebook.readable import headline
     from ringlab_course.gradebook.store import Gradebook
 
     with errors_told(as_json):
@@ -167,7 +167,7 @@ def report(
 
 
 def _explain(grades: Any, entries: list[Any]) -> None:
-    from ringlab_course.gradebook.explain import explained
+    from ringlab_course.gradebook.readable import explained
 
     for entry in entries:
         for line in explained(entry, grades.history(entry.learner, entry.exercise)):

@@ -1,8 +1,12 @@
-"""What both ways to grade share: the options, the pool, the bar, and how a run is stopped."""
+"""What both ways to grade share: the options, the pool, the bar, and how a run is stopped.
+
+Probes of `ringlab doctor` for the parts that only the course needs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,10 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from ringlab.cli.doctor import Diagnosis, optional
 from ringlab.cli.output import people, stderr
 
 if TYPE_CHECKING:
-    from ringlab_course.gradebook.work import Job, Outcome, Pool
+    from ringlab_course.gradebook.pool import Job, Outcome, Pool
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class PoolOfFittingSize:
 
 def pool_for(request: Request, count: int) -> Pool:
     """Return what grades `count` notebooks. Raises: SandboxError where no sandbox works; CourseError."""
-    from ringlab_course.gradebook.work import Here, cores
+    from ringlab_course.gradebook.pool import Here, cores
 
     if request.scheduler is not None:
         from ringlab_course.gradebook.cluster import ClusterPool
@@ -99,7 +104,7 @@ class UnderWay:
         self._show()
 
     def _show(self) -> None:
-        from ringlab_course.gradebook.printable import shown_name
+        from ringlab_course.gradebook.readable import shown_name
 
         told = ", ".join(shown_name(name)[:24] for name in list(self.names.values())[:4])
         self.bar.update(self.task, description=f"grade {escape(told)}".rstrip())
@@ -137,3 +142,30 @@ def tell(notes: list[str]) -> None:
     """Print notes on stderr."""
     for note in notes:
         stderr.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _sandbox(name: str) -> Diagnosis:
+    from ringlab_course.judge.probe import probe
+
+    found = probe()
+    if found.available:
+        return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates a worker")
+    return Diagnosis(name, "missing", found.got or found.needed, found.remedy)
+
+
+def _chromium(name: str) -> Diagnosis:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path:
+        return Diagnosis(name, "ok", path)
+    return Diagnosis(name, "missing", "not found", "for the browser tests only: apt-get install chromium")
+
+
+PROBES: dict[str, Callable[[str], Diagnosis]] = {
+    "jupyterlab": optional("lab", "the notebooks"),
+    "nbclient": optional("instructor", "ringlab build"),
+    "nbgrader": optional("nbgrader", "ringlab nbgrader"),
+    "distributed": optional("cluster", "ringlab grade --scheduler"),
+    "jax": optional("jax", "lesson and exercise 17"),
+    "sandbox of the judge": _sandbox,
+    "chromium": _chromium,
+}

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from ringlab_course.errata.costs import COSTS
 from ringlab_course.errata.entry import Entry
 from ringlab_course.errata.gradients import GRADIENTS
-from ringlab_course.errata.kernels import KERNELS
 from ringlab_course.errata.masks import MASKS
 from ringlab_course.errata.messages import MESSAGES
-from ringlab_course.errata.worked import WORKED
+from ringlab_course.errata.worked import KERNELS, WORKED
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import kv_cache_bytes
 from ringlab.cost.models import model
-from ringlab.cost.overlap import block_s, hop_s, least_tokens_hidden
 from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.layout import contiguous
 from ringlab_course.errata.entry import Entry, Figure
 

@@ -13,7 +13,7 @@ from ringlab.cost.flops import imbalance, layout_work, slowest_per_step
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.plan import tiles
 from ringlab_course.errata.entry import Entry, Figure
-from ringlab_course.errata.small_rings import error, wrong_ring
+from ringlab_course.errata.gradients import error, wrong_ring
 
 
 def _triangle() -> dict[str, Any]:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, is_live
-from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -16,6 +15,7 @@ from ringlab.viz.style import (
     PURPLE,
     QUIET,
     RULE,
+    as_html,
     new_figure,
     show,
     styled,

@@ -1,7 +1,7 @@
 """The decision map: tokens per rank across, link bandwidth up; which schedule exposes least there.
 
 The rules are in `ringlab_course.figures.decision_rules`; the heavy line is where the ring's hops begin to hide
-(`ringlab.cost.overlap.least_tokens_hidden`). Bytes per second count one direction.
+(`ringlab.cost.traffic.least_tokens_hidden`). Bytes per second count one direction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.sizes import Attention
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.picture import as_html
 from ringlab.viz.style import (
     GREEN,
     INK,
@@ -24,6 +23,7 @@ from ringlab.viz.style import (
     RULE,
     SKY,
     YELLOW,
+    as_html,
     new_figure,
     show,
     styled,
@@ -43,7 +43,7 @@ from ringlab_course.figures.decision_rules import (
     machines,
     question,
 )
-from ringlab_course.figures.machines import MACHINES, short
+from ringlab_course.figures.papers import MACHINES, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

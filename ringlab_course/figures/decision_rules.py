@@ -13,11 +13,10 @@ import numpy as np
 
 from ringlab.cost.choose import Way, ways
 from ringlab.cost.hardware import Hardware, hardware
-from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import shared_heads
+from ringlab.cost.traffic import least_tokens_hidden, shared_heads
 from ringlab.errors import CostError
-from ringlab_course.figures.machines import known_links
+from ringlab_course.figures.papers import known_links
 
 HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
 KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringlab.viz.frontend import show_player, step_player
-from ringlab.viz.picture import as_html
-from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RULE, SKY, new_figure, styled
+from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RULE, SKY, as_html, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

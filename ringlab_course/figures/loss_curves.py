@@ -96,7 +96,7 @@ def player(cases: Mapping[str, Curves]) -> Any:
     """Return a widget whose buttons (Tab and Space) choose the runs to be drawn, with picture and words."""
     ipywidgets = import_widgets()
 
-    from ringlab.viz.picture import as_html
+    from ringlab.viz.style import as_html
 
     which = ipywidgets.ToggleButtons(options=list(cases))
     which.style.button_width = "auto"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.picture import as_html
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, SKY, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, SKY, as_html, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ringlab.viz.frontend import show_player, step_player
-from ringlab.viz.picture import as_html
-from ringlab.viz.style import HATCHES, INK, QUIET, RULE, new_figure, rank_colour, styled
+from ringlab.viz.style import HATCHES, INK, QUIET, RULE, as_html, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

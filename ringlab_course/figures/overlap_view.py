@@ -1,7 +1,7 @@
 """Is communication hidden? One rank's steps, computing above, sending below, and the threshold.
 
 The timeline is a simulation of the real ring program (`ringlab.cost.simulate`), the curve and the
-threshold are those of `ringlab.cost.overlap`. Seconds, bytes per second in one direction, FLOP/s.
+threshold are those of `ringlab.cost.traffic`. Seconds, bytes per second in one direction, FLOP/s.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import numpy as np
 
 from ringlab.comm.trace import Trace
 from ringlab.cost.hardware import Hardware, Link
-from ringlab.cost.overlap import block_s, hop_s, least_tokens_hidden
 from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.errors import CostError
 from ringlab.layout import contiguous, zigzag
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
-from ringlab.viz.picture import as_html
-from ringlab.viz.style import INK, ORANGE, PAPER, RED, SKY, new_figure, show, styled
-from ringlab_course.figures.machines import known_links
+from ringlab.viz.style import INK, ORANGE, PAPER, RED, SKY, as_html, new_figure, show, styled
+from ringlab_course.figures.papers import known_links
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

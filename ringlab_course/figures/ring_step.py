@@ -185,7 +185,7 @@ def player(S: int = 1024, P: int = 4, block_m: int = 64, block_n: int = 64) -> W
     """A widget: two sliders choose step and rank; the four layouts stand side by side, the words below."""
     ipywidgets = import_widgets()
 
-    from ringlab.viz.picture import as_html
+    from ringlab.viz.style import as_html
 
     step = ipywidgets.IntSlider(value=min(2, P - 1), min=0, max=P - 1, description="step")
     rank = ipywidgets.IntSlider(value=min(1, P - 1), min=0, max=P - 1, description="rank")

@@ -232,7 +232,7 @@ def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) 
     """A widget: a slider walks over the tiles, forward or backward; the words stand below the picture."""
     ipywidgets = import_widgets()
 
-    from ringlab.viz.picture import as_html
+    from ringlab.viz.style import as_html
 
     scans = {name: scan(S, tile, D, causal=causal, direction=name) for name in ("forward", "backward")}
     which = ipywidgets.ToggleButtons(options=list(scans))

@@ -8,10 +8,9 @@ import stat
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringlab.errors import CourseError
-from ringlab.extras import require_package
-from ringlab_course.gradebook.digest import OURS
-from ringlab_course.gradebook.work import Job, Judge, Outcome, carry_out, carry_out_elsewhere, one_line
+from ringlab.errors import CourseError, require_package
+from ringlab_course.gradebook.pool import Job, Judge, Outcome, carry_out, carry_out_elsewhere, one_line
+from ringlab_course.gradebook.versions import OURS
 from ringlab_course.judge.submission import FILE_BYTES
 
 if TYPE_CHECKING:

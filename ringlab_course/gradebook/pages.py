@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from ringlab.errors import CourseError
-from ringlab.extras import require_package
+from ringlab.errors import CourseError, require_package
 from ringlab_course.gradebook import readable
 from ringlab_course.gradebook.class_view import class_view
 from ringlab_course.gradebook.entry import Entry, Ungraded

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from ringlab.errors import RinglabError
 from ringlab_course.gradebook.collect import HandedIn, with_time_of
 from ringlab_course.gradebook.entry import Entry, Ungraded
-from ringlab_course.gradebook.printable import shown_name
+from ringlab_course.gradebook.pool import Job, Outcome, Pool, one_line
+from ringlab_course.gradebook.readable import shown_name
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.gradebook.versions import contract_version, seed_of
-from ringlab_course.gradebook.work import Job, Outcome, Pool, one_line
 
 
 @dataclass

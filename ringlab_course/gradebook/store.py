@@ -1,4 +1,7 @@
-"""The gradebook: an SQLite file, one transaction per result, readable while a run writes it."""
+"""The gradebook: an SQLite file, one transaction per result, readable while a run writes it.
+
+One writer at a time: a lock that ends with the process that holds it, however that ends.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,40 @@ from typing import Any
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Entry, Override, Ungraded
-from ringlab_course.gradebook.lock import sole
 from ringlab_course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
-from ringlab_course.gradebook.rows import (
+from ringlab_course.gradebook.schema import (
     CHOSEN,
     RESULT,
     DamagedError,
     checked_moment,
     checked_number,
     checked_text,
+    connect,
     entry_of,
 )
-from ringlab_course.gradebook.schema import connect
 from ringlab_course.gradebook.versions import Today, is_unsafe
+
+
+@contextlib.contextmanager
+def sole(book: Path) -> Iterator[None]:
+    """Hold the lock beside `book`. Raises: CourseError where another process has it."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock on Windows: the database's own still keeps each result whole
+        yield
+        return
+    descriptor = os.open(f"{book}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        remedy = "wait for it, or give this one a book of its own"
+        raise CourseError(
+            "a gradebook that no other run writes", f"{book}: a run is under way", remedy
+        ) from None
+    finally:
+        os.close(descriptor)
+
 
 __all__ = ["Entry", "Gradebook", "Override", "Ungraded"]
 

@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ringlab.comm.memory import MemoryReport
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import CONTROL
-from ringlab.comm.trace import Compute, Trace
+from ringlab.comm.trace import Compute, Outcome, Trace
 from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, unfinished
 from ringlab.errors import MismatchError, RinglabError
 from ringlab_course.checking.faults import Ended, Faults, Killed

@@ -13,13 +13,12 @@ import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
 from ringlab_course.checking.subject import Measured, Recorded
-from ringlab_course.judge.allowance import Allowance
+from ringlab_course.judge.allowance import Allowance, Watch
 from ringlab_course.judge.offlimits import LEFT_TO_OTHERS, OffLimits
 from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.watch import Watch
 from ringlab_course.mesh.examine import Examined
 from ringlab_course.mesh.examine import taken_in as examined
 

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from ringlab.attention import ring_attention
 from ringlab.bench.contest import case, compete
+from ringlab.bench.emulate import sdpa
 from ringlab.bench.problem import Inputs, Problem, draw
 from ringlab.bench.reference import sample
-from ringlab.bench.work import sdpa
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.conformance.target import Target
 from ringlab.errors import LabError
 from ringlab.layout import layout_names
-from ringlab_course.lab.truth import Truth
-from ringlab_course.lab.validation import expect_attention, expect_ranks
+from ringlab_course.lab.l1 import Truth
+from ringlab_course.lab.result import expect_attention, expect_ranks
 
 PERFECT = "a perfect split"
 

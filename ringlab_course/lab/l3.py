@@ -23,9 +23,9 @@ from ringlab.conformance.loading import load
 from ringlab.conformance.target import Target
 from ringlab.errors import LabError
 from ringlab.layout import layout_names
+from ringlab_course.lab.l1 import Truth
 from ringlab_course.lab.l2 import entrant
-from ringlab_course.lab.truth import Truth
-from ringlab_course.lab.validation import expect_attention, expect_ranks
+from ringlab_course.lab.result import expect_attention, expect_ranks
 
 OURS = "ringlab"
 DRAWS = 2

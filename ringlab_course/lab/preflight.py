@@ -23,8 +23,7 @@ import torch
 import ringlab
 from ringlab.comm.ring import Ring
 from ringlab.errors import LabError
-from ringlab_course.lab.gather import gather
-from ringlab_course.lab.result import source
+from ringlab_course.lab.result import gather, source
 
 BUSY_SHARE = 0.05
 """Of a GPU's time or memory in use by others, before anything runs: more makes every figure doubtful."""

@@ -1,6 +1,10 @@
 """The file that a lab writes: it says of itself what ran, where, with what, and how far it came.
 
 It is written anew after every case, so whatever ends a run, what was measured until then is there.
+
+Gather plain data from all ranks on all ranks, as JSON over the transport that the lab measures.
+
+Checks of a lab's settings before any rank starts: a setting that cannot be measured is refused by name.
 """
 
 from __future__ import annotations
@@ -17,8 +21,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import ringlab
-from ringlab.bench.machine import machine
+from ringlab.bench.device import machine
+from ringlab.blocks import known
+from ringlab.comm.protocol import CONTROL, Comm
 from ringlab.errors import LabError
 
 LABS = {"l1": "bandwidth and overlap", "l2": "layouts and scaling", "l3": "make it faster"}
@@ -183,3 +191,37 @@ def load_all(paths: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], dict[Pa
         except LabError as error:
             others[file] = f"needed: {error.needed}; got: {error.got}"
     return found, others
+
+
+def gather(comm: Comm, value: Any, device: torch.device | str = "cpu") -> list[Any]:
+    """Return every rank's `value`, plain data, in rank order."""
+    said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    count = torch.tensor([len(said)], device=device)
+    lengths = [int(each) for each in comm.all_gather(count, tag=CONTROL + "lengths")]
+    heard = comm.all_gather(said, [(length,) for length in lengths], tag=CONTROL + "said")
+    return [json.loads(bytes(each.cpu().numpy()).decode()) for each in heard]
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: str = "auto") -> None:
+    """Raise LabError unless heads, head dim, dtype, rounds, seed and block are such as can be measured."""
+    if dtype not in DTYPES:
+        raise LabError(f"a dtype among {', '.join(DTYPES)}", repr(dtype), "--dtype")
+    if min(H, D) < 1:
+        raise LabError("a head and a column at least", f"H={H}, D={D}", "--heads, --head-dim")
+    if rounds < 1:
+        raise LabError("a round at least", str(rounds), "--rounds")
+    if not 0 <= seed < 2**62:
+        raise LabError("a seed from 0 to 2⁶² − 1", str(seed), "--seed")
+    if block not in (*known(), "auto"):
+        raise LabError(f"a block among {', '.join(known())} or auto", repr(block), "--block")
+
+
+def expect_ranks(P: int) -> None:
+    """Raise LabError unless there are two ranks or more."""
+    if P < 2:
+        raise LabError(
+            "two ranks or more, for an exchange", str(P), "--ranks 2, or torchrun --nproc-per-node 2"
+        )

@@ -25,7 +25,7 @@ from ringlab import VirtualCluster, contiguous, launch, oracle, ring_attention, 
 from ringlab_course import compare, corpus, predict
 from ringlab.errors import DeadlockError
 from ringlab.merge import Partial, merge
-from ringlab_course.figures import ring_frames, ring_view
+from ringlab_course.figures import ring_view
 from ringlab.viz.style import show
 
 # %% [markdown]
@@ -234,7 +234,7 @@ def stale_ring(ring, q, k, v):
 
 
 small = contiguous(S=12, P=4)
-good, stale = ring_frames.counts(my_ring, small), ring_frames.counts(stale_ring, small)
+good, stale = ring_view.counts(my_ring, small), ring_view.counts(stale_ring, small)
 print("my ring: every pair once:", bool((good.round(6) == 1).all()))
 print("stale ring: counts that occur:", sorted(set(stale.round(6).ravel().tolist())))
 
@@ -393,7 +393,7 @@ compare("05.future", str(sum(pairs > 0 for pairs in table[0])))
 # every pair, 10 each. Here is what the package's causal ring really counts, with the probe from above:
 
 # %%
-causal_counts = ring_frames.counts(partial(package, layout=small, causal=True, return_lse=True), small)
+causal_counts = ring_view.counts(partial(package, layout=small, causal=True, return_lse=True), small)
 show(ring_view.counted(causal_counts, (3, 6, 9), "causal: times counted"),
      "A 12 by 12 matrix of queries and keys: the lower triangle with the diagonal is grey, counted once; above it nothing "
      "is counted. Lines cut it into 4 by 4 blocks: those above the diagonal of blocks are empty.")

@@ -24,7 +24,7 @@ from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_bytes, kv_cache_bytes
 from ringlab.cost.models import model
-from ringlab.cost.overlap import block_s, hop_s, least_tokens_hidden
+from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.cost.papers import ring_minimum, striped_speedup
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.simulate import simulate

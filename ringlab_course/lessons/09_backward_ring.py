@@ -23,7 +23,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.wrappers.strict import Strict
 from ringlab_course import compare, corpus, predict
 from ringlab.errors import RinglabError
-from ringlab_course.figures import courier_frames, courier_view
+from ringlab_course.figures import courier_view
 from ringlab.viz import gantt
 from ringlab.viz.style import new_figure, show, styled
 
@@ -217,7 +217,7 @@ compare("09.hops", couriers)
 
 # %% tags=["nbval-ignore-output"]
 everything = partial(ring_backward, layout=None)
-journey = courier_frames.follow(everything, contiguous(8, 4))
+journey = courier_view.follow(everything, contiguous(8, 4))
 courier_view.play(journey)
 
 # %%
@@ -248,7 +248,7 @@ for P in (2, 4):
 compare("09.way", "the same way, with their block" if wrong[1] > 0.1 else "either way works")
 
 # %%
-reverse = courier_frames.follow(partial(ring_backward, layout=None, carry=backwards), contiguous(8, 4))
+reverse = courier_view.follow(partial(ring_backward, layout=None, carry=backwards), contiguous(8, 4))
 title = "Couriers against the blocks: terms of different blocks in one sum"
 show(courier_view.figure(reverse, title), courier_view.describe(reverse))
 

@@ -24,8 +24,8 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.conformance import tolerance
 from ringlab_course import compare, predict
 from ringlab_course.figures import error_curves
-from ringlab_course.figures import error_runs
-from ringlab_course.figures.error_runs import DTYPES, FAULTS, PROBES
+from ringlab_course.figures import error_curves
+from ringlab_course.figures.error_curves import DTYPES, FAULTS, PROBES
 from ringlab.viz.style import show
 
 torch.set_num_threads(1)
@@ -245,7 +245,7 @@ virtual, real = VirtualCluster(2).run(two_ranks), launch(two_ranks, 2)
 print("twice on virtual ranks, same bits:", torch.equal(ring((q, k, v), 8), eight))
 print("virtual ranks and gloo processes:", all(map(torch.equal, virtual.results, real.results)))
 # error_runs computes attention block by block on purpose with one named fault; here on 16 query rows
-late = error_runs.curves("arrival order", (1, 8), rows=16)["repeat"]
+late = error_curves.curves("arrival order", (1, 8), rows=16)["repeat"]
 print("merged as they arrive, two runs differ: 1 block", late[0] > 0, "  8 blocks", late[1] > 0)
 
 # %% [markdown]
@@ -348,7 +348,7 @@ print("1. logaddexp(-inf, -inf):", torch.logaddexp(nothing, nothing).item())
 print("   the weight e^(-inf - -inf):", torch.exp(nothing - nothing).item())
 print("2. a row that sees no key, masked with -1e9:", (torch.full((4,), -1e9).softmax(-1) @ values).item())
 for name in ("sound", "bf16 q"):
-    few, many = error_runs.errors(FAULTS[name], "large", (1, 8), gain=12.0)
+    few, many = error_curves.errors(FAULTS[name], "large", (1, 8), gain=12.0)
     print(f"3. {name:7} large scores: {few:.0e} in one block, {many:.0e} in 8")
 
 # %% [markdown]
@@ -425,10 +425,10 @@ for name, result in gradients.items():
 # anyway:
 
 # %%
-inputs = [x.bfloat16() for x in error_runs.inputs("plain", 0)]
+inputs = [x.bfloat16() for x in error_curves.inputs("plain", 0)]
 plainest = torch.softmax(inputs[0] @ inputs[1].T / 8, -1) @ inputs[2]
-honest = error(plainest, error_runs.truth(*inputs))
-few, many = error_runs.errors(FAULTS["bf16 out"], "plain", (8, 32))
+honest = error(plainest, error_curves.truth(*inputs))
+few, many = error_curves.errors(FAULTS["bf16 out"], "plain", (8, 32))
 print(f"plainest bf16 {honest:.0e}; running out in bf16 {few:.0e} at 8 blocks, {many:.0e} at 32")
 print("8 blocks pass twice the plainest's error:", few <= 2 * honest)
 

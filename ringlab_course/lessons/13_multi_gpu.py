@@ -33,7 +33,8 @@ from ringlab import launch, ring_attention, zigzag
 from ringlab.viz import lanes
 from ringlab.bench.profile import recorded
 from ringlab.blocks import get_block
-from ringlab.cost import hardware, network, sizes
+from ringlab.cost import hardware, sizes
+from ringlab.cost import simulate
 from ringlab.cost.simulate import simulate
 from ringlab.checkout import find_checkout
 from ringlab_course import compare, predict
@@ -336,7 +337,7 @@ predict(
 
 
 # %%
-class SlowLink(network.Network):
+class SlowLink(simulate.Network):
     """A tenth of the rate from rank 1 to rank 2."""
 
     def bytes_per_s(self, source, to):

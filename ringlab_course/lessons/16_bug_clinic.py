@@ -24,7 +24,7 @@ from ringlab_course.clinic import suite
 from ringlab_course.clinic.bedside import block_backward, sees
 from ringlab_course.clinic.patients import BACKWARD, FAULTS, PATIENTS, SOUND
 from ringlab_course.notebook.visit import commit, examine, open_helpers, open_source, report, ward
-from ringlab_course.figures import courier_frames, courier_view
+from ringlab_course.figures import courier_view
 from ringlab_course.figures import kill_matrix
 from ringlab.viz.style import new_figure, show, styled
 
@@ -179,7 +179,7 @@ layout = contiguous(6, 3)
 positions = [torch.from_numpy(layout.positions(rank)) for rank in range(3)]
 programs = {"sound": SOUND[BACKWARD].program, "rowan": PATIENTS["rowan"].program}
 journeys = {
-    name: courier_frames.follow(partial(program, positions=positions, causal=False), layout)
+    name: courier_view.follow(partial(program, positions=positions, causal=False), layout)
     for name, program in programs.items()
 }
 last = journeys["rowan"][-1].sums[0]
@@ -227,7 +227,7 @@ def mended(ring, dout, q, k, v, out, lse, positions, causal=True):
     return dq, dk, dv
 
 
-again = courier_frames.follow(partial(mended, positions=positions, causal=False), layout)
+again = courier_view.follow(partial(mended, positions=positions, causal=False), layout)
 home = [sorted({int(owner) for owner in s.nonzero()[1]}) for s in again[-1].sums]
 print("blocks in the dv that each rank returns:", home)
 

@@ -8,7 +8,7 @@ and executes submissions. nbgrader is an optional extra and is imported in `conv
 
 from __future__ import annotations
 
-from ringlab.extras import require_package
+from ringlab.errors import require_package
 
 
 def require_nbgrader() -> None:

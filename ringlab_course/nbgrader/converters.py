@@ -20,7 +20,7 @@ from traitlets import Bool, Float
 from ringlab_course.checking.contract import Exercise
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.judge.judge import GradeReport, grade
-from ringlab_course.nbgrader import submitted, told
+from ringlab_course.nbgrader import submitted
 from ringlab_course.nbgrader.submitted import Known
 
 NOT_OURS = "this cell is not one of ringlab's, and nothing is run here: grade it by hand"
@@ -127,7 +127,7 @@ def write_scores(
     notebook: NotebookNode, known: list[Known], exercise: Exercise, report: GradeReport
 ) -> set[str]:
     """Write the report into the graded cells; return those where a check, not the answer, may be at fault."""
-    stages, view = submitted.stages_of(known, exercise.stages), told.view_of(report)
+    stages, view = submitted.stages_of(known, exercise.stages), submitted.view_of(report)
     results = {stage.stage: stage for stage in report.stages}
     views = {stage.id: stage for stage in view.stages}
     doubtful: set[str] = set()
@@ -138,7 +138,7 @@ def write_scores(
         marks, result = cell.metadata["nbgrader"], results.get(stage.id)
         maximum = float(marks["points"])
         earned = 0.0 if report.reason or result is None else result.earned * maximum / max(1, result.points)
-        cell.outputs, cell.execution_count = [told.output(earned, maximum, view, views.get(stage.id))], 1
+        cell.outputs, cell.execution_count = [submitted.output(earned, maximum, view, views.get(stage.id))], 1
         if result is not None and any(check.broken for check in result.checks):
             doubtful.add(marks["grade_id"])
     return doubtful
@@ -150,7 +150,7 @@ def write_foreign(notebook: NotebookNode, known: list[Known]) -> set[str]:
     for cell in notebook.cells:
         marks = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "code" and marks.get("grade") and not marks["solution"] and not cell.outputs:
-            cell.outputs = [told.by_hand(NOT_OURS)]
+            cell.outputs = [submitted.by_hand(NOT_OURS)]
             foreign.add(marks["grade_id"])
     return foreign
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringlab.extras import require_package
+from ringlab.errors import require_package
 
 VERSION = 1
 SECTIONS = ("predictions", "charts", "checks", "hints", "grades")

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, zigzag
-from ringlab.bench.alone import Alone
-from ringlab.bench.contenders import rank_program
+from ringlab.bench.contenders import Alone, rank_program
 from ringlab.bench.emulated_ring import bench_ring
 from ringlab.bench.kernels import bench_kernels
 from ringlab.bench.problem import Problem, draw
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.ring import Ring
-from tests.bench.scripted import Scripted
+from tests.bench.test_measure import Scripted
 
 SMALL = Problem(H=2, S=130, D=16)
 

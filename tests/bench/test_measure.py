@@ -1,24 +1,70 @@
-"""No kernel is timed before it was found right, on memory that was full of NaN; every way to be wrong is refused."""
+"""No kernel is timed before it was found right, on memory that was full of NaN; every way to be wrong is refused.
+
+Waiting for `ringlab plan`: whole processes are timed, and what is no answer is not.
+
+A device that a test writes the script for: no GPU, no clock, and memory that it can hand out again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
+from ringlab.bench.answers import PLAN, bench_answers
 from ringlab.bench.contenders import Contender, emulated_ring, one_block, whole
-from ringlab.bench.device import new_memory_is_nan
+from ringlab.bench.device import fill_with_nan, new_memory_is_nan
 from ringlab.bench.interleaved import Turn
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem, draw
 from ringlab.bench.reference import judge, reference, sample
 from ringlab.blocks.naive import Naive
+from ringlab.cli import app
 from ringlab.conformance.tolerance import relative_error, truth
+from ringlab.errors import RinglabError
 from ringlab.merge import Partial
-from tests.bench.scripted import NoPoison, Scripted
+
+
+class Scripted:
+    """Runs what it is given at once; says of each run the next of `times`, one second where there is none."""
+
+    name = "cpu"
+
+    def __init__(self, times: Iterator[float] | None = None, peak: int = 0) -> None:
+        self.times, self.peak = times, peak
+        self.log: list[str] = []
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        self.log.append("time")
+        run()
+        return 1.0 if self.times is None else next(self.times)
+
+    def settle(self) -> None:
+        self.log.append("settle")
+
+    def poison(self, outputs: tuple[Tensor, ...]) -> None:
+        self.log.append("poison")
+        for output in outputs:
+            fill_with_nan(output)
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        self.log.append("weigh")
+        run()
+        return self.peak
+
+
+class NoPoison(Scripted):
+    """A mutant: its poison does nothing."""
+
+    def poison(self, outputs: tuple[Tensor, ...]) -> None:
+        self.log.append("poison")
+
 
 WORK = Problem(H=2, S=300, D=16)
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -223,3 +269,35 @@ def test_two_benches_draw_other_inputs_and_say_the_seed() -> None:
     assert one.seed != other.seed and not torch.equal(one.inputs.q, other.inputs.q)
     again = Bench(WORK, Scripted(), seed=one.seed)
     assert torch.equal(one.inputs.q, again.inputs.q)
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+
+
+def test_the_first_answer_is_not_counted_and_the_others_are() -> None:
+    ticks: list[int] = []
+    measured = bench_answers(2, progress=lambda: ticks.append(1))
+    assert len(measured["wall_s"]) == 2 and len(ticks) == 3
+    assert measured["slowest_s"] == max(measured["wall_s"]) and measured["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "--model", "nobody", "--tokens", "1M", "--json"), ("plan", "--no-such-option", "--json")],
+)
+def test_an_error_is_no_answer(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(RinglabError, match="an answer of ringlab plan"):
+        bench_answers(1, arguments)
+
+
+def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plan.json"
+    done = CliRunner().invoke(app, ["bench", "plan", "--runs", "1", "--json", "--output", str(path)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(path.read_text()) == json.loads(done.stdout)
+
+
+def test_the_published_answers_came_within_two_seconds() -> None:
+    published = json.loads((RESULTS / "plan/llama3-70b.json").read_text())
+    assert published["command"] == ["ringlab", *PLAN]
+    assert len(published["wall_s"]) >= 11 and max(published["wall_s"]) < 2.0

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from ringlab.bench import contest
 from ringlab.bench import peers as bench
 from ringlab.bench.contest import Sampled
+from ringlab.bench.emulate import Work
 from ringlab.bench.interleaved import speed_ratio
 from ringlab.bench.peers import OURS, PEERS, bench_peers
 from ringlab.bench.reference import reference, sample
-from ringlab.bench.work import Work
 from ringlab.cli import app
 from ringlab.conformance import peers
 from ringlab.conformance.peers.peer import Peer

@@ -14,7 +14,7 @@ from ringlab.blocks.triton.candidates import Slot, candidates
 from ringlab.blocks.triton.configs import Config, Row, table
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
-from tests.bench.scripted import Scripted
+from tests.bench.test_measure import Scripted
 
 SLOT = Slot("forward_step", 128, "16-bit", "ieee")
 FAST, SPILLS, LARGE, WRONG = (

@@ -2,6 +2,8 @@
 
 Compiling all of them takes minutes, and gives the same numbers until the kernels, their tables or Triton change. So
 the file names what it was made from; where that differs from what is here, the tests compile everything themselves.
+
+The Triton block with tiles small enough that a short sequence has many.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringlab.blocks.triton import configs, offline
+from ringlab.blocks.triton import TritonBlock, configs, offline
+from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.offline import Compiled, Job, shipped_jobs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -66,3 +69,9 @@ if __name__ == "__main__":
     FILE.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"made_from": made_from(), "rows": compile_now()}, indent=1)
     FILE.write_text(text + "\n", encoding="utf-8")
+
+
+def small_tiles(block_m: int = 32, block_n: int = 16, precision: str = "ieee") -> TritonBlock:
+    """Return a block whose kernels hold or walk over `block_m` rows and `block_n` keys."""
+    config = Config(block_m, block_n, num_warps=4, num_stages=1, precision=precision)
+    return TritonBlock(precision, dict.fromkeys(("forward_step", "backward_dq", "backward_dkv"), config))

@@ -23,8 +23,8 @@ from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.plan import Tile
 from ringlab.scores import ScoreRules
-from tests.blocks.small_tiles import small_tiles
-from tests.laws.philox import factors
+from tests.blocks.compiled import small_tiles
+from tests.laws.draw import factors
 
 SMALL = small_tiles()
 
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Return the oracle's options, with the factors that the twin in tests/laws/philox.py draws."""
+        """Return the oracle's options, with the factors that the twin in tests/laws/draw.py draws."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
         return {"causal": self.causal, "scale": self.scale, "softcap": self.softcap, "factors": drawn}
 

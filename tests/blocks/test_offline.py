@@ -15,7 +15,7 @@ from ringlab.errors import BackendError
 
 pytestmark = pytest.mark.needs_triton
 
-TOYS = "tests.blocks.toy_kernels"
+TOYS = "tests.blocks.access_kernels"
 FITS = Config(block_m=128, block_n=64, num_warps=4, num_stages=2)
 
 

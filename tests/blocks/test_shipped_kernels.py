@@ -161,7 +161,7 @@ def test_what_is_compiled_is_what_is_launched(
     scores: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parameter that offline compilation takes for another type would be compiled to another kernel."""
-    from ringlab.blocks.triton.signatures import source
+    from ringlab.blocks.triton.compiling import source
 
     names = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
     launched = launches(frozenset(scores), monkeypatch)

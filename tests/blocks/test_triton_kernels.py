@@ -25,7 +25,7 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.layout import Layout, contiguous
 from ringlab.plan import Tile
-from tests.blocks.small_tiles import small_tiles
+from tests.blocks.compiled import small_tiles
 from tests.laws.draw import Shape, tensors
 
 pytestmark = pytest.mark.needs_triton

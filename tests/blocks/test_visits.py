@@ -15,7 +15,7 @@ from ringlab.blocks.triton import visits
 from ringlab.blocks.triton.visits import ALL, Program, key_programs, key_visits, row_programs, row_visits
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
 from ringlab.plan import Tile, tiles
-from tests.laws.refute import refute
+from tests.laws.draw import refute
 
 Tiles = tuple[Tile, ...]
 Maker = Callable[[Tiles, int, int, int, int], tuple[Program, ...]]

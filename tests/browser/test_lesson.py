@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.browser.keyboard import arrow, press_button, type_number
 from tests.browser.notebook_page import NotebookPage, open_notebook
+from tests.browser.window import arrow, press_button, type_number
 
 pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
 

@@ -1,4 +1,7 @@
-"""Chromium, headless, with one page; every address that it asks for is kept."""
+"""Chromium, headless, with one page; every address that it asks for is kept.
+
+Moving a cell's widgets as someone without a mouse does: focus and keys.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 from tests.needs import chromium_path
 
@@ -58,3 +61,28 @@ def window(width: int = 1280, height: int = 900) -> Iterator[Window]:
 def _stays_here(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme in {"data", "blob", "about"} or parts.hostname == "127.0.0.1"
+
+
+def press_button(cell: Locator, name: str, told: str) -> None:
+    """Press the button `name` by the space bar and wait until the cell says `told`."""
+    button = cell.get_by_role("button", name=name, exact=True)
+    button.focus()
+    button.press(" ")
+    cell.get_by_text(told).wait_for()
+
+
+def type_number(cell: Locator, number: str, told: str) -> None:
+    """Type a number into the cell's field, go on to its button, press it, and wait for `told`."""
+    field = cell.get_by_placeholder("a number")
+    field.focus()
+    field.press_sequentially(number)
+    field.press("Tab")
+    cell.page.keyboard.press(" ")
+    cell.get_by_text(told).wait_for()
+
+
+def arrow(cell: Locator, key: str) -> None:
+    """Press an arrow key on the cell's slider."""
+    handle = cell.locator(".widget-slider .noUi-handle")
+    handle.focus()
+    handle.press(key)

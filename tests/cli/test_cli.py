@@ -13,7 +13,7 @@ from ringlab.cli import app
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
 from tests import needs
-from tests.bench.scripted import Scripted
+from tests.bench.test_measure import Scripted
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -67,10 +67,10 @@ def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
 
 
 def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
-    from ringlab.comm.processes import transports
+    from ringlab.comm.processes import connect
 
     checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
-    for name, reason in transports.available().items():
+    for name, reason in connect.available().items():
         check = checks["gloo" if name == "gloo" else f"transport {name}"]
         assert check["state"] == ("ok" if reason is None else "missing")
         assert reason is None or check["found"] == reason

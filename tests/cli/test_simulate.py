@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ringlab.cli import app
-from ringlab.cli.simulate_files import Files, shown_ranks
-from ringlab.cli.simulate_output import strip
+from ringlab.cli.simulate_output import Files, shown_ranks, strip
 from ringlab.comm.clocked.log import COMPUTE, WAIT
 
 

@@ -1,18 +1,29 @@
-"""Which transports a machine has, and what is said of those that it has not."""
+"""Which transports a machine has, and what is said of those that it has not.
+
+The parent of a launch hears of every event while the ranks run, once, in order, and whole.
+"""
 
 from __future__ import annotations
 
+import pickle
 import sys
+import time
+from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringlab import connect, launch
-from ringlab.comm.processes import transports
-from ringlab.comm.processes.connect import BACKENDS
-from ringlab.comm.processes.transports import TRANSPORTS, available, check
-from ringlab.errors import BackendError
+from ringlab.comm.processes import connect as connecting
+from ringlab.comm.processes.board import Told, Watch, events_path
+from ringlab.comm.processes.connect import BACKENDS, TRANSPORTS, available, check
+from ringlab.comm.trace import Compute, Exchange, Trace
+from ringlab.comm.wrappers.faulty import Fault
+from ringlab.errors import BackendError, RankFailedError
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, nccl: bool = True, peers: bool = True) -> None:
@@ -74,7 +85,7 @@ def test_without_any_gpu_the_cpu_takes_the_place_of_those_that_need_no_wire() ->
     if torch.cuda.device_count() == 0:
         check("symmetric", 4)
         check("shared-gpu", 4)
-    assert transports.lack("gloo", 100) is None
+    assert connecting.lack("gloo", 100) is None
 
 
 def test_symmetric_memory_is_that_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +103,77 @@ def test_symmetric_memory_is_that_of_one_machine(monkeypatch: pytest.MonkeyPatch
     assert (caught.value.got, caught.value.remedy) == ("2 of 4 ranks here", "use transport='nccl'")
     with pytest.raises(BackendError, match="a transport among"), connect(transport="smoke"):
         pass
+
+
+class OnTheGpu:
+    """A stall; whoever reads it waits."""
+
+    def __float__(self) -> float:
+        raise AssertionError("read while the run goes on")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise AssertionError("sent to another process")
+
+
+@given(cuts=st.lists(st.integers(0, 2000), max_size=8))
+def test_events_are_read_whole_wherever_the_file_ends_just_now(
+    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    events = [Compute(0, f"attend {n}", float(n), n + 0.5) for n in range(12)]
+    content = b"".join(map(pickle.dumps, events))
+    seen: list[int] = []
+    watch = Watch(folder, 1, lambda trace: seen.append(len(trace.events)))
+    for end in [*sorted(cuts), len(content)]:
+        events_path(folder, 0).write_bytes(content[:end])
+        watch.look_now()
+    assert watch.trace.events == events
+    assert seen == sorted(set(seen)) and seen[-1] == len(events)  # told only of what is new
+
+
+def test_a_stall_on_a_gpu_is_not_read_and_a_report_carries_a_plain_list(tmp_path: Path) -> None:
+    told = Told(events_path(tmp_path, 0))
+    event = Exchange(0, 0, "kv", 1, 1, 8, 8, ((2,),), 0.0, 1.0, 1.5, OnTheGpu())
+    told.append(event)
+    watch = Watch(tmp_path, 1, lambda trace: None)
+    watch.look_now()
+    assert told[0] is event and watch.trace.events[0].exposed == 0.5
+    told[:] = [Compute(0, "attend 0", 0.0, 1.0)]
+    again = pickle.loads(cloudpickle.dumps(told))
+    assert type(again) is list and again == told
+
+
+def _waits_to_be_seen(ring, sign: str) -> int:  # type: ignore[no-untyped-def]
+    """Go on once the parent has seen what was done first: a run that nobody watches ends by its timeout."""
+    ring.compute("first", lambda: None)
+    while not Path(sign).exists():
+        time.sleep(0.01)
+    ring.compute("second", lambda: None)
+    return ring.rank
+
+
+def test_the_parent_sees_events_while_the_ranks_run_and_in_the_end_all_of_them(tmp_path: Path) -> None:
+    sign, told = tmp_path / "seen", list[int]()
+
+    def watch(trace: Trace) -> None:
+        told.append(len(trace.events))
+        if {event.rank for event in trace.computes()} == {0, 1}:
+            sign.touch()
+
+    run = launch(_waits_to_be_seen, 2, str(sign), watch=watch)
+    assert run.results == [0, 1]
+    assert told == sorted(told) and told[0] < told[-1] == len(run.trace.events) == 4
+
+
+def _one_dies(ring) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    ring.compute("first", lambda: None)
+    ring.shift(torch.zeros(1))
+
+
+def test_of_a_rank_that_dies_all_is_told_that_it_did_before() -> None:
+    traces: list[Trace] = []
+    with pytest.raises(RankFailedError):
+        launch(_one_dies, 2, faults=[Fault("kill", rank=1, exchange=0)], watch=traces.append)
+    assert [event.label for event in traces[-1].computes(1)] == ["first"]

@@ -11,7 +11,7 @@ import pytest
 
 from ringlab.conformance.runner import Report, check
 
-NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_neighbours", "tests.conformance.bad_distributed"
+NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
 LIMIT = 4.0
 
 

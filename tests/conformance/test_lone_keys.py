@@ -19,8 +19,7 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, attend, covering, inputs, join, problem
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
-from tests.laws.draw import SEEDS, Shape, tensors
-from tests.laws.refute import refute
+from tests.laws.draw import SEEDS, Shape, refute, tensors
 
 Whole = tuple[Tensor, ...]
 Attention = Callable[[Whole, Mask], Results]

@@ -1,4 +1,9 @@
-"""Every wrong ring is found by the check that is named for it; the plain rings pass them all."""
+"""Every wrong ring is found by the check that is named for it; the plain rings pass them all.
+
+ringlab's own ring passes its own checks: every layout, schedule and block; and on every transport.
+
+A reference to a target that is not there says which part of it, and what comes near; another's missing package is that.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from ringlab import plain_ring
-from ringlab.conformance import checks
+from ringlab.conformance import checks, own
+from ringlab.conformance.loading import resolve
 from ringlab.conformance.mutants import FILES, MUTANTS
 from ringlab.conformance.mutants.mutant import SOURCE, Mutant, read
 from ringlab.conformance.runner import check
-from ringlab.errors import EditError
+from ringlab.conformance.target import Target
+from ringlab.errors import BackendError, EditError
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -64,3 +71,113 @@ def test_a_mutant_can_be_named_on_the_command_line() -> None:
 
 def test_the_plain_ring_is_the_text_that_is_changed() -> None:
     assert Path(plain_ring.__file__).read_text(encoding="utf-8") == SOURCE
+
+
+@pytest.mark.parametrize("name", ["ring", "allgather", "naive", "blockwise"])
+def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
+    target: Target = getattr(own, name)
+    report = check(target, quick=True, isolate=False)
+    assert report.failed == []
+    applies = {finding.name: finding.applies for finding in report.findings}
+    assert applies["masks"] and applies["scale"] and applies["bytes"] == (name != "allgather")
+
+
+@pytest.mark.parametrize(("name", "seed"), [("dv", 6), ("ragged", 36)])
+def test_our_ring_is_not_blamed_for_bad_luck(name: str, seed: int) -> None:
+    """Here it errs by a little more than twice the plainest implementation, which is lucky."""
+    assert check(own.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
+
+
+def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
+    report = check(own.ring, quick=True, only=("more seeds",), isolate=False)
+    assert [each.name for each in report.findings] == ["loads", "more seeds"] and report.runs > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
+@pytest.mark.parametrize("name", ["ring", "allgather"])
+def test_our_ring_passes_on_processes(name: str, transport: str) -> None:
+    report = check(
+        f"ringlab.conformance.own:{name}", quick=True, transport=transport, ranks=(2,), limit=60.0,
+        layouts=("contiguous", "zigzag"),
+    )  # fmt: skip
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+    assert report.transport == transport
+
+
+@pytest.mark.slow
+def test_a_ring_over_torch_distributed_passes_in_gloo_processes() -> None:
+    report = check("ringlab.conformance.plain_distributed:attend", quick=True, limit=60.0, ranks=(1, 3))
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+    assert (report.over, report.transport) == ("torch.distributed", "gloo")
+
+
+@pytest.mark.slow
+def test_an_all_to_all_that_sends_to_one_rank_is_a_hop() -> None:
+    """Its split sizes say so; one that sends to several, as the wrong ring below does, is a collective."""
+    report = check(
+        "tests.conformance.bad_targets:by_all_to_all",
+        quick=True,
+        limit=60.0,
+        ranks=(3,),
+        only=("forward", "rounds", "bytes"),
+    )
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+
+
+@pytest.mark.slow
+def test_a_wrong_ring_over_torch_distributed_is_found() -> None:
+    """It adds the blocks' outputs, sends its whole shard to everybody, and goes on when a rank is gone."""
+    report = check(
+        "tests.conformance.bad_targets:gather_and_average",
+        quick=True,
+        limit=20.0,
+        ranks=(3,),
+        only=("forward", "rounds", "gather", "rank dies"),
+    )
+    assert report.failed == ["forward", "rounds", "gather", "rank dies"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "got", "remedy"),
+    [
+        ("ringlab.plain_rings", "attend", "no plain_rings in ringlab", "plain_ring"),
+        ("ringlab.conformence.own", "attend", "no conformence in ringlab", "there is conformance"),
+        ("rinlab.attention", "ring_attention", "no rinlab: neither in ", "there is ringlab"),
+        ("qqqqqqqqqqqq", "ring", "no qqqqqqqqqqqq: neither in ", "begin in the folder that it lies in"),
+        ("my_fodler.ring", "attend", "no my_fodler: neither in ", "there is my_folder"),
+        ("ringlab.attention.ring_attention", "x", "ringlab.attention is one", "as in ringlab.attention:ring_attention"),
+        ("ringlab.plain_ring", "atend", "nothing of that name", "there is attend"),
+        ("my_folder/ring.py", "attend", "'my_folder/ring.py'", "as in my_folder.ring:function"),
+        ("ring.py", "attend", "'ring.py'", "as in ring:function"),
+        ("../ring", "attend", "'../ring'", "as in ring:function"),
+        (".ring", "attend", "'.ring'", "as in package.module:function"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_named_with_what_comes_near(
+    module: str, name: str, got: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendError) as caught:
+        resolve(module, name)
+    assert got in caught.value.got and remedy in caught.value.remedy
+
+
+def test_what_is_there_is_found_in_a_class_too() -> None:
+    assert resolve("ringlab.plain_ring", "attend") is plain_ring.attend
+    assert resolve("pathlib", "Path.cwd")() == Path.cwd()
+
+
+@pytest.mark.parametrize("imports", ["a_package_that_is_not_there", "wanting.sister"])
+def test_a_package_that_the_target_needs_is_no_missing_target(
+    imports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wanting").mkdir()
+    (tmp_path / "wanting" / "__init__.py").write_text(f"import {imports}\n")
+    (tmp_path / "wanting" / "ring.py").write_text("def attend(q, k, v):\n    return q\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=imports):
+        resolve("wanting.ring", "attend")

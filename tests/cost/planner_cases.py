@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import ringlab.cost.planner.ledger as ledger
-import ringlab.cost.planner.ring_work as work
+import ringlab.cost.planner.ring_time as work
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.weigh as weigh
 from ringlab.cost.hardware import Hardware, Link, Reached, hardware

@@ -22,9 +22,8 @@ from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.block_time import MeasuredTime, PeakTime, block_time, tile_scores
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import MeasuredBlock, hardware
-from ringlab.cost.network import Network
 from ringlab.cost.shape_block import Prices, ShapeBlock
-from ringlab.cost.simulate import Simulation, simulate
+from ringlab.cost.simulate import Network, Simulation, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zigzag

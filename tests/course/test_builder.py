@@ -13,7 +13,7 @@ from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.builder import build as builder
 from ringlab_course.builder import execution, lint, sources
-from tests.course.samples import EXERCISE, exercise_source, lesson_source, small_course
+from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
 
 @pytest.fixture(autouse=True)

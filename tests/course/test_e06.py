@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ringlab.comm.virtual.cluster import Costs, VirtualCluster
 from ringlab.cost.models import model
-from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.papers import striped_speedup
 from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import least_tokens_hidden
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.overlap import order
 from ringlab_course.checking.reports import run_stage

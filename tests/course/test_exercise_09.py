@@ -15,8 +15,7 @@ from ringlab import layout as layouts
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.backward import pair, parts_of, problem, sum_over
 from ringlab_course.checking.backward_mistakes import COMPARED
-from ringlab_course.checking.crashes import reason
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e09_backward_ring import ring as e09_ring

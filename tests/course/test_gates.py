@@ -15,12 +15,12 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import NOT_COUNTED, run_in_process
 from ringlab_course.cli.grade_notebooks import _print_report
 from ringlab_course.gradebook.entry import Entry
-from ringlab_course.gradebook.explain import explained
 from ringlab_course.gradebook.learner_view import entry_view
 from ringlab_course.gradebook.pages import learner_page
+from ringlab_course.gradebook.readable import explained
 from ringlab_course.judge.judge import GradeReport
-from ringlab_course.nbgrader.told import _stage as told_by_nbgrader
-from ringlab_course.nbgrader.told import view_of
+from ringlab_course.nbgrader.submitted import _stage as told_by_nbgrader
+from ringlab_course.nbgrader.submitted import view_of
 from ringlab_course.notebook.checks import described
 from tests.course.submissions_of import submission
 from tools.website import kill_matrix

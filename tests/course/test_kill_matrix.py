@@ -8,7 +8,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import wrong_answers
 from tests.course.submissions_of import cases, submissions
 from tools.website import kill_matrix
-from tools.website.check_reasons import TOGETHER
+from tools.website.misconceptions import TOGETHER
 
 FEWEST_WRONG = 6
 

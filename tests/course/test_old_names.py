@@ -19,7 +19,7 @@ from ringlab.checkout import find_checkout
 from ringlab_course.builder import sources
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.cli.grade_notebooks import _tell_outcome
-from ringlab_course.gradebook.work import Job, Outcome
+from ringlab_course.gradebook.pool import Job, Outcome
 from ringlab_course.judge.judge import GradeReport, grade
 from tests.course.judge.small_contract import EXERCISE
 from tests.course.judge.small_contract import notebook as small_notebook

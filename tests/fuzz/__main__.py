@@ -14,9 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringlab.bench.machine import machine
-from tests.fuzz.beside import fuzz_beside
-from tests.fuzz.engine import TARGETS, fuzz, input_of, lines_missed
+from ringlab.bench.device import machine
+from tests.fuzz.engine import TARGETS, fuzz, fuzz_beside, input_of, lines_missed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TRACED = 20_000

@@ -14,7 +14,7 @@ from ringlab.errors import CourseError
 from ringlab_course.gradebook.collect import collect
 from ringlab_course.judge.protocol import LIMITS, Frame, pack
 from ringlab_course.judge.submission import CELLS, Submission, UnreadableError, read_submission
-from tests.fuzz import junk
+from tests.fuzz import frames
 
 SOURCES = (
     "import torch\n",
@@ -37,7 +37,7 @@ def draw(rng: random.Random) -> bytes:
         return _large(rng)
     document: Any = {"nbformat": 4, "nbformat_minor": 5, "metadata": _metadata(rng), "cells": [_cell(rng) for _ in range(rng.choice((0, 1, 2, 4)))]}  # fmt: skip
     if rng.random() < 0.6:
-        document = junk.spoil(rng, document, rng.choice((1, 1, 2, 4)))
+        document = frames.spoil(rng, document, rng.choice((1, 1, 2, 4)))
     text = json.dumps(document, ensure_ascii=rng.random() < 0.6)
     if rng.random() < 0.1:
         text = text.replace(
@@ -46,7 +46,7 @@ def draw(rng: random.Random) -> bytes:
     coding = rng.choice(("utf-8", "utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"))
     data = bytearray(text.encode(coding, "surrogatepass" if coding.startswith("utf") else "replace"))
     if rng.random() < 0.3:
-        junk.damage(rng, data, rng.choice((1, 2, 5)))
+        frames.damage(rng, data, rng.choice((1, 2, 5)))
     return bytes(data)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.beside import fuzz_beside
 from tests.fuzz.bugs import PARSER, READER
-from tests.fuzz.engine import TARGETS, fuzz, input_of
+from tests.fuzz.engine import TARGETS, fuzz, fuzz_beside, input_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INPUTS = 6000

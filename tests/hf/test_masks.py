@@ -19,7 +19,7 @@ from ringlab.errors import MaskError
 from ringlab.hf.masks import LayerMask, read
 from ringlab.mask import Mask
 from tests.hf.models import llama, qwen2
-from tests.laws.refute import refute
+from tests.laws.draw import refute
 
 
 def meant(window: int | None, documents: tuple[int, ...], causal: bool) -> np.ndarray:

@@ -27,9 +27,18 @@ from ringlab.errors import (
     WorldSizeError,
 )
 from ringlab.mask import Mask
-from tests.hf.models import IGNORE, batch_of, build, gemma2, llama, qwen2
-from tests.hf.ways import counted_from_the_ranks_before, counted_from_zero, run
-from tests.plain_block import Plain
+from tests.hf.models import (
+    IGNORE,
+    batch_of,
+    build,
+    counted_from_the_ranks_before,
+    counted_from_zero,
+    gemma2,
+    llama,
+    qwen2,
+    run,
+)
+from tests.shapes import Plain
 
 S, P = 12, 2
 BATCH = batch_of(S)

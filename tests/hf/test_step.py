@@ -1,18 +1,44 @@
-"""One training step of a model of transformers over a ring: loss and gradients of one process."""
+"""One training step of a model of transformers over a ring: loss and gradients of one process.
+
+The same step on two gloo processes, and the script of docs/huggingface.md under torchrun.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ringlab import contiguous, per_document, zigzag
+from ringlab import VirtualCluster, contiguous, launch, per_document, zigzag
+from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
-from tests.hf.models import FAMILIES, IGNORE, Batch, alone, batch_of, bounds, errors, llama, qwen2, truth
-from tests.hf.ways import MUTANTS, Mutant, exact_step_over, over, run
+from tests.hf.models import (
+    FAMILIES,
+    IGNORE,
+    MUTANTS,
+    Batch,
+    Mutant,
+    alone,
+    batch_of,
+    bounds,
+    errors,
+    exact_step_over,
+    llama,
+    over,
+    qwen2,
+    run,
+    step_over,
+    truth,
+)
 from tests.laws.draw import MAKERS, SEEDS
 
 DOCUMENTS = (7, 5, 1, 8)
@@ -136,3 +162,59 @@ def test_the_bounds_are_those_of_float32() -> None:
         0 < bound <= 1e-4 * (1 + float(true.values()[name].abs().max())) for name, bound in allowed.items()
     )
     assert errors(alone(qwen2(), batch, "sdpa"), true)["loss"] <= allowed["loss"]
+
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+UNEVEN = (7, 5, 9)
+SCRIPT = re.search(
+    r"```py\n(# train\.py.*?)```", (CHECKOUT / "docs/huggingface.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+def test_two_processes() -> None:
+    config, layout, batch = qwen2(), zigzag(21, 2), batch_of(21, documents=UNEVEN)
+    true = truth(config, batch)
+    allowed = bounds(config, batch, true)
+    results = launch(step_over, 2, config, layout, batch).results
+    for step, virtual in zip(results, over(config, layout, batch), strict=True):
+        assert all(error <= allowed[name] for name, error in errors(step, true).items())
+        assert step.loss == virtual.loss  # bit by bit what virtual ranks have
+        assert all(torch.equal(step.gradients[name], x) for name, x in virtual.gradients.items())
+
+
+def test_the_script_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under torchrun on two processes, and on one rank alone: the same losses, which fall."""
+    assert SCRIPT is not None
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT[1], encoding="utf-8")
+    two = losses(under_torchrun(script, 2))
+
+    def alone(ring: Ring) -> None:
+        monkeypatch.setattr("ringlab.connect", lambda _: nullcontext(ring))
+        exec(compile(SCRIPT[1], "train.py", "exec"), {})
+
+    VirtualCluster(1).run(alone)
+    one = losses(capsys.readouterr().out)
+    assert len(two) == len(one) == 5 and two[-1] < two[0]
+    assert all(abs(a - b) <= 1e-5 * b for a, b in zip(two, one, strict=True))
+
+
+def under_torchrun(script: Path, processes: int) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(said: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]

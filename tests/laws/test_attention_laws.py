@@ -17,8 +17,7 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.layout import Layout, contiguous, dealt, zigzag
 from tests.laws.broken_rings import FAULTS, broken_ring
-from tests.laws.draw import LAYOUTS, SEEDS, Shape, tensors
-from tests.laws.refute import refute
+from tests.laws.draw import LAYOUTS, SEEDS, Shape, refute, tensors
 
 Attention = Callable[..., Results]
 EPSILON = torch.finfo(torch.float64).eps

@@ -19,8 +19,7 @@ from ringlab.blocks.naive import Naive
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.merge import Partial, merge
-from tests.laws.draw import SEEDS, Shape, shapes, tensors
-from tests.laws.refute import refute
+from tests.laws.draw import SEEDS, Shape, refute, shapes, tensors
 
 BLOCKS = tuple(get_block(name, torch.zeros(1, 1, 1, 1)) for name in available())
 # Float64 shows whether the mathematics is right; what other dtypes lose is measured on fixed cases,

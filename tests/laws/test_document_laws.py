@@ -17,7 +17,7 @@ from ringlab.errors import LayoutError, MaskError
 from ringlab.layout import Layout, Run
 from ringlab.mask import Mask
 from ringlab.pieces import check_position_ids
-from tests.laws.refute import refute
+from tests.laws.draw import refute
 
 Lengths = tuple[int, ...]
 Maker = Callable[[Lengths, int], Layout]

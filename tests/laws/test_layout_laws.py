@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.layout import Layout, Run, contiguous, dealt, striped, zigzag
-from tests.laws.refute import refute
+from tests.laws.draw import refute
 
 Dealing = tuple[int, int, int, bool]
 DEALINGS = st.tuples(st.integers(0, 200), st.integers(1, 9), st.integers(1, 40), st.booleans())

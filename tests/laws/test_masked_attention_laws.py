@@ -21,9 +21,7 @@ from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules import available, get_schedule
-from tests.laws.draw import SEEDS, Shape, tensors
-from tests.laws.philox import factors
-from tests.laws.refute import refute
+from tests.laws.draw import SEEDS, Shape, factors, refute, tensors
 from tests.laws.test_mask_laws import problems
 
 Whole = tuple[Tensor, ...]

@@ -16,8 +16,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.blocks.naive import Naive
 from ringlab.merge import Partial, merge
-from tests.laws.draw import SEEDS, Shape, shapes, tensors
-from tests.laws.refute import refute
+from tests.laws.draw import SEEDS, Shape, refute, shapes, tensors
 
 Merge = Callable[[Partial, Partial], Partial]
 EPSILON = torch.finfo(torch.float64).eps

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws.broken_oracles import (
+from tests.laws.broken_rings import (
     BottomRight,
     DropsFromLse,
     HeadsAveraged,
@@ -29,8 +29,7 @@ from tests.laws.broken_oracles import (
     Oracle,
     Plain,
 )
-from tests.laws.draw import SEEDS, Shape, shapes
-from tests.laws.refute import refute
+from tests.laws.draw import SEEDS, Shape, refute, shapes
 
 EPSILON = float(np.finfo(np.float64).eps)
 Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

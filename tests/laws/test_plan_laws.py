@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ringlab import plan
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
 from ringlab.plan import Tile
-from tests.laws.refute import refute
+from tests.laws.draw import refute
 
 Planner = Callable[[Layout, int, int, bool], tuple[Tile, ...]]
 

@@ -18,8 +18,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.nn import IGNORE, Context, loss_share, next_tokens, sum_gradients, valid_tokens
 from ringlab.nn.loss import summed
-from tests.laws.draw import MAKERS, SEEDS
-from tests.laws.refute import refute
+from tests.laws.draw import MAKERS, SEEDS, refute
 from tests.nn.ways import CONFIG, MUTANTS, RIGHT, Gradients, Way, alone, gradients_of, model_of, tokens_of
 
 ROUNDINGS = 2000 * torch.finfo(torch.float64).eps

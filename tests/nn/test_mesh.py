@@ -21,8 +21,7 @@ from ringlab.errors import (
 )
 from ringlab.nn import Degrees, ModelConfig, Recipe, Transformer, train
 from ringlab.nn.loss import loss_share, next_tokens, valid_tokens
-from tests.nn.programs import four_on_meshes
-from tests.nn.ways import equal
+from tests.nn.ways import equal, four_on_meshes
 
 CONFIG = ModelConfig(vocabulary=40, width=16, layers=2, heads=4, kv_heads=2, hidden=32, qk_norm=True)
 TOKENS = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(0))

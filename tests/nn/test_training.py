@@ -1,19 +1,29 @@
-"""The loss curve is the same wherever the sequence lies: a short run here, 200 steps in the committed figure."""
+"""The loss curve is the same wherever the sequence lies: a short run here, 200 steps in the committed figure.
+
+Batches are a function of their number, so that the number is the position in the data.
+
+Training as the guide has it: alone, on virtual ranks and on processes the losses are the same.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import math
+import platform
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, launch
 from ringlab.bench.loss_curves import ALONE, RECIPE, RINGS, curves, differences
 from ringlab.errors import BackendError, DeviceError, LayoutError, MaskError, TrainingError
-from ringlab.nn import Degrees, Recipe, train
+from ringlab.nn import Degrees, Recipe, text, train
 from ringlab.nn import training as module
 from ringlab.nn.text import library
 
@@ -97,3 +107,55 @@ def test_a_gpu_that_is_not_there_is_told_on_every_rank(monkeypatch: pytest.Monke
         VirtualCluster(2).run(train, SHORT, None, None, None, "cuda")
     with pytest.raises(DeviceError, match="a GPU, for device="):
         train(None, SHORT, device=torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_the_text_is_the_library_and_names_its_python() -> None:
+    library = text.library()
+    assert Path(heapq.__file__).read_bytes() in library.content
+    assert platform.python_version() in library.name and len(library) > 200_000
+    assert len(library.digest) == 12
+
+
+def test_batches_are_stretches_of_the_text_and_depend_on_number_and_seed_alone() -> None:
+    library = text.library()
+    batch = text.batch(library, S=64, rows=3, number=5)
+    assert batch.shape == (3, 64) and batch.dtype == torch.int64
+    assert all(bytes(row.tolist()) in library.content for row in batch)
+    assert torch.equal(batch, text.batch(library, 64, 3, 5))
+    for other in (text.batch(library, 64, 3, 6), text.batch(library, 64, 3, 5, seed=1)):
+        assert not torch.equal(batch, other)
+
+
+def test_an_iterator_starts_anywhere() -> None:
+    library = text.library()
+    numbers, tensors = zip(*itertools.islice(text.batches(library, 16, 2, start=7), 3), strict=True)
+    assert numbers == (7, 8, 9)
+    assert torch.equal(tensors[1], text.batch(library, 16, 2, 8))
+
+
+def test_a_text_too_short_is_refused() -> None:
+    assert text.batch(text.Text("abc", b"abc"), 3, 1, 0).tolist() == [[97, 98, 99]]
+    with pytest.raises(TrainingError, match="of 1 to 3 bytes"):
+        text.batch(text.Text("abc", b"abc"), 4, 1, 0)
+
+
+def test_a_python_without_its_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(TrainingError, match=r"no argparse\.py, bisect\.py"):
+        text.library.__wrapped__()
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/guide/training.md").read_text(encoding="utf-8")
+[EXAMPLE] = re.findall(r"```python\n(from ringlab import VirtualCluster\n.*?)```", GUIDE, re.DOTALL)
+
+
+def test_the_example_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "steps=5" in EXAMPLE and '`launch(train, 4, recipe, "runs/first")`' in GUIDE
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(EXAMPLE.replace("steps=5", "steps=4"), names)
+    alone, virtual, train, recipe = (names[name] for name in ("alone", "virtual", "train", "recipe"))
+    processes = launch(train, 4, recipe, "runs/first").results[0]
+    assert virtual == processes, "virtual ranks and processes differ"
+    assert all(abs(a - b) <= 1e-5 * b for a, b in zip(virtual, alone, strict=True))
+    assert (tmp_path / "runs/first/latest").read_text() == "step-00000004"

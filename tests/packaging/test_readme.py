@@ -1,12 +1,23 @@
-"""What the README says can be done and found, can be; and it stays short."""
+"""What the README says can be done and found, can be; and it stays short.
+
+The tour: programs print what stands below them, commands at least that.
+
+What was measured with tools/goal_times.py keeps its goals: lessons in three minutes, tiers in one and ten.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.cli import app
 from ringlab_course.catalogue import LESSONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -60,3 +71,56 @@ def test_the_make_targets_exist() -> None:
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", texts, re.MULTILINE))
     assert named - targets == set()
     assert {"lab", "test", "build", "docs"} <= named
+
+
+TOUR = (Path(__file__).parents[2] / "docs/tour.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```(\w+)\n(.*?)```\n\n```text\n(.*?)```", TOUR, re.DOTALL)
+
+
+def words(text: str) -> str:
+    """The words of a text, without the frames of tables: columns are as wide as the terminal."""
+    return " ".join(re.sub("[┃│]", " ", text).split())
+
+
+def test_every_block_of_the_tour_is_looked_at() -> None:
+    assert len(SHOWN) == TOUR.count("```text") == TOUR.count("```") // 4 >= 4
+    assert {kind for kind, _, _ in SHOWN} == {"py", "sh"}
+
+
+@pytest.mark.parametrize("source, told", [(s, told) for kind, s, told in SHOWN if kind == "py"])
+def test_a_program_prints_what_stands_below_it(source: str, told: str) -> None:
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stdout == told, done.stderr
+
+
+@pytest.mark.parametrize("command, told", [(s, told) for kind, s, told in SHOWN if kind == "sh"])
+def test_a_command_prints_what_stands_below_it(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    for line in told.splitlines():
+        assert words(line) in words(result.output), result.output
+
+
+RESULTS = CHECKOUT / "benchmarks/results/waiting"
+
+
+def test_every_lesson_runs_in_three_minutes() -> None:
+    measured = json.loads((RESULTS / "notebooks.json").read_text(encoding="utf-8"))
+    assert set(measured["seconds"]) == {path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb")}
+    assert max(measured["seconds"].values()) < 180
+    assert measured["machine"]["cores"] == 2
+
+
+def test_the_tiers_pass_right_rings_in_a_minute_and_in_ten() -> None:
+    measured = json.loads((RESULTS / "tiers.json").read_text(encoding="utf-8"))
+    assert {case["target"].split(":")[0] for case in measured["cases"]} == {
+        "ringlab.attention",
+        "ringlab.conformance.plain_distributed",
+    }
+    limits = {"quick": 60, "full": 600}
+    assert {case["tier"] for case in measured["cases"]} == set(limits)
+    for case in measured["cases"]:
+        assert case["ok"] and case["checks"] >= 30 and case["seconds"] < limits[case["tier"]], case
+    assert measured["machine"]["cores"] == 2

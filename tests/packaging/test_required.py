@@ -1,8 +1,13 @@
-"""What may be skipped on a learner's machine may not be skipped where everything is required."""
+"""What may be skipped on a learner's machine may not be skipped where everything is required.
+
+The set-up says what it needs where Python is too old or cannot make environments, and is quick when done.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +104,96 @@ def test_a_machine_where_all_is_required_stops_without_them(tmp_path: Path) -> N
     done = subprocess.run(["/bin/sh", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "needed: bubblewrap chromium" in done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of nothing but the set-up, in a directory with spaces in its name."""
+    folder = tmp_path / "a checkout with spaces"
+    shutil.copytree(CHECKOUT / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(CHECKOUT / name, folder)
+    return folder
+
+
+def script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    command = ["/bin/sh", str(checkout / "tools/setup.sh")]
+    return subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True)
+
+
+OLD = 'case "$1" in --version) echo Python 3.8.18 ;; *) exit 1 ;; esac'
+
+
+def test_a_chosen_python_that_is_too_old_is_refused(checkout: Path, tmp_path: Path) -> None:
+    done = setup(checkout, PYTHON=str(script(tmp_path / "old python", OLD)))
+    assert done.returncode == 1
+    assert "needed: Python 3.11, 3.12 or 3.13" in done.stderr
+    assert "old python, Python 3.8.18" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_no_python_that_will_do(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    for name in ("python3", "python3.12"):
+        script(tools / name, OLD)
+    tools.joinpath("dirname").symlink_to(str(shutil.which("dirname")))
+    done = setup(checkout, PATH=str(tools))
+    assert done.returncode == 1
+    assert "got: Python 3.8.18" in done.stderr
+    assert "make lab PYTHON=/path/to/python3.12" in done.stderr
+
+
+def test_a_newer_python_is_found_where_python3_is_too_old(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    script(tools / "python3", OLD)
+    script(
+        tools / "python3.12", f'case "$*" in *ensurepip*) exit 1 ;; *) exec "{sys.executable}" "$@" ;; esac'
+    )
+    tools.joinpath("dirname").symlink_to(str(shutil.which("dirname")))
+    done = setup(checkout, PATH=str(tools))
+    assert "Python 3.8" not in done.stderr  # it went on with the newer one, to the next need:
+    assert "needed: Python's venv and ensurepip modules" in done.stderr
+    assert "apt-get install python3-venv" in done.stderr
+    assert done.returncode == 1
+
+
+def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(checkout: Path) -> None:
+    """pip is a stand-in that writes down how it was called."""
+    log = checkout / "pip.log"
+    body = f'case "$2" in pip) echo "$@" >>"{log}" ;; *) exec "{sys.executable}" "$@" ;; esac'
+    script(checkout / ".venv/bin/python", body)
+    assert setup(checkout).returncode == 0
+    first = log.read_text()
+    assert first.count("-c requirements.lock") == 2 and first.rstrip().endswith("-e .[lab]")
+    assert (checkout / ".venv/share/jupyter/lab/settings/overrides.json").exists()
+    assert setup(checkout).returncode == 0
+    assert log.read_text() == first
+    with (checkout / "requirements.lock").open("a") as lock:
+        lock.write("zzz==1\n")
+    assert setup(checkout).returncode == 0
+    assert log.read_text() == first * 2
+
+
+def test_make_lab_installs_the_learners_extra_and_make_test_all() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "setup-lab", "setup-test"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["sh tools/setup.sh lab", "sh tools/setup.sh test,site"]
+
+
+def test_the_lab_serves_this_machine_only_and_asks_nobody_for_news() -> None:
+    lab = runpy.run_path(str(CHECKOUT / "tools/lab.py"))
+    command = lab["command"](["--no-browser"])
+    assert "--ServerApp.ip=127.0.0.1" in command
+    assert f"--ServerApp.root_dir={CHECKOUT}" in command
+    assert "--LabApp.news_url=None" in command
+    assert not any("token" in argument for argument in command)
+    assert command[-1] == "--no-browser"
+    assert (CHECKOUT / lab["FIRST"]).exists()

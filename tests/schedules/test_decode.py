@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ringlab import VirtualCluster, ring_attention
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.ring import Ring
+from ringlab.comm.trace import Outcome
 from ringlab.conformance.tolerance import bounds, relative_error, truth
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
@@ -25,7 +25,7 @@ from ringlab.schedules import decode as module
 from ringlab.schedules.cache import ShardedCache
 from ringlab.schedules.decode import MERGES, CacheTile, cache_tiles, decode
 from tests.laws.draw import MAKERS, Shape, tensors
-from tests.schedules.node_traffic import decode_traffic
+from tests.schedules.test_traffic import decode_traffic
 
 MASKS = st.one_of(
     st.builds(Mask, causal=st.booleans()),

@@ -1,18 +1,35 @@
-"""Rows of ranks: every token of theirs once, where the row's layout says that it is."""
+"""Rows of ranks: every token of theirs once, where the row's layout says that it is.
+
+On processes: the bits of the virtual cluster, and its errors word for word. Few launches, for each takes its time.
+
+Every schedule gives a block that computes whole steps as many as were announced, also where a mask saves some.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from ringlab import VirtualCluster, launch
+from ringlab.comm.ring import Ring
+from ringlab.errors import RinglabError, ShapeError
 from ringlab.layout import Layout, Run, contiguous, striped, zigzag
+from ringlab.mask import Mask
 from ringlab.plan import tiles
-from ringlab.schedules import mesh
+from ringlab.schedules import available, mesh
 from ringlab.schedules.all_to_all import heads_of
 from ringlab.schedules.mesh import rows_of_ranks
+from ringlab.schedules.ring import RingSchedule
+from tests.comm.test_ring import assert_rows_and_columns, rows_and_columns
 from tests.laws.draw import MAKERS
+from tests.schedules import test_cache, test_decode, test_exact
+from tests.schedules.problems import Problem, assert_equals_the_oracle, solve
 
 
 def law_rows_hold_their_ranks_tokens(layout: Layout, ulysses: int) -> None:
@@ -81,3 +98,51 @@ def test_a_rank_has_the_key_value_head_of_each_of_its_query_heads(K: int, ranks:
             assert keys.start + number // inside == head // group
         held += range(queries.start, queries.stop)
     assert held == list(range(H))
+
+
+def on_four(ring: Ring) -> tuple[Any, list[tuple[Tensor, ...]]]:
+    return rows_and_columns(ring), test_exact.solve_all(ring)
+
+
+def test_rows_columns_and_schedules() -> None:
+    mine, its = launch(on_four, 4, threads=1), VirtualCluster(4, memory=False).run(on_four)
+    assert_rows_and_columns([moved for moved, _ in mine.results])
+    for (_, solved), (_, expected) in zip(mine.results, its.results, strict=True):
+        for one, other in zip(solved, expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def refusals(ring: Ring) -> list[RinglabError | None]:
+    return test_exact.call_all(ring) + test_cache.all_of_them(ring)
+
+
+def on_three(ring: Ring) -> tuple[int, list[RinglabError | None], list[tuple[Tensor, Tensor, list[int]]]]:
+    refused = refusals(ring)
+    sent = sum(e.bytes_sent for e in ring.comm.trace.exchanges(ring.rank))  # type: ignore[attr-defined]
+    return sent, refused, test_decode.generate_all(ring)
+
+
+def test_refusals_and_decode() -> None:
+    mine, its = launch(on_three, 3, threads=1), VirtualCluster(3, memory=False).run(on_three)
+    for (sent, refused, decoded), (_, expected, tokens) in zip(mine.results, its.results, strict=True):
+        assert sent == 0
+        assert [(type(e), str(e)) for e in refused] == [(type(e), str(e)) for e in expected]
+        assert None not in refused
+        for (out, lse, lengths), (out_, lse_, lengths_) in zip(decoded, tokens, strict=True):
+            assert torch.equal(out, out_) and torch.equal(lse, lse_) and lengths == lengths_
+
+
+pytestmark = pytest.mark.needs_triton
+FEW = Problem(contiguous(24, 4), 4, 2, Mask(documents=(12, 9, 3)), D=16, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("schedule", available())
+def test_documents_that_save_hops(schedule: str) -> None:
+    assert_equals_the_oracle(solve(FEW, schedule, block="triton"), FEW)
+
+
+def test_a_count_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is written out at the last block: one that never comes leaves nothing."""
+    monkeypatch.setattr(RingSchedule, "block_count", lambda self, call: call.block_count + 1)
+    with pytest.raises(ShapeError, match="lse of shape"):
+        assert_equals_the_oracle(solve(FEW, "ring", block="triton"), FEW)

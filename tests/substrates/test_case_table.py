@@ -11,8 +11,7 @@ import torch
 from ringlab import VirtualCluster, launch
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import AXES, MASKS, Case, attend, covering, join, problem
-from ringlab.conformance.offered import refusal
+from ringlab.conformance.cases import AXES, MASKS, Case, attend, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, Results, errors, truth
 from ringlab.errors import RinglabError
 from ringlab.schedules import available as schedules

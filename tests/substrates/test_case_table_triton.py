@@ -11,7 +11,7 @@ from ringlab import VirtualCluster
 from ringlab.blocks.protocol import Block
 from ringlab.conformance.cases import AXES, Case, attend, covering, join
 from ringlab.conformance.tolerance import NAMES, Results
-from tests.blocks.small_tiles import small_tiles
+from tests.blocks.compiled import small_tiles
 from tests.substrates.test_case_table import assert_within_bounds
 
 pytestmark = pytest.mark.needs_triton

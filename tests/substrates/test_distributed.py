@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from ringlab import connect, launch
-from ringlab.comm.processes import wire
-from ringlab.comm.processes.board import Board
-from ringlab.comm.processes.journal import Journal, read_journal
+from ringlab.comm.processes import parts
+from ringlab.comm.processes.board import Board, Journal, read_journal
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeadlockError, MismatchError, RinglabError, WorldSizeError
 
@@ -147,34 +146,34 @@ def test_connect_outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_header_tells_messages_apart() -> None:
-    a = wire.Signature.of("kv", [torch.zeros(2, 3)])
+    a = parts.Signature.of("kv", [torch.zeros(2, 3)])
     for other in (
-        wire.Signature.of("kv", [torch.zeros(3, 2)]),
-        wire.Signature.of("kv", [torch.zeros(2, 3).double()]),
-        wire.Signature.of("vk", [torch.zeros(2, 3)]),
-        wire.Signature.of("kv", [torch.zeros(2, 3)] * 2),
-        wire.Signature.of("kv", []),
+        parts.Signature.of("kv", [torch.zeros(3, 2)]),
+        parts.Signature.of("kv", [torch.zeros(2, 3).double()]),
+        parts.Signature.of("vk", [torch.zeros(2, 3)]),
+        parts.Signature.of("kv", [torch.zeros(2, 3)] * 2),
+        parts.Signature.of("kv", []),
     ):
-        assert wire.difference(a, other.header()) == other.text
-    assert wire.difference(a, wire.Signature.of("kv", [torch.ones(2, 3)]).header()) is None
+        assert parts.difference(a, other.header()) == other.text
+    assert parts.difference(a, parts.Signature.of("kv", [torch.ones(2, 3)]).header()) is None
 
 
 def test_header_has_one_size_whatever_the_tag() -> None:
-    long = wire.Signature.of("ü" * 1000, [torch.zeros(1)] * 50)
-    assert long.header().shape == wire.empty_header().shape
-    assert wire.difference(wire.Signature.of("ü" * 1001, [torch.zeros(1)] * 50), long.header()) is not None
+    long = parts.Signature.of("ü" * 1000, [torch.zeros(1)] * 50)
+    assert long.header().shape == parts.empty_header().shape
+    assert parts.difference(parts.Signature.of("ü" * 1001, [torch.zeros(1)] * 50), long.header()) is not None
 
 
 def test_numbers_on_the_wire() -> None:
-    signature = wire.Signature.of("kv", [torch.zeros(2)])
+    signature = parts.Signature.of("kv", [torch.zeros(2)])
     last = (1 << 16) - 1
-    numbers = [wire.header_number(m) for m in (0, 1, last)]
+    numbers = [parts.header_number(m) for m in (0, 1, last)]
     numbers += [signature.number(m, place) for m in (0, 1, last) for place in range(1000)]
     assert len(set(numbers)) == len(numbers)
     assert min(numbers) >= 0
     assert max(numbers) < 1 << 31
     assert signature.number(last + 1, 0) == signature.number(0, 0)
-    longer = wire.Signature.of("kv", [torch.zeros(3)])
+    longer = parts.Signature.of("kv", [torch.zeros(3)])
     assert signature.number(0, 0) != longer.number(0, 0), "gloo would pair them, and abort or fill in part"
 
 

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import Case, attend, covering, inputs, join
-from ringlab.conformance.offered import refusal
+from ringlab.conformance.cases import Case, attend, covering, inputs, join, refusal
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules, TileRules
-from tests.laws.philox import factors
+from tests.laws.draw import factors
 
 SEED = 2**40 + 17
 KINDS: dict[str, dict[str, Any]] = {
@@ -44,7 +43,7 @@ def program(
 
 @cache
 def expected(case: Case, kind: str) -> tuple[Results, dict[str, float]]:
-    """The truth, and what is allowed, with what the twin in tests/laws/philox.py draws."""
+    """The truth, and what is allowed, with what the twin in tests/laws/draw.py draws."""
     said, tensors = KINDS[kind], inputs(case)
     drawn = None
     if "dropout" in said:

@@ -11,9 +11,9 @@ from ringlab.blocks.triton.steps import Launcher
 from ringlab.conformance.cases import Case
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.scores import ScoreRules
+from tests.blocks.compiled import small_tiles
 from tests.blocks.kernel_checks import poisoned
-from tests.blocks.small_tiles import small_tiles
-from tests.laws.philox import factors
+from tests.laws.draw import factors
 from tests.substrates.test_scores import KINDS, beyond, on_virtual_ranks, program
 
 pytestmark = pytest.mark.needs_triton

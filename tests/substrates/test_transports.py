@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from ringlab import VirtualCluster, launch
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.processes.symmetric import Windows
 from ringlab.comm.processes.windows import SharedMemory
 from ringlab.comm.ring import Ring
+from ringlab.comm.trace import Outcome
 from ringlab.comm.wrappers.faulty import Fault
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import CommError, MismatchError, PeerDiedError, RankFailedError, TransportTimeout

@@ -19,7 +19,7 @@ from ringlab.plan import work
 from ringlab.viz import gantt
 from ringlab.viz.gantt_chart import Bar, chart, time_unit
 from ringlab.viz.style import png
-from tests.viz.legible import illegible
+from tests.viz.test_style import illegible
 
 
 class ByWork(Costs):

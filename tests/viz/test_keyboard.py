@@ -1,4 +1,7 @@
-"""Every control of the cost pictures' widgets can be reached and moved by keys alone, and is named."""
+"""Every control of the cost pictures' widgets can be reached and moved by keys alone, and is named.
+
+Widgets are for people: without one, their static form is shown.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from ringlab.comm.trace import Compute, Trace
 from ringlab.layout import contiguous, zigzag
-from ringlab.viz import gantt, layout_view
+from ringlab.viz import frontend, gantt, layout_view
 from ringlab_course.figures import decision_map, load_mosaic, overlap_view
 
 ipywidgets = pytest.importorskip("ipywidgets")
@@ -67,3 +70,20 @@ def test_a_list_or_a_nameless_slider_would_be_found() -> None:
         [ipywidgets.HBox([ipywidgets.Dropdown(options=[1], description="x")]), ipywidgets.IntSlider()]
     )
     assert faults(box) == ["Dropdown is not for keys", "IntSlider has no name"]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_player_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(frontend, "is_live", lambda: live)
+    monkeypatch.setattr("IPython.display.display", happened.append)
+    frontend.show_player(lambda: "the player", lambda: happened.append("the still"))
+    assert happened == (["the player"] if live else ["the still"])
+
+
+def test_the_slider_of_a_step_player_changes_the_picture() -> None:
+    controls, picture = frontend.step_player(["<b>0</b>", "<b>1</b>", "<b>2</b>"], "block").children
+    play, slider = controls.children
+    assert (play.max, slider.max, slider.description) == (2, 2, "block") and picture.value == "<b>0</b>"
+    slider.value = 2
+    assert picture.value == "<b>2</b>"

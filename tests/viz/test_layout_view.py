@@ -14,7 +14,7 @@ from ringlab.plan import work
 from ringlab.viz import layout_view
 from ringlab.viz.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from ringlab.viz.style import rank_colour
-from tests.viz.legible import illegible
+from tests.viz.test_style import illegible
 
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
 

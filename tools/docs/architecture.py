@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..house.floors import FLOORS
 from ..website.docstrings import first_sentence
-from ..website.markdown import table
+from ..website.links import table
 
 HEAD = """\
 # Architecture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..website.markdown import table
+from ..website.links import table
 
 HEAD = """\
 # Measured

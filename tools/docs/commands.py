@@ -12,7 +12,7 @@ import typer
 
 from ringlab.cli import app
 
-from ..website.markdown import escape, table
+from ..website.links import escape, table
 
 HEAD = """\
 # Commands

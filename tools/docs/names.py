@@ -13,14 +13,14 @@ import ringlab
 from ..website import members
 from ..website.api import exports, read
 from ..website.docstrings import first_sentence, to_markdown
-from ..website.markdown import table
+from ..website.links import table
 from ..website.members import Member
 
 HEAD = """\
 # The public names
 
 `make docs` writes this page from the docstrings of what `from ringlab import …` gives; the examples on it are run by
-`tests/floors/test_doctests.py`. Everything else in the package can be imported too, by the path of its module
+`tests/floors/test_docstrings.py`. Everything else in the package can be imported too, by the path of its module
 ([architecture](architecture.md) lists them), but may change between minor versions.
 
 Axis letters: B batch, H query heads, K key/value heads (H % K == 0), D head dim, S tokens of the whole sequence, L tokens

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from . import members
 from .docstrings import first_sentence, to_markdown
-from .markdown import escape, table, toctree
-from .names import spelled_out
+from .links import escape, table, toctree
+from .members import spelled_out
 
 ROOMS = (
     ("ringlab", "ring_attention, layouts, plans, the merge and the oracle"),

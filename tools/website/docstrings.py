@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from .markdown import escape
+from .links import escape
 
 _NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
 _NEXT_NAMED = re.compile(r"(?<=\.) (?=[a-z_]\w*(?:, [a-z_]\w*)*: \S)")

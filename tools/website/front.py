@@ -9,8 +9,8 @@ from ringlab_course.catalogue import LESSONS, PARTS, Lesson
 from ringlab_course.checking.contract import Exercise
 
 from . import misconceptions, moving_ring
-from .markdown import escape, table, toctree
-from .notebooks import stage_anchor
+from .links import escape, table, toctree
+from .stage import stage_anchor
 
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")

@@ -15,7 +15,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise, load_st
 from ringlab_course.checking.reports import StageReport, run_in_process
 from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, wrong_answers
 
-from .check_reasons import TOGETHER
+from .misconceptions import TOGETHER
 
 NAME = "kill-matrix"
 SEED = 1

@@ -1,11 +1,14 @@
 """Whether every link of built pages leads somewhere, and whether a page would load anything from another host.
 
 Read from the HTML and CSS alone; what scripts ask for is seen in a browser only (tests/site).
+
+Text that is not Markdown, as Markdown.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -132,3 +135,34 @@ def _broken(link: str, path: Path, pages: dict[Path, Page], folder: Path) -> str
 
 def _target(link: str, path: Path) -> Path:
     return (path.parent / unquote(link)).resolve()
+
+
+_CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
+_SPECIAL = re.compile(r"([\\*_<>\[\]{}$#|~])")
+
+
+def escape(text: str) -> str:
+    """Return `text` with everything escaped that Markdown would take for markup, but code in backticks."""
+    parts = _CODE.split(text)
+    return "".join(part if index % 2 else _SPECIAL.sub(r"\\\1", part) for index, part in enumerate(parts))
+
+
+def slug(*names: str) -> str:
+    """Return the anchor of something with these names: "05.step", "adds_up" → "05-step-adds-up"."""
+    return "-".join(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names)
+
+
+def row(*cells: str) -> str:
+    """Return a row of a table; a bar inside a cell, also in code, is escaped."""
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell.replace("\n", " ")) for cell in cells) + " |"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table."""
+    return "\n".join([row(*head), row(*["---"] * len(head)), *(row(*cells) for cells in rows)])
+
+
+def toctree(pages: list[str], caption: str = "") -> str:
+    """Return a hidden list of pages: what stands in the navigation beside them."""
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["```{toctree}", *options, "", *pages, "```"])

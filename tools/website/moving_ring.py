@@ -9,7 +9,7 @@ import torch
 
 from ringlab import VirtualCluster, contiguous, ring_attention
 from ringlab.viz.style import PALETTE
-from ringlab_course.figures.ring_frames import Frame, frames
+from ringlab_course.figures.ring_view import Frame, frames
 
 P = 4
 SHARE = 20

@@ -37,7 +37,7 @@ NO_SPILL_HEAD_DIM = 128
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
 SCORES = ("softcap", "dropout")  # score rules, each compiled to a kernel of its own; these may spill
 
-SOURCES = "ringlab.blocks.triton.signatures"
+SOURCES = "ringlab.blocks.triton.compiling"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ringlab.comm.processes.board import Board
-from ringlab.comm.processes.journal import FINISHED, STARTING, read_journal
+from ringlab.comm.processes.board import FINISHED, STARTING, Board, read_journal
 from ringlab.comm.processes.rank_process import journal_path, report_path
 from ringlab.errors import TransportTimeout
 

@@ -25,9 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ringlab.comm.processes.board import Board
+from ringlab.comm.processes.board import FINISHED, Board
 from ringlab.comm.processes.carriers import Carrier, PointToPoint
-from ringlab.comm.processes.journal import FINISHED
 from ringlab.comm.processes.parts import Expected, Label, Message, Traffic
 from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.virtual.streams import Stall, stall_of

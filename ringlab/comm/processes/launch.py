@@ -19,13 +19,11 @@ import torch
 import torch.distributed as dist
 
 from ringlab.comm.memory import MemoryReport
-from ringlab.comm.outcome import Outcome
-from ringlab.comm.processes import transports
-from ringlab.comm.processes.board import Board
+from ringlab.comm.processes import connect
+from ringlab.comm.processes.board import Board, Watch
 from ringlab.comm.processes.children import Child, Children
-from ringlab.comm.processes.live import Watch
 from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_path
-from ringlab.comm.trace import Trace
+from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError
 
 _MESSAGE_SHARE = 0.75  # of the whole time: a single wait should fail first, for it says more
@@ -84,7 +82,7 @@ def _check(world_size: int, threads: int, timeout: float, transport: str) -> Non
         raise BackendError("threads >= 1 for each rank", repr(threads))
     if not timeout > 0:
         raise BackendError("a timeout above 0 seconds", repr(timeout))
-    transports.check(transport, world_size)
+    connect.check(transport, world_size)
 
 
 def _host_store() -> dist.TCPStore:

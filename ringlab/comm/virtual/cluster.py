@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from ringlab.comm.memory import MemoryMeter
-from ringlab.comm.outcome import Outcome
 from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
-from ringlab.comm.trace import Trace
+from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.streams import RankStreams
 from ringlab.comm.virtual.threads import RankThread
 from ringlab.comm.virtual.turns import Turns

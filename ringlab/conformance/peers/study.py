@@ -1,7 +1,7 @@
-"""What the quick tier finds about every peer, as files with versions, and a page that sums them up.
+"""What the quick tier finds about every peer, as one file with versions, and a page that sums it up.
 
-`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md` runs what is installed
-and writes both; names of studies after that run only these. The page is made of all files in the folder.
+`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers.json docs/peers.md` runs what is installed
+and writes both. With names of studies after that, only these run, and the others keep what the file says of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ASKED = tuple(each.name for each in CHECKS if each.tier == "quick" and each not 
 HEAD = """\
 # What the suite finds about known packages
 
-`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers docs/peers.md` writes this page from the
-files in that folder, which hold the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
+`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
+file, which holds the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
 processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
 depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
 other versions.
@@ -100,9 +100,9 @@ def _text(one: dict[str, Any]) -> str:
     return f"{one['evidence']}.{smallest}".replace("<", "&lt;").replace("|", "\\|")
 
 
-def main(folder: Path, to: Path, names: Sequence[str]) -> int:
-    """Run the studies, all by default, and write their files and the page; return 1 where a package is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+def main(file: Path, to: Path, names: Sequence[str]) -> int:
+    """Run the studies, all by default, and write their file and the page; return 1 where a package is missing."""
+    found = read(file) if file.exists() else {}
     missing = 0
     for name in names or STUDIES:
         try:
@@ -111,12 +111,17 @@ def main(folder: Path, to: Path, names: Sequence[str]) -> int:
             print(f"{name}: {error}", file=sys.stderr)
             missing = 1
             continue
-        (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        found[name] = result
+        file.write_text(json.dumps(list(found.values()), indent=2) + "\n", encoding="utf-8")
         failed = [one["name"] for one in result.get("checks", []) if not one["ok"]]
         print(f"{name}: {result.get('cannot_run') or ', '.join(failed) or 'all passed'}", flush=True)
-    paths = [folder / f"{name}.json" for name in STUDIES if (folder / f"{name}.json").exists()]
-    to.write_text(page([json.loads(path.read_text(encoding="utf-8")) for path in paths]), encoding="utf-8")
+    to.write_text(page([found[name] for name in STUDIES if name in found]), encoding="utf-8")
     return missing
+
+
+def read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what a file says of each study, by the study's name."""
+    return {each["study"]: each for each in json.loads(file.read_text(encoding="utf-8"))}
 
 
 if __name__ == "__main__":

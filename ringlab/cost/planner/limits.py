@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s
 from ringlab.cost.planner.step_time import StepTime, ring_sizes
 from ringlab.cost.planner.weigh import Candidate, fastest
 from ringlab.cost.planner.wording import again, duration, in_percent
 from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import short
 
 KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")

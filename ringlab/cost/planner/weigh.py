@@ -10,7 +10,7 @@ from ringlab.cost.planner.decode_time import DecodeTime, decode_time
 from ringlab.cost.planner.degrees import Degrees, candidates
 from ringlab.cost.planner.ledger import Ledger, ledger, weight_traffic
 from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, Request
-from ringlab.cost.planner.ring_work import ring_work
+from ringlab.cost.planner.ring_time import ring_work
 from ringlab.cost.planner.step_time import StepTime, step_time
 
 LEAST_GAIN = 1e-3  # of the time of a step: for less, no unusual layout is taken

@@ -13,7 +13,7 @@ import numpy as np
 from ringlab import oracle
 from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e01_naive_attention import mistakes
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ringlab_course.checking.answers import (
 )
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e02_online_softmax import mistakes
 
 if TYPE_CHECKING:

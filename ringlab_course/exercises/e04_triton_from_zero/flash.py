@@ -25,7 +25,7 @@ from ringlab_course.checking.answers import (
     relative_error,
 )
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
 from ringlab_course.exercises.e04_triton_from_zero.records import (
     CANARY,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ringlab_course.checking.answers import bound_from, compare_with, expect_array
-from ringlab_course.checking.rounding import largest, rounding
+from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero.records import CANARY, expect_each_once, named, reads_of
 
 if TYPE_CHECKING:

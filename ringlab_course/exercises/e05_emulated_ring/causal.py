@@ -11,9 +11,9 @@ from ringlab import layout as layouts
 from ringlab.layout import Layout
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.partials import NAMES
+from ringlab_course.checking.numbers import NAMES
+from ringlab_course.checking.positions import Shards, compare_ranks, expect_bytes, expect_neighbours, shards
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD
-from ringlab_course.checking.shards import Shards, compare_ranks, expect_bytes, expect_neighbours, shards
 
 MISTAKES = {mistake.name: mistake for mistake in (*CAUSAL, *FORWARD)}
 

@@ -11,10 +11,8 @@ from ringlab_course.checking.answers import expect_array, expect_tuple, relative
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.faults import Ended, Faults
-from ringlab_course.checking.partials import NAMES
-from ringlab_course.checking.ring_mistakes import FORWARD, truth
-from ringlab_course.checking.rounding import rounding_bound
-from ringlab_course.checking.shards import (
+from ringlab_course.checking.numbers import NAMES, rounding_bound
+from ringlab_course.checking.positions import (
     Shards,
     compare_ranks,
     expect_bytes,
@@ -22,6 +20,7 @@ from ringlab_course.checking.shards import (
     narrow,
     shards,
 )
+from ringlab_course.checking.ring_mistakes import FORWARD, truth
 
 MISTAKES = {each.name: each for each in FORWARD}
 

@@ -16,9 +16,7 @@ from ringlab import oracle
 from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, explains
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.inputs import random
-from ringlab_course.checking.partials import NAMES, State, attend, merged
-from ringlab_course.checking.rounding import rounding_bound
+from ringlab_course.checking.numbers import NAMES, State, attend, merged, random, rounding_bound
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("05.step")

@@ -1,4 +1,7 @@
-"""Checks of 06.makespan: when the last rank of a ring ends, with and without double buffering."""
+"""Checks of 06.makespan: when the last rank of a ring ends, with and without double buffering.
+
+Common mistakes in a ring's makespan, each with a function that makes the same one, and the truth.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,178 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import answered_number
-from ringlab_course.exercises.e06_what_it_costs.makespan_mistakes import (
-    MISTAKES,
-    makespan,
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("06.makespan")
+
+
+def makespan(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Return the seconds until the last rank ends: the truth of this stage.
+
+    A message from rank r to the next begins when both have posted the exchange, and takes hop_s[r];
+    an exchange is over when what the rank sent has left and what it is due has arrived.
+    """
+    return _last(compute_s, hop_s, overlapped)
+
+
+def _last(
+    compute_s: Array,
+    hop_s: Array,
+    overlapped: bool,
+    *,
+    hops: int | None = None,
+    arrives: Any = lambda messages: np.roll(messages, 1),
+    last: Any = np.max,
+    begins: Any = lambda posted: np.maximum(posted, np.roll(posted, -1)),
+    own_send: bool = True,
+) -> float:
+    compute_s, hop_s = np.asarray(compute_s, float), np.asarray(hop_s, float)
+    P = len(compute_s)
+    ready = np.zeros(P)
+    for step in range(P):
+        done = ready + compute_s[:, step]
+        if step == (P - 1 if hops is None else hops):
+            return float(last(done))
+        messages = begins(ready if overlapped else done) + hop_s
+        ready = np.maximum(done, arrives(messages))
+        if own_send:
+            ready = np.maximum(ready, messages)
+    return float(last(ready))
+
+
+def _p_hops(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """The ring that sends the last block home as well; what overlaps is hidden in the last step too."""
+    return _last(compute_s, hop_s, overlapped, hops=len(compute_s))
+
+
+def _never_overlaps(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return makespan(compute_s, hop_s, False)
+
+
+def _always_overlaps(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return makespan(compute_s, hop_s, True)
+
+
+def _first_step_late(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Hides a step's hop behind the NEXT step's computation, so the first hop is paid in full."""
+    if not overlapped or len(compute_s) == 1:
+        return makespan(compute_s, hop_s, overlapped)
+    return float(np.max(hop_s)) + makespan(compute_s, hop_s, True)
+
+
+def _no_waiting(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """The largest sum of a rank's computations: messages cost nothing, and nobody waits."""
+    return float(np.sum(compute_s, axis=1).max())
+
+
+def _closed_form(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """The uniform ring's formula with the longest block and the longest hop of all."""
+    P, block, hop = len(compute_s), float(np.max(compute_s)), float(np.max(hop_s))
+    return (P - 1) * (max(block, hop) if overlapped else block + hop) + block
+
+
+def _hops_are_free(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return makespan(compute_s, np.zeros(len(compute_s)) if overlapped else hop_s, overlapped)
+
+
+def _all_behind_all(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    if not overlapped:
+        return makespan(compute_s, hop_s, False)
+    return float(max(np.sum(compute_s, axis=1).max(), (len(compute_s) - 1) * np.max(hop_s)))
+
+
+def _sums_over_ranks(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    P = len(compute_s)
+    moved = (P - 1) * np.asarray(hop_s, float)
+    return float(np.sum(compute_s) + (0 if overlapped else moved.sum()))
+
+
+def _slowest_alone(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """The largest sum of one rank's own times."""
+    hop = np.asarray(hop_s, float)[:, None]
+    own = np.asarray(compute_s, float).copy()
+    own[:, :-1] = np.maximum(own[:, :-1], hop) if overlapped else own[:, :-1] + hop
+    return float(own.sum(axis=1).max())
+
+
+def _barrier(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """All ranks wait for the slowest after every step."""
+    slowest, hop = np.max(compute_s, axis=0), float(np.max(hop_s))
+    between = np.maximum(slowest[:-1], hop) if overlapped else slowest[:-1] + hop
+    return float(between.sum() + slowest[-1])
+
+
+def _mean_rank(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    mean = np.broadcast_to(np.mean(compute_s, axis=0), np.shape(compute_s))
+    return makespan(mean, hop_s, overlapped)
+
+
+def _from_the_right(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Takes for the arrival at r what r + 1 sends."""
+    return _last(compute_s, hop_s, overlapped, arrives=lambda messages: np.roll(messages, -1))
+
+
+def _own_link(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Takes hop_s[r] for the message that arrives at r."""
+    hop = np.asarray(hop_s, float)
+
+    def arrives(messages: Array) -> Array:
+        return np.roll(messages - hop, 1) + hop
+
+    return _last(compute_s, hop_s, overlapped, arrives=arrives)
+
+
+def _mailbox(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Messages leave as soon as the sender has posted, ready or not at the other end."""
+    return _last(compute_s, hop_s, overlapped, begins=lambda posted: posted, own_send=False)
+
+
+def _sender_alone(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """A message begins when its sender has posted; the sender waits until it has left."""
+    return _last(compute_s, hop_s, overlapped, begins=lambda posted: posted)
+
+
+def _own_send_only(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """A rank waits until its own message has left, not for the one that it is due."""
+    return _last(compute_s, hop_s, overlapped, arrives=lambda messages: messages)
+
+
+def _rank_zero(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return _last(compute_s, hop_s, overlapped, last=lambda ends: ends[0])
+
+
+def _sender_is_free(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """A rank waits for what arrives, never for its own send."""
+    return _last(compute_s, hop_s, overlapped, own_send=False)
+
+
+UNIFORM = (
+    mistake("p_hops", _p_hops),
+    mistake("adds_instead_of_max", _never_overlaps),
+    mistake("always_overlaps", _always_overlaps),
+    mistake("hops_are_free", _hops_are_free),
+    mistake("no_waiting", _no_waiting),
+    mistake("all_behind_all", _all_behind_all),
+    mistake("first_hop_exposed", _first_step_late),
+    mistake("sums_over_ranks", _sums_over_ranks),
 )
+UNEQUAL = (
+    mistake("slowest_alone", _slowest_alone),
+    mistake("barrier_every_step", _barrier),
+    mistake("mean_rank", _mean_rank),
+    mistake("closed_form", _closed_form),
+    mistake("rank_zero", _rank_zero),
+    mistake("mailbox", _mailbox),
+    mistake("sender_alone", _sender_alone),
+    mistake("own_send_only", _own_send_only),
+    mistake("sender_is_free", _sender_is_free),
+)
+LINKS = (
+    mistake("hears_from_the_next", _from_the_right),
+    mistake("own_link_both_ways", _own_link),
+)
+MISTAKES = (*UNIFORM, *UNEQUAL, *LINKS)
+
 
 Array = np.ndarray
 

@@ -14,13 +14,11 @@ import torch
 
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.crashes import broken_rule
-from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.overlap import MISTAKES, OVERLAP, expect_overlap
-from ringlab_course.checking.partials import NAMES
-from ringlab_course.checking.ring_mistakes import FORWARD
-from ringlab_course.checking.shards import (
+from ringlab_course.checking.positions import (
     Shards,
     compare_ranks,
     expect_bytes,
@@ -28,6 +26,7 @@ from ringlab_course.checking.shards import (
     narrow,
     shards,
 )
+from ringlab_course.checking.ring_mistakes import FORWARD
 
 SHARED = (
     "forgets_last_block", "forgets_own_block", "never_uses_the_visitor", "sends_own_block_again", "counts_to_three",

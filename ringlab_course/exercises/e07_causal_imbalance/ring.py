@@ -23,11 +23,9 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.inputs import random
-from ringlab_course.checking.partials import NAMES
+from ringlab_course.checking.numbers import NAMES, random, rounding_bound
+from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, reason
 from ringlab_course.checking.ring_mistakes import truth
-from ringlab_course.checking.rounding import rounding_bound
-from ringlab_course.checking.shards import Shards, expect_bytes, expect_neighbours, reason
 from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
 from ringlab_course.exercises.e07_causal_imbalance.relation import mask
 from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import COMPARED, MISTAKES, NAMED

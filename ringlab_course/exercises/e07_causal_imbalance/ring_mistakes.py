@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringlab import oracle
-from ringlab_course.checking.partials import State, attend, fold, merged
+from ringlab_course.checking.numbers import State, attend, fold, merged
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, global_mask
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e07_causal_imbalance.relation import Bounds, Run, canonical, mask

@@ -19,7 +19,7 @@ from ringlab_course.checking.backward import NAMES, Gradients, allowed, pair, si
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.inputs import random
+from ringlab_course.checking.numbers import random
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("09")

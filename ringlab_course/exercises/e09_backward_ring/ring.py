@@ -16,9 +16,8 @@ from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.backward import NAMES, Problem, problem
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.crashes import reason
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.wrong_answers import mistakes_of
 

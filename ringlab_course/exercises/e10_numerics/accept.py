@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import copied
-from ringlab_course.figures import error_runs
-from ringlab_course.figures.error_runs import FAULTS, Program
+from ringlab_course.figures import error_curves
+from ringlab_course.figures.error_curves import FAULTS, Program
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
@@ -48,7 +48,7 @@ def allowed_for(q: Tensor, k: Tensor, v: Tensor) -> float:
 
 def error_of(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> float:
     """Return the relative error of `out` against the float64 oracle."""
-    return plain.relative_error(out, torch.from_numpy(error_runs.truth(q, k, v)))
+    return plain.relative_error(out, torch.from_numpy(error_curves.truth(q, k, v)))
 
 
 def _same_dtype_truth(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -86,7 +86,7 @@ def _bf16_yardstick(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _allclose(atol: float, rtol: float) -> Callable[..., bool]:
     def imitate(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        right = torch.from_numpy(error_runs.truth(q, k, v))
+        right = torch.from_numpy(error_curves.truth(q, k, v))
         return torch.allclose(out.double(), right, atol=atol, rtol=rtol)
 
     return imitate
@@ -97,7 +97,7 @@ def _fixed(bound: float) -> Callable[..., bool]:
 
 
 def _blind_to_nan(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    right = torch.from_numpy(error_runs.truth(q, k, v))
+    right = torch.from_numpy(error_curves.truth(q, k, v))
     return not float((out.double() - right).norm() / right.norm()) > allowed_for(q, k, v)
 
 
@@ -157,7 +157,7 @@ def candidates(q: Tensor, k: Tensor, v: Tensor, order: Tensor, case: str) -> Ite
             fair = error <= TIGHT / FACTOR * allowed if honest else error >= LOOSE * max(allowed, floor)
             if fair:
                 yield Candidate(out, q, k, v, honest, what, case)
-    right, plainest = torch.from_numpy(error_runs.truth(q, k, v)), naive(q, k, v)
+    right, plainest = torch.from_numpy(error_curves.truth(q, k, v)), naive(q, k, v)
     far = (right + FAR * (plainest.double() - right)).to(q.dtype)
     if error_of(far, q, k, v) >= 1.2 * (3 * error_of(plainest, q, k, v) + torch.finfo(q.dtype).eps):
         yield Candidate(far, q, k, v, False, f"{FAR} times as far off as the plainest implementation", case)
@@ -168,19 +168,19 @@ def _honest(q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Iterator[tuple[st
     yield "the plainest implementation, keys in another order", naive(q, k[order], v[order])
     yield "PyTorch's own attention", scaled_dot_product_attention(*(x[None, None] for x in (q, k, v)))[0, 0]
     for P in (1, 4, 16):
-        yield f"{P} blocks folded in float32", error_runs.run(Program(q.dtype), q, k, v, P).to(q.dtype)
+        yield f"{P} blocks folded in float32", error_curves.run(Program(q.dtype), q, k, v, P).to(q.dtype)
 
 
 def _faulty(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
     drop = len(k) // 8
     yield "the last eighth of the keys left out", naive(q, k[:-drop], v[:-drop])
-    yield "an accumulator that is never rescaled", error_runs.run(FAULTS["no rescale"], q, k, v, 8)
+    yield "an accumulator that is never rescaled", error_curves.run(FAULTS["no rescale"], q, k, v, 8)
     yield "zeros", torch.zeros_like(q)
     yield "1.5 times the right values", 1.5 * naive(q, k, v)
     if q.dtype == torch.float32:
         yield "1.00005 times the right values", 1.00005 * naive(q, k, v)
         for name in ("bf16 out", "bf16 lse", "bf16 accumulator"):
-            yield f"float32 inputs, {name}", error_runs.run(FAULTS[name], q, k, v, 8)
+            yield f"float32 inputs, {name}", error_curves.run(FAULTS[name], q, k, v, 8)
 
 
 def check_float32(subject: Subject, rng: np.random.Generator) -> None:
@@ -270,7 +270,7 @@ def _drawn(
 def _computed(
     seed: int, order: bytes, probe: str, dtype: torch.dtype, S: int, D: int, size: float
 ) -> tuple[Candidate, ...]:
-    q, k, v = error_runs.inputs(probe, seed, rows=16, S=S, D=D)
+    q, k, v = error_curves.inputs(probe, seed, rows=16, S=S, D=D)
     q, k, v = (x.to(dtype) for x in (q, k, size * v))
     case = f"{probe} scores, {str(dtype)[6:]}, S={S}, D={D}, v of size {size:.1g}"
     return tuple(candidates(q, k, v, torch.frombuffer(bytearray(order), dtype=torch.int64), case))
@@ -310,11 +310,11 @@ def _explanation(subject: Subject, tried: list[Candidate], got: list[bool]) -> M
             and [imitate(*copied(c.inputs)) for c in tried] == got
         ):
             return mistake
-    q, k, v = (x.bfloat16() for x in error_runs.inputs("large", 0, rows=16, S=256, D=32))
-    exact = torch.from_numpy(error_runs.truth(q, k, v)).bfloat16()
+    q, k, v = (x.bfloat16() for x in error_curves.inputs("large", 0, rows=16, S=256, D=32))
+    exact = torch.from_numpy(error_curves.truth(q, k, v)).bfloat16()
     if _verdict(subject.call(naive(q, k, v), q, k, v)) and not _verdict(subject.call(exact, q, k, v)):
         return _known("truth_in_the_same_dtype")
-    q, k, v = error_runs.inputs("plain", 0, rows=4, S=64, D=8)
+    q, k, v = error_curves.inputs("plain", 0, rows=4, S=64, D=8)
     small, large = (_verdict(subject.call(0 * q, q, k, unit * v)) for unit in (1e-6, 1e2))
     if small and not large:
         return _known("atol_1e-2")

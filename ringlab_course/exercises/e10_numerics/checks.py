@@ -17,7 +17,7 @@ from ringlab_course.checking.answers import (
     relative_error,
 )
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.rounding import rounding
+from ringlab_course.checking.numbers import rounding
 from ringlab_course.exercises.e10_numerics import mistakes
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.figures import error_runs
-from ringlab_course.figures.error_runs import FAULTS
+from ringlab_course.figures import error_curves
+from ringlab_course.figures.error_curves import FAULTS
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
@@ -89,18 +89,18 @@ CLEAR: dict[str, Callable[[Curves], bool]] = {
 
 def check_merges(subject: Subject, rng: np.random.Generator) -> None:
     """Sound, or rounded between the blocks."""
-    _examine(subject, _patients(rng, ("sound", "bf16 lse", "bf16 out"), error_runs.RANKS, 2))
+    _examine(subject, _patients(rng, ("sound", "bf16 lse", "bf16 out"), error_curves.RANKS, 2))
 
 
 def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
     """Rounded inside the blocks, or before them."""
-    for ranks in (error_runs.RANKS, (1, 2, 6, 24)):
+    for ranks in (error_curves.RANKS, (1, 2, 6, 24)):
         _examine(subject, _patients(rng, ("bf16 accumulator", "bf16 q", "sound"), ranks, 1, (10, 18)))
 
 
 def check_no_rounding(subject: Subject, rng: np.random.Generator) -> None:
     """What is no rounding at all."""
-    _examine(subject, _patients(rng, ("no rescale", "fp16 overflow", "arrival order"), error_runs.RANKS, 2))
+    _examine(subject, _patients(rng, ("no rescale", "fp16 overflow", "arrival order"), error_curves.RANKS, 2))
 
 
 def check_ranks(subject: Subject, rng: np.random.Generator) -> None:
@@ -147,7 +147,7 @@ def _patient(
 def _curves(
     fault: str, ranks: tuple[int, ...], seed: int, S: int, D: int, gain: float, slope: float
 ) -> Curves:
-    return error_runs.curves(fault, ranks, seed=seed, rows=64, S=S, D=D, gain=gain, slope=slope)
+    return error_curves.curves(fault, ranks, seed=seed, rows=64, S=S, D=D, gain=gain, slope=slope)
 
 
 def _examine(subject: Subject, patients: list[Patient]) -> None:

@@ -23,7 +23,7 @@ import torch
 from ringlab import oracle
 from ringlab_course import check, hint
 from ringlab_course.figures import error_curves
-from ringlab_course.figures import error_runs
+from ringlab_course.figures import error_curves
 from ringlab.viz.style import show
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
@@ -141,14 +141,14 @@ check("10.accept")
 # on large inputs.
 
 # %%
-examples = {name: error_runs.curves(name, seed=10, gain=12.0) for name in error_runs.FAULTS}
+examples = {name: error_curves.curves(name, seed=10, gain=12.0) for name in error_curves.FAULTS}
 show(
-    error_curves.fault_figure(error_runs.RANKS, examples),
-    error_curves.describe_faults(error_runs.RANKS, examples),
+    error_curves.fault_figure(error_curves.RANKS, examples),
+    error_curves.describe_faults(error_curves.RANKS, examples),
 )
 
 # %% [markdown]
-# `error_runs.curves("bf16 out", (1, 3, 9), seed=3, D=32)` makes more. Look at a few before you write.
+# `error_curves.curves("bf16 out", (1, 3, 9), seed=3, D=32)` makes more. Look at a few before you write.
 
 
 # %% grade="10.diagnose"
@@ -186,7 +186,7 @@ hint("10.diagnose")
 # Your `fold` on real parts, judged by your `accept` and measured by your `relative_error`.
 
 # %%
-q, k, v = error_runs.inputs("plain", 4)
+q, k, v = error_curves.inputs("plain", 4)
 scores = q @ k.T / 8
 lses = torch.stack([part.logsumexp(-1) for part in scores.chunk(16, -1)])
 outs = torch.stack(
@@ -195,7 +195,7 @@ outs = torch.stack(
 nothing = torch.zeros_like(q), torch.full_like(lses[0], -math.inf)
 try:
     out, lse = fold(*nothing, outs, lses)
-    truth = torch.from_numpy(error_runs.truth(q, k, v))
+    truth = torch.from_numpy(error_curves.truth(q, k, v))
     print("16 float32 parts:", accept(out, q, k, v), "  error below 1e-6:", relative_error(out, truth) < 1e-6)
     print("rounded to bfloat16 once, as float32:", accept(out.bfloat16(), q, k, v))
 except NotImplementedError as missing:

@@ -19,11 +19,10 @@ from ringlab_course.checking.answers import compare_with, expect_tuple, relative
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Ended, Faults
-from ringlab_course.checking.partials import State, attend, fold
+from ringlab_course.checking.numbers import State, attend, fold, rounding_bound
+from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, shards
+from ringlab_course.checking.positions import reason as broke_off
 from ringlab_course.checking.ring_mistakes import FORWARD
-from ringlab_course.checking.rounding import rounding_bound
-from ringlab_course.checking.shards import Shards, expect_bytes, expect_neighbours, shards
-from ringlab_course.checking.shards import reason as broke_off
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("11.lost")

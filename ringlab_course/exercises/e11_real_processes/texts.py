@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ringlab import oracle
+from ringlab_course.checking.numbers import State, attend, fold
 from ringlab_course.checking.overlap import MISTAKES as OF_ANY_RING
-from ringlab_course.checking.partials import State, attend, fold
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("11")

@@ -15,12 +15,11 @@ import torch
 from ringlab.comm.trace import Exchange, Trace
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.crashes import broken_rule
-from ringlab_course.checking.failures import Crashed, Failure, NotWritten
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.overlap import expect_overlap
-from ringlab_course.checking.partials import NAMES
-from ringlab_course.checking.shards import Shards, compare_ranks, shards
+from ringlab_course.checking.positions import Shards, compare_ranks, shards
 from ringlab_course.exercises.e11_real_processes.texts import UNEVEN
 
 MISTAKES = {mistake.name: mistake for mistake in UNEVEN}

@@ -10,7 +10,7 @@ import torch
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.rounding import rounding_bound
+from ringlab_course.checking.numbers import rounding_bound
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
 from ringlab_course.exercises.e12_triton_ring_step.cases import (
     RESULT,
@@ -21,6 +21,7 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     compare,
     expect_same,
     expect_state,
+    expect_state_not_read,
     expect_written,
     garbage,
     memory,
@@ -30,7 +31,6 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     unnamed,
 )
 from ringlab_course.exercises.e12_triton_ring_step.emulate import BLOCK, State, nothing_seen
-from ringlab_course.exercises.e12_triton_ring_step.records import expect_state_not_read
 
 D = 16
 

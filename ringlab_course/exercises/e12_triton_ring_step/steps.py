@@ -21,8 +21,13 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     STATE,
     Chain,
     compare,
+    expect_named_keys_only,
+    expect_one_launch,
+    expect_read_once,
     expect_same,
     expect_state,
+    expect_state_not_read,
+    expect_state_written,
     expect_written,
     garbage,
     poisoned,
@@ -30,13 +35,6 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     rounded,
 )
 from ringlab_course.exercises.e12_triton_ring_step.emulate import Step, comparable, tables, whole_block
-from ringlab_course.exercises.e12_triton_ring_step.records import (
-    expect_named_keys_only,
-    expect_one_launch,
-    expect_read_once,
-    expect_state_not_read,
-    expect_state_written,
-)
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Recorded

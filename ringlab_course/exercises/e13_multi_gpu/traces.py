@@ -14,8 +14,7 @@ from ringlab.comm.clocked.timeline import Links
 from ringlab.comm.trace import Compute, Exchange
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import hardware
-from ringlab.cost.network import Network
-from ringlab.cost.simulate import simulate
+from ringlab.cost.simulate import Network, simulate
 from ringlab.cost.sizes import Attention
 
 Trace = dict[str, Any]

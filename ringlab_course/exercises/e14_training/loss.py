@@ -14,7 +14,7 @@ from ringlab_course.checking.answers import expect_array, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.inputs import random
+from ringlab_course.checking.numbers import random
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e14_training.shard import IGNORE
 

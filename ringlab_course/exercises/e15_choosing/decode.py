@@ -17,8 +17,7 @@ from ringlab_course.checking.answers import expect_array, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.inputs import random
-from ringlab_course.checking.rounding import rounding_bound
+from ringlab_course.checking.numbers import random, rounding_bound
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("15.decode")

@@ -11,9 +11,8 @@ import torch
 from ringlab.conformance.runner import Finding
 from ringlab.conformance.runs import Ran, Run, measure
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.crashes import reason
 from ringlab_course.checking.diagnosis import compare_all
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.exercises.e18_capstone.suite import BACKWARD, Learners, positions_of
 from ringlab_course.exercises.e18_capstone.truth import answered
 

@@ -12,8 +12,7 @@ from ringlab_course.checking.answers import expect_array, expect_tuple, to_numpy
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.inputs import random
-from ringlab_course.checking.partials import attend, merged
+from ringlab_course.checking.numbers import EPS, attend, largest, merged, random, rounding_bound
 from ringlab_course.checking.positions import (
     Question,
     expect_owned_once,
@@ -22,7 +21,6 @@ from ringlab_course.checking.positions import (
     mistake_in,
     same_shares,
 )
-from ringlab_course.checking.rounding import EPS, largest, rounding_bound
 from ringlab_course.exercises.e18_capstone.parts_mistakes import (
     BLOCK,
     MERGE,

@@ -12,8 +12,7 @@ import torch
 from ringlab.conformance.plan_runs import Check as SuiteCheck
 from ringlab.conformance.runs import Run, expected
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.crashes import reason
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.exercises.e18_capstone import ring_mistakes as mistakes
 from ringlab_course.exercises.e18_capstone.explain import Explainer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ringlab_course.checking.backward_mistakes import COMPARED
-from ringlab_course.checking.partials import State
+from ringlab_course.checking.numbers import State
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e18_capstone.truth import Held, ring, under_mask
 

@@ -12,7 +12,7 @@ from ringlab import oracle
 from ringlab.conformance.runs import Ran, Run, expected
 from ringlab_course.checking.backward import Problem
 from ringlab_course.checking.diagnosis import Answered
-from ringlab_course.checking.partials import State, attend, merged
+from ringlab_course.checking.numbers import State, attend, merged
 from ringlab_course.exercises.e18_capstone.suite import BACKWARD, given, inputs, positions_of
 
 See = Callable[["Held", int, int], np.ndarray]

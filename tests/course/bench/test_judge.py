@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ringlab.errors import CourseError
-from ringlab_course.bench import judge_watch
-from ringlab_course.bench.four_ranks import FOUND, four_ranks
+from ringlab_course.bench import judge
+from ringlab_course.bench.four_ranks import FOUND, PHASES, Stopwatch, Watched, four_ranks
 from ringlab_course.bench.judge import bench_judge, goals_missed, measure, memory_of, notebooks
-from ringlab_course.bench.judge_watch import PHASES, Stopwatch, Watched
 from ringlab_course.checking.reports import run_in_process
 from tests.course.gradebook import stub
 from tests.course.submissions_of import namespace, solution_code, submissions
@@ -71,7 +70,7 @@ def test_a_judge_that_gives_everybody_everything_is_no_fast_judge() -> None:
 
 def test_a_second_counts_once(monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(judge_watch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(judge.time, "perf_counter", lambda: now[0])
     watch = Stopwatch()
 
     def spend(seconds: float) -> None:

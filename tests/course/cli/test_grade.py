@@ -1,4 +1,7 @@
-"""`ringlab grade` for a class and `ringlab gradebook`, with a judge that needs no sandbox."""
+"""`ringlab grade` for a class and `ringlab gradebook`, with a judge that needs no sandbox.
+
+The course's commands: one JSON object on stdout, exit statuses, and errors that help.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typer.testing import CliRunner
 import ringlab_course.judge
 from ringlab.cli import app
 from ringlab_course.gradebook.export import read_csv
+from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.work import Here
+from tests.cli.test_cli import call as said
 from tests.course.gradebook.stub import judge, write
 
 
@@ -239,3 +243,37 @@ def test_patience_reaches_the_judge_with_a_book_and_without(
     call("grade", folder, "--patience", "2.5")
     call("grade", folder, "--book", tmp_path / "grades.db", "--patience", "2.5")
     assert heard == [2.5] * 6
+
+
+def test_an_unknown_exercise_is_an_error_with_the_remedy_and_status_1() -> None:
+    status, out, err = said("exercise", "fresh", "77", "--json")
+    assert status == 1 and json.loads(out)["ok"] is False and "needed" in err
+
+
+def test_the_lessons_are_listed() -> None:
+    status, out, _ = said("exercise", "list", "--json")
+    assert status == 0 and [each["id"] for each in json.loads(out)["lessons"]][:2] == ["00", "01"]
+
+
+def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Path) -> None:
+    import ringlab.checkout as checkout
+    import ringlab_course.judge as judge
+    from ringlab_course.checking.reports import CheckReport, StageReport
+    from ringlab_course.judge.judge import GradeReport
+
+    def graded(path, only, **options):
+        right, wrong = (CheckReport(str(ok), "t", "visible", 2, ok) for ok in (True, False))
+        return GradeReport(str(path), "05", (StageReport("05.step", "wrong", (right, wrong)),), 4)
+
+    monkeypatch.setattr(judge, "grade", graded, raising=False)
+    monkeypatch.setattr(checkout, "find_checkout", lambda: tmp_path)
+    mine, theirs = tmp_path / "exercises" / "05.ipynb", tmp_path / "submitted" / "05.ipynb"
+    for path in (mine, theirs):
+        path.parent.mkdir()
+        path.touch()
+    said("grade", str(theirs))
+    assert json.loads(said("progress", "--json")[1])["grades"] == {}
+    status, out, _ = said("grade", str(mine))
+    assert status == 1 and "2 of 4 points" in out
+    assert json.loads(said("progress", "--json")[1])["grades"] == {"05.step": {"earned": 2, "points": 4}}
+    assert "2 of 4" in said("progress")[1]

@@ -1,15 +1,21 @@
-"""The couriers' picture shows what was sent: a wrong backward ring makes a wrong picture."""
+"""The couriers' picture shows what was sent: a wrong backward ring makes a wrong picture.
+
+The picture of one ring step says what the position mask says, tile by tile.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringlab import contiguous, striped
 from ringlab.errors import CommError
 from ringlab.viz.style import png
-from ringlab_course.figures import courier_frames, courier_view
+from ringlab_course.figures import courier_view, ring_step
+from ringlab_course.figures.ring_step import LAYOUTS, StepPicture, describe, layouts_at, step_picture
 
 
 def add(dout, q, k, v, lse, delta):
@@ -40,7 +46,7 @@ def backward(ring, dout, q, k, v, out, lse, *, reverse=False, hops=None, adds=Tr
 
 
 def follow(P, layout=contiguous, **mistakes):
-    return courier_frames.follow(lambda *args: backward(*args, **mistakes), layout(2 * P, P))
+    return courier_view.follow(lambda *args: backward(*args, **mistakes), layout(2 * P, P))
 
 
 @pytest.mark.parametrize("P", [2, 3, 4, 6])
@@ -106,4 +112,106 @@ def test_what_cannot_be_counted_is_refused():
     with pytest.raises(CommError, match="at most 6 ranks"):
         follow(7)
     with pytest.raises(CommError, match="each with a token"):
-        courier_frames.follow(backward, contiguous(2, 3))
+        courier_view.follow(backward, contiguous(2, 3))
+
+
+NAMES = tuple(LAYOUTS)
+SIZES = st.tuples(st.integers(1, 90), st.integers(1, 5))
+
+
+def seen(picture: StepPicture, layout) -> np.ndarray:
+    """Return the mask by positions of this step's rows and keys."""
+    rows, keys = layout.positions(picture.rank), layout.positions(picture.origin)
+    return rows[:, None] >= keys[None, :]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(SIZES, st.data())
+def test_tiles_are_what_the_position_mask_makes_of_them(name, size, data) -> None:
+    layout = LAYOUTS[name](*size)
+    rank, step = (data.draw(st.integers(0, layout.P - 1)) for _ in range(2))
+    picture = step_picture(layout, rank, step, 8, 8)
+    mask, visited = seen(picture, layout), np.zeros((picture.rows, picture.keys), int)
+    for program in picture.programs:
+        for visit in program.visits:
+            box = slice(program.row_start, program.row_stop), slice(visit.k_start, visit.k_stop)
+            visited[box] += 1
+            if visit.kind == "full":
+                assert mask[box].all()
+    assert visited.max(initial=0) <= 1
+    assert not (mask & (visited == 0)).any(), "a visible pair that no program visits"
+
+
+@given(SIZES, st.sampled_from(NAMES))
+def test_programs_own_each_row_once_at_both_ends(size, name) -> None:
+    layout = LAYOUTS[name](*size)
+    for step in {0, layout.P - 1}:
+        picture = step_picture(layout, 0, step, 8, 8)
+        owned = [row for p in picture.programs for row in range(p.row_start, p.row_stop)]
+        assert sorted(owned) == list(range(picture.rows)) and picture.rows_without_program == 0
+
+
+def test_counts_of_the_four_layouts() -> None:
+    """S = 1024, P = 4, tiles of 64, rank 1 in step 1: 16 tiles in all."""
+    found = {p.layout: (p.count("full"), p.count("masked"), p.skipped) for p in layouts_at(1024, 4, 1, 1)}
+    assert found == {
+        "contiguous": (16, 0, 0),
+        "striped": (6, 4, 6),
+        "zig-zag": (8, 0, 8),
+        "token fold": (4, 8, 4),
+    }
+
+
+def test_a_single_row_without_a_program_is_no_row_of_tiles() -> None:
+    """In step 2 the first row of striped and of token fold sees no key; the picture still has 16 tiles."""
+    for picture in layouts_at(1024, 4, 1, 2):
+        assert picture.count("full") + picture.count("masked") + picture.skipped == 16, picture.layout
+
+
+def test_a_zigzag_masks_its_own_diagonal_and_nothing_else() -> None:
+    for rank in range(4):
+        masked = [step_picture(LAYOUTS["zig-zag"](1024, 4), rank, s).count("masked") for s in range(4)]
+        assert masked == [4, 0, 0, 0]
+
+
+def test_rows_that_see_nothing_have_no_program_between_the_ends() -> None:
+    """Contiguous, rank 0: its only useful block is its own."""
+    middle = step_picture(LAYOUTS["contiguous"](64, 4), 0, 1, 8, 8)
+    assert middle.programs == () and middle.rows_without_program == 16 and middle.skipped == 4
+    assert "No program runs, 4 tiles are skipped" in describe(middle)
+    last = step_picture(LAYOUTS["contiguous"](64, 4), 0, 3, 8, 8)
+    assert len(last.programs) == 2 and last.count("full") == last.count("masked") == 0
+
+
+def test_the_words_count_the_rows_without_a_program() -> None:
+    found = {p.layout: describe(p) for p in layouts_at(1024, 4, 1, 2)}
+    assert found["zig-zag"].endswith(" 128 rows have no program.")
+    assert found["striped"].endswith(" 1 row has no program.")
+
+
+def test_without_a_mask_all_is_full() -> None:
+    picture = step_picture(LAYOUTS["striped"](64, 2), 1, 1, 8, 8, causal=False)
+    assert (picture.count("full"), picture.count("masked"), picture.skipped) == (16, 0, 0)
+
+
+def test_the_words_carry_the_numbers_of_the_picture() -> None:
+    words = describe(layouts_at(1024, 4, 1, 1)[1])
+    for part in ("striped, rank 1, step 1", "256 keys of rank 0", "6 full tiles", "4 masked", "6 skipped"):
+        assert part in words
+
+
+def test_every_layout_has_its_axes_and_every_visit_its_box() -> None:
+    pictures = layouts_at(256, 2, 1, 0)
+    figure = ring_step.grid(pictures)
+    assert len(figure.axes) == len(pictures)
+    for ax, picture in zip(figure.axes, pictures, strict=True):
+        assert len(ax.patches) == 1 + picture.count("full") + picture.count("masked")
+
+
+def test_sliders_move_the_picture_and_its_words() -> None:
+    pytest.importorskip("ipywidgets")
+    widget = ring_step.player(S=128, P=4, block_m=16, block_n=16)
+    (step, rank), picture = widget.children[0].children, widget.children[1]
+    before = picture.value
+    step.value, rank.value = 3, 2
+    assert picture.value != before and '<img alt="contiguous, rank 2, step 3' in picture.value

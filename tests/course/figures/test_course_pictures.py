@@ -1,15 +1,30 @@
-"""The ring of lessons and the map of papers show what the catalogue says."""
+"""The ring of lessons and the map of papers show what the catalogue says.
+
+Lines that do the same job are found in both programs, and a picture that has drifted from them is an error.
+
+Loss curves on top of each other: what is said about them is what they are.
+
+The kill matrix shows, by sign as well as by colour, what the findings say; all of it can be moved by keys.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ringlab.conformance.runner import Finding
 from ringlab.errors import CourseError
 from ringlab.viz.style import BLUE, PAPER, png
 from ringlab_course.catalogue import LESSONS, PAPERS
-from ringlab_course.figures import course_ring, papers
+from ringlab_course.clinic.suite import KillMatrix
+from ringlab_course.figures import course_ring, kill_matrix, loss_curves, papers, side_by_side
+from ringlab_course.figures.side_by_side import Job
+from tests.viz.test_keyboard import faults
+from tests.viz.test_style import illegible
 
 
 def texts(figure):
@@ -81,3 +96,152 @@ def test_without_a_person_there_is_one_picture_with_its_words(monkeypatch):
     papers.paper_map(("01",))
     assert "Tiled attention" in shown[0]["metadata"]["image/png"]["alt"]
     assert "1 of them lit" in shown[1]["metadata"]["image/png"]["alt"]
+
+
+LEFT = '''
+def ring(x):
+    """What it returns."""
+    total = 0
+
+    for step in range(3):
+        total = add(total, x)
+    return total
+'''
+RIGHT = "def mesh(x):\n    total = nothing()\n    total = plus(total, x)\n    total = plus(total, x)\n    return total\n"
+JOBS = (Job("begin", ("total = 0",), ("nothing",)), Job("add", ("add(",), ("plus(",)))
+NAMES = ("left", "right")
+
+
+def test_the_words_pair_the_lines_that_do_the_same() -> None:
+    words = side_by_side.describe(NAMES, (LEFT, RIGHT), JOBS)
+    assert "1, begin. left: total = 0. right: total = nothing()." in words
+    assert "2, add. left: total = add(total, x). right: total = plus(total, x)." in words
+
+
+def test_every_line_but_docstrings_is_drawn_and_every_job_has_its_number() -> None:
+    drawn = side_by_side.figure(NAMES, (LEFT, RIGHT), JOBS)
+    texts = [text.get_text() for text in drawn.axes[0].texts]
+    assert {"def ring(x):", "    for step in range(3):", "def mesh(x):", "left", "right"} <= set(texts)
+    assert not any("What it returns" in text for text in texts)
+    assert texts.count("1") == texts.count("2") == 2
+    assert len(drawn.axes[0].patches) == 2 * (2 + 1)  # a band on each side, and a ribbon
+    assert len(png(drawn)) > 1000
+
+
+def test_bands_lie_on_the_lines_of_their_job() -> None:
+    ax = side_by_side.figure(NAMES, (LEFT, RIGHT), JOBS).axes[0]
+    row = {text.get_text(): text.get_position()[1] for text in ax.texts}
+    bands = sorted(patch.get_y() + patch.get_height() / 2 for patch in ax.patches if hasattr(patch, "get_y"))
+    wanted = [
+        row[line] for line in ("    total = 0", "        total = add(total, x)", "    total = nothing()")
+    ]
+    assert {round(y, 6) for y in wanted} <= {round(y, 6) for y in bands}
+
+
+def test_the_text_fits_its_column() -> None:
+    assert illegible(side_by_side.figure(NAMES, (LEFT, RIGHT), JOBS)) == []
+
+
+@pytest.mark.parametrize("jobs", [(Job("x", ("gone",), ("plus",)),), (Job("x", ("add(",), ("gone",)),)])
+@pytest.mark.parametrize("draw", [side_by_side.figure, side_by_side.describe])
+def test_a_job_that_a_program_no_longer_does_is_an_error(jobs, draw) -> None:
+    with pytest.raises(CourseError, match="gone"):
+        draw(NAMES, (LEFT, RIGHT), jobs)
+
+
+LOSSES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6)
+
+
+@given(LOSSES, st.floats(1e-4, 1.0), st.data())
+def test_a_curve_that_leaves_is_told_from_one_that_lies_on_the_first(losses, far, data):
+    step = data.draw(st.integers(0, len(losses) - 1))
+    left = [loss * (1 + (far if number == step else 1e-7)) for number, loss in enumerate(losses)]
+    curves = {"one": losses, "near": [loss * (1 + 1e-7) for loss in losses], "left": left}
+    found = loss_curves.differences(curves)
+    assert max(found["left"]) == pytest.approx(far, rel=1e-6) and max(found["near"]) < 1e-6
+    told = loss_curves.describe(curves, "Title")
+    assert "near lies on it" in told and f"left leaves it in step {step + 1}." in told
+
+
+def test_the_recorded_curves_are_there_with_their_machine_and_are_drawn():
+    record = loss_curves.recorded()
+    assert all(len(losses) == 200 for losses in record.curves.values()) and len(record.curves) == 4
+    assert "cores" in record.machine and "torch" in record.machine
+    above, below = loss_curves.figure(record.curves, "Title").axes
+    assert [line.get_label() for line in above.get_lines()] == list(record.curves)
+    assert below.get_yscale() == "log"
+
+
+def test_equal_bits_have_a_place_in_the_picture():
+    drawn = loss_curves.figure({"one": [2.0, 1.0], "other": [2.0, 1.0]}, "Title").axes[1]
+    assert min(drawn.get_lines()[0].get_ydata()) == loss_curves.FLOOR >= drawn.get_ylim()[0]
+
+
+def test_nobody_there_to_press_a_button_is_told_all_cases(capsys):
+    loss_curves.play({"a": {"one": [2.0, 1.0], "a": [2.0, 1.0]}, "b": {"one": [2.0, 1.0], "b": [2.0, 1.5]}})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a.") and "lies on it" in first and "b leaves it in step 2." in second
+
+
+def test_buttons_choose_what_is_drawn():
+    cases = {"a": {"one": [2.0, 1.0], "a": [2.0, 1.0]}, "b": {"one": [2.0, 1.0], "b": [2.0, 1.5]}}
+    which, picture = loss_curves.player(cases).children
+    assert "lies on it" in picture.value
+    which.value = "b"
+    assert "leaves it in step 2" in picture.value
+
+
+NONE = "does not apply: no gradients"
+
+
+def finding(name: str, ok: bool | None) -> Finding:
+    return Finding(name, f"asks for {name}", ok is not False, NONE if ok is None else f"saw {ok} < 1", 0.0, ok is not None)  # fmt: skip
+
+
+MATRIX = KillMatrix(
+    ("ash", "elm"),
+    ("masks", "dq", "bytes"),
+    {
+        "ash": {c: finding(c, ok) for c, ok in (("masks", False), ("dq", None), ("bytes", True))},
+        "elm": {c: finding(c, ok) for c, ok in (("masks", True), ("dq", None), ("bytes", False))},
+    },
+)
+
+
+def test_a_finding_that_does_not_apply_is_neither_found_nor_held() -> None:
+    assert [MATRIX.finds("ash", check) for check in MATRIX.checks] == [True, None, False]
+    assert MATRIX.found_by("elm") == ["bytes"]
+
+
+def test_the_table_says_by_sign_what_each_cell_is_and_picks_one_out() -> None:
+    text = kill_matrix.table(MATRIX, 0, 2)
+    signs = re.findall(r"<td [^>]*>(.)</td>", text)
+    assert signs == ["●", "–", "·", "·", "–", "●"]
+    assert len(re.findall("3px solid", text)) == 1
+    assert "ash × bytes: the check holds" in text and "saw True &lt; 1" in text
+
+
+def test_the_static_figure_is_legible_and_its_words_name_every_patient() -> None:
+    drawn = kill_matrix.figure(MATRIX)
+    assert illegible(drawn) == []
+    assert png(drawn) == png(kill_matrix.figure(MATRIX))
+    texts = [text.get_text() for text in drawn.axes[0].texts]
+    assert texts == ["●", "–", "·", "·", "–", "●"]
+    assert kill_matrix.describe(MATRIX) == "ash: found by masks. elm: found by bytes."
+
+
+def test_arrow_keys_move_both_sliders_and_the_evidence_follows() -> None:
+    pytest.importorskip("ipywidgets")
+    player = kill_matrix.player(MATRIX)
+    patient, check, picture = player.children
+    assert faults(player) == []
+    assert "ash × masks: the check finds it" in picture.value
+    patient.value, check.value = 1, 2
+    assert "elm × bytes: the check finds it" in picture.value
+    check.value = 1
+    assert "elm × dq: the check does not apply" in picture.value
+
+
+def test_without_a_person_it_says_where_the_matrix_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    kill_matrix.play(MATRIX)
+    assert "stands below" in capsys.readouterr().out

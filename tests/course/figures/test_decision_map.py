@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.cost.hardware import hardware
-from ringlab.cost.overlap import least_tokens_hidden
 from ringlab.cost.sizes import Attention, element_bytes
+from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.errors import CostError
 from ringlab_course.figures import decision_map
 from ringlab_course.figures.decision_rules import (
@@ -26,8 +26,8 @@ from ringlab_course.figures.decision_rules import (
     machines,
     question,
 )
-from ringlab_course.figures.machines import MACHINES
-from tests.viz.legible import illegible
+from ringlab_course.figures.papers import MACHINES
+from tests.viz.test_style import illegible
 
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
 QUESTIONS = st.builds(

@@ -8,16 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab_course.figures import error_curves, error_runs
-from ringlab_course.figures.error_curves import FLOOR, ROUNDED, describe, figure, panel
-from ringlab_course.figures.error_runs import (
+from ringlab_course.figures import error_curves
+from ringlab_course.figures.error_curves import (
     DTYPES,
     FAULTS,
+    FLOOR,
     PROBES,
+    ROUNDED,
     Program,
     curves,
+    describe,
     errors,
+    figure,
     inputs,
+    panel,
     run,
     truth,
 )
@@ -35,11 +39,11 @@ def test_blocks_folded_in_float32_are_attention(seed: int, probe: str, P: int) -
     q, k, v = inputs(probe, seed, rows=4, S=80, D=8)
     right = truth(q, k, v)
     plain = torch.softmax(q @ k.T * 8**-0.5, -1) @ v
-    found = error_runs.relative_error(run(Program(torch.float32), q, k, v, P), right)
+    found = error_curves.relative_error(run(Program(torch.float32), q, k, v, P), right)
     scores = float((q.abs() @ k.abs().T).max()) * 8**-0.5
     share = float(v.square().mean().sqrt()) / float(np.sqrt((right**2).mean()))
     floor = 2 * torch.finfo(torch.float32).eps * max(4.0, scores) * share
-    assert found <= max(2 * error_runs.relative_error(plain, right), floor)
+    assert found <= max(2 * error_curves.relative_error(plain, right), floor)
 
 
 def test_what_is_rounded_shows_as_the_lesson_says() -> None:
@@ -77,7 +81,7 @@ def test_every_fault_leaves_its_own_mark(seed: int) -> None:
 
 def test_a_result_that_is_not_finite_is_infinitely_wrong() -> None:
     x = torch.tensor([[1.0, math.nan]])
-    assert error_runs.relative_error(x, np.ones((1, 2))) == math.inf
+    assert error_curves.relative_error(x, np.ones((1, 2))) == math.inf
     assert errors(FAULTS["fp16 overflow"], "large", (2,), rows=8) == [math.inf]
 
 

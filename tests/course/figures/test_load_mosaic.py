@@ -15,8 +15,8 @@ from ringlab.plan import work
 from ringlab.viz.layout_tiles import LAYOUTS, tiles_of
 from ringlab.viz.style import png
 from ringlab_course.figures import load_mosaic
-from ringlab_course.figures.load_data import mosaic
-from tests.viz.legible import illegible
+from ringlab_course.figures.load_mosaic import mosaic
+from tests.viz.test_style import illegible
 
 THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
 

@@ -14,7 +14,7 @@ from ringlab.comm.trace import Exchange, Trace
 from ringlab.errors import CommError
 from ringlab.merge import Partial, merge
 from ringlab.viz.style import png, rank_colour
-from ringlab_course.figures import ring_frames, ring_view
+from ringlab_course.figures import ring_view
 
 
 def attend(q, k, v):
@@ -58,14 +58,14 @@ def replaced(trace: Trace, event, **changes) -> Trace:
 @pytest.mark.parametrize("P", [1, 2, 3, 8])
 def test_a_ring_meets_every_pair_once_in_step_rank_minus_origin(P: int, posts: bool) -> None:
     trace = run(P, posts=posts)
-    assert np.array_equal(ring_frames.coverage(trace), np.ones((P, P)))
+    assert np.array_equal(ring_view.coverage(trace), np.ones((P, P)))
     rank, origin = np.indices((P, P))
-    assert np.array_equal(ring_frames.when(trace), (rank - origin) % P)
-    assert len(ring_frames.frames(trace)) == P
+    assert np.array_equal(ring_view.when(trace), (rank - origin) % P)
+    assert len(ring_view.frames(trace)) == P
 
 
 def test_the_hops_of_a_frame_carry_the_bytes_of_the_trace() -> None:
-    first, second, last = ring_frames.frames(run(3, tokens=5))
+    first, second, last = ring_view.frames(run(3, tokens=5))
     assert [(hop.source, hop.to, hop.origin, hop.nbytes) for hop in second.hops] == [
         (0, 1, 2, 80), (1, 2, 0, 80), (2, 0, 1, 80),
     ]  # fmt: skip
@@ -82,32 +82,32 @@ def test_the_packages_own_ring_can_be_played_with_its_control_messages() -> None
         .trace
     )
     assert trace.exchanges(control=True) != trace.exchanges()
-    assert np.array_equal(ring_frames.coverage(trace), np.ones((4, 4)))
+    assert np.array_equal(ring_view.coverage(trace), np.ones((4, 4)))
 
 
 def test_a_lost_computation_leaves_a_hole_in_the_picture() -> None:
     trace = run(4)
     lost = trace.computes(2)[1]
-    coverage = ring_frames.coverage(without(trace, lost))
+    coverage = ring_view.coverage(without(trace, lost))
     assert coverage[2, 1] == 0 and coverage.sum() == 15
-    assert math.isnan(ring_frames.when(without(trace, lost))[2, 1])
+    assert math.isnan(ring_view.when(without(trace, lost))[2, 1])
 
 
 def test_a_message_from_another_source_changes_who_holds_what() -> None:
     trace = run(4)
     wrong = replaced(trace, trace.exchanges(2)[0], source=3)
-    assert ring_frames.frames(trace)[1].held == (3, 0, 1, 2)
-    assert ring_frames.frames(wrong)[1].held == (3, 0, None, 2)  # rank 3 never sent to rank 2
-    assert ring_frames.frames(wrong)[2].held[2] == 1  # the first message of rank 1, one step late
-    assert ring_frames.coverage(wrong)[2, 3] == 0
-    assert "unknown" in ring_frames.frames(wrong)[1].describe()
+    assert ring_view.frames(trace)[1].held == (3, 0, 1, 2)
+    assert ring_view.frames(wrong)[1].held == (3, 0, None, 2)  # rank 3 never sent to rank 2
+    assert ring_view.frames(wrong)[2].held[2] == 1  # the first message of rank 1, one step late
+    assert ring_view.coverage(wrong)[2, 3] == 0
+    assert "unknown" in ring_view.frames(wrong)[1].describe()
 
 
 def test_a_lost_exchange_shifts_all_that_comes_after() -> None:
     trace = run(4)
     broken = without(trace, trace.exchanges(1)[0])
-    assert ring_frames.frames(broken) != ring_frames.frames(trace)
-    assert not np.array_equal(ring_frames.coverage(broken), np.ones((4, 4)))
+    assert ring_view.frames(broken) != ring_view.frames(trace)
+    assert not np.array_equal(ring_view.coverage(broken), np.ones((4, 4)))
 
 
 def test_bytes_in_the_picture_follow_the_trace() -> None:
@@ -118,22 +118,22 @@ def test_bytes_in_the_picture_follow_the_trace() -> None:
 
 
 def test_a_ring_that_goes_round_once_too_often_shows_pairs_met_twice() -> None:
-    coverage = ring_frames.coverage(run(3, hops=3))
+    coverage = ring_view.coverage(run(3, hops=3))
     assert np.array_equal(coverage, np.ones((3, 3)) + np.eye(3))
 
 
 def test_a_ring_that_stops_early_shows_pairs_never_met() -> None:
-    assert (ring_frames.coverage(run(4, hops=2)) == 0).sum() == 4
+    assert (ring_view.coverage(run(4, hops=2)) == 0).sum() == 4
 
 
 def test_an_all_gather_is_no_ring() -> None:
     trace = VirtualCluster(3).run(lambda ring: ring.all_gather(torch.ones(2))).trace
     with pytest.raises(CommError, match="one neighbour"):
-        ring_frames.frames(trace)
+        ring_view.frames(trace)
 
 
 def test_counts_of_a_right_ring_are_all_one() -> None:
-    assert np.allclose(ring_frames.counts(plain_ring, striped(12, 3)), 1.0)
+    assert np.allclose(ring_view.counts(plain_ring, striped(12, 3)), 1.0)
 
 
 def test_counts_find_a_stale_block_that_the_trace_cannot_show() -> None:
@@ -142,7 +142,7 @@ def test_counts_find_a_stale_block_that_the_trace_cannot_show() -> None:
     def stale(ring, q, k, v):
         return plain_ring(ring, q, k, v, forwards=False)
 
-    counts = ring_frames.counts(stale, layout)
+    counts = ring_view.counts(stale, layout)
     expected = np.kron(np.eye(4) + 3 * np.eye(4, k=-1) + 3 * np.eye(4, k=3), np.ones((2, 2)))
     assert np.allclose(counts, expected)
 
@@ -153,7 +153,7 @@ def test_counts_of_the_causal_package_are_a_triangle() -> None:
     def causal(ring, q, k, v):
         return ring_attention(q, k, v, ring=ring, layout=layout, causal=True, return_lse=True)
 
-    assert np.allclose(ring_frames.counts(causal, layout), np.tril(np.ones((11, 11))))
+    assert np.allclose(ring_view.counts(causal, layout), np.tril(np.ones((11, 11))))
 
 
 @pytest.mark.parametrize("P", [1, 2, 5, 8])
@@ -193,4 +193,4 @@ def test_the_player_moves_with_its_slider_and_tells_what_it_shows() -> None:
 def test_a_trace_without_exchanges_is_one_step() -> None:
     trace = run(1)
     assert not any(isinstance(event, Exchange) for event in trace.events)
-    assert [frame.held for frame in ring_frames.frames(trace)] == [(0,)]
+    assert [frame.held for frame in ring_view.frames(trace)] == [(0,)]

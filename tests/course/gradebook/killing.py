@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.runner import Watch, grade_class
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.work import Here
 from tests.course.gradebook.stub import judge, submissions, write
 
 TRACED = ("gradebook/store.py", "gradebook/runner.py")

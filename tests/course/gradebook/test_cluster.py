@@ -14,9 +14,9 @@ from distributed import LocalCluster
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.cluster import ClusterPool
+from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.runner import grade_class
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.work import Here
 from tests.course.gradebook.stub import judge, submissions, write
 
 CHECKOUT = Path(__file__).resolve().parents[3]

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook import collect as collect_module
-from ringlab_course.gradebook import walk
 from ringlab_course.gradebook.collect import collect, notebooks
-from ringlab_course.gradebook.digest import digest_of
-from ringlab_course.gradebook.printable import shown_name
+from ringlab_course.gradebook.policy import exercise_of, learner_of
+from ringlab_course.gradebook.pool import Here
+from ringlab_course.gradebook.readable import shown_name
 from ringlab_course.gradebook.runner import grade_class
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.submission_path import exercise_of, learner_of
-from ringlab_course.gradebook.work import Here
+from ringlab_course.gradebook.versions import digest_of
 
 
 def notebook(
@@ -266,7 +265,7 @@ def test_the_walk_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         notebook(tmp_path / "wide" / f"{number:03}" / "x.ipynb")
     notebook(tmp_path / "good" / "x.ipynb")
     notes: list[str] = []
-    found = list(walk.notebooks_below(tmp_path, notes))
+    found = list(collect_module.notebooks_below(tmp_path, notes))
     assert tmp_path / "good" / "x.ipynb" in found, "one learner's litter costs no other"
     assert len(found) <= 52 and not any("deep" in path.parts for path in found)
     assert any("12 folders deep" in note for note in notes)
@@ -303,7 +302,9 @@ def test_a_folder_without_a_notebook_is_told(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_a_note(tmp_path: Path) -> None:
     notes: list[str] = []
-    assert list(walk.notebooks_below(tmp_path / "none", notes)) == [] and "cannot be read" in notes[0]
+    assert (
+        list(collect_module.notebooks_below(tmp_path / "none", notes)) == [] and "cannot be read" in notes[0]
+    )
 
 
 def test_the_same_folder_elsewhere_gives_the_same_book(tmp_path: Path) -> None:

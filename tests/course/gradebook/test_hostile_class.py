@@ -27,8 +27,7 @@ from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.hostile import HOSTILE
 from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import stage
-from tests.course.judge.left_behind import marked
-from tests.course.judge.small_contract import notebook
+from tests.course.judge.small_contract import marked, notebook
 
 EXERCISE = Exercise(
     id="01", slug="01_hostile", title="hostile", stages=(replace(stage("double"), id="01.double"),)

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab_course.gradebook.export import json_text
 from ringlab_course.gradebook.pages import write_pages
+from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.runner import Run, grade_class
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.gradebook.versions import Today, contract_version
-from ringlab_course.gradebook.work import Here
 from tests.course.gradebook.stub import judge, submissions, write
 
 SCORES = {("ada", "05"): 10.0, ("ada", "06"): 10.0, ("bob", "05"): 7.0, ("cy", "05"): 0.0}

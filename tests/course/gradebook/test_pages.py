@@ -15,10 +15,10 @@ from ringlab.errors import CourseError, MissingExtraError
 from ringlab.viz.style import new_figure, styled
 from ringlab_course.gradebook import learner_view, pages, plots
 from ringlab_course.gradebook.entry import Entry, Ungraded
-from ringlab_course.gradebook.inline_svg import inline_svg
+from ringlab_course.gradebook.plots import inline_svg
 from ringlab_course.gradebook.readable import TEXT, points, prose
-from tests.course.gradebook.made_entries import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
 from tests.course.gradebook.page_checks import Page, faults
+from tests.course.gradebook.sample_class import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
 
 EVIL = (
     "<script>alert(1)</script>",

@@ -10,11 +10,10 @@ import pytest
 
 from ringlab_course.gradebook import pool, versions
 from ringlab_course.gradebook.entry import Entry
-from ringlab_course.gradebook.pool import LocalPool
+from ringlab_course.gradebook.pool import Here, Job, LocalPool, Outcome, carry_out
 from ringlab_course.gradebook.runner import Run, Watch, grade_class
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.gradebook.versions import contract_version, seed_of
-from ringlab_course.gradebook.work import Here, Job, Outcome, carry_out
 from tests.course.gradebook.stub import judge, submissions, write
 
 WORDS = {"ada": "10", "bob": "5", "cy": "0"}

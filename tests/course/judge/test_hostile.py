@@ -1,3 +1,5 @@
+"""What the hostile submissions are about: every kind of attack that was thought of has several."""
+
 from __future__ import annotations
 
 import itertools
@@ -15,12 +17,12 @@ from ringlab_course.judge.judge import GradeReport, grade
 from ringlab_course.judge.offlimits import HOME, PACKAGES
 from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.sandbox import Bounds
-from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF
-from tests.course.judge.hostile.honest import HONEST
+from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF, kernels, measures, rings
+from tests.course.judge.hostile.answers import HONEST
+from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import EXERCISE, SECRET, together
-from tests.course.judge.left_behind import marked, mine, processes, turn
 from tests.course.judge.small_contract import EXERCISE as SMALL
-from tests.course.judge.small_contract import RIGHT, notebook
+from tests.course.judge.small_contract import RIGHT, marked, mine, notebook, processes, turn
 
 pytestmark = pytest.mark.needs_bwrap
 BOUNDS = Bounds(memory_bytes=1 << 29)
@@ -209,3 +211,37 @@ def test_strange_submissions_that_are_right_earn_everything(tmp_path, kind) -> N
 
 def test_no_name_is_used_twice() -> None:
     assert len(KIND_OF) == sum(map(len, BY_KIND.values())) == len(HOSTILE)
+
+
+KINDS = (
+    "overwriting check functions and NumPy", "forging replies on the pipe", "evil array subclasses",
+    "walking stacks, frames and memory", "reading tests, gradebook or other submissions", "writing anywhere", "network",
+    "kill(-1)", "fork bombs", "setsid orphans", "memory bombs", "disk bombs", "1 GB of output",
+    "infinite loops with signals ignored", "os._exit and other ends", "import hooks", "ctypes", "pickles",
+    "threads left behind", "time bombs at import", "symlinked or enormous notebooks", "broken JSON", "non-UTF-8",
+    "duplicated, renamed, retyped or missing cells", "output-only edits", "magic and shell cells",
+)  # fmt: skip
+TABLE = {
+    **BY_KIND,
+    **FILES,
+    "frames forged in a ring": rings.FORGING,
+    "rings that stay": rings.STAYING,
+    "wires beside the ring": rings.WIRES,
+    "meters dodged": rings.DODGING,
+    "kernels": kernels.SUBMISSIONS,
+    "memory hidden from its measure": measures.SUBMISSIONS,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_several_submissions(kind) -> None:
+    assert len(TABLE[kind]) >= 2
+
+
+def test_there_are_many_and_no_two_are_the_same() -> None:
+    assert set(KINDS) <= set(TABLE)
+    handed_in = [
+        repr(each) for group in {**BY_KIND, "rings": rings.SUBMISSIONS}.values() for each in group.values()
+    ]
+    assert len(set(handed_in)) == len(handed_in) >= 200
+    assert sum(map(len, TABLE.values())) >= 280

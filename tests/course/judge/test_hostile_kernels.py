@@ -16,8 +16,7 @@ from ringlab_course.judge.protocol import ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile.kernels import COMMON, CONDEMNED, SUBMISSIONS
 from tests.course.judge.hostile.small import own
-from tests.course.judge.left_behind import mine, turn
-from tests.course.judge.small_contract import HINTS
+from tests.course.judge.small_contract import HINTS, mine, turn
 
 pytestmark = [pytest.mark.needs_bwrap, pytest.mark.needs_triton]
 SECONDS = 3.0

@@ -18,15 +18,14 @@ from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.reports import run_stage
 from ringlab_course.judge import exchanges, network, worker
-from ringlab_course.judge.channel import Channel
+from ringlab_course.judge.judge_comm import Channel
 from ringlab_course.judge.process import Endless, WorkerProcess
 from ringlab_course.judge.protocol import FrameReader, ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile import rings
 from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own
-from tests.course.judge.left_behind import marked, mine, turn
-from tests.course.judge.small_contract import HINTS, RIGHT_RING
+from tests.course.judge.small_contract import HINTS, RIGHT_RING, marked, mine, turn
 
 pytestmark = pytest.mark.needs_bwrap
 SECONDS = 1.5

@@ -1,4 +1,7 @@
-"""What limits for one process do not bound: the sum over ranks and children, and children that nobody's group holds."""
+"""What limits for one process do not bound: the sum over ranks and children, and children that nobody's group holds.
+
+Exercises under the judge: what only a judge can see who is the network, and who reads memory from outside.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import pytest
 
 from ringlab_course.checking.contract import Exercise, Stage
 from ringlab_course.checking.failures import Crashed
-from ringlab_course.judge import process, watch
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.checking.reports import run_stage
+from ringlab_course.judge import allowance, process
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.processes import cpu_seconds, descendants, end_all, held, memory
 from ringlab_course.judge.sandbox import Bounds, _own_tasks
 from ringlab_course.judge.session import SandboxedSubject, Session
-from tests.course.judge.left_behind import processes, turn
-from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
+from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook, processes, turn
+from tests.course.submissions_of import submission
 
 inside = pytest.mark.needs_bwrap
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -102,7 +107,7 @@ def test_less_than_the_bound_is_nobodys_business() -> None:
     with Session([EATS], ["hold"], torch=False, bounds=bounds) as session:
         session.workers(2)
         assert SandboxedSubject(session, "hold").call(180) is None
-        time.sleep(3 * watch.INTERVAL_S)
+        time.sleep(3 * allowance.INTERVAL_S)
         assert SandboxedSubject(session, "hold").call(1) is None and not session.watch.exceeded
 
 
@@ -212,3 +217,38 @@ def test_what_is_ended_and_what_is_not(tmp_path) -> None:
         for each in (root, marked, other):
             each.kill()
             each.wait()
+
+
+pytestmark = pytest.mark.needs_bwrap
+
+
+def failing(stage_id: str, cells: str) -> dict[str, str | None]:
+    """Return the checks of a stage that the judge finds failing, with the mistake that each names."""
+    stage = load_stage(stage_id)
+    names = [stage.function, *stage.helpers]
+    with Session([cells], names, torch=True, seconds=120, total_seconds=1200) as session:
+        report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed=5)
+    assert not any(check.broken for check in report.checks)
+    return {check.id: check.misconception for check in report.checks if not check.ok}
+
+
+def source(name: str) -> str:
+    return submission(name).source
+
+
+def test_a_rank_that_keeps_the_whole_sequence_is_seen_from_outside() -> None:
+    """It fetches every block from its neighbour, as a ring does, and lets none of them go."""
+    kept = source("05/wrong_forward_keeps_every_block")
+    assert failing("05.forward", kept) == {"memory": "keeps_every_block"}
+
+
+def test_memory_that_grows_with_the_square_is_read_from_outside() -> None:
+    """Half of all tiles are kept, beside what is linear: an exponent between one and two."""
+    kept = source("03/wrong_autograd_saves_every_tile")
+    assert failing("03.backward", kept)["memory"] == "materialises"
+
+
+def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None:
+    """Through .data nothing is noted, and a judge that takes messages at once would hand on what was right."""
+    scaled = source("06/wrong_overlap_writes_what_is_sent").replace("k.mul_(", "k.data.mul_(")
+    assert failing("06.overlap", scaled) == {"any_network": "writes_what_is_sent"}

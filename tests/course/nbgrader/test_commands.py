@@ -115,6 +115,6 @@ def test_nothing_but_the_converters_imports_nbgrader() -> None:
     """Not even the commands: a learner's install has none of it."""
     program = (
         "import sys; sys.modules['nbgrader'] = sys.modules['nbconvert'] = sys.modules['sqlalchemy'] = None\n"
-        "import ringlab.cli, ringlab_course.nbgrader.course, ringlab_course.nbgrader.submitted, ringlab_course.nbgrader.told"
+        "import ringlab.cli, ringlab_course.nbgrader.course, ringlab_course.nbgrader.submitted, ringlab_course.nbgrader.submitted"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -143,7 +143,7 @@ def test_a_person_may_still_overrule_the_judge(course: Course) -> None:
 @pytest.mark.needs_chromium
 def test_the_formgrader_shows_the_scores_and_grades_through_the_judge(course: Course, tmp_path: Path) -> None:
     from tests.browser.window import window
-    from tests.course.nbgrader.formgrader import serve
+    from tests.course.nbgrader.a_class import serve
 
     with serve(course.folder, tmp_path) as (url, token), window() as opened:
         page = opened.page

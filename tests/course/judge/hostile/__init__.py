@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.course.judge.hostile import answers, endings, lingering, reaching, resources, tensors, verdict
+from tests.course.judge.hostile import answers, endings, reaching, resources, verdict
 
 BY_KIND: dict[str, dict[str, str]] = {
     kind: group
-    for theme in (verdict, answers, endings, resources, reaching, lingering, tensors)
+    for theme in (verdict, answers, endings, resources, reaching)
     for kind, group in theme.SUBMISSIONS.items()
 }
 HOSTILE = {name: source for group in BY_KIND.values() for name, source in group.items()}

@@ -1,4 +1,7 @@
-"""The contract that hostile functions are handed in for: every check calls three times, on numbers that go up."""
+"""The contract that hostile functions are handed in for: every check calls three times, on numbers that go up.
+
+What several hostile submissions begin with.
+"""
 
 from __future__ import annotations
 
@@ -80,3 +83,16 @@ def _names(tree: ast.Module) -> set[str]:
     defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assigned = (node.targets for node in tree.body if isinstance(node, ast.Assign))
     return defined | {t.id for targets in assigned for t in targets if isinstance(t, ast.Name)}
+
+
+CHANNEL = """
+import sys
+def channel():
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if type(value).__name__ == "Channel":
+                return value
+        frame = frame.f_back
+"""
+"""Finds the worker's end of its socket on the stack."""

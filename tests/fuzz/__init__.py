@@ -1,1 +1,0 @@
-"""Fuzzing of what reads bytes that others made: the judge's protocol and the notebooks handed in."""
