@@ -21,7 +21,7 @@ from ringlab_course.exercises.e13_multi_gpu import launch as e13_launch
 from ringlab_course.exercises.e13_multi_gpu import report as e13_report
 from ringlab_course.exercises.e13_multi_gpu import seconds as e13_seconds
 from ringlab_course.exercises.e13_multi_gpu import straggler as e13_straggler
-from ringlab_course.exercises.e13_multi_gpu.traces import EVERY, Fault, trace
+from ringlab_course.exercises.e13_multi_gpu.straggler import EVERY, Fault, trace
 from ringlab_course.judge import grade
 from tests.course.submissions_of import submission
 

@@ -71,17 +71,19 @@ def of_the_ring(root: Path) -> Iterator[Figure]:
 
 
 def of_exercises(root: Path) -> Iterator[Figure]:
-    """Yield the files of the fullest and of the leanest exercise."""
+    """Yield the files of the fullest and of the leanest exercise, not counting its right answers."""
     counts = {
         folder.name: sum(
-            1 for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+            1
+            for path in folder.rglob("*")
+            if path.is_file() and not {"__pycache__", "right"} & set(path.relative_to(folder).parts)
         )
         for folder in sorted((root / _EXERCISES).iterdir())
         if folder.is_dir() and folder.name != "__pycache__"
     }
     most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     measured = f"{counts[least]} ({least}) to {counts[most]} ({most})"
-    yield Figure("files in an exercise's folder", measured, "≤ 8", counts[most] <= 8)
+    yield Figure("files in an exercise's folder, beside right/", measured, "≤ 8", counts[most] <= 8)
 
 
 def of_submissions(root: Path) -> Iterator[Figure]:

@@ -13,7 +13,7 @@ from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e07_causal_imbalance.runs import token_fold
+from ringlab_course.exercises.e07_causal_imbalance.work import token_fold
 from ringlab_course.exercises.e07_causal_imbalance.work import truth as pairs
 
 mistake = mistakes_of("07.makespan")

@@ -29,7 +29,7 @@ from ringlab_course.checking.ring_mistakes import truth
 from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
 from ringlab_course.exercises.e07_causal_imbalance.relation import mask
 from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import COMPARED, MISTAKES, NAMED
-from ringlab_course.exercises.e07_causal_imbalance.runs import (
+from ringlab_course.exercises.e07_causal_imbalance.work import (
     Tuples,
     described,
     positions_of,

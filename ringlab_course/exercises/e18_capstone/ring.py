@@ -1,4 +1,7 @@
-"""Stages 18.forward and 18.backward: the conformance suite's checks, and what it leaves to an exercise to ask."""
+"""Stages 18.forward and 18.backward: the conformance suite's checks, and what it leaves to an exercise to ask.
+
+Common mistakes of the two rings of the capstone, by what they look like: in values, in messages, in behaviour.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import torch
 
 from ringlab.conformance.plan_runs import Check as SuiteCheck
 from ringlab.conformance.runs import Run, expected
+from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.exercises.e18_capstone import ring_mistakes as mistakes
-from ringlab_course.exercises.e18_capstone.explain import Explainer
+from ringlab_course.checking.numbers import State
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e18_capstone.explain import Explainer, Held, ring, under_mask
 from ringlab_course.exercises.e18_capstone.suite import (
     BACKWARD,
     FORWARD,
@@ -27,11 +32,115 @@ from ringlab_course.exercises.e18_capstone.suite import (
     wide_runs,
 )
 
+mistake = mistakes_of("18.forward")
+_as_in_05 = mistakes_of("05")
+_as_in_09 = mistakes_of("09.couriers")
+
+
+def _adds(a: State, b: State) -> State:
+    return a[0] + b[0], np.logaddexp(a[1], b[1])
+
+
+def _halves(a: State, b: State) -> State:
+    return (a[0] + b[0]) / 2, np.logaddexp(a[1], b[1])
+
+
+def _all(held: Held, rank: int, owner: int) -> np.ndarray:
+    return np.ones(held.shape(rank, owner), dtype=bool)
+
+
+def _local(held: Held, rank: int, owner: int) -> np.ndarray:
+    return np.tri(*held.shape(rank, owner), dtype=bool)
+
+
+def _by_rank(held: Held, rank: int, owner: int) -> np.ndarray:
+    return _local(held, rank, owner) if rank == owner else np.full(held.shape(rank, owner), owner < rank)
+
+
+def _strict(held: Held, rank: int, owner: int) -> np.ndarray:
+    return held.positions[rank][:, None] > held.positions[owner][None, :]
+
+
+def _future(held: Held, rank: int, owner: int) -> np.ndarray:
+    return held.positions[rank][:, None] <= held.positions[owner][None, :]
+
+
+def _plus_step(held: Held, rank: int, owner: int) -> np.ndarray:
+    other = (2 * rank - owner) % held.run.P
+    seen = held.visible(rank, other)
+    if seen.shape != held.shape(rank, owner):
+        raise ValueError("another block's mask does not fit, and this mistake breaks off")
+    return seen
+
+
+def _own_only(held: Held, rank: int, owner: int) -> np.ndarray:
+    return held.visible(rank, owner) if rank == owner else _all(held, rank, owner)
+
+
+VALUES = (
+    mistake("adds_blocks", ring(join=_adds)),
+    mistake("halves_at_each_merge", ring(join=_halves)),
+    mistake("no_scale", ring(scale=1.0)),
+    mistake("heads_in_turn", ring(heads=lambda x, group: np.tile(x, (1, group, 1, 1)))),
+    _as_in_05("forgets_last_block", ring(steps=lambda P: range(P - 1))),
+    _as_in_05("forgets_own_block", ring(steps=lambda P: range(1, P))),
+    _as_in_05("never_uses_the_visitor", ring(here=lambda rank, owner, P: rank)),
+    _as_in_05(
+        "sends_own_block_again", ring(here=lambda rank, owner, P: rank if owner == rank else (rank - 1) % P)
+    ),
+    _as_in_05("no_mask", ring(see=under_mask(_all))),
+    _as_in_05("local_mask", ring(see=under_mask(_local))),
+    _as_in_05("assumes_contiguous", ring(see=under_mask(_by_rank))),
+    _as_in_05("strictly_before", ring(see=under_mask(_strict))),
+    _as_in_05("sees_the_future", ring(see=under_mask(_future))),
+    _as_in_05("origin_plus_step", ring(see=under_mask(_plus_step))),
+    _as_in_05("masks_own_block_only", ring(see=under_mask(_own_only))),
+)  # fmt: skip
+
+SHARED = (
+    mistake("does_not_unpack"),
+    mistake("assumes_equal_lengths"),
+    mistake("never_waits"),
+    mistake("leaves_the_ring"),
+    mistake("writes_what_is_sent"),
+    mistake("one_buffer"),
+    mistake("reads_before_waiting"),
+    mistake("nan_in_blind_rows"),
+    mistake("overflows"),
+    mistake("finite_mask"),
+    mistake("ignores_the_scale"),
+    mistake("swallows_a_death"),
+    mistake("takes_any_length"),
+    mistake("another_dtype"),
+    mistake("gathers_everything"),
+    mistake("too_many_messages"),
+    mistake("sends_kv_home"),
+    mistake("repeats_heads_on_the_wire"),
+    mistake("widens_the_blocks"),
+    mistake("pads_to_the_longest"),
+    mistake("keeps_every_block"),
+    mistake("computes_hidden_tiles"),
+    mistake("cleans_hidden_tiles"),
+)  # fmt: skip
+FORWARD_MISTAKES = (
+    *VALUES,
+    *SHARED,
+    mistake("narrow_state"),
+)
+BACKWARD_MISTAKES = (
+    *COMPARED,
+    *(replace(each, message=f"Backward: {each.message}") for each in SHARED),
+    replace(_as_in_09("narrow_couriers"), name="narrow_sums"),
+)
+FORWARD_NAMED = {each.name: each for each in FORWARD_MISTAKES}
+BACKWARD_NAMED = {each.name: each for each in BACKWARD_MISTAKES}
+
+
 Verify = Callable[[Any, np.random.Generator], None]
 STRANGE = ("token-fold", "chunk-3", "chunk-5-folded")
 EXPLAINERS = {
-    FORWARD: Explainer(mistakes.FORWARD, mistakes.FORWARD_NAMED, mistakes.VALUES),
-    BACKWARD: Explainer(mistakes.BACKWARD, mistakes.BACKWARD_NAMED, mistakes.COMPARED),
+    FORWARD: Explainer(FORWARD_MISTAKES, FORWARD_NAMED, VALUES),
+    BACKWARD: Explainer(BACKWARD_MISTAKES, BACKWARD_NAMED, COMPARED),
 }
 
 
@@ -211,7 +320,7 @@ FORWARD_STAGE = _stage(
         "stretches, so that pairs of stretches that hide from each other need no attention. Convert to float32 where you compute, to q's dtype at the end.",
         r"step $t$, $o = (r-t) \bmod P$: $(O, L) \leftarrow (O, L) \oplus \mathrm{block}(q_r, k_o, v_o)$, query $i$ sees key $j$ where $p_r(i) \geq p_o(j)$",
     ),
-    misconceptions=mistakes.FORWARD,
+    misconceptions=FORWARD_MISTAKES,
     checks=(
         Check("values", 2, "visible", "out and lse in full attention, P = 1, 2, 3; dtypes; scale", asks(FORWARD, "types", "forward", "lse", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
         Check("masks", 2, "visible", "causal by global position: contiguous, striped, zig-zag; nothing sees ahead", asks(FORWARD, "masks", "causality", ranks=(3,))),
@@ -239,7 +348,7 @@ BACKWARD_STAGE = _stage(
         "with their block in float32, one hop behind it, and make P hops.",
         r"$P = e^{sQK^\top - L}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ \mathrel{+}= s\,dS\,K$, $\;dK_o \mathrel{+}= s\,dS^\top Q$, $\;dV_o \mathrel{+}= P^\top dO$",
     ),
-    misconceptions=mistakes.BACKWARD,
+    misconceptions=BACKWARD_MISTAKES,
     checks=(
         Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
         Check("masks", 2, "visible", "causal by global position, and no gradient from the past to the future", asks(BACKWARD, "masks", "causality", ranks=(3,))),
