@@ -50,10 +50,10 @@ class Entry:
 def read(
     source: Path | str, *, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> tuple[Entry, ...]:
-    """Return the entries of a file, or of a text, in its order; their fields may have these keys.
+    """Return the entries of a file, or of a text, in order; their fields may have these keys.
 
-    Raises: EditError, with the file and the entry, for a key that is unknown, missing or repeated, a line of a
-    fence that is invalid, a fence that is not the last thing in its entry, or a name that two entries have.
+    Raises: EditError, with the file and the entry, if a key is unknown, missing or repeated, if a line of a fence is
+    invalid, if a fence is not the last thing in its entry, or if two entries have the same name.
     """
     text, file = (source.read_text("utf-8"), source.name) if isinstance(source, Path) else (source, "text")
     entries: dict[str, Entry] = {}
@@ -69,10 +69,10 @@ def read(
 
 
 def apply(hunks: str, base: str, where: str = "edits") -> str:
-    """Return `base` with the hunks applied, each to the result of the one before; "" has none.
+    """Return `base` with the hunks applied, each to the result of the one before; an empty text has no hunks.
 
-    Raises: EditError, with `where` and the hunk, for a line or a hunk that is invalid, or one that does not occur
-    exactly once.
+    Raises: EditError, with `where` and the number of the hunk, if a line or a hunk is invalid, or if a hunk's context
+    and removed lines do not occur exactly once.
     """
     lines = base.split("\n")
     for number, (before, after) in enumerate(_parsed(hunks, where), start=1):
@@ -88,7 +88,12 @@ def apply(hunks: str, base: str, where: str = "edits") -> str:
 
 
 def diff(base: str, wrong: str) -> str:
-    """Return hunks that turn `base` into `wrong`, with as little context as makes each of them occur once."""
+    """Return hunks that turn `base` into `wrong`, with the least context with which each occurs exactly once.
+
+    >>> print(diff("one\\ntwo\\nthree", "one\\n2\\nthree"))
+    -two
+    +2
+    """
     old, new = base.split("\n"), wrong.split("\n")
     hunks = []
     for start, stop, new_start, new_stop in _changes(old, new):
@@ -167,7 +172,7 @@ def _parsed(hunks: str, where: str) -> list[tuple[list[str], list[str]]]:
 
 
 def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield where `old` and `new` differ; places with one line between them count as one."""
+    """Yield (start, stop, new start, new stop) of each difference; those with one line between them are joined."""
     codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     places = [code[1:] for code in codes if code[0] != "equal"]
     while places:
@@ -183,7 +188,7 @@ def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, in
 
 
 def _marked(old: list[str], new: list[str]) -> Iterator[str]:
-    """Yield the lines of a change, those that stay as context."""
+    """Yield the lines of a change; lines that stay are context."""
     for code, start, stop, new_start, new_stop in SequenceMatcher(
         None, old, new, autojunk=False
     ).get_opcodes():
@@ -195,8 +200,9 @@ def _marked(old: list[str], new: list[str]) -> Iterator[str]:
 
 
 def _context(lines: list[str], start: int, stop: int) -> tuple[int, int]:
-    """Return the fewest lines before `start` and after `stop` with which lines[start:stop] occurs once."""
-    for size in range(int(start == stop), len(lines) + 1):
+    """Return the fewest (lines before `start`, lines after `stop`) with which lines[start:stop] occurs once."""
+    size = int(start == stop)
+    while True:  # ends at the latest with all lines as context: a whole text occurs once in itself
         fitting = []
         for before in range(max(0, size - len(lines) + stop), min(size, start) + 1):
             context = lines[start - before : start] + lines[stop : stop + size - before]
@@ -205,11 +211,11 @@ def _context(lines: list[str], start: int, stop: int) -> tuple[int, int]:
         if fitting:
             before = min(fitting)[1]
             return before, size - before
-    raise AssertionError("a whole text occurs once in itself")
+        size += 1
 
 
 def _is_comment(line: str) -> bool:
-    """Whether the line begins a comment or a docstring, which are rewritten more often than code."""
+    """Return whether the line begins a comment or a docstring, which are rewritten more often than code."""
     return line.lstrip().startswith(("#", '"'))
 
 

@@ -1,6 +1,6 @@
 """Errors that say what was needed, what came, and the remedy.
 
-Optional packages: what needs one asks for it here, so that its absence names the extra that installs it.
+Code that needs an optional package calls `require_package` first, so that the error names the extra that installs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ import importlib.util
 
 
 class RinglabError(Exception):
-    """Base of every error raised on purpose: `needed`, `got` and `remedy` are kept as attributes."""
+    """Base of every error that is raised on purpose. It keeps `needed`, `got` and `remedy` as attributes.
+
+    >>> print(WorldSizeError("a rank from 0 to 3", "rank=4", "count ranks from 0"))
+    needed: a rank from 0 to 3
+       got: rank=4
+    remedy: count ranks from 0
+    """
 
     def __init__(self, needed: str, got: str = "", remedy: str = "") -> None:
         self.needed, self.got, self.remedy = needed, got, remedy
@@ -27,7 +33,7 @@ class RinglabError(Exception):
 class MissingExtraError(RinglabError, ImportError):
     """A package that an extra of ringlab installs is missing; `remedy` is the command that installs it."""
 
-    def __str__(self) -> str:  # one line: a missing package is no riddle
+    def __str__(self) -> str:  # one line is enough for a missing package
         return f"needed: {self.needed}; got: {self.got}; remedy: {self.remedy}"
 
 
@@ -48,7 +54,7 @@ class LayoutError(RinglabError, ValueError):
 
 
 class MaskError(RinglabError, ValueError):
-    """A mask is impossible, or cannot be honoured by what is to compute it."""
+    """A mask is impossible, or the code that would compute it cannot honour it."""
 
 
 class WorldSizeError(RinglabError, ValueError):
@@ -60,11 +66,11 @@ class BackendError(RinglabError, ValueError):
 
 
 class CostError(RinglabError, ValueError):
-    """A model, hardware or request that cannot be costed; `remedy` names the nearest that can."""
+    """A model, hardware or request cannot be costed; `remedy` names the nearest one that can."""
 
 
 class LabError(RinglabError, RuntimeError):
-    """A lab cannot begin, or a result file is none; `remedy` says what to change."""
+    """A lab cannot begin, or a file of results is invalid; `remedy` says what to change."""
 
 
 class EditError(RinglabError, ValueError):
@@ -72,7 +78,7 @@ class EditError(RinglabError, ValueError):
 
 
 class TrainingError(RinglabError, ValueError):
-    """A batch, recipe or checkpoint that training cannot go on with."""
+    """Training cannot go on with a batch, a recipe or a checkpoint."""
 
 
 class CommError(RinglabError, RuntimeError):
@@ -88,7 +94,7 @@ class MismatchError(CommError):
 
 
 class DeadlockError(CommError):
-    """Nobody can go on and somebody has not finished."""
+    """No rank can go on, and at least one has not finished."""
 
 
 class UnreceivedError(CommError):
@@ -96,7 +102,7 @@ class UnreceivedError(CommError):
 
 
 class PeerDiedError(CommError):
-    """Another rank ended before it sent or took a message that this rank waits for."""
+    """Another rank ended before it sent, or received, a message that this rank waits for."""
 
 
 class TransportTimeout(CommError, TimeoutError):
@@ -108,21 +114,26 @@ class RankFailedError(CommError):
 
 
 class CourseError(RinglabError):
-    """Something about lessons, exercises or progress files."""
+    """Something is wrong with a lesson, an exercise or a progress file."""
 
 
 class OffLimitsError(CourseError):
-    """A submission leaves to ringlab or PyTorch what its exercise is about writing."""
+    """A submission calls ringlab or PyTorch for the part that its exercise asks to be written."""
 
 
 class SandboxError(RinglabError, RuntimeError):
-    """The sandbox that student code must run in cannot be set up."""
+    """The sandbox in which student code must run cannot be set up."""
 
 
 def require_package(name: str, extra: str, user: str) -> None:
     """Return if the package `name` can be imported; `extra` is the extra of ringlab that installs it for `user`.
 
     Raises: MissingExtraError if it cannot.
+
+    >>> require_package("numpy", "figures", "figures")
+    >>> require_package("no_such_package", "figures", "figures")
+    Traceback (most recent call last):
+    ringlab.errors.MissingExtraError: needed: no_such_package, for figures; got: not installed; remedy: pip install 'ringlab[figures]'
     """
     if importlib.util.find_spec(name) is None:
         raise MissingExtraError(f"{name}, for {user}", "not installed", f"pip install 'ringlab[{extra}]'")

@@ -7,11 +7,12 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
-Those that have a name are in `LAYOUTS`; `get_layout` makes one by its name. Packed documents, which do not see each other, are dealt one by one: `per_document`.
+`LAYOUTS` holds those with a name, and `get_layout` makes one by its name. `per_document` deals packed documents, which
+do not see each other, one by one.
 
-Every rank stores its tokens as a few runs, run after run. All runs of a layout have the same
-step, and their starts fall into place such that any two of them mask each other in one of four
-ways only: skip, full, causal, causal shifted by one (see `ringlab.plan`).
+Every rank stores its tokens as a few runs, one after the other. All runs of a layout have the same step, and their
+starts are such that two runs can mask each other in only four ways: skip, full, causal, or causal shifted by one (see
+`ringlab.plan`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ from ringlab.errors import LayoutError, ShapeError, WorldSizeError
 
 @dataclass(frozen=True)
 class Run:
-    """Global positions start, start + step, … : `length` of them."""
+    """The `length` global positions start, start + step, start + 2·step, …
+
+    >>> Run(start=1, step=4, length=3).positions
+    array([1, 5, 9])
+    """
 
     start: int
     step: int
@@ -43,18 +48,31 @@ class Run:
 
     @property
     def last(self) -> int:
-        """Return the last position; the one before the first where there is none."""
+        """Return the last position; for an empty run, start − step."""
         return self.start + self.step * (self.length - 1)
 
     @property
     def index(self) -> slice:
-        """Return the slice that takes this run out of a sequence axis."""
+        """Return the slice that selects this run on a sequence axis."""
         return slice(self.start, self.start + self.step * self.length, self.step)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Who owns which of `S` tokens among `P` ranks: `ranks[r]` are the runs of rank r in local order."""
+    """Which of `S` tokens each of `P` ranks owns: `ranks[r]` holds the runs of rank r in local order.
+
+    Raises: LayoutError unless there are P ranks, steps are at least 1, and each position is owned exactly once.
+
+    >>> layout = zigzag(8, P=2)
+    >>> layout.runs(0)
+    (Run(start=0, step=1, length=2), Run(start=6, step=1, length=2))
+    >>> tokens = np.array(list("ABCDEFGH"))
+    >>> shards = [layout.shard(tokens, rank, dim=0) for rank in range(2)]
+    >>> ["".join(shard) for shard in shards]
+    ['ABGH', 'CDEF']
+    >>> "".join(layout.unshard(shards, dim=0))
+    'ABCDEFGH'
+    """
 
     S: int
     P: int
@@ -77,7 +95,7 @@ class Layout:
             )
 
     def _each_once(self) -> bool:
-        """Whether the runs own every position, and none twice: as many as there are, and all of them."""
+        """Return whether the runs own every position exactly once: S positions in all, none left out."""
         runs = [run for runs in self.ranks for run in runs if run.length > 0]
         if sum(run.length for run in runs) != self.S:
             return False
@@ -93,9 +111,9 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        """Worked out once: plans are looked up by layout, and there may be thousands of runs.
+        """Return the hash, computed once: plans are looked up by layout, and a layout may have thousands of runs.
 
-        Of integers only, so that it holds in another process too, where strings hash differently.
+        It covers integers only, so that it is the same in every process; strings hash differently in each.
         """
         return hash((self.S, self.P, self.ranks))
 
@@ -104,7 +122,7 @@ class Layout:
 
     @cached_property
     def step(self) -> int:
-        """Return the step that all runs share."""
+        """Return the step that all runs share. Raises: LayoutError if their steps differ."""
         steps = {run.step for runs in self.ranks for run in runs if run.length > 1}
         if len(steps) > 1:
             raise LayoutError(
@@ -113,13 +131,13 @@ class Layout:
         return steps.pop() if steps else 1
 
     def runs(self, rank: int) -> tuple[Run, ...]:
-        """Return the runs of `rank` in local order."""
+        """Return the runs of `rank` in local order. Raises: WorldSizeError unless 0 ≤ rank < P."""
         if not 0 <= rank < self.P:
             raise WorldSizeError(f"a rank from 0 to {self.P - 1}", f"{rank}")
         return self.ranks[rank]
 
     def length(self, rank: int) -> int:
-        """Return how many tokens `rank` owns."""
+        """Return how many tokens `rank` owns. Raises: WorldSizeError unless 0 ≤ rank < P."""
         if not 0 <= rank < self.P:
             raise WorldSizeError(f"a rank from 0 to {self.P - 1}", f"{rank}")
         return self.lengths[rank]
@@ -131,7 +149,7 @@ class Layout:
 
     @cached_property
     def longest(self) -> int:
-        """Return the most tokens that a rank owns."""
+        """Return the largest number of tokens that a rank owns."""
         return max(self.lengths)
 
     def positions(self, rank: int) -> np.ndarray:
@@ -139,10 +157,10 @@ class Layout:
         return np.concatenate([np.zeros(0, np.int64), *(run.positions for run in self.runs(rank))])
 
     def shard(self, x: Any, rank: int, dim: int = -2) -> Any:
-        """Return the tokens of `rank` from the whole sequence(s) `x`, a copy.
+        """Return a copy of the tokens of `rank` in the whole sequence(s) `x`.
 
         `x` is a tensor, an array, or a tuple of them; `dim` is the sequence axis.
-        Raises: ShapeError if `x` does not have S tokens there.
+        Raises: ShapeError if `x` does not have S tokens on that axis; WorldSizeError unless 0 ≤ rank < P.
         """
         if isinstance(x, tuple):
             return tuple(self.shard(part, rank, dim) for part in x)
@@ -161,7 +179,7 @@ class Layout:
         """Return the whole sequence in global order from the shards of all ranks.
 
         `shards` holds one tensor, array or tuple of them per rank, in rank order.
-        Raises: WorldSizeError for another number of shards; ShapeError for wrong lengths.
+        Raises: WorldSizeError unless there are P shards; ShapeError if a shard has the wrong length.
         """
         if len(shards) != self.P:
             raise WorldSizeError(f"{self.P} shards for {self!r}", f"{len(shards)}")
@@ -179,15 +197,22 @@ class Layout:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """Where each global position stands in the shards laid end to end."""
+        """Return the index of each global position in the shards laid end to end."""
         return np.argsort(np.concatenate([self.positions(rank) for rank in range(self.P)]), kind="stable")
 
 
 def dealt(S: int, P: int, *, chunk: int, folded: bool = False, name: str | None = None) -> Layout:
-    """Return the layout that deals `chunk`-token pieces round-robin, or folded.
+    """Return the layout that deals pieces of `chunk` tokens to the ranks: 0, 1, …, P−1, and again from 0.
 
-    S divides by neither P nor chunk if it likes: the last piece is shorter, some ranks own less
-    or nothing.
+    With `folded`, every second round goes backwards: 0, …, P−1, P−1, …, 0. S need not be a multiple of P or of chunk:
+    the last piece may be shorter, and some ranks may own fewer tokens than others, or none.
+
+    Raises: LayoutError unless S ≥ 0, P ≥ 1 and chunk ≥ 1 are integers.
+
+    >>> [dealt(12, 2, chunk=2).positions(rank).tolist() for rank in range(2)]
+    [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    >>> [dealt(12, 2, chunk=2, folded=True).positions(rank).tolist() for rank in range(2)]
+    [[0, 1, 6, 7, 8, 9], [2, 3, 4, 5, 10, 11]]
     """
     _check_sizes(S, P, chunk)
     return _dealt(S, P, chunk, folded, name or f"dealt[chunk={chunk}{', folded' if folded else ''}]")
@@ -206,18 +231,59 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
 
 
 def contiguous(S: int, P: int) -> Layout:
-    """Return the layout in which rank r owns the r-th stretch of ceil(S/P) tokens."""
+    """Return the layout in which rank r owns the r-th stretch of ceil(S/P) tokens.
+
+    Under a causal mask the last rank works most: token i sees i + 1 keys.
+    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
+
+    >>> layout = contiguous(16, P=4)
+    >>> for rank in range(4):
+    ...     positions = layout.positions(rank)
+    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
+    rank 0 owns [0, 1, 2, 3], which see 10 keys
+    rank 1 owns [4, 5, 6, 7], which see 26 keys
+    rank 2 owns [8, 9, 10, 11], which see 42 keys
+    rank 3 owns [12, 13, 14, 15], which see 58 keys
+    """
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // P)), name="contiguous")
 
 
 def striped(S: int, P: int) -> Layout:
-    """Return the layout in which rank r owns every P-th token from r. Source: arXiv 2311.09431."""
+    """Return the layout in which rank r owns tokens r, r + P, r + 2P, …
+
+    Under a causal mask all ranks work almost equally: token i sees i + 1 keys.
+    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
+    Source: arXiv 2311.09431.
+
+    >>> layout = striped(16, P=4)
+    >>> for rank in range(4):
+    ...     positions = layout.positions(rank)
+    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
+    rank 0 owns [0, 4, 8, 12], which see 28 keys
+    rank 1 owns [1, 5, 9, 13], which see 32 keys
+    rank 2 owns [2, 6, 10, 14], which see 36 keys
+    rank 3 owns [3, 7, 11, 15], which see 40 keys
+    """
     return dealt(S, P, chunk=1, name="striped")
 
 
 def zigzag(S: int, P: int) -> Layout:
-    """Return the layout in which rank r owns pieces r and 2P-1-r of 2P. Source: arXiv 2407.21783."""
+    """Return the layout that cuts the sequence into 2P pieces, of which rank r owns pieces r and 2P−1−r.
+
+    Under a causal mask all ranks work equally: token i sees i + 1 keys.
+    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
+    Source: arXiv 2407.21783, section 3.3.2.
+
+    >>> layout = zigzag(16, P=4)
+    >>> for rank in range(4):
+    ...     positions = layout.positions(rank)
+    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
+    rank 0 owns [0, 1, 14, 15], which see 34 keys
+    rank 1 owns [2, 3, 12, 13], which see 34 keys
+    rank 2 owns [4, 5, 10, 11], which see 34 keys
+    rank 3 owns [6, 7, 8, 9], which see 34 keys
+    """
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // (2 * P))), folded=True, name="zigzag")
 
@@ -227,7 +293,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "striped": striped,
     "zigzag": zigzag,
 }
-"""The layouts that can be had by name. A new one is a function of (S, P) and a line here; nothing else lists them."""
+"""The layouts that have a name. A new one is a function of (S, P) and a line here; nothing else lists them."""
 
 
 def layout_names() -> tuple[str, ...]:
@@ -238,7 +304,7 @@ def layout_names() -> tuple[str, ...]:
 def get_layout(name: str, S: int, P: int) -> Layout:
     """Return the layout called `name` of S tokens on P ranks.
 
-    Raises: LayoutError for an unknown name, or sizes that no layout has.
+    Raises: LayoutError for an unknown name, or unless S ≥ 0 and P ≥ 1 are integers.
 
     >>> get_layout("zigzag", 16, 2).positions(0)
     array([ 0,  1,  2,  3, 12, 13, 14, 15])
@@ -251,12 +317,16 @@ def get_layout(name: str, S: int, P: int) -> Layout:
 def per_document(lengths: Sequence[int], P: int) -> Layout:
     """Return the layout in which every rank owns a zig-zag share of each packed document.
 
-    Behind its first n mod 2P tokens a document of n is cut into 2P equal chunks, of which rank r owns chunks r and
-    2P−1−r: as many tokens and as much causal attention as any other. The few tokens before them, which see fewer
-    than 2P keys each, and documents of fewer than 2P tokens, go whole to the rank that has the fewest tokens, the
-    longest first. Each rank stores its tokens in ascending order.
+    A document of n tokens is cut into 2P equal chunks after its first n mod 2P tokens. Rank r owns chunks r and
+    2P−1−r: as many tokens and as much causal attention as any other rank. The few tokens before the chunks see fewer
+    than 2P keys each. They go whole, longest first, to the rank that has the fewest tokens so far, and so do documents
+    of fewer than 2P tokens. Each rank stores its tokens in ascending order.
 
-    Raises: LayoutError for lengths or P that are none.
+    Raises: LayoutError unless the lengths are integers ≥ 0 and P is an integer ≥ 1.
+
+    >>> layout = per_document([8, 4], P=2)  # tokens 0 … 7 and 8 … 11
+    >>> [layout.positions(rank).tolist() for rank in range(2)]
+    [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
     """
     _check_sizes(0, P)
     whole = (int, np.integer)
@@ -288,7 +358,7 @@ def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
 
 
 def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
-    """Runs of step 1 for (start, length), ascending; those that touch become one."""
+    """Return ascending runs of step 1 for each (start, length); runs that touch are joined."""
     runs: list[Run] = []
     for start, length in sorted(parts):
         if runs and runs[-1].last + 1 == start:
@@ -299,13 +369,13 @@ def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
 
 
 def _runs_of_pieces(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """One run of step 1 for each piece that the turns of a period bring to a rank."""
+    """Return a run of step 1 for each piece that the turns of a period bring to a rank."""
     pieces = sorted(piece for turn in turns for piece in range(turn, -(-S // chunk), period))
     return tuple(Run(piece * chunk, 1, min(chunk, S - piece * chunk)) for piece in pieces)
 
 
 def _runs_of_offsets(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """One run per place inside a piece, with a step of a whole period: few runs for small chunks."""
+    """Return a run for each place inside a piece, with a whole period as its step: few runs for small chunks."""
     step = period * chunk
     starts = [turn * chunk + place for turn in turns for place in range(chunk)]
     return tuple(Run(start, step, -(-(S - start) // step)) for start in starts if start < S)

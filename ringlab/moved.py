@@ -1,4 +1,4 @@
-"""Old names of modules, importable until 0.3: each import of one says what to write instead."""
+"""Old names of modules, importable until 0.3: importing one warns and names the new module."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from typing import Any
 _ROOMS = {
     "virtual": "threads turns waiting streams",
     "clocked": "recording timeline",
-    "processes": "launch children connect distributed carriers parts wire board journal live transports "
-    "symmetric windows",
+    "processes": "launch children connect distributed carriers parts board symmetric windows",
     "wrappers": "traced faulty strict",
 }
 _FIGURES = (
-    "courier_view course_ring decision_map decision_rules error_curves error_runs kernel_access kill_matrix load_mosaic "
+    "courier_view course_ring decision_map decision_rules error_curves kernel_access kill_matrix load_mosaic "
     "loss_curves memory_ledger online_softmax overlap_view papers ring_step ring_view side_by_side tile_scan"
 )
 MOVED = {
     "ringlab.bench.lanes": "ringlab.viz.lanes",
     "ringlab.comm.lanes": "ringlab.comm.processes.background",
+    "ringlab.comm.journal": "ringlab.comm.processes.board",
+    "ringlab.comm.live": "ringlab.comm.processes.board",
+    "ringlab.comm.transports": "ringlab.comm.processes.connect",
+    "ringlab.comm.wire": "ringlab.comm.processes.parts",
     "ringlab.comm.worker": "ringlab.comm.processes.rank_process",
     "ringlab.conformance.plain_ring": "ringlab.plain_ring",
     "ringlab.course": "ringlab_course",
@@ -36,6 +39,7 @@ MOVED = {
     "ringlab.course.in_process": "ringlab_course.checking.virtual_ranks",
     "ringlab.lab": "ringlab_course.lab",
     "ringlab.viz.courier_frames": "ringlab_course.figures.courier_view",
+    "ringlab.viz.error_runs": "ringlab_course.figures.error_curves",
     "ringlab.viz.load_data": "ringlab_course.figures.load_mosaic",
     "ringlab.viz.machines": "ringlab_course.figures.papers",
     "ringlab.viz.ring_frames": "ringlab_course.figures.ring_view",
@@ -46,7 +50,7 @@ MOVED = {
 
 
 def new_name(name: str) -> str:
-    """Return where the module `name` is today; `name` itself if it has not moved."""
+    """Return the present name of the module `name`: `name` itself if it has not moved."""
     before, after = name, ""
     while before not in MOVED and "." in before:
         before, _, last = before.rpartition(".")
@@ -55,7 +59,7 @@ def new_name(name: str) -> str:
 
 
 def notices(names: Container[str] = sys.modules) -> list[str]:
-    """Return a line for each old name among `names`, by default those imported here: what to write instead."""
+    """Return a line for each old name among `names` (by default those imported so far) that gives the new one."""
     return [_notice(name) for name in MOVED if name in names]
 
 
@@ -78,7 +82,7 @@ class _Moved(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module under its old name, and warns."""
+    """Finds a module under its old name, and warns about it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -96,10 +100,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Moved(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing has to run: the new place is imported."""
+        """Do nothing: the module in its new place has been imported already."""
 
 
 def install() -> None:
-    """Let the old names be found after all others."""
+    """Make the old names importable; they are looked up after all others."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())

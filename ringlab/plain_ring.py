@@ -13,27 +13,26 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
+from ringlab.types import KeyValue, Query, RowState
 
-Hidden: TypeAlias = Tensor | None  # rows × keys, True where the row may not see the key; None hides nothing
+Hidden: TypeAlias = Bool[Tensor, "Lq Lk"] | None  # True where the row may not see the key; None hides nothing
 
 
 def attend(
     ring: Ring,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
     *,
     causal: bool,
-    positions: list[Tensor],
+    positions: list[Int[Tensor, " _"]],
     scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return this rank's (out, lse) over all keys, for its shards q (B, H, L, D), k and v (B, K, L, D).
-
-    positions: where the tokens of each rank stand in the sequence, in the order in which the rank holds them.
-    """
+) -> tuple[Query, RowState]:
+    """Return this rank's (out, lse) over all keys; positions: where each rank's tokens stand, in its own order."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, lse = _Attention.apply(q, k, v, Call(ring, positions, causal, scale))
     return out, lse
@@ -43,7 +42,7 @@ class _Attention(torch.autograd.Function):
     """Saves out and lse, not the weights: e^(score − lse) gives any tile of them again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Query, k: KeyValue, v: KeyValue, call: Call) -> tuple[Query, RowState]:
         out, lse = forward(call, q.detach(), k.detach(), v.detach())
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -58,8 +57,8 @@ class _Attention(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
-def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) after P steps and P − 1 hops: after its last step nobody needs a block any more."""
+def forward(call: Call, q: Query, k: KeyValue, v: KeyValue) -> tuple[Query, RowState]:
+    """Return (out, lse) after P steps and P − 1 hops: after the last step no rank needs another block."""
     ring = call.ring
     out = torch.zeros(q.shape, dtype=state_dtype(q.dtype), device=q.device)
     lse = torch.full(q.shape[:-1], -math.inf, dtype=out.dtype, device=q.device)
@@ -83,14 +82,14 @@ def tile_forward(call: Call, q: Tensor, k: Tensor, v: Tensor, hidden: Hidden) ->
     return weights @ expand_heads(v, q.shape[1]).to(scores.dtype), lse
 
 
-def tile_scores(call: Call, q: Tensor, k: Tensor, hidden: Hidden) -> Tensor:
+def tile_scores(call: Call, q: Query, k: KeyValue, hidden: Hidden) -> Float[Tensor, "B H Lq Lk"]:
     """Return the scaled scores, −inf where hidden."""
     dtype = state_dtype(q.dtype)
     scores = call.scale * (q.to(dtype) @ expand_heads(k, q.shape[1]).to(dtype).mT)
     return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
 
-def merge(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor) -> tuple[Tensor, Tensor]:
+def merge(out: Query, lse: RowState, new: Query, new_lse: RowState) -> tuple[Query, RowState]:
     """Return (out, lse) over the keys of both."""
     # Each out was divided by its own sum of e^score, and lse is the log of that sum. Weighted by their shares
     # of the sum of both, e^(lse − total), the two are exactly one softmax over all these keys.
@@ -100,8 +99,8 @@ def merge(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor) -> tuple[Tenso
 
 
 def backward(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    call: Call, q: Query, k: KeyValue, v: KeyValue, out: Query, lse: RowState, dout: Query
+) -> tuple[Query, KeyValue, KeyValue]:
     """Return (dq, dk, dv). Keys and values travel again, with their dk and dv: each rank adds its part."""
     ring = call.ring
     # dscore = weight · (dweight − delta), where delta = Σ weight · dweight over all keys = dout · out.
@@ -132,9 +131,16 @@ def backward(
 
 
 def tile_backward(
-    call: Call, q: Tensor, lse: Tensor, delta: Tensor, dout: Tensor, k: Tensor, v: Tensor, hidden: Hidden
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what some rows and some keys add to (dq, dk, dv); lse and delta are over all keys."""
+    call: Call,
+    q: Query,
+    lse: RowState,
+    delta: RowState,
+    dout: Query,
+    k: KeyValue,
+    v: KeyValue,
+    hidden: Hidden,
+) -> tuple[Query, KeyValue, KeyValue]:
+    """Return the contribution of some rows and keys to (dq, dk, dv); lse and delta are over all keys."""
     dtype, heads = lse.dtype, k.shape[1]
     weights = torch.exp(tile_scores(call, q, k, hidden) - safe(lse)[..., None])
     dweights = dout.to(dtype) @ expand_heads(v, q.shape[1]).to(dtype).mT
@@ -147,10 +153,10 @@ def tile_backward(
 
 @dataclass(frozen=True)
 class Call:
-    """What stays the same while blocks travel."""
+    """The arguments of a call, which stay the same while blocks travel."""
 
     ring: Ring
-    positions: list[Tensor]
+    positions: list[Int[Tensor, " _"]]
     causal: bool
     scale: float
 
@@ -173,14 +179,14 @@ class Call:
         return found
 
 
-def runs(positions: Tensor) -> list[slice]:
-    """Return slices with equal steps, such as the two halves of a zig-zag shard; hidden ones can be skipped."""
+def runs(positions: Int[Tensor, " L"]) -> list[slice]:
+    """Return slices of equal steps, such as the two halves of a zig-zag shard; hidden ones can be skipped."""
     steps = positions.diff()
     breaks = [0, *(torch.nonzero(steps != steps[:1]).flatten() + 1).tolist(), len(positions)]
     return [slice(a, b) for a, b in pairwise(breaks) if b > a]
 
 
-def safe(lse: Tensor) -> Tensor:
+def safe(lse: RowState) -> RowState:
     """Return lse with 0 for −inf, where a row saw no key: −inf − (−inf) is NaN, but e^(−inf − 0) is 0."""
     return lse.masked_fill(lse == -math.inf, 0.0)
 
@@ -190,11 +196,11 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def expand_heads(kv: Tensor, heads: int) -> Tensor:
+def expand_heads(kv: KeyValue, heads: int) -> Float[Tensor, "B H Lk D"]:
     """Return keys or values once for each query head: head h reads h // group."""
     return kv.repeat_interleave(heads // kv.shape[1], dim=1)
 
 
-def sum_heads(gradient: Tensor, heads: int) -> Tensor:
+def sum_heads(gradient: Float[Tensor, "B H Lk D"], heads: int) -> KeyValue:
     """Return the gradient of each key/value head, summed over the query heads that read it."""
     return gradient.unflatten(1, (heads, -1)).sum(2)

@@ -24,7 +24,7 @@ THOROUGH = {
     "tests/course/test_exercise_08.py::test_two_pieces_of_every_document_keep_within_what_is_asked":
         "the sweep of exercise 08's right and wrong answers",
     "tests/fuzz/": "tests/course/judge/test_protocol.py and test_submission_bounds.py: damaged input by kind",
-    "tests/journey/": "tests/packaging/test_tour.py runs the tour",
+    "tests/journey/": "tests/packaging/test_readme.py runs the tour",
     "tests/packaging/test_instructors.py": "tests/course/gradebook: each command of the manual by itself",
     "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and test_preflight.py: each part of a lab by itself",
     "tests/site/": "tests/course/test_lint.py and nbval: what the pages are made of",

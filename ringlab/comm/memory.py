@@ -1,4 +1,4 @@
-"""What a rank's tensors take: live bytes, their peak, and the largest single tensor."""
+"""The memory of a rank's tensors: live bytes, their peak, and the largest single tensor."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ringlab.comm.protocol import AnyTensor
+
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes of the tensors that one rank's program made.
+    """The bytes of the tensors that one rank's program made.
 
-    peak_bytes: the most that was live at once; largest_bytes: the largest single allocation;
-    live_bytes: what was still live at the end. Tensors handed to the program and scratch space
-    inside an operator are not counted.
+    peak_bytes: the most bytes that were live at once; largest_bytes: the largest single allocation; live_bytes: the
+    bytes still live at the end. Tensors handed to the program and scratch space inside an operator are not counted.
     """
 
     rank: int
@@ -27,10 +28,10 @@ class MemoryReport:
 
 
 class MemoryMeter:
-    """Accounts the tensors that operators return while one of its `watch()` contexts is open.
+    """Counts the tensors that operators return while one of its `watch()` contexts is open.
 
-    Works per thread: several threads may watch for the same meter, as when work is done on
-    another thread on a rank's behalf.
+    A context watches one thread. Several threads may watch for the same meter, as when another thread works on a rank's
+    behalf.
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -41,27 +42,27 @@ class MemoryMeter:
         self._storages: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
 
     def watch(self) -> TorchDispatchMode:
-        """Return a context manager in which this thread's tensors count."""
+        """Return a context manager inside which this thread's tensors are counted."""
         return _Watch(self)
 
     def report(self) -> MemoryReport:
         """Return the figures so far."""
         return MemoryReport(self.rank, self.peak_bytes, self.largest_bytes, self.live_bytes)
 
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Do not count the memory of `tensor` if it is new here: this rank did not make it."""
+    def ignore(self, tensor: AnyTensor) -> None:
+        """Leave the memory of `tensor` out if the meter does not know it yet: this rank did not make it."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._storages:
             self._remember(storage, 0)
 
-    def release(self, tensor: torch.Tensor) -> int:
-        """Count the memory of `tensor` no more, for it goes to another rank; return its bytes."""
+    def release(self, tensor: AnyTensor) -> int:
+        """Return the bytes of `tensor`, which are counted no longer: its memory goes to another rank."""
         with self._lock:
             _, nbytes = self._storages.pop(tensor.untyped_storage()._cdata, (None, 0))
             self.live_bytes -= nbytes
             return nbytes
 
-    def adopt(self, tensor: torch.Tensor, nbytes: int) -> None:
+    def adopt(self, tensor: AnyTensor, nbytes: int) -> None:
         """Count `nbytes` for the memory of `tensor`, which another rank has released."""
         self._remember(tensor.untyped_storage(), nbytes)
 

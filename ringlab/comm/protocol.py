@@ -1,13 +1,14 @@
-"""What every transport offers: a rank among others, `exchange`, and the collectives built on it."""
+"""The interface of every transport: a rank among others, `exchange`, and the collectives built on it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat, TypeAlias, TypeVar
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.errors import MismatchError, ShapeError, WorldSizeError
@@ -15,12 +16,16 @@ from ringlab.errors import MismatchError, ShapeError, WorldSizeError
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+AnyTensor: TypeAlias = Shaped[Tensor, "..."]
+"""A tensor of any shape and dtype: a message may hold any."""
+Tensors: TypeAlias = Sequence[AnyTensor]
+
 CONTROL = "control:"
-"""Tags that begin so carry no attention data; meters leave them out."""
+"""The beginning of the tags of messages without attention data, which meters leave out."""
 
 
 def side_by_side(function: F) -> F:
-    """Mark a function that touches nothing but its arguments and may run for several ranks at once."""
+    """Return `function`, marked as touching only its arguments, so that it may run for several ranks at once."""
     function.side_by_side = True  # type: ignore[attr-defined]
     return function
 
@@ -28,8 +33,8 @@ def side_by_side(function: F) -> F:
 class Work(ABC):
     """An exchange under way.
 
-    `stall`: after `wait` on a GPU, the seconds that the computations waited for it, as a float to be
-    read when the run is over; None where `wait` itself took that time.
+    `stall`: after `wait` on a GPU, the seconds for which computations waited for the exchange, to be read as a float
+    when the run is over; None where `wait` itself took that time.
     """
 
     stall: SupportsFloat | None = None
@@ -38,16 +43,16 @@ class Work(ABC):
     def wait(self) -> tuple[Tensor, ...]:
         """Return the receive buffers, filled; from then on the sent tensors may be written again.
 
-        Raises: PeerDiedError, MismatchError, DeadlockError or TransportTimeout, each naming
-        both ranks, the tag and the number of the exchange.
+        Raises: PeerDiedError, MismatchError, DeadlockError or TransportTimeout if the messages do not arrive, or do
+        not fit; each names both ranks, the tag and the number of the exchange.
         """
 
 
 class Comm(ABC):
     """One rank's end of a transport.
 
-    Messages from one rank to another arrive in the order of sending; a receive takes the next
-    one and fails if its tag, shape or dtype is not the expected one.
+    Messages from one rank to another arrive in the order in which they were sent. A receive takes the next message, and
+    fails if its tag, shape or dtype is not the expected one.
     """
 
     rank: int
@@ -57,27 +62,29 @@ class Comm(ABC):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
-        """Post sends to rank `to` and receives from rank `source` at once; return without waiting.
+        """Return the work of sending to rank `to` and receiving from rank `source`, both posted at once, without waiting.
 
-        `send` must not be written, and `receive` neither read nor written, before `wait`.
+        Before `wait`, `send` must not be written, and `receive` must be neither read nor written.
+
+        Raises: WorldSizeError if `to` or `source` is needed and is not a rank.
         """
 
     def hand_over(
         self,
         *,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int,
         tag: str = "",
     ) -> Work:
-        """Like `exchange`, but gives up what is sent: after `wait` the content of `send` is undefined.
+        """Return the work of an `exchange` that gives up what it sends: after `wait` the content of `send` is undefined.
 
         Transports inside one process swap the memory of both ends instead of copying.
         """
@@ -87,37 +94,38 @@ class Comm(ABC):
         self,
         *,
         hops: int,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int,
         tag: str = "",
     ) -> Work:
-        """Like `hand_over`, for a block that has made `hops` hops since its owner's, unchanged.
+        """Return the work of a `hand_over` of a block that has made `hops` hops unchanged since it left its owner.
 
-        All ranks relay at once, by the same distance: first each its own block, which it keeps
-        (hops 0), then what it received. A transport may fetch a block from its owner, without
-        the ranks between. Up to P − 1 relays make a round; the next hops 0 begins another.
+        All ranks relay at once, by the same distance: first their own block, which each keeps (hops 0), then the block
+        that they received. A transport may fetch a block directly from its owner, past the ranks between. A round has at
+        most P − 1 relays; the next one with hops 0 begins another.
         """
         post = self.hand_over if hops else self.exchange
         return post(send=send, to=to, receive=receive, source=source, tag=tag)
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds on this rank's clock; the virtual cluster counts virtual time."""
+        """Return the seconds on this rank's clock; the virtual cluster counts virtual time."""
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return `function(*args, **kwargs)`; the seam at which transports time, trace or move work."""
+        """Return `function(*args, **kwargs)`; transports override this to time, trace or move the work."""
         return function(*args, **kwargs)
 
     def chose(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
-        """Take note that `chosen` was taken where the program left it open, as in block="auto"."""
+        """Record that `chosen` was taken where the program left the choice open, as in block="auto"."""
 
     def name_call(self, ranks: Sequence[int] | None = None) -> str:
-        """Count a call of attention over `ranks`, all by default, and return its name, the same on each of them.
+        """Return a name for the next call of attention over `ranks`, all by default; it is the same on each of them.
 
-        All ranks of a call take part in it, so each counts the same; wrappers and subgroups let the transport count
-        that they are made of, for a rank may make them anew for every call, or have more of them than another.
+        The name is a count. All ranks of a call take part in it, so their counts agree. Wrappers and subgroups leave the
+        counting to the transport that they are made of, because a rank may make new ones for every call, or may have
+        more of them than another rank.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
         inner = getattr(self, "inner", None)  # the transport that a wrapper is made of
@@ -129,12 +137,15 @@ class Comm(ABC):
         return f"call {counts[among]} of attention{over}"
 
     def fail(self, error: BaseException) -> None:  # noqa: B027 (most transports need nothing here)
-        """Tell the other ranks, where the transport can, that this one gives up because of `error`."""
+        """Report to the other ranks, where the transport can, that this rank gives up because of `error`."""
 
     def all_gather(
-        self, tensor: Tensor, shapes: Sequence[Sequence[int]] | None = None, tag: str = "all_gather"
+        self, tensor: AnyTensor, shapes: Sequence[Sequence[int]] | None = None, tag: str = "all_gather"
     ) -> list[Tensor]:
-        """Return every rank's tensor in rank order; `shapes` where ranks hold different ones."""
+        """Return every rank's tensor in rank order; `shapes` gives each rank's shape where they differ.
+
+        Raises: WorldSizeError unless there is a shape for each rank; ShapeError if this rank's tensor has another one.
+        """
         shapes = shapes or [tensor.shape] * self.world_size
         if len(shapes) != self.world_size:
             raise WorldSizeError(f"{self.world_size} shapes, one per rank", f"{len(shapes)}")
@@ -154,8 +165,11 @@ class Comm(ABC):
             work.wait()
         return gathered
 
-    def all_reduce(self, tensor: Tensor, op: str = "sum", tag: str = "all_reduce") -> Tensor:
-        """Return the sum or max over ranks, folded in rank order, so the same bits on every rank."""
+    def all_reduce(self, tensor: AnyTensor, op: str = "sum", tag: str = "all_reduce") -> Tensor:
+        """Return the sum or maximum over ranks, folded in rank order, so that every rank gets the same bits.
+
+        Raises: MismatchError unless `op` is "sum" or "max".
+        """
         if op not in ("sum", "max"):
             raise MismatchError("op 'sum' or 'max'", repr(op))
         first, *rest = self.all_gather(tensor, tag=tag)
@@ -165,5 +179,5 @@ class Comm(ABC):
         return total
 
     def barrier(self) -> None:
-        """Return once every rank has arrived here."""
+        """Return once every rank has called this."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8), tag=CONTROL + "barrier")

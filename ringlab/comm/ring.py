@@ -1,4 +1,4 @@
-"""The neighbour view of a transport: everything goes to the next rank and comes from the previous one."""
+"""A transport as a ring: everything goes to the next rank and comes from the previous one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import AnyTensor, Comm, Tensors, Work
 from ringlab.errors import ShapeError
 
 T = TypeVar("T")
 
 
 class Ring:
-    """Rank `rank` of `world_size` ranks in a circle; sends go to `next`, receives come from `previous`."""
+    """Rank `rank` of `world_size` ranks in a circle; sends go to `next`, receives come from `previous`.
+
+    >>> import torch
+    >>> from ringlab import VirtualCluster
+    >>> def program(ring):  # each rank sends its number once around the ring, and adds up what it sees
+    ...     seen = total = torch.tensor([ring.rank])
+    ...     for step in range(1, ring.world_size):
+    ...         seen = ring.shift(seen)
+    ...         assert seen.item() == ring.origin(step)
+    ...         total = total + seen
+    ...     return total.item()
+    >>> VirtualCluster(4).run(program).results
+    [6, 6, 6, 6]
+    """
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
@@ -31,25 +44,25 @@ class Ring:
 
     def post(
         self,
-        *tensors: Tensor,
+        *tensors: AnyTensor,
         length: int | None = None,
-        into: Sequence[Tensor] | None = None,
+        into: Tensors | None = None,
         give: bool = False,
         hops: int | None = None,
         stride: int = 1,
         tag: str = "shift",
     ) -> Work:
-        """Send `tensors` to the next rank and take as many from the previous one; returns at once.
+        """Return the work of sending `tensors` to the next rank and receiving as many from the previous one.
 
-        Or, with `stride`, to the rank so many places on, and from the one so many back.
+        It returns at once; `wait` on the work returns the received tensors, in the shapes of the sent ones.
+        length: the number of tokens to receive, on axis −2, where ranks hold different numbers.
+        into: the receive buffers; new ones by default.
+        give: leave the content of `tensors` undefined after `wait`, which may save a copy.
+        hops: `tensors` are a block on its way around the ring, which has made so many hops unchanged. A rank keeps its
+        own block (hops 0) and gives up those of others.
+        stride: send so many ranks ahead, and receive from so many ranks behind.
 
-        What arrives has the shape of what is sent, but `length` tokens on axis -2 where ranks
-        hold different numbers; `into` gives the receive buffers, else new ones are made. With `give`
-        the content of `tensors` is undefined after `wait`, which may save a copy. `hops` says that
-        they are a block on its way around the ring, and how many hops it has made unchanged: 0 for
-        this rank's own, which it keeps; of others it gives up what it had.
-
-        Raises: ShapeError when something else than a tensor is posted.
+        Raises: ShapeError if something other than a tensor is posted.
         """
         try:
             whole = all(map(Tensor.is_contiguous, tensors))
@@ -67,8 +80,8 @@ class Ring:
         post = comm.hand_over if give else comm.exchange
         return post(send=sends, to=to, receive=receives, source=source, tag=tag)
 
-    def shift(self, *tensors: Tensor, length: int | None = None, tag: str = "shift") -> Any:
-        """Return what the previous rank shifted: a tensor for one argument, a tuple for more."""
+    def shift(self, *tensors: AnyTensor, length: int | None = None, tag: str = "shift") -> Any:
+        """Return the tensors that the previous rank shifted: a tensor for one argument, a tuple for more."""
         received = self.post(*tensors, length=length, tag=tag).wait()
         return received[0] if len(received) == 1 else received
 
@@ -76,21 +89,21 @@ class Ring:
         """Return `function(*args, **kwargs)`, timed and traced under `label`."""
         return self.comm.compute(label, function, *args, **kwargs)
 
-    def all_gather(self, tensor: Tensor, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor]:
-        """Return every rank's tensor in rank order; `shapes` where ranks hold different ones."""
+    def all_gather(self, tensor: AnyTensor, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor]:
+        """Return every rank's tensor in rank order; `shapes` gives each rank's shape where they differ."""
         return self.comm.all_gather(tensor, shapes)
 
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Return the sum or max over ranks, folded in rank order."""
+    def all_reduce(self, tensor: AnyTensor, op: str = "sum") -> Tensor:
+        """Return the sum or maximum over ranks, folded in rank order."""
         return self.comm.all_reduce(tensor, op)
 
     def barrier(self) -> None:
-        """Return once every rank has arrived here."""
+        """Return once every rank has called this."""
         self.comm.barrier()
 
 
 def _refusal(value: Any) -> ShapeError:
-    """Return the error for `value`, which was to be sent and is no tensor."""
+    """Return the error for posting `value`, which is not a tensor."""
     size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
     return ShapeError(
         "tensors to send, each an argument of its own",

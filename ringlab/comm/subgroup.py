@@ -1,4 +1,4 @@
-"""Some ranks of a transport as a transport of their own: rings inside the rows and columns of a mesh of ranks."""
+"""Some ranks of a transport as a transport of their own, for rings inside the rows and columns of a mesh of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.virtual.waiting import where
 from ringlab.errors import WorldSizeError
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 class SubGroup(Comm):
     """The ranks `ranks` of `comm`, numbered 0, 1, … in this order; this rank is one of them.
 
-    Each member makes one for itself, nothing is exchanged for it. Messages are those of `comm`: traces, meters and
-    errors name its ranks, and two ranks that meet in several subgroups receive in the order in which they sent.
-    A block that is relayed goes from neighbour to neighbour, also where `comm` would fetch it from its owner.
+    Each member makes its own, and nothing is exchanged for it. Messages are those of `comm`: traces, meters and errors
+    name its ranks, and two ranks that meet in several subgroups receive in the order in which they sent. A relayed
+    block goes from neighbour to neighbour, even where `comm` would fetch it from its owner.
 
-    Raises: WorldSizeError where `ranks` are not different ranks of `comm`, this one among them.
+    Raises: WorldSizeError unless `ranks` are different ranks of `comm` and include this one.
     """
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
@@ -37,18 +37,16 @@ class SubGroup(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
         to, source = self._outside(to, send, "to"), self._outside(source, receive, "source")
         return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
 
-    def hand_over(
-        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
-    ) -> Work:
+    def hand_over(self, *, send: Tensors, to: int, receive: Tensors, source: int, tag: str = "") -> Work:
         to, source = self.ranks[where(to, self, "to")], self.ranks[where(source, self, "source")]
         return self.inner.hand_over(send=send, to=to, receive=receive, source=source, tag=tag)
 
@@ -68,5 +66,5 @@ class SubGroup(Comm):
         self.inner.fail(error)
 
     def _outside(self, rank: int | None, tensors: Sequence[Tensor], name: str) -> int | None:
-        """The number that `rank` has in the transport; of no importance where no tensor goes there."""
+        """Return the number of `rank` in the transport, or None if no tensor goes there."""
         return self.ranks[where(rank, self, name)] if tensors else None

@@ -1,6 +1,6 @@
-"""What a run did: exchanges and computations with their times, countable and exportable.
+"""The trace of a run: its exchanges and computations with their times, to count and to export.
 
-What a run of a program on several ranks gives back, whatever the transport.
+`Outcome` is the return value of a run on several ranks, whatever the transport.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ringlab.comm.protocol import CONTROL
 class Exchange:
     """One rank's exchange: bytes, and the times at which it was posted, waited for and complete.
 
-    stall: on a GPU, the seconds that the computations waited for it (see `Work`), for which `wait`
-    itself returns at once.
+    stall: on a GPU, the seconds for which computations waited for it (see `Work`), because `wait` itself returns at once.
     """
 
     rank: int
@@ -38,14 +37,15 @@ class Exchange:
 
     @property
     def exposed(self) -> float:
-        """Seconds that the rank could not compute because this message was not there.
+        """Return the seconds for which the rank could not compute because this message had not arrived.
 
-        On a GPU reading it waits for the GPU: read it when the run is over.
+        On a GPU, reading it waits for the GPU: read it when the run is over.
         """
         return self.done - self.waited if self.stall is None else float(self.stall)
 
     @property
     def control(self) -> bool:
+        """Return whether the exchange carried no attention data."""
         return self.tag.startswith(CONTROL)
 
 
@@ -61,7 +61,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen on one rank where the program left it open: block="auto" took `chosen`."""
+    """A choice made on one rank where the program left it open: for `asked`, as in block="auto", it took `chosen`."""
 
     rank: int
     asked: str
@@ -71,13 +71,13 @@ class Choice:
 
 @dataclass
 class Trace:
-    """All events of a run, each rank's in the order in which they were complete."""
+    """All events of a run, those of each rank in the order in which they were completed."""
 
     world_size: int
     events: list[Exchange | Compute | Choice] = field(default_factory=list)
 
     def exchanges(self, rank: int | None = None, *, control: bool = False) -> list[Exchange]:
-        """Return the exchanges of `rank` (of all ranks if None); control messages only if asked for."""
+        """Return the exchanges of `rank`, of all ranks if None; `control` includes control messages."""
         return [
             e
             for e in self.events
@@ -89,7 +89,7 @@ class Trace:
         return [e for e in self.events if isinstance(e, Compute) and rank in (None, e.rank)]
 
     def choices(self, rank: int | None = None) -> list[Choice]:
-        """Return what was chosen on `rank`, on all ranks if None, where the program left it open."""
+        """Return the choices made on `rank`, on all ranks if None, where the program left them open."""
         return [e for e in self.events if isinstance(e, Choice) and rank in (None, e.rank)]
 
     def rounds(self, rank: int) -> int:
@@ -103,20 +103,19 @@ class Trace:
     def exposed(self, rank: int | None = None) -> float:
         """Return the seconds of exposed communication of `rank`, of all ranks together if None.
 
-        Those of each step are `[e.exposed for e in trace.exchanges(rank)]`. The virtual cluster
-        counts virtual seconds.
+        `[e.exposed for e in trace.exchanges(rank)]` gives those of each step. The virtual cluster counts virtual seconds.
         """
         return sum(e.exposed for e in self.exchanges(rank))
 
     def peers(self, rank: int) -> set[int]:
-        """Return the ranks that `rank` sent to."""
+        """Return the ranks to which `rank` sent messages."""
         return {e.to for e in self.exchanges(rank) if e.to is not None}
 
     def to_chrome(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return the trace in Chrome's trace-event form, and write it to `path` as JSON if given.
+        """Return the trace in Chrome's trace-event form, also written to `path` as JSON if given.
 
-        Open the file in ui.perfetto.dev or chrome://tracing: a row per rank for computation and
-        one for communication; times in microseconds.
+        ui.perfetto.dev and chrome://tracing open the file. Each rank has a row of computation and one of communication;
+        times are in microseconds.
         """
         rows = [_name(rank) for rank in range(self.world_size)]
         document = {"traceEvents": [*_flatten(rows), *map(_chrome, self.events)], "displayTimeUnit": "ms"}

@@ -36,7 +36,6 @@ RIGHT = ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend")
 DECIDING = (
     "checks",
     "checks_values",
-    "checks_precision",
     "checks_order",
     "checks_resources",
     "checks_faults",

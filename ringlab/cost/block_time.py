@@ -21,10 +21,10 @@ class BlockTime(Protocol):
 
 
 def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
-    """Return the score elements that a kernel with tiles of (rows, keys) `kernel` computes of `tile`.
+    """Return the score elements of `tile` that a kernel with tiles of (rows, keys) `kernel` computes.
 
-    Every kernel tile that is not wholly masked counts as a whole; those at the edges are smaller.
-    With None the visible pairs count and nothing else.
+    A kernel tile that is not entirely masked counts as a whole; tiles at the edges are smaller.
+    With None only the visible pairs count.
     """
     if kernel is None or not tile.causal:
         return tile.scores
@@ -58,13 +58,13 @@ class PeakTime:
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """What calibration has measured: per launch (one for each tile of the plan), score element and row."""
+    """Measured seconds per launch (one for each tile of the plan), per score element and per row."""
 
     forward: MeasuredBlock
     backward: MeasuredBlock | None
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
-        """Return the seconds for these tiles. Raises: CostError where that pass was not measured."""
+        """Return the seconds for these tiles. Raises: CostError if this pass was not measured."""
         block = self.backward if backward else self.forward
         if block is None:
             raise CostError("a measured backward", "measurements of the forward only", "ringlab calibrate")
@@ -77,7 +77,7 @@ class MeasuredTime:
 
 
 def _launches(tile: Tile, largest_causal: int | None) -> Iterator[tuple[int, float]]:
-    """(rows, keys that each row pays for) of the launches that a tile is cut into."""
+    """(rows, keys charged to each row) of the launches that a tile is cut into."""
     for part in cut(tile, largest_causal):
         rows, keys = part.q_stop - part.q_start, part.k_stop - part.k_start
         yield rows, tile_scores(part, None) / rows if largest_causal is None else keys
@@ -86,10 +86,10 @@ def _launches(tile: Tile, largest_causal: int | None) -> Iterator[tuple[int, flo
 def block_time(
     hardware: Hardware, dtype: str, tile: tuple[int, int] | None = (128, 128), D: int | None = None
 ) -> BlockTime:
-    """Return the block time of `hardware`: measured where its file has measurements, else from the peak.
+    """Return the block time of `hardware`: measured if its file has measurements, otherwise from its peak.
 
-    Measurements hold for their own head dim; with another `D` the peak counts.
-    Raises: CostError for a dtype that the hardware does not compute, or tiles below one.
+    Measurements apply to their own head dim only; for another `D` the peak is used.
+    Raises: CostError for a dtype that the hardware does not compute in, or a tile size below one.
     """
     check_tile(tile)
     measured = {
@@ -102,7 +102,7 @@ def block_time(
 
 
 def check_tile(tile: tuple[int, int] | None) -> None:
-    """Raise CostError unless `tile` is None or two positive integers."""
+    """Check a kernel tile. Raises: CostError unless it is None or two positive integers."""
     if tile is None:
         return
     if len(tile) != 2 or not all(isinstance(edge, int) and edge >= 1 for edge in tile):

@@ -1,11 +1,12 @@
-"""Which schedule leaves least communication exposed: the ring, the all-gather, Ulysses and every hybrid, weighed.
+"""Which schedule exposes the least communication: the ring, the all-gather, Ulysses and every hybrid compared.
 
-One forward of one attention layer, as many tokens on each rank, links all alike, a balanced layout if causal. Hops
-of a ring run beside blocks; an all-gather, and the all-to-alls of Ulysses, have nothing to hide behind:
+The comparison is of one forward of one attention layer, with equally many tokens on each rank, equal links, and a
+balanced layout if causal. A ring's hops overlap with blocks; an all-gather and Ulysses' all-to-alls overlap with
+nothing:
 
     exposed = bytes up front / B + messages in turn · latency + hops · max(0, hop − block)
 
-All is put together from `traffic` (bytes), `overlap` (a block's seconds) and `memory` (what a rank holds).
+The parts come from `traffic` (bytes and a block's seconds) and `memory` (the bytes that a rank holds).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from ringlab.cost.traffic import allgather_traffic, block_s, hybrid_traffic, rin
 from ringlab.errors import CostError
 
 REASONS = ("hidden", "exposed", "memory", "heads")
-"""Why an option stands where it does: nothing waits; somebody does; it does not fit; ranks cannot share the heads."""
+"""Why an option ranks as it does: no rank waits; some rank waits; it does not fit; ranks cannot share the heads."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One schedule on P ranks, `ulysses` of which share the heads; all figures for one token on each rank.
+    """One schedule on P ranks, `ulysses` of which share the heads; all figures are for one token on each rank.
 
-    open_bytes: sent while nothing is computed. turns: messages of those that wait for each other. hop_bytes: sent in
-    each of the `hops`. block_flops: what is computed beside a hop; it grows with the square of the tokens.
-    held_bytes: of q, k, v, out, and what has come from others.
+    open_bytes: sent while nothing is computed. turns: the number of those messages that wait for each other.
+    hop_bytes: sent in each of the `hops`. block_flops: computed during a hop; they grow with the square of the tokens.
+    held_bytes: q, k, v, out, and the tensors received from other ranks.
     """
 
     schedule: str
@@ -56,7 +57,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Option:
-    """A way weighed: its bytes and seconds, and why it stands where it does, one of REASONS; None for "heads"."""
+    """A way with its bytes and seconds, None for the reason "heads". `reason` is one of REASONS."""
 
     schedule: str
     ulysses: int
@@ -67,12 +68,12 @@ class Option:
 
     @property
     def usable(self) -> bool:
-        """Return whether it fits and the heads can be shared."""
+        """Return whether it fits and its ranks can share the heads."""
         return self.reason in ("hidden", "exposed")
 
 
 def candidates(P: int) -> list[tuple[str, int]]:
-    """Return (schedule, ranks that share the heads) of all that can be thought of on P ranks.
+    """Return (schedule, ranks that share the heads) of every conceivable option on P ranks.
 
     Raises: CostError for fewer than two ranks.
     """
@@ -83,7 +84,7 @@ def candidates(P: int) -> list[tuple[str, int]]:
 
 
 def way(sizes: Attention, P: int, schedule: str, ulysses: int = 1) -> Way:
-    """Return one way to share out a layer among P ranks. Raises: CostError for heads that cannot be shared."""
+    """Return one way to divide a layer among P ranks. Raises: CostError if P ranks cannot share it so."""
     if (schedule, ulysses) not in candidates(P):
         raise CostError("a schedule and a degree that P ranks can have", f"{schedule!r}, {ulysses}, P={P}")
     if schedule == "allgather":
@@ -102,7 +103,7 @@ def way(sizes: Attention, P: int, schedule: str, ulysses: int = 1) -> Way:
 
 
 def ways(sizes: Attention, P: int) -> list[Way]:
-    """Return all ways that the heads allow."""
+    """Return all ways that the heads allow. Raises: CostError for fewer than two ranks."""
     found = []
     for schedule, ulysses in candidates(P):
         try:
@@ -123,9 +124,9 @@ def weigh(
 ) -> list[Option]:
     """Return every option for `tokens` tokens on each of P ranks: usable ones first, by the seconds they expose.
 
-    Behind them what does not fit into memory_bytes, then what the heads do not allow. bytes_per_s counts one
+    Options that do not fit into memory_bytes follow, then those that the heads do not allow. bytes_per_s counts one
     direction of a link.
-    Raises: CostError for fewer than two ranks, and rates, tokens or memory that are not above zero.
+    Raises: CostError for fewer than two ranks, or rates, tokens or memory that are not above zero.
     """
     if (
         not all(x > 0 for x in (tokens, flops_per_s, bytes_per_s, memory_bytes))

@@ -1,4 +1,4 @@
-"""Few numbers from many timings: what a tile and a message take, as the simulator charges for them."""
+"""The simulator's coefficients of tiles and messages, fitted to measured times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ringlab.errors import CostError
 
 
 def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[float, float, float]:
-    """Return (per_launch_s, per_score_s, per_row_s) from the seconds of tiles of (rows, keys), all seen.
+    """Return (per_launch_s, per_score_s, per_row_s) from the seconds of unmasked tiles of (rows, keys).
 
     A tile takes per_launch_s + heads·rows·(keys·per_score_s + per_row_s); no part is negative.
-    `heads`: query heads times sequences. The sum of squared relative errors is least.
+    `heads`: query heads times sequences. The fit minimises the sum of squared relative errors.
     Raises: CostError for fewer than three tiles, or times that are not positive.
     """
     _expect(seconds.values(), 3, "tiles")
@@ -26,8 +26,8 @@ def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[flo
 def fit_link(seconds: Mapping[int, float]) -> tuple[float, float]:
     """Return (latency_s, bytes_per_s) from the seconds of messages by their bytes: latency + bytes/bandwidth.
 
-    Raises: CostError for fewer than two messages, times that are not positive, or a link whose
-    messages take no longer the larger they are.
+    Raises: CostError for fewer than two messages, times that are not positive, or times that do not grow
+        with the size.
     """
     _expect(seconds.values(), 2, "messages")
     features = np.array([(1.0, nbytes) for nbytes in seconds])
@@ -44,7 +44,7 @@ def _expect(seconds: Iterable[float], least: int, of: str) -> None:
 
 
 def _least_squares(features: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Coefficients >= 0 of least relative error: the best over all choices of those that are not 0."""
+    """Coefficients >= 0 of least relative error: the best over all choices of the nonzero ones."""
     weighted = features / seconds[:, None]
     scale = weighted.max(axis=0)
     best, least = np.zeros(features.shape[1]), float("inf")

@@ -1,4 +1,4 @@
-"""FLOPs: of attention by layout at tile granularity, of linear layers and the vocabulary, forward and backward.
+"""FLOPs of attention by layout at tile granularity, of linear layers and of the vocabulary, forward and backward.
 
 A multiply-add is two FLOPs. Score elements are (query, key) pairs of one head of one sequence.
 """
@@ -6,6 +6,7 @@ A multiply-add is two FLOPs. Score elements are (query, key) pairs of one head o
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Num
 
 from ringlab.cost.models import Model
 from ringlab.cost.sizes import Attention
@@ -17,7 +18,7 @@ FORWARD_PRODUCTS = 2
 BACKWARD_PRODUCTS = 5
 """Of its backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
 RECOMPUTATIONS = ("none", "selective", "full")
-"""What a layer computes again before its backward: nothing; its attention; all of it."""
+"""The parts that a layer computes again before its backward: none; its attention; all of it."""
 MOST_ENTRIES = 4_000_000  # run pairs looked at in one go: 32 MB an array
 
 
@@ -47,7 +48,7 @@ def linear_backward_flops(forward_flops: int) -> int:
 
 
 def check_recomputation(recomputation: str) -> None:
-    """Raises: CostError for a word that is not in RECOMPUTATIONS."""
+    """Check a kind of recomputation. Raises: CostError if it is not in RECOMPUTATIONS."""
     if recomputation not in RECOMPUTATIONS:
         raise CostError(f"recomputation among {', '.join(RECOMPUTATIONS)}", repr(recomputation))
 
@@ -55,14 +56,14 @@ def check_recomputation(recomputation: str) -> None:
 def layout_work(
     layout: Layout, causal: bool = True, tile: tuple[int, int] | None = None, *, ascending: bool = False
 ) -> np.ndarray:
-    """Return how many score elements each rank computes in each step: int64 (P, P), [rank, step].
+    """Return the number of score elements that each rank computes in each step: int64 (P, P), [rank, step].
 
     At step t rank r meets the keys of rank (r − t) mod P. `tile` None counts visible pairs only;
     (rows, keys) lays a grid over the rank's rows and the block's keys in their local order, and
-    counts every tile that is not wholly masked as a whole (those at the edges are smaller).
+    counts every tile that is not entirely masked as a whole (tiles at the edges are smaller).
     Ranks hold their tokens run after run; `ascending` lays the grid over them in ascending order
-    instead, which makes a difference where runs interleave: the token-level fold has one diagonal
-    of half-masked tiles then, not one for each pair of runs.
+    instead. That matters if runs interleave: the token-level fold then has one diagonal of
+    half-masked tiles, not one for each pair of runs.
     Raises: CostError for a tile below one.
     """
     if tile is not None and not all(isinstance(side, int) and side >= 1 for side in tile):
@@ -78,19 +79,19 @@ def layout_work(
     return by_origin[ranks[:, None], (ranks[:, None] - ranks[None, :]) % layout.P]
 
 
-def slowest_per_step(work: np.ndarray) -> np.ndarray:
-    """Return the most that any rank computes in each step, (P,): what a ring in lockstep waits for."""
+def slowest_per_step(work: Num[np.ndarray, "ranks steps"]) -> Num[np.ndarray, " steps"]:
+    """Return the most work of any rank in each step, for which a ring in lockstep waits."""
     return work.max(axis=0)
 
 
-def imbalance(work: np.ndarray, layout: Layout) -> float:
-    """Return the sum over steps of the slowest rank's work, over a perfect split of the visible causal pairs."""
+def imbalance(work: Num[np.ndarray, "P P"], layout: Layout) -> float:
+    """Return the slowest rank's work, summed over steps, relative to an even split of the visible causal pairs."""
     ideal = layout.S * (layout.S + 1) / 2 / layout.P
     return float(slowest_per_step(work).sum() / ideal)
 
 
 def _visible(layout: Layout) -> np.ndarray:
-    """Visible pairs by (rank, origin), from run against run: row i of a run sees keys j <= i + d of another."""
+    """Visible pairs by (rank, origin), run by run: row i of a run sees keys j <= i + d of another."""
     runs = [(rank, run) for rank in range(layout.P) for run in layout.runs(rank) if run.length]
     pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
     if not runs:
@@ -119,7 +120,7 @@ def _staircase(shift: np.ndarray, rows: np.ndarray, keys: np.ndarray) -> np.ndar
 
 
 def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
-    """Pairs in tiles that hold a visible pair: where the last of its rows is not before the first of its keys."""
+    """Pairs in tiles that hold a visible pair: those whose last row is not before their first key."""
     pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
     owner, last, height = [], [], []
     blocks = []
@@ -139,7 +140,7 @@ def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
 
 
 def _first_keys(positions: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first position in each tile of keys, ascending, and how many keys the first n tiles hold together."""
+    """The first position in each tile of keys, ascending, and the number of keys in the first n tiles."""
     at = np.arange(0, len(positions), keys)
     first, width = np.minimum.reduceat(positions, at), np.diff(np.append(at, len(positions)))
     order = np.argsort(first, kind="stable")

@@ -44,7 +44,10 @@ def _check_positive(name: str, value: Any, *, zero: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two ranks: bytes per second in ONE direction per rank, latency in seconds."""
+    """A link between two ranks: bytes per second in ONE direction per rank, latency in seconds.
+
+    Raises: CostError for a bandwidth that is not above zero, or a negative latency.
+    """
 
     name: str
     bytes_per_s: float
@@ -58,7 +61,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Reached:
-    """Fractions of the dense peak that kernels reach; 1.0 where nothing is published: the bound."""
+    """Fractions of the dense peak that kernels reach; 1.0, an upper bound, where none is published.
+
+    Raises: CostError for a fraction that is not above 0 and at most 1.
+    """
 
     attention_forward: float = 1.0
     attention_backward: float = 1.0
@@ -78,8 +84,9 @@ class MeasuredBlock:
 
     seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
 
-    largest_causal: the block cuts causal tiles to so many rows at most and computes the whole square
-    of each; None where it computes the visible scores only.
+    largest_causal: the block cuts causal tiles to this many rows at most and computes the whole square
+    of each; None if it computes the visible scores only.
+    Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
 
     dtype: str
@@ -105,7 +112,7 @@ class MeasuredBlock:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Accelerators in nodes: per rank dense peak FLOP/s by dtype, memory in bytes, links inside and between.
+    """Accelerators in nodes: per rank the dense peak FLOP/s by dtype, memory in bytes, links inside and between nodes.
 
     Raises: CostError for values that are not above zero.
     """
@@ -131,7 +138,7 @@ class Hardware:
             _check_positive(f"flops_per_s[{dtype!r}]", rate)
 
     def peak(self, dtype: str) -> float:
-        """Return the dense peak in FLOP/s. Raises: CostError naming the dtypes that it has."""
+        """Return the dense peak in FLOP/s. Raises: CostError for a dtype that it does not compute in."""
         if dtype not in self.flops_per_s:
             raise CostError(
                 f"a dtype that {self.name} computes in: {', '.join(self.flops_per_s)}", repr(dtype)
@@ -139,15 +146,15 @@ class Hardware:
         return self.flops_per_s[dtype]
 
     def link(self, source_rank: int, to_rank: int) -> Link:
-        """Return the link between two ranks: `inside` where both are of one node, else `between`."""
+        """Return the link between two ranks: `inside` if both are in one node, otherwise `between`."""
         same = source_rank // self.ranks_per_node == to_rank // self.ranks_per_node
         return self.inside if same else self.between
 
 
 def hardware(name_or_file: str | Path) -> Hardware:
-    """Return a built-in hardware by name, or one out of a file: "mine.toml", or "mine.toml:name" of several.
+    """Return built-in hardware by name, or hardware from a file: "mine.toml", or "mine.toml:name" if it has several.
 
-    Raises: CostError for an unknown name, with the nearest; for a file that is refused, with the line.
+    Raises: CostError for an unknown name, with the nearest ones; for an invalid file, with the line.
     """
     return pick(name_or_file, "hardware", _built_in(), read_hardware)
 
@@ -158,18 +165,18 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def read_hardware(path: str | Path) -> dict[str, Hardware]:
-    """Return every hardware that a TOML file describes, by name. Raises: CostError with file, line and key."""
+    """Return all hardware that a TOML file describes, by name. Raises: CostError with file, line and key."""
     return read_entries(path, _hardware)
 
 
 def write_hardware(path: str | Path, hardware: Hardware) -> None:
-    """Write `hardware` as TOML that `read_hardware` reads back equal; the file is replaced as a whole.
+    """Write `hardware` as TOML that `read_hardware` reads back equal, replacing the whole file.
 
-    Raises: CostError where the file cannot be written, or a name or text would not be read back; what
-        stood there before then stands there still.
+    Raises: CostError if the file cannot be written, or a name or text would not be read back; the old file
+        is then left as it was.
     """
     check_name(hardware.name)
-    place = Path(path).resolve()  # of a link, the file that it points at is replaced
+    place = Path(path).resolve()  # replace the file that a symbolic link points at
     beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(_toml(hardware), encoding="utf-8")
@@ -184,7 +191,7 @@ def write_hardware(path: str | Path, hardware: Hardware) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise CostError for a name that a file of hardware cannot have."""
+    """Check the name of hardware. Raises: CostError for a name that a file cannot hold."""
     if not _nameable(name):
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip("-")
         raise CostError(
@@ -216,7 +223,10 @@ def pick(
     built_in: Mapping[str, _Entry],
     read: Callable[[str | Path], dict[str, _Entry]],
 ) -> _Entry:
-    """Return the built-in entry of that name, or one out of a file. Raises: CostError with the nearest names."""
+    """Return the built-in entry of that name, or one from a file.
+
+    Raises: CostError for an unknown name, with the nearest ones, or a file of several entries without a name.
+    """
     text = str(name_or_file)
     if isinstance(name_or_file, str) and ".toml" not in text:
         return _named(text, what, built_in)

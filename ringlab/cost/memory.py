@@ -1,7 +1,7 @@
-"""Bytes a rank holds: attention's blocks, activations kept for the backward, KV cache, and the model's state.
+"""Bytes that a rank holds: attention's blocks, activations kept for the backward, KV cache, and the model's state.
 
-Tokens are those of one rank (S/P under ring attention). e is the bytes of an element. All is
-counted, nothing measured: allocators round up, and kernels take workspace.
+Tokens are those of one rank (S/P under ring attention). e is the bytes of an element. All figures are
+counted, not measured: allocators round up, and kernels take workspace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
     """Return the bytes of one layer's attention forward on a rank of `tokens` tokens, S = P · tokens.
 
     Derivation, with c = tokens, h = H·D and g = K·D:
-    q and out are c·h each, K and V c·g each. The ring adds the K and V that arrive meanwhile:
+    q and out are c·h each, K and V c·g each. The ring adds the K and V that are arriving:
     (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
     prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
     Six is that paper's count. The ring of this package, measured in bfloat16 with K = H, D = 128 and
@@ -44,9 +44,9 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """Bytes that attention takes for a while, beside q, k, v, out and lse; all at once at most.
+    """Temporary bytes of attention, beside q, k, v, out and lse, at their peak.
 
-    slots: K/V of others. gradients: dK and dV in float32. accumulators: what is summed up in float32.
+    slots: K/V of other ranks. gradients: dK and dV in float32. accumulators: float32 sums.
     """
 
     slots: int
@@ -55,20 +55,21 @@ class AttentionWork:
 
     @property
     def total_bytes(self) -> int:
+        """Return the bytes of all three."""
         return self.slots + self.gradients + self.accumulators
 
 
 def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False) -> AttentionWork:
-    """Return the bytes at work in one layer's attention on a rank of `tokens` tokens, as this package's ring takes them.
+    """Return the temporary bytes of one layer's attention on a rank of `tokens` tokens in this package's ring.
 
     Derivation, a block being K and V of one rank:
-    Two slots for blocks that arrive, one in use and one being filled; with P = 2 one is enough.
+    Two slots for arriving blocks, one in use and one being filled; with P = 2 one is enough.
     Forward: out's float32 accumulator and two numbers a row, until out is written beside it.
-    Backward: dK and dV in float32 three times: their sum so far, the sum that arrives, and what the
-    block that is here adds. Besides the largest of: dq in float32; at the last step dq in both dtypes,
+    Backward: dK and dV in float32 three times: their sum so far, the arriving sum, and the current
+    block's share. Besides, the largest of: dq in float32; at the last step dq in both dtypes,
     when nothing is to be added yet; at the beginning, with no gradients yet, dout, out and their
     product in float32, whose rows add up to delta.
-    `simulate` measures the same on the program itself; a test holds them together.
+    `simulate` measures the same on the program itself; a test compares the two.
     """
     query, key = (sizes.B * heads * sizes.D * tokens for heads in (sizes.H, sizes.K))
     size, rows = element_bytes(sizes.dtype), 2 * 4 * sizes.B * sizes.H * tokens
@@ -94,9 +95,9 @@ def saved_bytes(
     each; k and v, K·D each; in the feed-forward d_ff for each of its matrices (gate, up and their
     product; or before and after the activation). Besides, lse: H float32. Softmax probabilities
     are not kept: the backward computes them from lse.
-    "selective" computes attention again and keeps no output and lse; "full" keeps the layer's input.
+    "selective" computes attention again and keeps neither its output nor lse; "full" keeps the layer's input only.
     Tensor parallelism of degree `tp` divides heads and d_ff; the four of width d stay whole.
-    Raises: CostError for another word, or a degree that does not divide the heads.
+    Raises: CostError for another recomputation, or a degree that does not divide the heads.
     """
     check_recomputation(recomputation)
     check_tp(model, tp)
@@ -117,7 +118,7 @@ def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp:
 
     Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
     d_ff for each of its matrices (gate, up and their product; or before and after the activation),
-    or attention's, of out and q H·D each and of k and v K·D each: not both, as one comes after the
+    or attention's, of out and q H·D each and of k and v K·D each: not both, since one follows the
     other. Tensor parallelism of degree `tp` divides all but the first.
     Raises: CostError for a degree that does not divide the heads.
     """
@@ -138,19 +139,23 @@ def kv_cache_bytes(model: Model, tokens: int, dtype: str = "bfloat16", B: int = 
 
 
 def parameter_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes of the weights on one rank, shared out over `fsdp` · `tp` ranks, rounded up."""
+    """Return the bytes of the weights on one rank, sharded over `fsdp` · `tp` ranks, rounded up.
+
+    Raises: CostError for a degree below one.
+    """
     return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
 
 
 def gradient_bytes(model: Model, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes of the weights' gradients on one rank, kept in `dtype`."""
+    """Return the bytes of the weights' gradients on one rank, kept in `dtype`. Raises: as `parameter_bytes`."""
     return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
 
 
 def optimizer_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
     """Return the bytes of Adam's state on one rank: two float32 moments per weight.
 
-    Weights in fewer bytes than float32 have a float32 master copy besides: 12 bytes per weight, not 8.
+    Weights narrower than float32 also have a float32 master copy: 12 bytes per weight, not 8.
+    Raises: as `parameter_bytes`.
     """
     master = 4 if element_bytes(dtype) < 4 else 0
     return _shared(model.parameters * (4 + 4 + master), fsdp, tp)
@@ -160,6 +165,7 @@ def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int
     """Return the bytes that FSDP gathers to compute one layer: its whole weights, and their whole gradient.
 
     Without FSDP (degree 1) nothing is gathered: 0.
+    Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp)
     return 0 if fsdp == 1 else -(-2 * model.layer_matrix_parameters * element_bytes(dtype) // tp)
@@ -168,7 +174,10 @@ def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int
 def state_bytes(
     model: Model, dtype: str = "bfloat16", gradient_dtype: str = "float32", fsdp: int = 1, tp: int = 1
 ) -> int:
-    """Return the bytes of weights, gradients and optimizer on one rank, and of the layer gathered at work."""
+    """Return the bytes of weights, gradients, optimizer and one gathered layer on one rank.
+
+    Raises: CostError for a degree below one.
+    """
     return (
         parameter_bytes(model, dtype, fsdp, tp)
         + gradient_bytes(model, gradient_dtype, fsdp, tp)
@@ -178,7 +187,7 @@ def state_bytes(
 
 
 def check_tp(model: Model, tp: int) -> None:
-    """Raises: CostError for a tensor-parallel degree that does not divide the query heads."""
+    """Check a tensor-parallel degree. Raises: CostError if it does not divide the heads as it must."""
     _check_degrees(1, tp)
     if model.H % tp or (model.K % tp and tp % model.K):
         raise CostError(

@@ -35,7 +35,7 @@ class Model:
     """A decoder-only transformer: H query heads and K key/value heads of D, a feed-forward of `ffn_matrices`.
 
     ffn_matrices: 3 for gated feed-forwards (SwiGLU), 2 for plain ones.
-    Raises: CostError for sizes below one, or query heads that cannot be shared out among the K/V heads.
+    Raises: CostError for sizes below one, or if the K/V heads do not divide the query heads.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights: matrices, embeddings and norms; biases and positions are left out."""
+        """Return the number of weights: matrices, embeddings and norms, without biases and positions."""
         norms = self.d_model * (2 * self.layers + 1)
         embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * self.d_model
         return self.layers * self.layer_matrix_parameters + embeddings + norms
@@ -79,9 +79,9 @@ class Model:
 
 
 def model(name_or_file: str | Path) -> Model:
-    """Return a built-in model by name, or one out of a file: "mine.toml", or "mine.toml:name" of several.
+    """Return a built-in model by name, or one from a file: "mine.toml", or "mine.toml:name" if it has several.
 
-    Raises: CostError for an unknown name, with the nearest; for a file that is refused, with the line.
+    Raises: CostError for an unknown name, with the nearest ones; for an invalid file, with the line.
     """
     return pick(name_or_file, "model", _built_in(), read_models)
 

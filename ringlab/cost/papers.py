@@ -1,7 +1,7 @@
 """Published figures, computed: the Striped Attention paper's speed-ups, the Ring Attention paper's lengths.
 
-Sources: arXiv 2311.09431 (striped), arXiv 2310.01889 (ring). What the papers leave open and is
-assumed here stands in each docstring; nothing is fitted to a row.
+Sources: arXiv 2311.09431 (striped), arXiv 2310.01889 (ring). Each docstring states the assumptions that the
+papers leave open; nothing is fitted to a row.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ STRIPED_TILE_TPU = (2048, 2048)
 STRIPED_WEIGHT_GPU = 2.0
 """Attention there runs in TF32, at half the rate of bfloat16: its FLOPs count twice. On TPUs once."""
 SEQUENCE_BLOCKS = 6
-"""Blocks of the Ring Attention paper's shortest sequence per host: q, k, v, the k and v that arrive, out."""
+"""Blocks of the Ring Attention paper's shortest sequence per host: q, k, v, the arriving k and v, out."""
 ARCHITECTURES = ("vanilla", "memory-efficient", "blockwise", "ring")
-"""Its four: scores materialised; not; and the feed-forward blockwise too; and attention in a ring."""
+"""Its four: scores materialised; not materialised; with the feed-forward blockwise too; with attention in a ring."""
 
 
 def striped_speedup(
     model: Model, ranks: int, tokens: int, attention_weight: float = 1.0, tile: tuple[int, int] | None = None
 ) -> float:
-    """Return how many times faster striped ring attention is than contiguous, at most.
+    """Return the greatest speed-up of striped over contiguous ring attention.
 
     (linear + w·attention_contiguous) / (linear + w·attention_striped): forward FLOPs of a rank with
     `tokens`/`ranks` tokens, where each step of attention takes as long as its slowest rank, and
-    communication is hidden. `attention_weight` w is how much an attention FLOP costs against a
+    communication is hidden. `attention_weight` w is the cost of an attention FLOP relative to a
     linear one: 2 on A100 (TF32), 1 on TPUs. `tile` None counts visible pairs: the paper's
-    "theoretical maximum speed-up"; a tile counts what skipping wholly masked tiles leaves.
+    "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked count.
     Raises: CostError for fewer tokens than ranks, or a weight that is not above zero.
     Source: arXiv 2311.09431, section 4; its tables count two feed-forward matrices.
     """
@@ -59,18 +59,19 @@ def striped_speedup(
 def striped_bracket(
     model: Model, ranks: int, tokens: int, attention_weight: float, tile: tuple[int, int]
 ) -> tuple[float, float]:
-    """Return (lower, upper): between what speed-ups a run that skips wholly masked tiles should measure.
+    """Return (lower, upper), the speed-ups between which a run that skips entirely masked tiles should lie.
 
     Upper: a skipped tile is free in every pass: `striped_speedup` with the tile.
     Lower: it is free in the forward and in its recomputation, but costs a whole tile in the
     backward. That is the worst that the published code allows: its backward visits skipped tiles
-    too, writes zeros for their dK and dV and adds those up over all query tiles. A training step
-    with full recomputation, as the paper's setting has: linear layers forward, again, and
+    too, writes zeros for their dK and dV and adds those up over all query tiles. The step is a
+    training step with full recomputation, as in the paper: linear layers forward, again, and
     backward; attention two products, two again, and five. No parameter is taken from a measurement.
-    91 of the 137 measured rows are held to it, and lie inside: those of A100 and TPU v4 with 16,384
-    tokens per rank or more. With fewer (30 rows), what no count of FLOPs holds outweighs attention,
-    so that some ran slower striped; on TPU v3 (16 rows) the columns of two models are the same in
-    print, and partly above the upper end, so they prove nothing.
+    91 of the 137 measured rows are compared with it, and lie inside: those of A100 and TPU v4 with
+    16,384 tokens per rank or more. With fewer (30 rows), costs outside any count of FLOPs outweigh
+    attention, and some runs were slower striped; on TPU v3 (16 rows) the columns of two models are
+    printed identically, and partly above the upper end, so they prove nothing.
+    Raises: as `striped_speedup`.
     """
     _check_striped(ranks, tokens, attention_weight)
     own = -(-tokens // ranks)
@@ -103,11 +104,11 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
     The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
     gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
     ring attention one sequence over all devices, `tokens` of it on each.
-    Assumed: a layer keeps for its backward what table 1 gives as its activation, in float32 here:
-    its input (2·b·s·h bytes there, in bfloat16), without a blockwise feed-forward 8·b·s·h instead,
-    and materialised scores 2·b·n·s² besides; the ring's six blocks of 2·b·c·h are at work
-    in one layer at a time. One layer's weights and gradient are gathered. Logits stand in float32
-    once: their gradient is written over them.
+    Assumed: a layer keeps for its backward the activation of table 1, in float32 here: its input
+    (2·b·s·h bytes there, in bfloat16), without a blockwise feed-forward 8·b·s·h instead, and
+    materialised scores 2·b·n·s² as well; one layer at a time uses the ring's six blocks of
+    2·b·c·h. One layer's weights and gradient are gathered. Logits are held once, in float32:
+    their gradient is written over them.
     Raises: CostError for another architecture.
     """
     if architecture not in ARCHITECTURES:
@@ -123,9 +124,10 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
 
 
 def ring_max_context(model: Model, devices: int, memory_bytes: float, architecture: str) -> int:
-    """Return the longest context in tokens, a power of two per device as the paper tried them; 0 if none fits.
+    """Return the longest context in tokens, a power of two per device as in the paper; 0 if none fits.
 
     Under ring attention the devices' tokens together are one context.
+    Raises: CostError for another architecture.
     Source: arXiv 2310.01889, table 3; the assumptions are those of `ring_context_bytes`.
     """
     tokens = 1

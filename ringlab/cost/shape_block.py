@@ -1,4 +1,4 @@
-"""A block that computes nothing: it takes the tensors that a kernel would take, and charges its time."""
+"""A block that computes nothing: it allocates the tensors of a kernel and charges its time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial
 from ringlab.plan import Tile
 from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.types import KeyValue, Query
 
 Tiles = tuple[Tile, ...]
 
@@ -25,18 +26,18 @@ class Prices:
         self.block_time, self.sizes = block_time, sizes
         self._books: dict[tuple[int, int, bool], Book] = {}
 
-    def book(self, q: Tensor, backward: bool) -> Book:
-        """Return the prices for blocks that are given q: a Ulysses rank has fewer heads of more rows."""
+    def book(self, q: Query, backward: bool) -> Book:
+        """Return the prices of blocks with the queries q: a Ulysses rank has fewer heads of more rows."""
         heads, rows = q.shape[1:3]
         return self._books.setdefault((heads, rows, backward), Book(self, heads, rows, backward))
 
 
 class Book:
-    """What tiles cost a rank of `rows` rows of `heads` query heads, in seconds."""
+    """The cost of tiles in seconds, for a rank of `rows` rows of `heads` query heads."""
 
     def __init__(self, prices: Prices, heads: int, rows: int, backward: bool) -> None:
         self.prices, self.rows, self.backward = prices, rows, backward
-        self.sizes = replace(prices.sizes, H=heads, K=1)  # K takes no part in what a block computes
+        self.sizes = replace(prices.sizes, H=heads, K=1)  # a block's time does not depend on K
         self.known: dict[int, float] = {}
         self._kept: list[Tiles] = []
         self._single: dict[Tile, Tiles] = {}
@@ -56,7 +57,7 @@ class Book:
 
 
 class ShapeBlock(StepBlock):
-    """A `StepBlock` of shapes: what a fused kernel holds between steps, as the Triton block does.
+    """A `StepBlock` of shapes that holds between steps what a fused kernel, such as the Triton block, holds.
 
     spend: called with the seconds of every step's tiles.
     """
@@ -69,35 +70,35 @@ class ShapeBlock(StepBlock):
     def __init__(self, prices: Prices, spend: Callable[[float], None]) -> None:
         self.prices, self.spend = prices, spend
 
-    def supports(self, q: Tensor) -> str | None:
-        """Return None on the device "meta", else why not."""
+    def supports(self, q: Query) -> str | None:
+        """Return None for tensors on the device "meta", otherwise the reason for refusing them."""
         return None if q.device.type == "meta" else "computes shapes only, of tensors on the device 'meta'"
 
     def forward(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        q: Query,
+        k: KeyValue,
+        v: KeyValue,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return the shapes of one tile's partial, and charge its seconds: windows are computed tile by tile."""
+        """Return one tile's partial, unfilled, and charge its seconds: windows are computed tile by tile."""
         self._charge(q, k, causal, backward=False)
         return Partial(torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
 
     def backward(
         self,
         rows: BackwardRows,
-        k: Tensor,
-        v: Tensor,
+        k: KeyValue,
+        v: KeyValue,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the shapes of one tile's dq, dk and dv, and charge its seconds."""
+        """Return one tile's dq, dk and dv, unfilled, and charge its seconds."""
         self._charge(rows.q, k, causal, backward=True)
         dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (rows.q, k, v))
         return dq, dk, dv
@@ -105,7 +106,7 @@ class ShapeBlock(StepBlock):
     def _charge(self, q: Tensor, k: Tensor, causal: bool, *, backward: bool) -> None:
         self.spend(self.prices.book(q, backward).of_tile(Tile(0, q.shape[2], 0, k.shape[2], causal)))
 
-    def begin_forward(self, q: Tensor, count: int, *, scale: float) -> ShapeForward:
+    def begin_forward(self, q: Query, count: int, *, scale: float) -> ShapeForward:
         """Return the forward of `q` over `count` blocks."""
         return ShapeForward(self, q, count)
 
@@ -115,7 +116,7 @@ class ShapeBlock(StepBlock):
 
 
 class ShapeForward:
-    """Between steps a float32 accumulator and two row states; at the end out and lse."""
+    """The forward over all blocks: a float32 accumulator and two row states between steps, out and lse at the end."""
 
     def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
         self.q, self.left = q, count
@@ -123,7 +124,7 @@ class ShapeForward:
         self.state: tuple[Tensor, ...] = ()
         self.out = self.lse = q
 
-    def attend(self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules = PLAIN_RULES) -> None:
+    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
         if not self.left:
@@ -136,12 +137,12 @@ class ShapeForward:
         self.spend(self.seconds(tiles))
 
     def partial(self) -> Partial:
-        """Return the shapes of out and lse."""
+        """Return out and lse, unfilled."""
         return Partial(self.out, self.lse)
 
 
 class ShapeBackward:
-    """Between steps dQ in float32; at each step dK and dV of the block that is here, in float32."""
+    """The backward over all blocks: dQ in float32 between steps, and the current block's dK and dV at each step."""
 
     def __init__(self, block: ShapeBlock, q: Tensor, count: int) -> None:
         self.q, self.left = q, count
@@ -149,9 +150,9 @@ class ShapeBackward:
         self.total = self.dq = q
 
     def differentiate(
-        self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules = PLAIN_RULES
+        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Charge the seconds of `tiles`; return the shapes of the block's gradients, or nothing."""
+        """Charge the seconds of `tiles`; return the block's gradients, unfilled, or [] without tiles."""
         self.left -= 1
         if self.left and self.total is self.q:
             self.total = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
@@ -164,5 +165,5 @@ class ShapeBackward:
         return [Gradient(slice(0, k.shape[2]), dk, dv)]
 
     def query_gradient(self) -> Tensor:
-        """Return the shape of dq."""
+        """Return dq, unfilled."""
         return self.dq

@@ -2,11 +2,9 @@
 
 `ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked.cluster`), forward and backward, with
 a block that charges seconds instead of computing. Assumed: kernels take the seconds of their tiles
-wherever the data comes from; communication takes nothing away from computation; the links of
-different ranks do not disturb each other. What that leaves out, and in whose favour, `MESSAGES_ASSUMED`
-says: it goes with every result.
-
-The links between ranks: fast inside a node, slower between nodes.
+wherever the data comes from; communication does not slow computation; the links of different ranks do
+not disturb each other. `MESSAGES_ASSUMED`, which accompanies every result, says what that leaves out and
+which schedule it favours. Links are fast inside a node and slower between nodes.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int, Num
 from torch import Tensor
 
 from ringlab.attention import ring_attention
@@ -43,8 +42,8 @@ from ringlab.schedules import get_schedule
 class Network:
     """`P` ranks in nodes of `ranks_per_node`, numbered node after node.
 
-    Every rank has a port of its own inside its node and one to other nodes. Bytes per second in one
-    direction and seconds of latency hold for each port; an infinite bandwidth is a free link.
+    Every rank has one port inside its node and one to other nodes. Bytes per second in one direction
+    and seconds of latency apply to each port; an infinite bandwidth is a free link.
     Raises: CostError for sizes that are not positive.
     """
 
@@ -81,7 +80,7 @@ class Network:
 
     @classmethod
     def uniform(cls, P: int, bytes_per_s: float, latency_s: float = 0.0) -> Network:
-        """Return a network whose links are all alike."""
+        """Return a network whose links are all equal."""
         return cls(P, bytes_per_s, latency_s, bytes_per_s, latency_s, P)
 
     @classmethod
@@ -89,28 +88,30 @@ class Network:
         """Return a network on which messages take no time."""
         return cls.uniform(P, float("inf"))
 
-    def port(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return 0 where both ranks are in one node, 1 where a message leaves its node."""
+    def port(self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
+        """Return 0 if both ranks are in one node, 1 if the message leaves its node."""
         crosses = np.asarray(source) // self.ranks_per_node != np.asarray(to) // self.ranks_per_node
         return crosses.astype(np.int64)
 
-    def bytes_per_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
+    def bytes_per_s(
+        self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]
+    ) -> Num[np.ndarray, "..."]:
         """Return bytes per second from `source` to `to`, in that direction."""
         return np.where(self.port(source, to), self.between_bytes_per_s, self.inside_bytes_per_s)
 
-    def latency_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return seconds until a message that has left `source` is at `to`."""
+    def latency_s(self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]) -> Num[np.ndarray, "..."]:
+        """Return seconds from a message's departure at `source` to its arrival at `to`."""
         return np.where(self.port(source, to), self.between_latency_s, self.inside_latency_s)
 
 
 MOST_TOKENS = 2**31
 MOST_RANKS = 4096
 MOST_OF_A_SIZE = 2**20
-"""B, H, K, D, and rows and keys of a kernel tile: more is a slip of the pen."""
+"""The largest B, H, K, D, and rows and keys of a kernel tile: more is a typing error."""
 MOST_TILES_OF_A_WINDOW = 2**16
-"""Windows that a sequence may hold: a rank's share of it is cut into about three tiles for each."""
+"""The most windows in a sequence: a rank's share of it is cut into about three tiles for each."""
 CPU_S_PER_PAIR = {False: 17e-6, True: 200e-6}
-"""CPU seconds per pair of ranks, forward and with backward: 256 ranks, zig-zag. Roughly: machines differ."""
+"""CPU seconds per pair of ranks, without and with backward: 256 ranks, zig-zag. Approximate: machines differ."""
 
 _HOPS = (
     "hops of one rank over different links (inside and between nodes) do not wait for each other; NCCL runs the "
@@ -132,17 +133,17 @@ MESSAGES_ASSUMED = {
     "hybrid": (_ALL_TO_ALL, _HOPS),
     "double-ring": (_HOPS,),
 }
-"""What is assumed of messages, by schedule, that may change which one is faster."""
+"""Assumptions about messages, by schedule, that may change which schedule is faster."""
 
 _NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a call of ring attention costs, in virtual seconds and bytes.
+    """The cost of one call of ring attention, in virtual seconds and bytes.
 
-    recording: what every rank did. timeline: when, on the network asked for. free: the same on links
-    that cost nothing. wall_s, cpu_s: seconds that the simulation itself took.
+    recording: the operations of every rank. timeline: their times on the given network. free: their times
+    on free links. wall_s, cpu_s: seconds that the simulation itself took.
     """
 
     recording: Recording
@@ -158,7 +159,7 @@ class Simulation:
 
     @property
     def exposed_s(self) -> float:
-        """Return the makespan less that of the same program on links that cost nothing."""
+        """Return the makespan in seconds, less that of the same program on free links."""
         return self.makespan_s - self.free.makespan_s
 
     @property
@@ -168,17 +169,17 @@ class Simulation:
 
     @property
     def waited_s(self) -> np.ndarray:
-        """Return the seconds that each rank waits for messages: theirs, and others' slowness."""
+        """Return the seconds that each rank waits, for messages and for slower ranks."""
         return self.timeline.waited_s
 
     @property
     def busy_fraction(self) -> float:
-        """Return the fraction of all ranks' time in which they compute."""
+        """Return the fraction of all ranks' time that is spent computing."""
         return self.timeline.busy_fraction
 
     @property
     def peak_bytes(self) -> np.ndarray:
-        """Return the most bytes that tensors of each rank took at once, without its own q, k and v."""
+        """Return each rank's peak bytes of tensors, without its own q, k and v."""
         return np.array([report.peak_bytes for report in self.recording.memory])
 
     def trace(self) -> Trace:
@@ -186,7 +187,7 @@ class Simulation:
         return self.timeline.trace()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures, ready for JSON; those of each rank too, up to 64 ranks."""
+        """Return the figures, ready for JSON, including each rank's if there are at most 64 ranks."""
         figures: dict[str, Any] = {
             "makespan_s": self.makespan_s,
             "exposed_s": self.exposed_s,
@@ -223,14 +224,14 @@ def simulate(
     block_time: BlockTime | None = None,
     network: Links | None = None,
 ) -> Simulation:
-    """Return what ring attention of these sizes under `layout` costs on `hardware`.
+    """Return the simulated cost of ring attention of these sizes under `layout` on `hardware`.
 
-    mask: who sees whom; if left out, that of `sizes.causal`. schedule: as `ring_attention` takes it.
-    tile: rows and keys of a kernel tile; one that is not wholly masked counts wholly. None counts
+    mask: that of `sizes.causal` if None. schedule: as for `ring_attention`.
+    tile: rows and keys of a kernel tile; one that is not entirely masked counts as a whole. None counts
         visible pairs only.
     slow: how many times longer each rank computes. jitter: see `Recording.clock`.
-    block_time, network: instead of the hardware's own.
-    Raises: CostError for what cannot be simulated.
+    block_time, network: replace the hardware's own.
+    Raises: CostError for a request that cannot be simulated; the errors of the schedule and the mask.
     """
     mask = Mask(causal=sizes.causal) if mask is None else mask
     check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes, mask)
@@ -247,7 +248,7 @@ def simulate(
 def record(
     sizes: Attention, layout: Layout, prices: Prices, schedule: str, backward: bool, mask: Mask
 ) -> Recording:
-    """Return what every rank does in ring attention of these sizes under `mask`."""
+    """Return the operations of every rank in ring attention of these sizes under `mask`."""
     _warm_up(backward or mask.window is not None)
     dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
     shards = {
@@ -287,7 +288,8 @@ def record(
 def _warm_up(products: bool) -> None:
     """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
 
-    Only backward, and windows' tiles, multiply and sum; the first product on "meta" makes torch load its compiler, for a second.
+    Only backward and the tiles of windows multiply and sum. The first product on "meta" makes torch load its
+    compiler, which takes a second.
     """
     x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
     if products:
@@ -304,7 +306,7 @@ def check_request(
     sizes: Attention | None = None,
     mask: Mask | None = None,
 ) -> None:
-    """Raise CostError for what cannot be simulated, or what the schedule or mask itself refuses."""
+    """Check a request. Raises: CostError if it cannot be simulated; the errors of the schedule and the mask."""
     check_amounts(layout.S, layout.P, tile, sizes)
     name = messages_of(schedule)
     if name not in MESSAGES_ASSUMED:
@@ -326,12 +328,12 @@ def check_request(
 
 
 def messages_of(schedule: str) -> str:
-    """Return the name of a schedule without its degrees, under which `MESSAGES_ASSUMED` tells of its messages."""
+    """Return the name of a schedule without its degrees, its key in `MESSAGES_ASSUMED`."""
     return schedule.partition("(")[0].strip()
 
 
 def _check_mask(mask: Mask, layout: Layout) -> None:
-    """A window is cut into tiles of its own size, and its plan grows as what it does not see."""
+    """A window is cut into tiles of its own size, so narrow windows of long sequences make endless plans."""
     least = -(-layout.S // MOST_TILES_OF_A_WINDOW)
     if mask.window is not None and mask.window < least:
         raise CostError(
@@ -344,7 +346,10 @@ def _check_mask(mask: Mask, layout: Layout) -> None:
 def check_amounts(
     tokens: int, ranks: int, tile: tuple[int, int] | None = None, sizes: Attention | None = None
 ) -> None:
-    """Raise CostError for amounts that cannot be simulated in reasonable time; a layout of them may be endless too."""
+    """Check amounts before a layout of them is made, which may take for ever too.
+
+    Raises: CostError for amounts that cannot be simulated in reasonable time.
+    """
     check_tile(tile)
     if ranks > MOST_RANKS:
         forward, both = (estimated_cpu_s(MOST_RANKS, backward) for backward in (False, True))
@@ -373,5 +378,5 @@ def check_amounts(
 
 
 def estimated_cpu_s(ranks: int, backward: bool) -> float:
-    """Return roughly how many seconds a simulation takes: see `CPU_S_PER_PAIR`."""
+    """Return the approximate CPU seconds of a simulation: see `CPU_S_PER_PAIR`."""
     return CPU_S_PER_PAIR[backward] * ranks**2

@@ -8,7 +8,7 @@ from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
 
 ELEMENT_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "tf32": 4, "float32": 4, "float64": 8}
-"""Bytes that an element takes in memory and on the wire, by dtype."""
+"""Bytes of an element in memory and on the wire, by dtype."""
 
 
 def element_bytes(dtype: str) -> int:
@@ -24,7 +24,7 @@ def element_bytes(dtype: str) -> int:
 class Attention:
     """One attention layer: B sequences, H query heads, K key/value heads, D head dim.
 
-    Raises: CostError for sizes below one, or query heads that cannot be shared out among the K/V heads.
+    Raises: CostError for sizes below one, an unknown dtype, or if the K/V heads do not divide the query heads.
     """
 
     B: int = 1

@@ -1,6 +1,6 @@
-"""TOML files that users wrote: read with bounds, and refused with file, line and key.
+"""TOML files written by users: read with bounds, and refused with file, line and key.
 
-tomllib says where a file is malformed, but keeps no lines of keys. `lines` finds them: it cuts the
+tomllib says where a file is malformed but does not keep the lines of keys. `lines` finds them: it cuts the
 text into statements (a small scan that knows strings, comments and brackets) and lets tomllib read
 each statement's key. It need only be right on files that tomllib has accepted.
 """
@@ -34,7 +34,7 @@ _PIECE = re.compile(
 
 @dataclass
 class Table:
-    """One table of a file: takes its values out by key, and refuses what does not fit with its line."""
+    """One table of a file; its values are read by key, and errors name the line."""
 
     path: Path
     place: Place
@@ -42,7 +42,7 @@ class Table:
     lines: dict[Place, int] = field(repr=False)
 
     def check_keys(self, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Raises: CostError for a key that is not known, or one that is missing."""
+        """Check the keys. Raises: CostError for an unknown or a missing key."""
         known = [*required, *optional]
         for key in self.values:
             if key not in known:
@@ -54,7 +54,10 @@ class Table:
                 self.refuse(None, f"the key {key!r}", f"only {', '.join(self.values) or 'an empty table'}")
 
     def quantity(self, key: str, dimension: str, *, zero: bool = False) -> float:
-        """Return the value in bytes, bytes/s, FLOP/s, seconds, or as a fraction. Raises: CostError."""
+        """Return the value in the unit of `dimension`, as `units.quantity` does.
+
+        Raises: CostError for a value without such a unit, or one that is not above zero (not below, with `zero`).
+        """
         try:
             value = units.quantity(self.values[key], dimension)
         except CostError as error:
@@ -64,21 +67,21 @@ class Table:
         return value
 
     def count(self, key: str, most: int = 10**9) -> int:
-        """Return a whole number from 1 to `most`. Raises: CostError."""
+        """Return a whole number from 1 to `most`. Raises: CostError for any other value."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             self.refuse(key, f"a whole number from 1 to {most}, without quotes", units.shown(value))
         return int(value)
 
     def flag(self, key: str) -> bool:
-        """Return true or false. Raises: CostError."""
+        """Return true or false. Raises: CostError for any other value."""
         value = self.values[key]
         if not isinstance(value, bool):
             self.refuse(key, "true or false", units.shown(value))
         return bool(value)
 
     def text(self, key: str) -> str:
-        """Return a line of text, bounded and without control characters. Raises: CostError."""
+        """Return a line of text. Raises: CostError if it is empty, too long, or has control characters."""
         value = self.values[key]
         if not isinstance(value, str) or not value.strip():
             self.refuse(key, "text in quotes", units.shown(value))
@@ -87,11 +90,11 @@ class Table:
         return str(value)
 
     def table(self, key: str) -> Table:
-        """Return the table under `key`. Raises: CostError."""
+        """Return the table under `key`. Raises: CostError for any other value."""
         return self._table(key, self.values[key], (*self.place, key))
 
     def tables(self, key: str) -> list[Table]:
-        """Return the array of tables under `key`. Raises: CostError."""
+        """Return the array of tables under `key`. Raises: CostError for any other value."""
         rows = self.values[key]
         if not isinstance(rows, list):
             self.refuse(
@@ -102,7 +105,7 @@ class Table:
         return [self._table(key, row, (*self.place, key, number)) for number, row in enumerate(rows)]
 
     def refuse(self, key: str | None, needed: str, got: str = "", remedy: str = "") -> NoReturn:
-        """Raises: CostError that names file, line and key."""
+        """Refuse the table, or its value at `key`. Raises: CostError that names file, line and key."""
         place = self.place if key is None else (*self.place, key)
         name = ".".join(_shown_key(part) for part in place)
         where = f"{self.path}, line {line_of(place, self.lines)}{f', {name}' if name else ''}"
@@ -119,7 +122,7 @@ class Table:
 def read(path: str | Path) -> Table:
     """Return the whole file as a table.
 
-    Raises: CostError if it is missing, no regular file, above 256 KiB, not UTF-8, or not TOML.
+    Raises: CostError if it is missing, not a regular file, above 256 KiB, not UTF-8, or not TOML.
     """
     path = Path(path)
     text = _text(path)
@@ -160,20 +163,20 @@ def lines(text: str) -> dict[Place, int]:
 
 
 def line_of(place: Place, lines: dict[Place, int]) -> int:
-    """Return the line of `place`, or of the nearest thing around it that has one."""
+    """Return the line of `place`, or of the nearest enclosing table that has one."""
     while place and place not in lines:
         place = place[:-1]
     return lines.get(place, 1)
 
 
 def close(name: str, known: Sequence[str]) -> list[str]:
-    """Return up to three known names like `name`, the most like first."""
+    """Return up to three known names similar to `name`, the most similar first."""
     return difflib.get_close_matches(name[:80].casefold(), known, n=3, cutoff=0.5)
 
 
 def _shown_key(part: str | int) -> str:
     text = str(part)[:80]
-    return text if text.isprintable() else repr(text)  # a terminal would obey what is not
+    return text if text.isprintable() else repr(text)  # a terminal would obey control characters
 
 
 def _text(path: Path) -> str:
@@ -229,7 +232,7 @@ def _keys(statement: str) -> list[str]:
 
 
 def _placed(keys: list[str], rows: dict[Place, int]) -> Place:
-    """The place that a header means: inside the last row of every array of tables on the way."""
+    """The place that a header names: inside the last row of every array of tables along its path."""
     place: Place = ()
     for number, key in enumerate(keys):
         place = (*place, key)

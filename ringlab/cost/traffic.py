@@ -1,10 +1,10 @@
-"""Bytes on the wire: what one rank sends in one attention layer, per step and in total.
+"""Bytes on the wire: those that one rank sends in one attention layer, per step and in total.
 
-All are those of `ringlab.schedules`, byte for byte; Ulysses and the hybrid for ranks of as many tokens
-each. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back;
+All equal those of `ringlab.schedules`, byte for byte; Ulysses and the hybrid assume equally many tokens
+on each rank. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back;
 the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
 
-Is communication hidden? Seconds of a block and of a hop, and the tokens per rank from which a hop hides.
+Is communication hidden? Seconds of a block and of a hop, and the tokens per rank that hide a hop.
 
 A block of c queries against c keys takes 4·B·H·D·c² FLOPs; meanwhile K and V of c tokens travel,
 2·B·K·D·e·c bytes of e each. With F FLOP/s and B bytes/s one way,
@@ -29,9 +29,9 @@ from ringlab.layout import Layout, contiguous
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank sends: bytes in each step, in the order of the steps, and the number of messages.
+    """The bytes that one rank sends in each step, in order, and the number of its messages.
 
-    Steps that can run while a block is computed have an entry each; an all-to-all is one step.
+    Each step that can run while a block is computed has an entry; an all-to-all is one step.
     """
 
     by_step_bytes: tuple[int, ...]
@@ -39,7 +39,7 @@ class Traffic:
 
     @property
     def per_step_bytes(self) -> int:
-        """Return the most that is sent in one step, in bytes."""
+        """Return the most bytes sent in one step."""
         return max(self.by_step_bytes, default=0)
 
     @property
@@ -54,7 +54,7 @@ class Traffic:
 
 
 def state_bytes(dtype: str) -> int:
-    """Return the bytes of one element of dK and dV on their way: float32, or float64 for float64."""
+    """Return the bytes of one element of dK and dV on the wire: float32, or float64 for float64."""
     return 8 if dtype == "float64" else 4
 
 
@@ -71,11 +71,12 @@ def ring_traffic(
     rank: int | None = None,
     backward: bool = False,
 ) -> Traffic:
-    """Return what `rank` sends around the ring; of the rank that sends most if None.
+    """Return the traffic of `rank` around the ring; if None, of the rank that sends most.
 
-    Forward: K and V of the block that is here, P−1 hops. Backward: K and V once more, P−1 hops,
-    and dK and dV in float32 with them, P hops: the last brings them home.
+    Forward: K and V of the current block, P−1 hops. Backward: K and V once more, P−1 hops, with dK
+    and dV in float32, P hops: the last one brings them home.
     `layout` may be a number of tokens, dealt contiguously to P ranks.
+    Raises: CostError for tokens or ranks below one; WorldSizeError for a P other than the layout's.
     """
     layout = _layout(layout, P)
     if rank is None:
@@ -100,10 +101,11 @@ def allgather_traffic(
     rank: int | None = None,
     backward: bool = False,
 ) -> Traffic:
-    """Return what `rank` sends when all gather all K/V first; of the rank that sends most if None.
+    """Return the traffic of `rank` if all ranks gather all K/V first; if None, of the rank that sends most.
 
     Forward: its own K, then its own V, to each of the P−1 others. Backward: the same again, and to each
     other rank the dK and dV of that rank's tokens in float32 (a reduce-scatter).
+    Raises: as `ring_traffic`.
     """
     layout = _layout(layout, P)
     if rank is None:
@@ -117,12 +119,12 @@ def allgather_traffic(
 
 
 def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False) -> Traffic:
-    """Return what a rank of ceil(S/P) tokens sends: all-to-alls of Q, K and V, and of the output.
+    """Return the traffic of a rank of ceil(S/P) tokens: all-to-alls of Q, K and V, and of the output.
 
-    Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or with the one
-    K/V head that its query heads need where P exceeds K. Backward: as many bytes, of dO, dQ, dK and dV; dK and dV
-    of a head that several ranks hold are in float32, for they are summed at home.
-    Raises: CostError for heads that P ranks cannot share.
+    Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or if P exceeds K
+    with the one K/V head that its query heads need. Backward: as many bytes, of dO, dQ, dK and dV; dK and dV
+    of a head that several ranks hold are in float32, since they are summed at home.
+    Raises: CostError for heads that P ranks cannot share, or tokens or ranks below one.
     """
     _check_degrees(S, P)
     heads = shared_heads(sizes, P)
@@ -137,11 +139,11 @@ def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False)
 
 
 def hybrid_traffic(sizes: Attention, S: int, ring: int, ulysses: int, *, backward: bool = False) -> Traffic:
-    """Return what a rank sends in rings of `ring` groups of `ulysses` ranks each: P = ring · ulysses.
+    """Return the traffic of a rank in rings of `ring` groups of `ulysses` ranks each: P = ring · ulysses.
 
-    A group shares the heads of S/ring tokens by all-to-all; then each rank runs a ring for its
-    heads with the ranks of its place in the other groups. Steps: all-to-all, hops, all-to-all.
-    Raises: CostError for heads that the group cannot share.
+    A group shares the heads of S/ring tokens by all-to-all; then each rank runs a ring for its heads
+    with the ranks at the same place in the other groups. Steps: all-to-all, hops, all-to-all.
+    Raises: CostError for heads that the group cannot share, or tokens or ranks below one.
     """
     _check_degrees(S, ring * ulysses)
     outer = ulysses_traffic(sizes, -(-S // ring), ulysses, backward=backward)
@@ -154,7 +156,7 @@ def hybrid_traffic(sizes: Attention, S: int, ring: int, ulysses: int, *, backwar
 
 
 def shared_heads(sizes: Attention, ulysses: int) -> int:
-    """Return how many K/V heads a rank of a Ulysses group holds.
+    """Return the number of K/V heads that a rank of a Ulysses group holds.
 
     Raises: CostError unless the group's degree divides H, and divides K or is a multiple of it.
     """
@@ -192,7 +194,10 @@ def _largest(traffics: Iterable[Traffic]) -> Traffic:
 
 
 def block_s(sizes: Attention, tokens: float, flops_per_s: float, *, backward: bool = False) -> float:
-    """Return the seconds in which a rank of `tokens` tokens computes one block: half of it if causal, balanced."""
+    """Return the seconds that a rank of `tokens` tokens computes one block: half of it if causal, balanced.
+
+    Raises: CostError for tokens or rates that are not above zero.
+    """
     _check(tokens=tokens, flops_per_s=flops_per_s)
     per_pair = attention_flops(sizes, 1, backward) / (2 if sizes.causal else 1)
     return per_pair * tokens**2 / flops_per_s
@@ -201,9 +206,10 @@ def block_s(sizes: Attention, tokens: float, flops_per_s: float, *, backward: bo
 def hop_s(
     sizes: Attention, tokens: float, bytes_per_s: float, latency_s: float = 0.0, *, backward: bool = False
 ) -> float:
-    """Return the seconds in which a block of `tokens` tokens moves on; backward, dK and dV with it in float32.
+    """Return the seconds of one hop of a block of `tokens` tokens; backward, with its dK and dV in float32.
 
-    bytes_per_s counts ONE direction of the link: half of what data sheets print for NVLink.
+    bytes_per_s counts ONE direction of the link: half of the figure that data sheets print for NVLink.
+    Raises: CostError for tokens or rates that are not above zero.
     """
     _check(tokens=tokens, bytes_per_s=bytes_per_s)
     return latency_s + _bytes_per_token(sizes, backward) * tokens / bytes_per_s
@@ -217,10 +223,10 @@ def least_tokens_hidden(
     latency_s: float = 0.0,
     backward: bool = False,
 ) -> float:
-    """Return the tokens per rank from which a hop takes no longer than a block; round up.
+    """Return the fewest tokens per rank for which a hop takes no longer than a block; round up.
 
-    flops_per_s as the kernel reaches them; causal sizes mean a balanced layout (contiguous: pass
-    causal=False, since its slowest rank computes whole blocks). Latency makes it a quadratic.
+    flops_per_s: the rate that the kernel reaches. Causal sizes assume a balanced layout (contiguous: pass
+    causal=False, since its slowest rank computes whole blocks). Latency makes it a quadratic equation.
     Raises: CostError for rates that are not above zero.
     """
     _check(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)

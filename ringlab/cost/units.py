@@ -1,7 +1,7 @@
-"""Quantities with units, read and written: "450 GB/s", "5 us", "989.4 TFLOP/s", "1M" tokens.
+"""Reading and writing quantities with units: "450 GB/s", "5 us", "989.4 TFLOP/s", "1M" tokens.
 
 Decimal prefixes are powers of 1000 (k, M, G, T, P, E), binary ones powers of 1024 (Ki, Mi, Gi, Ti,
-Pi); b is a bit, B a byte. Reading is exact: decimal digits become the nearest float once.
+Pi); b is a bit, B a byte. Reading is exact: decimal digits are rounded to the nearest float only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNITS: dict[str, dict[str, Fraction]] = {
     "seconds": {"s": Fraction(1)},
     "percent": {"%": Fraction(1, 100)},
 }
-"""The units of each dimension, in the unit that the value is kept in; a fraction is written in percent."""
+"""The units of each dimension, relative to the unit that values are kept in; a fraction is written in percent."""
 
 EXAMPLES = {
     "bytes": "80 GB",
@@ -43,7 +43,7 @@ _LARGEST = Fraction(10) ** 30
 def quantity(text: object, dimension: str) -> float:
     """Return the value of `text` in the unit of `dimension`: bytes, bytes/s, FLOP/s, seconds, or a fraction.
 
-    Raises: CostError for a bare number, an unknown unit, a unit of another dimension, or no number.
+    Raises: CostError for a number without a unit, an unknown unit, a unit of another dimension, or no number.
     """
     needed = f"{dimension} with a unit, such as {EXAMPLES[dimension]!r}"
     if not isinstance(text, str):
@@ -63,9 +63,8 @@ def quantity(text: object, dimension: str) -> float:
 def tokens(text: str | int, of: str = "") -> int:
     """Return a count of tokens: 1_000_000 for "1M", 2**20 for "1Mi", 131072 for "131072".
 
-    of: what they are, for an error, such as the option that was given.
-
-    Raises: CostError for fractions of a token, less than one, or another suffix.
+    of: names them in an error, such as the option that was given.
+    Raises: CostError for a fraction of a token, less than one, or another suffix.
     """
     needed = f'tokens{of and f" for {of}"}, such as "131072", "128Ki" or "1M"'
     if isinstance(text, bool) or not isinstance(text, (str, int)):
@@ -81,7 +80,7 @@ def tokens(text: str | int, of: str = "") -> int:
 
 
 def written(value: float, dimension: str) -> str:
-    """Return `value` with a fitting unit, such that `quantity` reads exactly `value` back."""
+    """Return `value` with a fitting unit; `quantity` reads it back exactly."""
     if dimension == "percent":
         return f"{_digits(Decimal(repr(float(value))).scaleb(2))} %"
     prefixes = SMALL if dimension == "seconds" else DECIMAL
@@ -96,12 +95,12 @@ def written(value: float, dimension: str) -> str:
 
 
 def short(value: float, dimension: str, digits: int = 3) -> str:
-    """Return `value` with a fitting unit, rounded to `digits` significant digits, to be read."""
+    """Return `value` with a fitting unit, rounded to `digits` significant digits for reading."""
     return written(float(f"{value:.{digits}g}"), dimension) if math.isfinite(value) else str(value)
 
 
 def scales(dimension: str) -> dict[str, Fraction]:
-    """Return what one of each spelling of a unit of `dimension` is in the unit values are kept in."""
+    """Return the scale of each spelling of a unit of `dimension`, relative to the unit that values are kept in."""
     if dimension == "percent":
         return dict(UNITS[dimension])
     decimal, binary = (SMALL, {}) if dimension == "seconds" else (DECIMAL, BINARY)
@@ -140,7 +139,7 @@ def _digits(value: Decimal) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the known name most like `name`, as a remedy; nothing where none is like it."""
+    """Return the known name most similar to `name`, as a remedy; "" if none is similar."""
     near = difflib.get_close_matches(str(name)[:80].casefold(), list(known), 1, 0.3)
     return f"nearest: {near[0]}" if near else ""
 

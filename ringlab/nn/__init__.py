@@ -1,14 +1,12 @@
 """A small transformer whose sequence is spread over the ranks of a ring, its loss, its training, its checkpoints.
 
-context.py       Context: the ring, the layout, the mask and the schedule that a shard lies under
-rotary.py        rotary position embedding by global position
-attention.py     ContextParallelAttention
-feed_forward.py  SwiGLU, all tokens at once or block by block
-transformer.py   ModelConfig and Transformer
+context.py       Context: how a shard's sequence is spread over the ring
+attention.py     rotary position embedding and ContextParallelAttention
+transformer.py   FeedForward, ModelConfig and Transformer
 loss.py          labels, the loss by the global number of tokens, the sum of gradients
 text.py          the standard library's source, as batches of bytes
 mesh.py          data × context × tensor parallelism over torch's DeviceMesh
-checkpoint.py    checkpoints that another world size can go on from
+checkpoint.py    checkpoints that any world size can resume from
 training.py      Recipe, training_step and train
 """
 

@@ -1,6 +1,6 @@
-"""`ContextParallelAttention`: an ordinary attention layer, whose tokens may be spread over a ring.
+"""`ContextParallelAttention`: an ordinary attention layer whose tokens may be spread over a ring.
 
-Rotary position embedding. Ranks hold scattered tokens, so it asks for positions and never counts them itself.
+Ranks hold scattered tokens, so the rotary position embedding takes positions and never counts them itself.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def rotate(
 class ContextParallelAttention(nn.Module):
     """Causal attention with grouped heads and rotary positions.
 
-    Without a context it is an ordinary layer over a whole sequence, by torch's own attention. With one, `x` is
-    this rank's shard, and nothing differs but where positions come from and who computes softmax(QKᵀ)V.
-    Under tensor parallelism the projections return the heads of this rank only, and it computes with those.
+    Without a context it is an ordinary layer over a whole sequence, computed by torch's own attention. With one, `x`
+    is this rank's shard; only the source of the positions and the computation of softmax(QKᵀ)V differ.
+    Under tensor parallelism the projections return this rank's heads only, and the layer computes with those.
 
-    Raises: ShapeError for heads that do not group, or an odd head dim, which cannot be turned in pairs.
+    Raises: ShapeError if K/V heads do not divide the query heads, or the head dim is odd.
+
+    >>> ContextParallelAttention(width=16, heads=4, kv_heads=2)(torch.zeros(1, 8, 16)).shape
+    torch.Size([1, 8, 16])
     """
 
     def __init__(
@@ -73,7 +76,10 @@ class ContextParallelAttention(nn.Module):
         self.k_norm = nn.RMSNorm(D, eps=1e-6) if qk_norm else nn.Identity()
 
     def forward(self, x: Float[Tensor, "B L E"], context: Context | None = None) -> Float[Tensor, "B L E"]:
-        """Return the layer's output for each token of `x`. Raises: ShapeError for a shard of another length; and as ring_attention."""
+        """Return the layer's output for each token of `x`.
+
+        Raises: ShapeError for a shard of another length; the errors of `ring_attention`.
+        """
         if context is not None:
             context.check_tokens(x)
         q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))

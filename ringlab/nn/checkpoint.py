@@ -1,11 +1,11 @@
-"""Checkpoints through torch.distributed.checkpoint that any world size can go on from, written so that a crash
-leaves the one before.
+"""Checkpoints through torch.distributed.checkpoint that any world size can resume from. A crash during a save leaves
+the previous one intact.
 
     folder/
     ├── step-00000100/      parameters and optimizer, as torch writes them; progress.json
     ├── step-00000200/
-    ├── .writing-…          one that was not finished; the next save removes it
-    └── latest              the name of the last whole one, replaced in one step
+    ├── .writing-…          an unfinished checkpoint; the next save removes it
+    └── latest              the name of the last complete one, replaced atomically
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WRITING = ".writing-"
 
 @dataclass
 class Progress:
-    """How far training is: steps done, the number of the next batch, the loss of each step, and of what recipe."""
+    """The progress of a training run: steps done, the next batch's number, each step's loss, its recipe and text."""
 
     step: int = 0
     next_batch: int = 0
@@ -42,10 +42,10 @@ class Progress:
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, ring: Ring | None) -> Path:
-    """Return the new checkpoint's folder, once it is whole and `latest` names it. All ranks of `ring` call it.
+    """Return the new checkpoint's folder, once it is complete and `latest` names it. All ranks of `ring` call it.
 
-    Replicated parameters are written by rank 0; those that FSDP or DTensor shard, by the ranks that hold them, into
-    one folder that all of them can write.
+    Rank 0 writes replicated parameters. The ranks that hold them write those that FSDP or DTensor shards, into one
+    folder that all of them can write to.
     """
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""
@@ -70,12 +70,12 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | None:
-    """Return how far the last whole checkpoint in `folder` was, its state put into `model` and `optimizer`.
+    """Return the progress of the last complete checkpoint in `folder`; load its state into `model` and `optimizer`.
 
-    None where there is none. Every rank reads what it needs, however many wrote it. torch reads a checkpoint's
-    metadata with pickle, which can run anything: load checkpoints of your own, or of people you trust.
+    None if there is no checkpoint. Every rank reads what it needs, however many ranks wrote it. torch reads a
+    checkpoint's metadata with pickle, which can run any code: load only checkpoints that you trust.
 
-    Raises: TrainingError where `latest` names a checkpoint that is gone or unreadable.
+    Raises: TrainingError if `latest` names a checkpoint that is missing or unreadable.
     """
     where = latest(folder)
     if where is None:
@@ -93,7 +93,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | Non
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the last whole checkpoint in `folder`, None if there is none. Raises: TrainingError if it is gone."""
+    """Return the last complete checkpoint in `folder`, None if there is none. Raises: TrainingError if it is missing."""
     pointer = folder / "latest"
     if folder.exists() and not folder.is_dir():
         raise TrainingError("a folder for checkpoints", f"a file at {folder}", "another path")
@@ -117,7 +117,7 @@ def read_progress(where: Path) -> Progress:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether parameters lie in pieces on several ranks."""
+    """Return whether the parameters are sharded over several ranks."""
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -135,7 +135,7 @@ def _unusable(where: Path, why: str) -> TrainingError:
 
 
 def _free_name(folder: Path, step: int) -> str:
-    """A name that no checkpoint has: what is whole is never written over."""
+    """A name that no checkpoint has: a complete checkpoint is never overwritten."""
     name, again = f"step-{step:08d}", 0
     while (folder / name).exists():
         again += 1
@@ -156,5 +156,5 @@ def _meet(ring: Ring | None) -> None:
 
 
 def _quiet() -> warnings.catch_warnings:
-    """Torch warns that no process group is there, which is meant, and of its own deprecations."""
+    """Torch warns that there is no process group, which is intended, and of its own deprecations."""
     return warnings.catch_warnings(action="ignore")

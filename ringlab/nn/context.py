@@ -1,4 +1,4 @@
-"""What a shard of a sequence lies under: the ring, the layout, and how attention goes over them."""
+"""How a shard's sequence is spread over a ring, and how attention is computed over it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ringlab.agreement import agree
@@ -25,13 +26,17 @@ from ringlab.schedules.protocol import Schedule
 class Context:
     """The arguments of `ring_attention` that are the same in all layers, and the tokens' positions.
 
-    `position_ids`: this rank's, one for each of its tokens, where a tokenizer or a data loader brings them along;
-    else the layout's global positions. They may start anew with every document of the mask; for rotary embedding,
-    which sees differences within a document only, that is the same. `validate`: whether the ranks compare their
-    calls of attention, in every layer anew; `train` does so in its first step.
+    `position_ids`: one for each of this rank's tokens, if a tokenizer or data loader provides them; otherwise the
+    layout's global positions. They may restart at every document of the mask: rotary embedding depends only on
+    differences within a document. `validate`: whether the ranks compare their arguments at every call of attention;
+    `train` does so in its first step only.
 
     Raises: WorldSizeError for a layout of another number of ranks; LayoutError for position ids that contradict
     the layout; MaskError for documents that do not add up to the sequence.
+
+    >>> from ringlab import VirtualCluster, zigzag
+    >>> VirtualCluster(2).run(lambda ring: Context(ring, zigzag(8, 2)).positions.tolist()).results
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
 
     ring: Ring
@@ -77,15 +82,15 @@ class Context:
             return self.position_ids
         return torch.from_numpy(self.layout.positions(self.ring.rank))
 
-    def shard(self, x: Tensor, dim: int = -1) -> Tensor:
+    def shard(self, x: Shaped[Tensor, "..."], dim: int = -1) -> Shaped[Tensor, "..."]:
         """Return this rank's tokens of the whole sequence(s) `x`; `dim` is the sequence axis."""
         shard: Tensor = self.layout.shard(x, self.ring.rank, dim)
         return shard
 
-    def check_tokens(self, x: Tensor) -> None:
-        """Raise unless `x`, (B, L, …), has this rank's tokens.
+    def check_tokens(self, x: Shaped[Tensor, "B L ..."]) -> None:
+        """Check that `x` has as many tokens as this rank owns.
 
-        Raises: ShapeError; on all other ranks, which are at their attention, AgreementError with its text.
+        Raises: ShapeError if it has not; on all other ranks, which wait in attention, AgreementError with its text.
         """
         length = len(self.positions)
         if x.shape[1] == length:
@@ -100,8 +105,10 @@ class Context:
             agree(self.ring.comm, "", error, x.device)
         raise error
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return this rank's rows of attention over the whole sequence, (B, H, L, D)."""
+    def attend(
+        self, q: Float[Tensor, "B H L D"], k: Float[Tensor, "B K L D"], v: Float[Tensor, "B K L D"]
+    ) -> Float[Tensor, "B H L D"]:
+        """Return this rank's rows of attention over the whole sequence. Raises: as `ring_attention`."""
         out: Tensor = ring_attention(
             q, k, v, ring=self.ring, layout=self.layout, mask=self.mask, schedule=self.schedule, block=self.block,
             validate=self.validate,

@@ -2,8 +2,8 @@
 
 The ranks form a grid (dp, cp, tp), tp innermost, where ranks talk most. The sequence lies over cp, by the ring;
 sequences over dp; heads and feed-forward over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's
-state over dp × cp at once, for both hold the same weights. (Pipeline stages are torch's business as well, and need
-nothing of the ring: a stage is a few layers.)
+state over dp × cp at once, since both hold the same weights. (Pipeline stages are left to torch too, and need nothing
+of the ring: a stage is a few layers.)
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many ranks share the data (dp), a sequence (cp), the heads (tp); their product is the world size.
+    """The numbers of ranks that share the data (dp), a sequence (cp) and the heads (tp).
+
+    Their product is the world size.
 
     Raises: WorldSizeError for a degree below 1.
+
+    >>> Degrees(dp=2, cp=4).ranks
+    8
     """
 
     dp: int = 1
@@ -45,9 +50,10 @@ class Degrees:
 
 
 def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> None:
-    """Raise unless the degrees make up the world and tp divides `sizes`, which are heads, kv_heads and hidden.
+    """Check the degrees against the world size and `sizes`, which are heads, kv_heads and hidden.
 
-    Raises: WorldSizeError, ShapeError; BackendError for tp where ranks are no processes of torch.distributed.
+    Raises: WorldSizeError if their product is not the world size; ShapeError if tp does not divide a size;
+        BackendError for tp if the ranks are not processes of torch.distributed.
     """
     if degrees.ranks != world_size:
         fits = [d for d in range(1, world_size + 1) if world_size % (d * degrees.tp) == 0]
@@ -65,7 +71,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
         raise BackendError(
             "processes of torch.distributed, for tensor parallelism",
             "none: virtual ranks are threads",
-            "launch(train, P, ...) or torchrun; dp and cp alone go on virtual ranks as well",
+            "launch(train, P, ...) or torchrun; dp and cp alone run on virtual ranks too",
         )
 
 
@@ -75,7 +81,7 @@ def of_processes(world_size: int) -> bool:
 
 
 def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
-    """Return torch's mesh of the degrees, with axes "dp", "cp" and "tp"; all processes call it."""
+    """Return torch's mesh of these degrees, with axes "dp", "cp" and "tp"; all processes call it."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = degrees.dp, degrees.cp, degrees.tp
@@ -83,9 +89,9 @@ def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
 
 
 def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
-    """Return the ring of this rank's sequence, and that of the ranks at its place of other sequences.
+    """Return the ring of this rank's sequence, and the ring of the ranks at the same place in other sequences.
 
-    They run over `ring`'s own transport, virtual or real, and its trace has their messages.
+    Both use `ring`'s own transport, virtual or real, and its trace records their messages.
     """
     place, heads = divmod(ring.rank, degrees.tp)
     sequence, part = divmod(place, degrees.cp)
@@ -101,8 +107,8 @@ def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
 def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
     """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
 
-    Gradients are SUMMED over dp × cp, as a loss by the global number of tokens wants them; FSDP's own default is
-    their mean. Each rank's q, k, v have the heads of its tp rank only.
+    Gradients are SUMMED over dp × cp, as a loss divided by the global number of tokens requires; FSDP averages by
+    default. Each rank's q, k, v have the heads of its tp rank only.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
@@ -116,11 +122,11 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
     for unit in (*model.layers, model):
         sharded = fully_shard(unit, mesh=shards)
         sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
 
 def _by_heads(qk_norm: bool) -> dict[str, ParallelStyle]:
-    """Columns of q, k, v, gate, up and rows of what follows them on one tp rank: one all-reduce for each pair."""
+    """Columns of q, k, v, gate and up, and rows of the matrices after them, on one tp rank: one all-reduce a pair."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
     columns = [*(f"attention.{name}" for name in "qkv"), "feed_forward.gate", "feed_forward.up"]

@@ -1,6 +1,6 @@
-"""Text to train on that is on every machine: modules of the Python standard library, byte by byte.
+"""Training text that every machine has: modules of the Python standard library, byte by byte.
 
-The text differs between Python versions, so every figure made of it names the version: `Text.name`.
+The text differs between Python versions, so every figure computed from it names the version: `Text.name`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from ringlab.errors import TrainingError
 
 MODULES = ("argparse", "bisect", "fractions", "heapq", "random", "statistics", "textwrap")
-"""Modules that have been there for long and will stay, in the order in which they are read."""
+"""Modules that have long existed and will stay, in the order in which they are read."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes, and what they are."""
+    """Bytes and their name."""
 
     name: str
     content: bytes
@@ -44,7 +44,7 @@ class Text:
 def library() -> Text:
     """Return the source of MODULES; its name gives the Python version, the bytes and a digest.
 
-    Raises: TrainingError where this Python came without its library's source.
+    Raises: TrainingError if this Python has no source of its library.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     paths = [folder / f"{name}.py" for name in MODULES]
@@ -62,10 +62,10 @@ def library() -> Text:
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
     """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
 
-    It depends on its number and the seed alone, so that the number is the position in the data, on every rank and
+    It depends only on its number and the seed, so the number alone is the position in the data, on every rank and
     after every restart.
 
-    Raises: TrainingError for a text of less than S bytes, or sizes below 1.
+    Raises: TrainingError for a text of fewer than S bytes, or sizes below 1.
     """
     if S < 1 or rows < 1 or len(text) < S:
         raise TrainingError(
@@ -77,7 +77,7 @@ def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tens
 
 
 def batches(text: Text, S: int, rows: int, seed: int = 0, start: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """Yield (number, batch) from number `start` on, without end."""
+    """Yield (number, batch) from number `start` on, endlessly. Raises: as `batch`."""
     number = start
     while True:
         yield number, batch(text, S, rows, number, seed)

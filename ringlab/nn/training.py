@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
@@ -31,14 +32,18 @@ from ringlab.schedules import get_schedule
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how: `batch` sequences of S bytes a step, for `steps` steps in all.
+    """The model, the data and the hyperparameters: `batch` sequences of S bytes a step, `steps` steps in all.
 
-    `layout`, `schedule` and `block` say how the sequence lies over ranks and may change from one run to the next,
-    as may `save_every`, and `steps`, to no fewer than were made; the rest may not. `save_every`: a checkpoint after so many steps, and one at
-    the end.
+    `layout`, `schedule` and `block` choose how attention is spread over the ranks. They and `save_every` may change
+    between the runs that share a checkpoint, and so may `steps`, to no fewer than are done; the other fields may not.
+    `save_every`: steps between checkpoints; the last step is saved too.
 
-    Raises: LayoutError for an unknown layout; BackendError for an unknown block; that or WorldSizeError for a schedule
-    that is none; MaskError for a window below 1; TrainingError for sizes below 1, or rates that are no numbers.
+    Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or WorldSizeError for an
+        invalid schedule; MaskError for a window below 1; TrainingError for sizes below 1, or rates that are negative
+        or not finite.
+
+    >>> Recipe(window=32).mask.window
+    32
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -65,16 +70,16 @@ class Recipe:
                 raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
         if self.block not in (*known(), "auto"):
             raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
-        # What these refuse, one process without a ring refuses too.
+        # One process without a ring refuses what these refuse, too.
         _ = get_layout(self.layout, self.S, 1), self.mask, get_schedule(self.schedule)
 
     @property
     def mask(self) -> Mask | None:
-        """Return the mask, None for the causal one."""
+        """Return the mask, None for the plain causal mask."""
         return None if self.window is None else Mask(window=self.window)
 
     def lasting(self) -> dict[str, object]:
-        """Return what a checkpoint's next run must have in common with it."""
+        """Return the fields, by name, that a run must share with the checkpoint that it resumes from."""
         passing = ("layout", "schedule", "block", "steps", "save_every")
         said = {name: value for name, value in asdict(self).items() if name not in passing}
         how_computed = ("feed_forward_block", "recompute")
@@ -84,13 +89,20 @@ class Recipe:
 def training_step(
     model: Transformer,
     optimizer: Optimizer,
-    tokens: Tensor,
+    tokens: Int[Tensor, "B S"],
     context: Context | None = None,
     replicas: Ring | None = None,
 ) -> float:
-    """Return the loss of one step on `tokens`, whole sequences (B, S), the same number on every rank.
+    """Return the loss of one step on `tokens`, whole sequences, in nats per token, the same on every rank.
 
-    `replicas`: the ring of ranks that have other sequences, where there are any.
+    `replicas`: the ring of ranks that have other sequences, None if there are none.
+
+    Raises: TrainingError if no token of the batch counts; the errors of `ring_attention`.
+
+    >>> model = Transformer(ModelConfig(layers=1))
+    >>> loss = training_step(model, AdamW(model.parameters()), torch.arange(8)[None])
+    >>> 5 < loss < 6  # ln 256 = 5.55 before the first step
+    True
     """
     ring, mask = (None, None) if context is None else (context.ring, context.mask)
     labels = next_tokens(tokens, mask)  # before the sequence is sharded
@@ -116,18 +128,23 @@ def train(
 ) -> list[float]:
     """Return the loss of every step, in nats per byte, the same on all ranks.
 
-    `ring`: None for an ordinary model on one process. With `folder`, training goes on from the last checkpoint
-    there, whatever world size and layout wrote it, and leaves its own. `degrees`: data and tensor parallelism
-    beside the ring; without, all ranks share each sequence. Between processes FSDP shards the model then, virtual
-    ranks hold it whole. `device`: "cuda" where the transport carries its tensors.
+    `ring`: None for an ordinary model on one process. With `folder`, training resumes from the last checkpoint there,
+    whatever world size and layout wrote it, and saves its own. `degrees`: data and tensor parallelism besides the
+    ring; without them all ranks share each sequence. With `degrees`, FSDP shards the model over processes; virtual
+    ranks hold it whole. `device`: "cuda" if the transport carries CUDA tensors.
 
         train(None, recipe)                             one process
         VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
         launch(train, 4, recipe, "runs/first")          four processes, with checkpoints
         with connect() as ring: train(ring, recipe)     under torchrun
 
-    Raises: on the rank concerned, before the first exchange of data, what is wrong with its recipe, degrees or
-    checkpoint, and AgreementError on all others, also where versions, texts or checkpoints differ between ranks.
+    Raises: before the first exchange of data, on the rank concerned, TrainingError, DeviceError, WorldSizeError,
+        ShapeError or BackendError for an invalid recipe, device, degrees or checkpoint; AgreementError on all other
+        ranks, and on all ranks if versions, texts or checkpoints differ between them.
+
+    >>> losses = train(None, Recipe(S=32, batch=1, steps=2, model=ModelConfig(width=16, hidden=16, layers=1)))
+    >>> [5 < loss < 6 for loss in losses]
+    [True, True]
     """
     if not (ring is None or isinstance(ring, Ring)):
         raise TrainingError(
@@ -165,7 +182,7 @@ def _context(ring: Ring, recipe: Recipe) -> Context:
 def _agree(
     ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
 ) -> None:
-    """Let all ranks find out before any work whether they can and mean the same. Raises: as `train`."""
+    """Check before any work that all ranks can run, and with the same arguments. Raises: as `train`."""
     said, error = "", None
     try:
         said = _checked(ring, recipe, folder, degrees, text, device)
@@ -180,7 +197,7 @@ def _agree(
 def _checked(
     ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
 ) -> str:
-    """Return what must be equal on all ranks."""
+    """Return a text that must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
     kind = str(device).partition(":")[0]  # a torch.device will do
@@ -206,7 +223,7 @@ def _checked(
 
 
 def _flat(said: dict[str, Any]) -> dict[str, object]:
-    """The sizes of the model beside the rest, so that what differs is told alone."""
+    """The model's sizes beside the other fields, so that an error can name only those that differ."""
     rest = {name: value for name, value in said.items() if name != "model"}
     return rest | {f"model.{name}": value for name, value in said["model"].items()}
 

@@ -21,13 +21,16 @@ from ringlab.nn.context import Context
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x)), tokens by themselves, so that it needs no ring.
+    """SwiGLU, down(silu(gate(x)) · up(x)), of each token by itself: it needs no ring.
 
-    With `block`, so many tokens go through at a time, and backward computes each block anew: besides input and
-    output, the hidden values of one block are held, not those of all tokens.
+    With `block`, that many tokens are computed at a time and backward recomputes each block: besides input and
+    output, only the hidden values of one block are held.
 
     Raises: ShapeError for a block below 1.
     Source: arXiv 2002.05202; by blocks, arXiv 2305.19370.
+
+    >>> FeedForward(width=8, hidden=32, block=4)(torch.zeros(1, 10, 8)).shape
+    torch.Size([1, 10, 8])
     """
 
     def __init__(self, width: int, hidden: int, block: int | None = None) -> None:
@@ -51,10 +54,10 @@ class FeedForward(nn.Module):
         return values
 
 
-def again(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Return `function(*args)`, of which nothing is kept for backward but `args`: it is computed anew there.
+def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[Tensor, "B L E"]:
+    """Return `function(*args)`, keeping only `args` for backward, which computes it again.
 
-    What it sends, it sends anew, in the same order on every rank. No random state is kept, for nothing here is
+    Its messages are sent again too, in the same order on every rank. The random state is not kept: nothing here is
     random, and virtual ranks share one.
     """
     result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
@@ -63,12 +66,18 @@ def again(function: Callable[..., Tensor], *args: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a Transformer. `hidden` is the feed-forward's width, `head_dim` else width / heads.
+    """Sizes of a Transformer. `hidden` is the feed-forward's width; `head_dim` is width / heads if None.
 
-    `tied`: the output layer is the embedding's table. `feed_forward_block`: tokens at a time, see FeedForward.
-    `recompute`: backward computes every layer anew, its ring included, instead of keeping its activations.
+    `tied`: the output layer uses the embedding's table. `feed_forward_block`: tokens at a time, see FeedForward.
+    `recompute`: backward computes every layer again, its ring included, instead of keeping its activations.
 
-    Raises: ShapeError for a size below 1, or a width that the heads do not divide where head_dim is not given.
+    Raises: ShapeError for a size below 1, or if head_dim is None and the heads do not divide the width.
+
+    >>> ModelConfig(width=60, heads=8)
+    Traceback (most recent call last):
+    ringlab.errors.ShapeError: needed: a width that the heads divide
+       got: width 60, 8 heads
+    remedy: or give head_dim=
     """
 
     vocabulary: int = 256
@@ -106,15 +115,19 @@ class Layer(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.width, eps=1e-6)
         self.feed_forward = FeedForward(config.width, config.hidden, config.feed_forward_block)
 
-    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """Return the layer's output, of the shape of `x`."""
+    def forward(self, x: Float[Tensor, "B L E"], context: Context | None = None) -> Float[Tensor, "B L E"]:
+        """Return the layer's output. Raises: as ContextParallelAttention."""
         x = x + self.attention(self.attention_norm(x), context)
         x = x + self.feed_forward(self.feed_forward_norm(x))
         return x
 
 
 class Transformer(nn.Module):
-    """Token ids → logits. The same seed gives the same weights on every rank, so that none need be sent."""
+    """Token ids → logits. The same seed gives the same weights on every rank, so none need be sent.
+
+    >>> Transformer(ModelConfig())(torch.zeros(1, 8, dtype=torch.int64)).shape
+    torch.Size([1, 8, 256])
+    """
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
@@ -128,7 +141,7 @@ class Transformer(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B L"], context: Context | None = None
     ) -> Float[Tensor, "B L vocabulary"]:
-        """Return the logits of each token's successor; with a context `tokens` are this rank's shard."""
+        """Return the logits of the token after each one; with a context, `tokens` are this rank's shard."""
         x = self.embedding(tokens)
         for layer in self.layers:
             x = again(layer, x, context) if self.config.recompute else layer(x, context)
@@ -137,9 +150,9 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw(self, seed: int) -> None:
-        """Matrices from N(0, 0.02²), those that write into the residual stream smaller; norms stay at one.
+        """Draw matrices from N(0, 0.02²), smaller ones if they write into the residual stream; norms stay at one.
 
-        From a generator of its own: virtual ranks take turns at torch's global one.
+        The generator is its own, because virtual ranks share torch's global one.
         """
         generator = torch.Generator().manual_seed(seed)
         into_the_stream = (2 * self.config.layers) ** -0.5

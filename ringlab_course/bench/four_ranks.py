@@ -1,6 +1,7 @@
-"""The forward ring of exercise 05 on four ranks: the same checks as its contract, none with more ranks.
+"""Time the judge: exercise 05's forward ring on four ranks, one notebook after the other.
 
-Grades one notebook after the other as the judge does, and writes down where time, processor and memory go.
+The checks are those of the exercise's contract that need no more than four ranks. The run records where seconds,
+processor time and memory go.
 """
 
 from __future__ import annotations

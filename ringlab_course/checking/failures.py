@@ -1,6 +1,6 @@
-"""What a check raises: a wrong answer, a missing function, or an exception of the learner's code, in words.
+"""What a check raises: a wrong answer, a missing function, or an exception in the learner's code.
 
-Why the ranks of a learner's ring broke off: the mistake behind the error, by its name.
+A ring that broke off is traced back to the mistake behind the error, by its name.
 """
 
 from __future__ import annotations

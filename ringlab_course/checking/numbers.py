@@ -1,11 +1,4 @@
-"""Answers that are one number.
-
-Random inputs.
-
-How far float32 may be from the truth, before one may call an answer wrong.
-
-Partial results (out, lse) of attention in float64: of one block, and merged.
-"""
+"""Numbers that several exercises need: random inputs, rounding bounds, partial results, answers that are one number."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers that say which positions each rank owns, or count something, and the mistake that gives the same ones.
+"""Run ring programs on random shards and compare results, messages and the positions that each rank owns.
 
-Ring programs on random shards: what every rank returns and sends, beside what it should.
+An answer that names positions or counts is compared with those of the common mistakes as well.
 """
 
 from __future__ import annotations

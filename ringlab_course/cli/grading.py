@@ -1,7 +1,4 @@
-"""What both ways to grade share: the options, the pool, the bar, and how a run is stopped.
-
-Probes of `ringlab doctor` for the parts that only the course needs.
-"""
+"""Options, worker pool, progress bar and interruption, shared by both commands that grade; probes for `ringlab doctor`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Claims that end in wrong outputs or gradients, or in NaN.
 
-Small rings in which published mistakes stand in one line each, and what is measured on them.
+Small rings make each published mistake in one line, and are measured.
 """
 
 from __future__ import annotations

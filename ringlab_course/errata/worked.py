@@ -1,7 +1,4 @@
-"""Worked examples whose arithmetic is wrong.
-
-Claims about kernels; what a compiler says of them needs no GPU.
-"""
+"""Worked examples with wrong arithmetic, and claims about kernels that a compiler settles without a GPU."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """The couriers of a backward ring as a picture: ranks down, steps across, and what each sum holds by then.
 
-What is drawn comes from `ringlab_course.figures.courier_view`, hence from the messages of a real run. Colours
-tell the contributors apart and are doubled by place; the number says whose block was added.
-
-Where the gradients of every block are at each step of a backward ring, and who has added to them: measured.
-
-The program runs on probes, and its messages are read. With v = 0 and out = 0 the gradient of v is Pᵀ·dO;
+Everything is read off the messages of a real run on probes. Colours tell the contributors apart and are doubled by
+place; the number says whose block was added. With v = 0 and out = 0 the gradient of v is Pᵀ·dO;
 with lse = 0 a weight is e^score, and k is such that it is 16^o for the keys of rank o. The dO of rank r is
 one in column r and in its last row alone. So column r of a dV holds, in digits to the base 16, how often
 rank r added something of each rank's block to it. No closed form of the ring appears here: a wrong ring

@@ -1,11 +1,7 @@
 """Relative error of ring attention against the number of blocks, by dtype and by what is rounded.
 
-The numbers come from `ringlab_course.figures.error_curves`; every curve is a measured mean over SEEDS.
-
-Attention in P blocks, folded as a ring folds them, with one thing rounded or wrong: where error curves come from.
-
-Every run is real: blocks of keys are computed and merged one after the other, and the result is held
-against the float64 oracle. One head; q is (rows, D), k and v are (S, D). Scores s = q·k / √D.
+The curves are measured means over SEEDS. Every run is real: attention in P blocks, folded as a ring folds them, with
+one thing rounded or wrong, held against the float64 oracle. One head; q is (rows, D), k and v are (S, D); s = q·k / √D.
 """
 
 from __future__ import annotations

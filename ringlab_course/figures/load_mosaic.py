@@ -1,9 +1,7 @@
 """The load mosaic: how many score elements every rank computes in every step, and who waits for whom.
 
 All numbers are `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles where a tile is given.
-A ring in lockstep takes as long in each step as its slowest rank; what the mosaic adds up is that.
-
-How many score elements every rank computes in every step, as numbers and in words.
+A ring in lockstep takes as long in each step as its slowest rank; the mosaic adds up these steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The map of the papers: what builds on what, and which of them the lessons have explained so far.
 
-The known machines' links as pictures name them, from the cost room's table.
+Links of known machines are named as in the cost model's table.
 """
 
 from __future__ import annotations

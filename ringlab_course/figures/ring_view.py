@@ -1,8 +1,8 @@
 """Pictures of a ring run: the ring step by step, still or playing, and the coverage matrix.
 
-Colours tell owners apart and are always doubled by a label. Everything is read off a `Trace`: which block is where follows from who sent to whom
-and in which order, what was computed from the computations between two exchanges, the bytes from
-the exchanges. No closed form of the ring appears here, so a wrong ring makes a wrong picture.
+Colours tell owners apart and are always doubled by a label. Everything is read off a `Trace`: which block is where
+follows from the messages and their order, the computation between two exchanges and the bytes from the records.
+No closed form of the ring appears here, so a wrong ring makes a wrong picture.
 `counts` measures coverage at token level instead, by running a ring program on probes.
 """
 

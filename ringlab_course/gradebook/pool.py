@@ -1,6 +1,6 @@
 """The local pool: processes that grade one notebook after the other, and die with whoever started them.
 
-Grading one notebook, as a worker does it: a report, or why there is none. Nothing is raised.
+A worker returns a report, or the reason why there is none; it raises nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Numbers, durations and other people's text as a page shows them; what learners wrote steers no page.
+"""Numbers, durations, entries and other people's text as a page shows them.
 
-Names of files as text: one line, no control characters, and never the same text for two names.
-
-An entry told to people: what fails, the mistake behind it, the next hint, and where the time went.
+Learners' text steers no page. File names become one line without control characters, and two names never look alike.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from markupsafe import Markup, escape
 from ringlab.errors import CourseError
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.gradebook.entry import Entry
-from ringlab_course.gradebook.export import formula
+from ringlab_course.gradebook.plots import formula
 from ringlab_course.notebook.checks import RUNGS
 
 TEXT, NAME = 4000, 80

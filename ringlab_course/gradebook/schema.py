@@ -1,6 +1,6 @@
 """The gradebook's file: its tables, their versions, and the proof that a file is one of ours.
 
-Rows of the gradebook as they are read: a file that somebody edited is refused, never believed blindly.
+A row that somebody edited is refused, never believed blindly.
 """
 
 from __future__ import annotations

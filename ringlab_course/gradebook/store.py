@@ -1,6 +1,6 @@
 """The gradebook: an SQLite file, one transaction per result, readable while a run writes it.
 
-One writer at a time: a lock that ends with the process that holds it, however that ends.
+One process writes at a time; its lock ends with it, however it ends.
 """
 
 from __future__ import annotations

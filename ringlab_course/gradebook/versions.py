@@ -1,7 +1,4 @@
-"""The version of an exercise's checks, and the seed of a submission's probes: what a result depends on.
-
-What identifies a notebook as it was handed in: the SHA-256 of its bytes.
-"""
+"""What a result depends on: the version of the checks, the seed of the probes, and the SHA-256 of the notebook."""
 
 from __future__ import annotations
 

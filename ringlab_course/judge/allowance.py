@@ -1,11 +1,9 @@
-"""How much computing the checks of one tier may take: seconds of CPU, so that a busy machine takes no points.
+"""How much the checks of one tier may compute and hold: seconds of CPU, and bytes of all workers together.
 
-Time on the wall belongs to whoever else uses the machine, and a class is graded on all cores at once. What is
-counted is the processor time of the workers, of every thread and process in them, from the moment that the
+Time on the wall belongs to whoever else uses the machine, and a class is graded on all cores at once. So the
+processor time of the workers is counted, of every thread and process in them, from the moment that the
 code is loaded; starting and importing are not the learner's. Sleeping costs nothing here: the deadline of
-each call, on the wall, ends it.
-
-What the workers of one submission hold together, watched from outside while they run.
+each call, on the wall, ends it. Memory is watched from outside while the workers run.
 """
 
 from __future__ import annotations

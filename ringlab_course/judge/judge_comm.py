@@ -1,10 +1,8 @@
-"""A rank's transport inside a worker: every message goes to the judge, who is the network.
+"""A rank's transport inside a worker: every message goes to the judge, which is the network.
 
-What a rank sends, when it waits and what it then holds, the judge sees. That it computes between two of
-these, and that real work is done there, only the worker says: `compute` tells the judge when it begins
-and ends, and what comes out of it shows in the values alone.
-
-The worker's end of the socket to the judge.
+The judge sees what a rank sends, when it waits and what it holds afterwards. Only the worker reports that it computes
+between two messages: `compute` tells the judge when it begins and ends, and its result shows in the values alone.
+`Channel` is the worker's end of the socket to the judge.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A block of c queries against c keys is computed, a K/V block of c tokens is exchanged, and both at once, in turn.
 hidden = (computing + exchanging − both) / the shorter of the two: 1 where one costs nothing beside the other, 0 where
-they follow each other, below 0 where they disturb each other more than that.
-
-Gather sampled rows from all ranks and compare them with the float64 reference on rank 0.
+they follow each other, below 0 where they disturb each other more than that. Sampled rows of all ranks are compared
+with the float64 reference on rank 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Result files of labs on one page: plots, tables, and a leaderboard on which only who is right is ranked.
+"""Result files of labs on one page: plots, tables, and a leaderboard that ranks only correct entrants.
 
 Entrants are compared with ringlab in the same run only, so machines may differ: each group of runs on one machine
-with one work has a board of its own. The files are data from anybody: what they say is shown, never run.
-
-The pictures of a lab's report, each with words that say the same.
+with one work has a board of its own. The files may come from anybody: their text is shown, never run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The file that a lab writes: it says of itself what ran, where, with what, and how far it came.
+"""The result file of a lab: what ran, where, with which settings, and how far it came.
 
-It is written anew after every case, so whatever ends a run, what was measured until then is there.
-
-Gather plain data from all ranks on all ranks, as JSON over the transport that the lab measures.
-
-Checks of a lab's settings before any rank starts: a setting that cannot be measured is refused by name.
+It is written anew after every case, so that an aborted run keeps its measurements. Settings that cannot be measured are
+refused by name before any rank starts. Ranks gather their plain data as JSON over the transport that the lab measures.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""A program of one device, compiled for a mesh of P simulated ones and run: what it answers, sends and holds.
+"""A program of one device, compiled for a mesh of P simulated ones and run: its values, its messages, its memory.
 
 In the judge this runs in the worker, beside the learner's code: values are certain, as the judge compares
-them; what is counted here is only as honest as the submission, like what Triton kernels read and write.
-
-What each device sends, by type, as JAX writes a program down before anything is compiled.
-
-A compiler for CPUs may widen what it sends, so that a compiled program does not say in which type an array
-travels. How often a loop turns, though, is written down for lax.scan alone: of lax.while_loop the compiler knows.
+them; counts are only as honest as the submission, like the loads and stores of Triton kernels.
+A compiler for CPUs may widen what it sends, so types on the wire are read off the program before it is compiled.
+Only lax.scan records how often its loop turns; for lax.while_loop the compiler's figure is used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a learner handed in, as a notebook that nbgrader can read: their code, and metadata that are ours.
+"""A learner's submission as a notebook that nbgrader can read: their code, and metadata that are ours.
 
 nbgrader trusts a submission's metadata: a rewritten schema version stops a whole class, a rewritten cell
 type or a second cell of one id loses a score, and Markdown is shown in the instructor's browser as it
-comes. Here nothing of a submission is kept but the text of its cells.
-
-What came of a stage, as the output of its graded cell: the number that nbgrader reads, and words for people.
+comes. So nothing of a submission is kept but the text of its cells. A stage's result becomes the output of its graded
+cell: the number that nbgrader reads, and words for people.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_the_mesh_is_found_under_its_old_name() -> None:
 
 def test_todays_names_warn_of_nothing() -> None:
     new = {old: today for today, old in OLD.items()}
-    lines = ["from ringlab_course import check, corpus", "from ringlab_course.figures import error_runs"]
+    lines = ["from ringlab_course import check, corpus", "from ringlab_course.figures import error_curves"]
     assert said_by((*lines, *(f"import {name}" for name in new.values()))) == []
 
 

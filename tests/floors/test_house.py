@@ -83,7 +83,12 @@ def test_a_tree_as_it_is_wanted_is_marked(made_up: Path) -> None:
     for path in (made_up / "ringlab_course/exercises/e02_two").iterdir():
         path.unlink()
     rows = {row.name: row for row in figures.figures(made_up)}
-    for name in ("circles of imports", "imports upward", "README", "files in an exercise's folder, beside right/"):
+    for name in (
+        "circles of imports",
+        "imports upward",
+        "README",
+        "files in an exercise's folder, beside right/",
+    ):
         assert rows[name].ok, rows[name]
     assert rows["to read for the ring, forward and backward"].measured == "1 file, 1 lines; imports nothing"
     (made_up / "ringlab/plain_ring.py").unlink()

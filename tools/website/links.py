@@ -1,8 +1,6 @@
-"""Whether every link of built pages leads somewhere, and whether a page would load anything from another host.
+"""Check the links of built pages, and that no page loads anything from another host; escape text for Markdown.
 
-Read from the HTML and CSS alone; what scripts ask for is seen in a browser only (tests/site).
-
-Text that is not Markdown, as Markdown.
+Links are read from the HTML and CSS; requests of scripts show in a browser only (tests/site).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Functions, classes and constants of a module, from its source, and their entries in the reference.
-
-Names in annotations: which entry of the reference each of them means.
-"""
+"""Functions, classes and constants of a module, read from its source, as entries of the reference with linked names."""
 
 from __future__ import annotations
 

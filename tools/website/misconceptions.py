@@ -1,6 +1,6 @@
-"""Every mistake that the checks know by name: what it is, who finds it, and the question that leads out of it.
+"""Every mistake that the checks know by name: its message, the checks that find it, and the question that leads out of it.
 
-Why a check is there that stands alone for no wrong answer, is not the first to find any, and names none alone.
+A check that finds no wrong answer alone has its reason here.
 """
 
 from __future__ import annotations

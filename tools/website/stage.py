@@ -1,6 +1,6 @@
-"""The sources of all pages, written into one folder for Sphinx: nothing of it is committed.
+"""The sources of all pages, written into one folder for Sphinx: lessons with their outputs, exercises as skeletons.
 
-Lessons as they were run, and exercises as skeletons, ready to be read as pages.
+Nothing of it is committed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A cluster that runs a program for its timing only: shapes instead of data, and a log instead of a clock.
 
-The ranks are the virtual cluster's threads, run to block. A message completes at once: a send is
-noted and its sender goes on, a receive that finds its message goes on too. So a rank blocks a few
-times in a whole ring instead of once per hop, and no data moves. What each rank computes, posts and
-waits for is written down; `Recording.clock` works the times out afterwards, on any network.
+The ranks are the virtual cluster's threads; each runs until it blocks. A message completes at once: a send is logged and
+its sender goes on, and a receive that finds its message goes on too. So a rank blocks a few times in a whole ring instead
+of once per hop, and no data moves. The log holds the computations, posts and waits of each rank; `Recording.clock`
+computes their times afterwards, on any network.
 
 Give the program tensors on the device "meta": they have a shape and a dtype, and no memory.
 """
@@ -46,9 +46,11 @@ T = TypeVar("T")
 class ClockedCluster:
     """`P` ranks whose program is recorded.
 
-    costs: what a computation takes beside what it spends itself (`_ClockedComm.spend`), by default
-        nothing; messages are charged by the network that the recording is clocked on.
-    memory: account each rank's tensors (about 25 µs per torch operation).
+    costs: the seconds of a computation, in addition to those that it spends itself (`_ClockedComm.spend`); none by
+    default. The network on which the recording is clocked charges for messages.
+    memory: count the bytes of each rank's tensors (about 25 µs per torch operation).
+
+    Raises: WorldSizeError unless P is an integer ≥ 1.
     """
 
     def __init__(self, P: int, costs: Costs | None = None, *, memory: bool = True) -> None:
@@ -60,18 +62,17 @@ class ClockedCluster:
         return f"ClockedCluster({self.P})"
 
     def run(self, program: Callable[..., Any], *args: Any) -> Recording:
-        """Return what every rank did in `program(ring, *args)`.
+        """Return the recording of `program(ring, *args)` on every rank.
 
-        Raises: DeadlockError where ranks wait for messages that nobody sends, MismatchError or
-        UnreceivedError, naming ranks and exchanges; the program's own RinglabError as it is;
-        RankFailedError from any other exception. Senders do not wait here: that all of them wait
-        for each other is found by `Recording.clock`.
+        Raises: DeadlockError if ranks wait for messages that no rank sends; MismatchError or UnreceivedError if messages
+        do not fit; all three name ranks and exchanges. A RinglabError of the program is raised as it is, any other
+        exception as RankFailedError. Senders do not wait here; `Recording.clock` finds a cycle of senders.
         """
         return _Run(self, program, args).run()
 
 
 class _Run:
-    """Passes the turn, counts messages per pair of ranks, and finds what does not fit."""
+    """Passes the turn, counts messages per pair of ranks, and finds messages that do not fit."""
 
     def __init__(self, cluster: ClockedCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         P = cluster.P
@@ -122,7 +123,7 @@ class _Run:
         self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
-        """Nobody can go on: wake those who have not ended with the reason why."""
+        """Wake the ranks that have not ended, with the reason why none can go on."""
         works: dict[int, Waiting] = {
             rank: work.seen(open_ends=True) for rank, work in enumerate(self.blocked) if work is not None
         }
@@ -151,7 +152,7 @@ class _Run:
         raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
 
     def _leftovers(self, comm: _ClockedComm) -> Iterator[Half]:
-        """The ends of `comm`'s messages whose other ends were never posted."""
+        """Yield the ends of `comm`'s messages whose other ends were never posted."""
         for peer, sent in comm.sent.items():
             taken = self.comms[peer].taken.get(comm.rank, 0)
             for number in range(taken, len(sent)):
@@ -173,20 +174,20 @@ class _ClockedComm(Comm):
         self.state = ""
         self.spent = 0.0
         self.sent: dict[int, array[int]] = {}
-        """The forms of all messages so far, by the rank they went to."""
+        """The forms of all messages so far, by the receiving rank."""
         self.taken: dict[int, int] = {}
-        """How many receives were posted so far, by the rank that they expect messages from."""
+        """The number of receives posted so far, by the sending rank."""
         self.waited = bytearray()
         """For each exchange so far, whether it was waited for."""
         self.last: tuple[Sequence[Tensor], int] = (), -1
         self.one_before: tuple[Sequence[Tensor], int] = (), -1
 
     def now(self) -> float:
-        """Nobody knows yet: times are worked out when the program has ended."""
+        """Return 0: times are computed after the program has ended."""
         return 0.0
 
     def spend(self, seconds: float) -> None:
-        """Charge `seconds` to the computation under way, beside what the cluster's costs charge."""
+        """Charge `seconds` to the computation under way, in addition to the cluster's costs."""
         self.spent += seconds
 
     def exchange(
@@ -210,7 +211,7 @@ class _ClockedComm(Comm):
                 where(to, self, "to")
                 assert to is not None
             last, form = self.last
-            # What is sent on is mostly what came last: the very tensors.
+            # A rank mostly sends on the very tensors that it received last.
             if len(send) == len(last) == 2:
                 same = send[0] is last[0] and send[1] is last[1]
             else:
@@ -305,7 +306,7 @@ class _ClockedWork(Work):
         return tuple(self.receive)
 
     def waits_for(self, source: int, count: int) -> bool:
-        """Whether `count` messages from `source` are enough."""
+        """Return whether `count` messages from `source` complete this exchange."""
         return source == self.comm.log.source[self.index] and self.number < count
 
     def _block(self, source: int) -> Sequence[int]:
@@ -315,7 +316,7 @@ class _ClockedWork(Work):
         return run.comms[source].sent[rank]
 
     def _fail(self, source: int) -> None:
-        """Raise what is wrong between this exchange and the one that its message comes from."""
+        """Raise MismatchError with the difference between this exchange and the one that sent its message."""
         run, rank = self.comm.run, self.comm.rank
         sends = run.ends(source, run.comms[source].log.send_to(rank, self.number), sending=True)
         receives = run.ends(rank, self.index, sending=False)
@@ -330,7 +331,7 @@ class _ClockedWork(Work):
         )
 
     def seen(self, open_ends: bool = False) -> Posted:
-        """Return this exchange as errors name it, with the messages that it waits for if asked to."""
+        """Return this exchange for errors about it; `open_ends` adds the messages for which it waits."""
         run, rank = self.comm.run, self.comm.rank
         ends = run.ends(rank, self.index, sending=False) if open_ends else ()
         return posted(self.comm.log, run.forms, rank, self.index, ends)

@@ -1,4 +1,4 @@
-"""What the ranks of a clocked cluster did, in the order in which each did it, as logs and as arrays."""
+"""The operations of the ranks of a clocked cluster, each rank's in order, as logs and as arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringlab.comm.protocol import Tensors
+
 COMPUTE, POST, WAIT = 0, 1, 2
 
 
 class Log:
-    """The operations of one rank: codes 4·n + kind, n counting exchanges or computations."""
+    """The operations of one rank: codes 4·n + kind, where n counts exchanges or computations."""
 
     def __init__(self) -> None:
         self.codes = array("q")
@@ -26,17 +28,17 @@ class Log:
         self.sent, self.received = array("i"), array("i")
 
     def send_to(self, peer: int, number: int) -> int:
-        """Return which exchange made the `number`-th send to `peer`."""
+        """Return the index of the exchange that made the `number`-th send to `peer`."""
         return [i for i, to in enumerate(self.to) if to == peer][number]
 
     def receive_from(self, peer: int, number: int) -> int:
-        """Return which exchange posted the `number`-th receive from `peer`."""
+        """Return the index of the exchange that posted the `number`-th receive from `peer`."""
         return [i for i, source in enumerate(self.source) if source == peer][number]
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of the tensors of one exchange in one direction: tag, shapes and dtypes."""
+    """The form of the tensors of one exchange in one direction: tag, shapes and dtypes."""
 
     tag: str
     shapes: tuple[tuple[int, ...], ...]
@@ -57,7 +59,7 @@ class Form:
 
 
 class _Numbers(dict[Any, int]):
-    """A number for every key, in the order in which they are first asked for."""
+    """A number for every key, in the order in which keys are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -65,9 +67,9 @@ class _Numbers(dict[Any, int]):
 
 
 class Forms:
-    """Numbers for forms and labels, equal where these are equal.
+    """Numbers for forms and labels; equal ones have the same number.
 
-    messages: the number of the messages under (tag, number of their shapes and dtypes).
+    messages: the number of each form, by (tag, number of its shapes and dtypes).
     labels: the number of each label of a computation.
     """
 
@@ -83,8 +85,8 @@ class Forms:
             self._forms += [Form(tag, *self._tensors[form]) for tag, form in new]
         return self._forms[number]
 
-    def form(self, tensors: Sequence[Tensor]) -> int:
-        """Return a number for the shapes and dtypes of `tensors`."""
+    def form(self, tensors: Tensors) -> int:
+        """Return the number of the shapes and dtypes of `tensors`."""
         key: Any
         if len(tensors) == 2:
             first, second = tensors
@@ -106,9 +108,11 @@ class Forms:
 class Program:
     """The operations of all ranks, rank after rank, as arrays.
 
-    starts: where each rank's operations begin, and the end. kinds: COMPUTE, POST or WAIT.
-    refs: which computation or which exchange, counted over all ranks. The other arrays hold one
-    value per exchange: its rank, its peers (-1 for none), bytes and forms; `labels` one per computation.
+    starts: the index of each rank's first operation, then the number of all operations.
+    kinds: COMPUTE, POST or WAIT.
+    refs: the number of the computation or exchange, counted over all ranks.
+    labels holds a value for each computation. The other arrays hold one for each exchange: its rank, its peers (−1 for
+    none), bytes and forms.
     """
 
     starts: np.ndarray
@@ -154,12 +158,12 @@ class Program:
 
     @property
     def world_size(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return len(self.starts) - 1
 
     @cached_property
     def messages(self) -> Messages:
-        """Return the messages: the n-th from one rank to another joins their n-th send and n-th receive."""
+        """Return the messages: the n-th from one rank to another joins the n-th send and the n-th receive of the two."""
         sends, receives = np.flatnonzero(self.to >= 0), np.flatnonzero(self.source >= 0)
         # Exchanges are in order of rank and posting, and sorting is stable: so are those of a pair.
         sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
@@ -174,7 +178,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Messages:
-    """The exchange that sends and the one that receives each message; of each exchange, its messages or -1."""
+    """For each message, the exchange that sends it and the one that receives it; for each exchange, its messages or −1."""
 
     sends: np.ndarray
     receives: np.ndarray

@@ -1,4 +1,4 @@
-"""A run of a clocked cluster: what every rank did, and on a network, when."""
+"""A run of a clocked cluster: the operations of every rank, and their times on a network."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from ringlab.comm.clocked.log import Forms, Log, Program
 from ringlab.comm.clocked.timeline import Links, Stuck, Timeline, evaluate
@@ -17,7 +18,7 @@ from ringlab.errors import RinglabError, WorldSizeError
 
 @dataclass(eq=False)
 class Posted:
-    """An exchange of one rank, as errors name it."""
+    """An exchange of one rank, for errors about it."""
 
     rank: int
     tag: str
@@ -51,7 +52,7 @@ def posted(log: Log, forms: Forms, rank: int, index: int, open_ends: Sequence[Ha
 
 
 class Recording:
-    """All ranks' operations, their results and their memory; `clock` says when everything happened."""
+    """All ranks' operations, results and memory; `clock` returns the times of the operations."""
 
     def __init__(
         self, logs: Sequence[Log], forms: Forms, results: list[Any], memory: list[MemoryReport]
@@ -66,20 +67,20 @@ class Recording:
     def clock(
         self, network: Links, *, slow: Mapping[int, float] | None = None, jitter: float = 0.0, seed: int = 0
     ) -> Timeline:
-        """Return when each operation happens on `network`, in virtual seconds.
+        """Return the times of all operations on `network`, in virtual seconds.
 
-        slow: how many times longer the computations of a rank take.
-        jitter: standard deviation of the logarithm of a random factor of mean 1 on every
-            computation; a rank's factors depend on `seed`, its number and nothing else.
-        Raises: DeadlockError where sends wait for receives that are posted only after them;
-        WorldSizeError for a slow rank that is not there.
+        slow: the factor by which a rank's computations take longer, by rank.
+        jitter: the standard deviation of the logarithm of a random factor of mean 1 on every computation. A rank's
+        factors depend on `seed` and on its number only.
+        Raises: DeadlockError if sends wait for receives that are posted only after them; WorldSizeError for a slow rank
+        that does not exist.
         """
         return self.timeline(network, self._seconds(slow or {}, jitter, seed))
 
-    def timeline(self, network: Links, seconds: np.ndarray) -> Timeline:
-        """Return when each operation happens on `network` if each computation takes these `seconds`.
+    def timeline(self, network: Links, seconds: Float[np.ndarray, " computations"]) -> Timeline:
+        """Return the times of all operations on `network` if the computations take these `seconds`, rank by rank.
 
-        Raises: DeadlockError where sends wait for receives that are posted only after them.
+        Raises: DeadlockError if sends wait for receives that are posted only after them.
         """
         ends, stuck = evaluate(self.program, network, seconds)
         if stuck:
@@ -87,7 +88,7 @@ class Recording:
         return Timeline(self.program, self.forms, ends, seconds)
 
     def _posted(self, stuck: Stuck) -> Posted:
-        """Return the exchange that a rank cannot complete, with those of its ends that wait."""
+        """Return the exchange that a rank cannot complete, with the ends that are waiting."""
         rank, forms = stuck.rank, self.forms
         index = stuck.post - int(np.searchsorted(self.program.post_rank, rank))
         log = self.logs[rank]
@@ -96,7 +97,7 @@ class Recording:
         return posted(log, forms, rank, index, waiting)
 
     def _seconds(self, slow: Mapping[int, float], jitter: float, seed: int) -> np.ndarray:
-        """The seconds of all computations, rank by rank."""
+        """Return the seconds of all computations, rank by rank."""
         factors = np.ones(self.P)
         for rank, factor in slow.items():
             if not 0 <= rank < self.P:

@@ -1,19 +1,17 @@
-"""Virtual time for a recorded program: from timestamps of messages, never from the order of the threads.
+"""Virtual time for a recorded program, computed from the times of its messages, never from the order of the threads.
 
-A message starts when both its ends are posted and the port it leaves by is free: the sends of one
-rank over one kind of link follow each other in the order of posting. It occupies the port for
-bytes/bandwidth, and arrives a latency later. An exchange is complete, for its sender too, when all
-its messages have arrived, as on the virtual cluster.
+A message starts when both its ends are posted and its port is free: the sends of one rank over one kind of link follow
+each other in the order of posting. It occupies the port for bytes/bandwidth, and arrives one latency later. An exchange is
+complete, for its sender too, when all its messages have arrived, as on the virtual cluster.
 
-What that leaves out: the port of the RECEIVER is never busy, so a rank that many send to at once takes
-all in; an all-gather of P - 1 sends by each rank leaves by one port, one after another, where NCCL's
-ring all-gather uses all rails between nodes and can be several times faster. Exchanges of one rank
-over different kinds of link do not wait for each other (and where nobody could go on, a message that
-is ready passes those before it), whereas NCCL runs the exchanges of one communicator in the order of
-posting: a backward whose hops are not hidden may be slower than its timeline.
+Real networks differ in three ways. The port of the RECEIVER is never busy here, so a rank to which many send at once
+receives them all together. An all-gather of P − 1 sends by each rank uses one port, one send after another, whereas
+NCCL's ring all-gather uses all rails between nodes and can be several times faster. Exchanges of one rank over different
+kinds of link do not wait for each other here, and where no rank could go on, a message that is ready passes those before
+it; NCCL runs the exchanges of one communicator in the order of posting, so a backward whose hops are not hidden may be
+slower than its timeline.
 
-All ranks advance together, one NumPy operation for all of them: the cost is that of the longest
-program, times ranks.
+All ranks advance together, with one NumPy operation for all of them: the cost is that of the longest program, times ranks.
 """
 
 from __future__ import annotations
@@ -21,41 +19,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Program
 from ringlab.comm.trace import Compute, Exchange, Trace
 
 END = 3
-"""The kind of operation that a rank stands at once it has done all others."""
+"""The kind of operation at which a rank stands once it has done all others."""
 UNKNOWN = np.nan
+Ranks: TypeAlias = Int[np.ndarray, " pairs"]
 
 
 class Links(Protocol):
-    """A network: for arrays of ranks, what each pair's link offers."""
+    """A network: the properties of the link between each pair of ranks, given as two arrays."""
 
-    def bytes_per_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return bytes per second in one direction; inf for a free link."""
+    def bytes_per_s(self, source: Ranks, to: Ranks) -> np.ndarray:
+        """Return the bytes per second in one direction; inf for a link that costs nothing."""
         ...
 
-    def latency_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return seconds from the last byte's departure to its arrival."""
+    def latency_s(self, source: Ranks, to: Ranks) -> np.ndarray:
+        """Return the seconds from the last byte's departure to its arrival."""
         ...
 
-    def port(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return which of its ports `source` sends by, 0 or 1: what goes by the same one queues."""
+    def port(self, source: Ranks, to: Ranks) -> np.ndarray:
+        """Return the port by which `source` sends, 0 or 1; messages on the same port queue."""
         ...
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When everything happened, in virtual seconds from the start.
+    """The times of all operations, in virtual seconds from the start.
 
-    makespan_s: until the last rank has ended. busy_s, waited_s: seconds that each rank computed, and
-    waited for messages while it could not. ends: the end of each operation of `program`.
-    seconds: what each computation took.
+    ends: the end of each operation of `program`. seconds: the length of each computation.
     """
 
     program: Program
@@ -65,55 +63,55 @@ class Timeline:
 
     @cached_property
     def makespan_s(self) -> float:
-        """Return the seconds until the last rank has ended."""
+        """Return the seconds until the last rank ends."""
         return float(self.ends.max(initial=0.0))
 
     @property
     def ends_of_ranks(self) -> np.ndarray:
-        """Return when each rank has ended."""
+        """Return the time at which each rank ended."""
         starts = self.program.starts
         ends = np.concatenate([self.ends, [0.0]])[starts[1:] - 1]
         return np.where(np.diff(starts) > 0, ends, 0.0)
 
     @cached_property
     def begins(self) -> np.ndarray:
-        """Return when each operation began: when its rank's operation before it ended."""
+        """Return the time at which each operation began, which is the end of its rank's previous operation."""
         begins = np.concatenate([[0.0], self.ends])
         begins[self.program.starts[:-1]] = 0.0
         return begins[:-1]
 
     @cached_property
     def busy_s(self) -> np.ndarray:
-        """Return the seconds that each rank computed."""
+        """Return the seconds for which each rank computed."""
         computes = self.program.kinds == COMPUTE
         return np.bincount(self._ranks[computes], self.seconds, self.program.world_size)
 
     @cached_property
     def waited_s(self) -> np.ndarray:
-        """Return the seconds that each rank waited for messages: exposed communication and others' work."""
+        """Return the seconds for which each rank waited for messages: exposed communication and other ranks' work."""
         waits = self.program.kinds == WAIT
         return np.bincount(self._ranks[waits], (self.ends - self.begins)[waits], self.program.world_size)
 
     @property
     def _ranks(self) -> np.ndarray:
-        """The rank of each operation."""
+        """Return the rank of each operation."""
         return np.repeat(np.arange(self.program.world_size), np.diff(self.program.starts))
 
     @property
     def busy_fraction(self) -> float:
-        """Return computing seconds over all ranks' seconds until the end; 1 where nothing takes time."""
+        """Return the share of all ranks' seconds until the end in which they computed; 1 if nothing takes time."""
         total = self.makespan_s * self.program.world_size
         return float(self.busy_s.sum()) / total if total else 1.0
 
     def strip(self, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return when the operations of `rank` began, their kinds, and when they ended."""
+        """Return (begins, kinds, ends) of the operations of `rank`."""
         ops = slice(self.program.starts[rank], self.program.starts[rank + 1])
         return self.begins[ops], self.program.kinds[ops], self.ends[ops]
 
     def trace(self, ranks: Sequence[int] | None = None) -> Trace:
-        """Return the events, as the virtual cluster would trace them: for pictures, Perfetto, sums.
+        """Return the events as the virtual cluster would trace them: for pictures, Perfetto or sums.
 
-        ranks: only theirs; a thousand ranks have millions of events.
+        ranks: those whose events are returned, by default all; a thousand ranks have millions of events.
         """
         program, trace = self.program, Trace(self.program.world_size)
         labels = list(self.forms.labels)
@@ -154,7 +152,7 @@ class Timeline:
 class Stuck:
     """A rank that cannot complete the exchange `post`, counted over all ranks.
 
-    sending, receiving: whether its send, and its receive, is still to be completed.
+    sending, receiving: whether its send, or its receive, is incomplete.
     """
 
     rank: int
@@ -163,8 +161,10 @@ class Stuck:
     receiving: bool
 
 
-def evaluate(program: Program, network: Links, seconds: np.ndarray) -> tuple[np.ndarray, list[Stuck]]:
-    """Return when each operation ends if the computations take these `seconds`, and the ranks that never end."""
+def evaluate(
+    program: Program, network: Links, seconds: Float[np.ndarray, " computations"]
+) -> tuple[Float[np.ndarray, " operations"], list[Stuck]]:
+    """Return the end of each operation if the computations take these `seconds`, and the ranks that never end."""
     clock = _Clock(program, network, seconds)
     while clock.advance():
         pass
@@ -172,7 +172,7 @@ def evaluate(program: Program, network: Links, seconds: np.ndarray) -> tuple[np.
 
 
 class _Clock:
-    """Where each rank stands, what time it has, and which messages have arrived when."""
+    """The operation at which each rank stands, its time, and the arrival of each message."""
 
     def __init__(self, program: Program, network: Links, seconds: np.ndarray) -> None:
         P = program.world_size
@@ -186,7 +186,7 @@ class _Clock:
         self.posted = np.full(len(program.to), UNKNOWN)
         self.messages = program.messages
         count = len(self.messages.sends)
-        # One more than there are messages: what an exchange without one waits for came before the start.
+        # One more than there are messages: an exchange without a message waits for one that came before the start.
         self.arrival = np.full(count + 1, UNKNOWN)
         self.arrival[-1] = -np.inf
         sender, receiver = program.post_rank[self.messages.sends], program.to[self.messages.sends]
@@ -202,7 +202,7 @@ class _Clock:
 
     @property
     def stuck(self) -> list[Stuck]:
-        """The ranks that have not ended."""
+        """Return the ranks that have not ended."""
         return [self._stuck(int(rank)) for rank in np.flatnonzero(self.kinds[self.at] != END)]
 
     def _stuck(self, rank: int) -> Stuck:
@@ -212,11 +212,11 @@ class _Clock:
 
     @property
     def ends(self) -> np.ndarray:
-        """When each operation of the program ended."""
+        """Return the end of each operation of the program."""
         return self.all_ends[self.kinds != END]
 
     def advance(self) -> bool:
-        """Let every rank and every port do what it can; return whether any did something."""
+        """Return whether any rank or port could go on; each goes on as far as it can."""
         moved = self._post()
         moved |= self._send()
         moved |= self._compute()
@@ -224,12 +224,12 @@ class _Clock:
         return moved or self._overtake()
 
     def _step(self, ranks: np.ndarray) -> None:
-        """`ranks` have done their operation: it ends at their time."""
+        """End the present operation of `ranks` at their time."""
         self.all_ends[self.at[ranks]] = self.time[ranks]
         self.at[ranks] += 1
 
     def _standing(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks that stand at an operation of `kind`, and what each refers to."""
+        """Return the ranks that stand at an operation of `kind`, and the exchange or computation of each."""
         ranks = np.flatnonzero(self.kinds[self.at] == kind)
         return ranks, self.refs[self.at[ranks]]
 
@@ -257,7 +257,7 @@ class _Clock:
         return bool(ranks.size)
 
     def _send(self) -> bool:
-        """Start the next message of each port, if both its ends are posted."""
+        """Return whether any port could start its next message, both of whose ends must be posted."""
         ports = np.flatnonzero(self.head < self.tail)
         messages = self.queue[self.head[ports]]
         ready = self._ready(messages)
@@ -269,12 +269,12 @@ class _Clock:
         return bool(ports.size)
 
     def _ready(self, messages: np.ndarray) -> np.ndarray:
-        """When both ends of each message were posted, UNKNOWN if they were not yet."""
+        """Return the time at which both ends of each message were posted, UNKNOWN if they are not yet."""
         sends, receives = self.messages.sends[messages], self.messages.receives[messages]
         return np.maximum(self.posted[sends], self.posted[receives])
 
     def _overtake(self) -> bool:
-        """Nobody can go on: let the first message of each port that is ready pass those before it."""
+        """Return whether, as no rank can go on, a port lets its first ready message pass those before it."""
         moved = False
         for port in np.flatnonzero(self.head < self.tail):
             line = self.queue[self.head[port] : self.tail[port]]

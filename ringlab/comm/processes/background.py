@@ -1,27 +1,29 @@
-"""Transfers that run in the background, one after the other: a thread, and on a GPU a stream of its own."""
+"""Transfers that run in the background, one after the other: on a thread of their own, and on a GPU on a stream too."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from ringlab.comm.processes.parts import Move
+from ringlab.comm.protocol import AnyTensor, Tensors
 from ringlab.errors import MismatchError
 
 _PATIENCE = 2.0  # seconds for a lane to end, at the end
 
 
 class Lane:
-    """Does jobs in the order of their coming, on a thread of its own.
+    """Does jobs in the order in which they were submitted, on a thread of its own.
 
-    On a GPU a job begins when the kernels that were launched before it are done, and its copies run
-    on a stream of their own. After a job that failed, but for MismatchError, both ends of the lane
-    no longer agree on where they are: every later job fails with the same error.
+    On a GPU a job begins when the kernels launched before it are done, and its copies run on a separate stream. After a
+    job failed with an error other than MismatchError, the two ends of the lane no longer agree on where they are, and
+    every later job fails with the same error.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,8 +32,8 @@ class Lane:
         self._stream: torch.cuda.Stream | None = None
         self._broken: BaseException | None = None
 
-    def submit(self, function: Callable[[], None], tensors: Sequence[Tensor]) -> Move:
-        """Queue `function`, which reads and writes `tensors`; return the move to wait for."""
+    def submit(self, function: Callable[[], None], tensors: Tensors) -> Move:
+        """Return the move to wait for, once `function`, which reads and writes `tensors`, is queued."""
         job = _Job()
         on_gpu = [t for t in tensors if t.is_cuda]
         if on_gpu:  # this, on the program's thread: its current stream is the one to wait for
@@ -57,7 +59,7 @@ class Lane:
             job, function = task
             del task
             self._do(job, function)
-            # First this, for it holds tensors: whoever hears that the job is over may count what lives.
+            # First this, because it holds tensors: whoever waits for the job may count live tensors afterwards.
             del function
             job.over.set()
             del job
@@ -91,20 +93,23 @@ class _Job(Move):
         self.over = threading.Event()
 
     def wait(self, timeout: float) -> None:
-        """Return when the job is done or, on a GPU, all of it is launched. Raises: its error."""
+        """Return when the job is done or, on a GPU, fully launched.
+
+        Raises: the job's own error; RuntimeError after `timeout` seconds.
+        """
         if not self.over.wait(timeout):
             raise RuntimeError(f"timed out after {timeout:g} s")
         if self.error is not None:
             raise self.error
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor's memory as a vector of uint8."""
+def as_bytes(tensor: AnyTensor) -> UInt8[Tensor, " bytes"]:
+    """Return the memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def copy(source: Tensor, into: Tensor) -> None:
-    """Copy bytes; on the CPU with this thread alone, for torch's own would take the program's cores."""
+def copy(source: UInt8[Tensor, " bytes"], into: UInt8[Tensor, " bytes"]) -> None:
+    """Copy bytes; on the CPU with this thread alone, because torch's threads would take the program's cores."""
     if source.device.type == into.device.type == "cpu":
         np.copyto(into.numpy(), source.numpy())
     else:

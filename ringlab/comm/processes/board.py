@@ -1,8 +1,8 @@
-"""The board on which ranks of real processes write who failed first, and who has ended.
+"""Reports of ranks in real processes to each other and to their parent.
 
-A small file in which a rank keeps what it is doing, readable from outside even when it hangs.
-
-What the ranks of a `launch` have done so far, told to the parent while they still run.
+`Board` records which rank failed first, and which have ended. `Journal` is a small file in which a rank keeps what it is
+doing, readable from outside even when it hangs. `Told` and `Watch` pass the events of a rank on to the parent of a
+`launch` while the ranks still run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL = 0.02
 
 @dataclass(frozen=True)
 class Failure:
-    """The first failure of a run: the rank that failed, and why."""
+    """The first failure of a run: the rank that failed, and the reason."""
 
     rank: int
     reason: str
@@ -41,25 +41,25 @@ class Failure:
 
 
 class Board:
-    """A view of a key-value store that never raises: without a store nothing is known."""
+    """A view of a key-value store that never raises: without a store, nothing is known."""
 
     def __init__(self, store: dist.Store | None) -> None:
         self.store = store
 
     def record(self, rank: int, reason: str) -> Failure | None:
-        """Write a failure, unless there is one already; return the one that counts."""
+        """Return the run's first failure: the one recorded before, or else this one, which is then recorded."""
         mine = Failure(rank, reason)
         content = json.dumps(asdict(mine))
         self._ask(lambda store: store.compare_set(_FAILURE, "", content))
         return self.first_failure() or mine
 
     def first_failure(self) -> Failure | None:
-        """Return the failure written first, or None."""
+        """Return the failure recorded first, or None."""
         content = self._ask(lambda store: store.get(_FAILURE) if store.check([_FAILURE]) else None)
         return Failure(**json.loads(content)) if content else None
 
     def end(self, rank: int) -> None:
-        """Write that `rank` has ended its program, with or without an error."""
+        """Record that `rank` has ended its program, with or without an error."""
         self._ask(lambda store: store.set(_ended(rank), "1"))
 
     def ended(self, ranks: list[int]) -> bool:
@@ -67,9 +67,9 @@ class Board:
         return bool(self._ask(lambda store: store.check([_ended(r) for r in ranks])))
 
     def why_gone(self, peer: int) -> Failure | None:
-        """Return the failure behind a closed connection to `peer`; None if there is none to find.
+        """Return the failure behind a closed connection to `peer`, or None if none is found.
 
-        The reason may come later than the closed connection, so this waits a little.
+        The reason may be recorded later than the connection closes, so this waits for up to 3 seconds.
         """
         deadline = time.monotonic() + _SETTLE
         while self.store is not None and time.monotonic() < deadline:
@@ -101,9 +101,9 @@ def _ended(rank: int) -> str:
 
 
 def common_start(store: dist.Store, rank: int, host: str, timeout: float) -> float:
-    """Return rank 0's clock reading at the start, so that clocks of one machine agree.
+    """Return rank 0's clock reading at the start, so that the clocks of one machine agree.
 
-    On another machine that reading means nothing; there the start is the moment of this call.
+    On another machine that reading means nothing; there the start is the time of this call.
     """
     key = "ringlab/start"
     if rank == 0:
@@ -118,7 +118,7 @@ STARTING, FINISHED = "starting", "finished"
 
 
 class Journal:
-    """One line, overwritten in place; it survives the process that wrote it, however that died."""
+    """A file of one line, overwritten in place; it survives its process, however that ends."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(b"\0" * _BYTES)
@@ -126,33 +126,35 @@ class Journal:
             self._map = mmap.mmap(file.fileno(), _BYTES)
 
     def write(self, line: str) -> None:
+        """Replace the line; 512 bytes of it are kept."""
         self._map[:] = line.encode()[:_BYTES].ljust(_BYTES, b"\0")
 
 
 def read_journal(path: Path) -> str:
-    """Return the line written last, or '' if there is none yet."""
+    """Return the line written last, or an empty text if there is none yet."""
     try:
         return path.read_bytes().rstrip(b"\0").decode(errors="replace")
     except FileNotFoundError:
         return ""
 
 
-_PAUSE = 0.25  # seconds between two looks: whoever looks may draw, on the processor that the ranks need
+_PAUSE = 0.25  # seconds between two looks: the watcher may draw, on the processor that the ranks need
 
 
 def events_path(folder: Path, rank: int) -> Path:
-    """Return the file in which `rank` tells its events."""
+    """Return the file in which `rank` records its events."""
     return folder / f"rank-{rank}.events"
 
 
 class Told(list[Any]):
-    """A rank's events; each is written to a file too, as soon as it is complete."""
+    """A rank's list of events; each is also written to a file as soon as it is complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._file = path.open("ab", buffering=0)
 
     def append(self, event: Any) -> None:
+        """Append an event to the list and to the file."""
         super().append(event)
         if isinstance(event, Exchange):  # to read a stall would wait for the GPU
             event = replace(event, stall=None)
@@ -163,7 +165,7 @@ class Told(list[Any]):
 
 
 class Watch:
-    """Calls `tell` with the trace so far whenever there is more of it, four times a second at most."""
+    """Calls `tell` with the trace so far whenever it has grown, at most four times a second."""
 
     def __init__(self, folder: Path, world_size: int, tell: Callable[[Trace], None]) -> None:
         self.files = [events_path(folder, rank) for rank in range(world_size)]
@@ -172,12 +174,12 @@ class Watch:
         self.next = 0.0
 
     def look(self) -> None:
-        """Read on, unless it is too early for that."""
+        """Read new events, unless the last look was too short a time ago."""
         if time.monotonic() >= self.next:
             self.look_now()
 
     def look_now(self) -> None:
-        """Read on, and tell of what is new."""
+        """Read new events, and call `tell` if there are any."""
         before = len(self.trace.events)
         for rank, path in enumerate(self.files):
             if path.exists():

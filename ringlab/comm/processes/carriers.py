@@ -1,4 +1,4 @@
-"""How the tensors of an exchange travel over torch.distributed, once their headers are posted."""
+"""Carriers, which move the tensors of an exchange over torch.distributed once their headers are posted."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from ringlab.errors import CommError, MismatchError
 
 
 class Carrier(ABC):
-    """Moves tensors between this rank and its peers. `relays`: it can fetch a block from its owner."""
+    """Moves tensors between this rank and its peers. `relays`: whether it can fetch a block from its owner."""
 
     relays = False
 
     def check(self, label: Label) -> None:  # noqa: B027 (most carriers take every exchange)
-        """Raise CommError, before anything is posted, for an exchange that cannot be carried."""
+        """Return if the exchange can be carried; nothing of it is posted yet. Raises: CommError if it cannot."""
 
     @abstractmethod
     def start(self, message: Message | None, expected: Expected | None) -> None:
-        """Begin to move tensors to and from other ranks; append the moves to the halves."""
+        """Begin to move tensors to and from other ranks, and append the moves to the two halves."""
 
     def relay(self, message: Message, expected: Expected, hops: int) -> None:
         """Like `start`, for a block that has made `hops` hops; only where `relays`."""
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027
-        """Wait a moment until no other rank needs this one's memory; the program has ended well."""
+        """Wait for a moment until no other rank needs this one's memory; the program has ended without an error."""
 
     def close(self) -> None:  # noqa: B027
-        """End what runs in the background."""
+        """End the threads that run in the background."""
 
 
 class PointToPoint(Carrier):
     """Sends and receives of torch.distributed: gloo for tensors on the CPU, NCCL for those on a GPU.
 
-    On a GPU an exchange has a stream of its own. It begins when the computations posted before it
-    are done, runs beside those posted after it, and only the computations behind `wait` wait for it.
+    On a GPU, exchanges have a stream of their own. An exchange begins when the computations launched before it are done
+    and runs beside those launched after it; only the computations after `wait` wait for it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -72,7 +72,7 @@ class PointToPoint(Carrier):
         return [
             p2p(self.group, function, tensor, half.peer, half.signature.number(half.number, place))
             for place, tensor in enumerate(half.tensors)
-            if tensor.numel()  # gloo may not send nothing; the header has said that it is nothing
+            if tensor.numel()  # gloo cannot send an empty message; the header has announced that it is empty
         ]
 
     def _on_stream(self, ops: list[dist.P2POp]) -> _OnStream:
@@ -101,15 +101,14 @@ class _OnStream(Move):
         self.event = event
 
     def wait(self, timeout: float) -> None:
-        """Nothing to do for the host; NCCL's own watchdog keeps the time."""
+        """Return at once: the host has nothing to do, and NCCL's own watchdog keeps the time."""
 
 
 class AllToAll(Carrier):
     """One collective per exchange, in which each rank sends to one rank and receives from one.
 
-    For processes that share one GPU: gloo's all-to-all takes CUDA tensors, through pinned memory,
-    which its sends and receives do not. All ranks have to take part, each as far from its receiver
-    as every other: a shift around the ring by any distance.
+    It is for processes that share one GPU: gloo's all-to-all takes CUDA tensors, through pinned memory, and its sends and
+    receives do not. All ranks have to take part, and all shift around the ring by the same distance.
     """
 
     def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None, timeout: float) -> None:
@@ -117,6 +116,7 @@ class AllToAll(Carrier):
         self._lane = Lane("all-to-all")
 
     def check(self, label: Label) -> None:
+        """Return if the exchange is part of a shift by one distance on all ranks. Raises: CommError if it is not."""
         to, source = label.to, label.source
         if {to, source} <= {self.rank, None}:
             return
@@ -128,6 +128,7 @@ class AllToAll(Carrier):
             )
 
     def start(self, message: Message | None, expected: Expected | None) -> None:
+        """Begin the collective in the background. Raises: MismatchError in the move's `wait`, if another message came."""
         if message is None or expected is None or message.local:
             return
         expected.met_elsewhere = True

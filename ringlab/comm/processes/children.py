@@ -18,14 +18,14 @@ from ringlab.comm.processes.rank_process import journal_path, report_path
 from ringlab.errors import TransportTimeout
 
 GRACE = 5.0
-"""Seconds for the other ranks to say what they saw once one has failed; who then still runs is stopped.
+"""Seconds for the other ranks to report what they saw once one has failed; those that still run then are stopped.
 
-Each that fails gives the others as long again: news of a death travel one rank per step, and a failed rank stays for
-last words, so that those far away hear of it only after some seconds.
+Each rank that fails gives the others as long again: the news of a death travels one rank per step, and a failed rank
+stays for a while, so that distant ranks notice only after some seconds.
 """
 _POLL = 0.05
 _STRIDE = 1.0
-"""Seconds between two looks that count at most: the ranks of a machine that stood still did so too."""
+"""The most seconds that count between two looks: when the machine stood still, its ranks did so too."""
 _FAILED = 1  # the exit status of a rank that reported an error
 
 
@@ -54,7 +54,7 @@ class Child:
         )
 
     def doing(self) -> str:
-        """Return what the rank wrote last about itself."""
+        """Return the last line of the rank's journal."""
         return read_journal(journal_path(self.folder, self.rank)) or STARTING
 
     def reported(self) -> bool:
@@ -62,7 +62,7 @@ class Child:
         return report_path(self.folder, self.rank).exists()
 
     def overdue(self) -> bool:
-        """Return whether the rank reported a while ago and its process still does not end."""
+        """Return whether the rank reported a while ago and its process has still not ended."""
         if self.reported_at is None and self.reported():
             self.reported_at = time.monotonic()
         return self.reported_at is not None and time.monotonic() > self.reported_at + GRACE
@@ -77,7 +77,7 @@ class Child:
         return f"its process ended with status {code} and no result"
 
     def kill(self, because: str = "") -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and all processes that it started."""
         if self.process.returncode is None and self.process.poll() is None:
             self.killed_because = because
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a dead group
@@ -86,7 +86,7 @@ class Child:
 
 
 class Clock:
-    """Seconds in which this process looked; a stretch in which it could not look counts for `_STRIDE`."""
+    """The seconds for which this process was looking; a stretch in which it could not look counts as `_STRIDE`."""
 
     def __init__(self) -> None:
         self.seconds, self._read = 0.0, time.monotonic()
@@ -100,7 +100,7 @@ class Clock:
 
 
 class Children:
-    """All ranks' processes; leaving the `with` block kills whatever still runs."""
+    """All ranks' processes; leaving the `with` block kills those that still run."""
 
     def __init__(self, folder: Path, world_size: int, board: Board, environment: dict[str, str]) -> None:
         self.folder, self.board = folder, board
@@ -129,11 +129,11 @@ class Children:
         self.output.close()
 
     def supervise(self, startup: float, timeout: float, look: Callable[[], None] = lambda: None) -> None:
-        """Return when every process has ended, killing those that a failed rank leaves hanging.
+        """Return when every process has ended; processes that a failed rank leaves hanging are killed.
 
-        look: called again and again meanwhile.
+        look: called repeatedly meanwhile.
 
-        Raises: TransportTimeout after `startup` seconds without all connected, `timeout` after that.
+        Raises: TransportTimeout if not all ranks connect within `startup` seconds, or end within `timeout` after that.
         """
         deadline, connected = self.clock.tick() + startup, False
         while self.running:
@@ -180,7 +180,7 @@ class Children:
 
 
 class _Output:
-    """Passes the children's lines on, each after the rank that wrote it."""
+    """Passes the children's lines on, each with the rank that wrote it in front."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -193,7 +193,7 @@ class _Output:
             self.selector.register(pipe, selectors.EVENT_READ, (child.rank, error))
 
     def pump(self, timeout: float) -> bool:
-        """Pass on what has come; wait up to `timeout` seconds for more. Return whether there was any."""
+        """Return whether any output came within `timeout` seconds; it is passed on."""
         if not self.selector.get_map():
             time.sleep(timeout)
             return False

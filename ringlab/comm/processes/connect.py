@@ -1,6 +1,6 @@
-"""`connect`: the ring of processes that torchrun started; and how any process joins a transport.
+"""`connect`: the ring of the processes that torchrun started; and `join`, by which any process joins a transport.
 
-The transports between processes, by name, and what each needs from the machine.
+`TRANSPORTS` names the transports between processes; `lack` finds what the machine lacks for one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ TRANSPORTS = {
     "shared-gpu": "several ranks on one GPU, through the CPU's memory",
 }
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl", "symmetric": "gloo", "shared-gpu": "gloo"}
-"""torch's backend of the process group; headers and control messages travel on the CPU always."""
+"""torch's backend of the process group; headers and control messages always travel on the CPU."""
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What a transport needs, what there is, and what to use instead."""
+    """A need of a transport that this machine does not meet: `needed`, the `got` found here, and the `remedy`."""
 
     needed: str
     got: str
@@ -50,10 +50,10 @@ class Lack:
 
 
 def available() -> dict[str, str | None]:
-    """Return, for each transport, None where it runs here as it is meant, else why not and what to do.
+    """Return, for each transport, None if it runs here as intended, else the reason and a remedy.
 
-    On a machine without a GPU 'symmetric' and 'shared-gpu' carry CPU tensors all the same, the first
-    through shared memory, so that everything but the wire can be tried.
+    On a machine without a GPU, 'symmetric' and 'shared-gpu' still carry CPU tensors, the former through shared memory,
+    so that everything except the transfer between GPUs can be tried.
     """
     ranks = {"gloo": 1, "nccl": 2, "symmetric": 2, "shared-gpu": 1}
     lacks = {name: lack(name, ranks[name]) or _no_gpu_to_use(name) for name in TRANSPORTS}
@@ -61,14 +61,14 @@ def available() -> dict[str, str | None]:
 
 
 def check(transport: str, ranks: int) -> None:
-    """Raise BackendError unless `ranks` ranks of this machine can use `transport`."""
+    """Return if `ranks` ranks of this machine can use `transport`. Raises: BackendError if they cannot."""
     found = lack(transport, ranks)
     if found is not None:
         raise BackendError(f"{found.needed}, for transport '{transport}'", found.got, found.remedy)
 
 
 def lack(transport: str, ranks: int) -> Lack | None:
-    """Return what keeps `ranks` ranks of this machine from using `transport`, None if nothing does.
+    """Return the lack that keeps `ranks` ranks of this machine from using `transport`, or None.
 
     Raises: BackendError for an unknown name.
     """
@@ -114,22 +114,32 @@ def _no_gpu_to_use(transport: str) -> Lack | None:
     return Lack(needed, "0 GPUs", "carries CPU tensors only; transport='gloo' is the usual choice for them")
 
 
-_LAST_WORDS = 2.0  # seconds a failed rank stays, so that the others can say what they saw
+_LAST_WORDS = 2.0  # seconds for which a failed rank stays, so that the others can report what they saw
 _CPU_SLOT = 1 << 20  # bytes; shared memory is small in containers
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 @contextmanager
 def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | None = None) -> Iterator[Ring]:
-    """Give the ring of the processes that torchrun started; use it in a `with` statement.
+    """Yield the ring of the processes that torchrun started, for a `with` statement; at its end the group is closed.
 
-    `transport`: "gloo" for tensors on the CPU; "nccl", or "symmetric" on one machine, where each rank
-    has a GPU of its own; "shared-gpu" where ranks share one. The CUDA device of this rank is set.
-    `startup`: seconds for all ranks to come, where these are others than `timeout`, which a message may take.
-    The group is closed at the end.
+    transport: "gloo" for tensors on the CPU; "nccl", or "symmetric" on one machine, where each rank has its own GPU;
+    "shared-gpu" where ranks share one. This rank's CUDA device is set.
+    timeout: seconds that a message may take.
+    startup: seconds for all ranks to connect; `timeout` by default.
 
-    Raises: WorldSizeError outside torchrun; TransportTimeout, with the ranks that have not come, if not all do in time;
+    Raises: WorldSizeError outside torchrun; TransportTimeout, with the missing ranks, if not all connect in time;
     BackendError, naming another transport, if this one cannot run here.
+
+    >>> from ringlab import connect, errors
+    >>> try:
+    ...     with connect("gloo") as ring:  # runs on every rank that torchrun started; this process was not
+    ...         print(ring)
+    ... except errors.WorldSizeError as error:
+    ...     print(error)
+    needed: a process that torchrun started
+       got: no RANK in the environment
+    remedy: torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)
     """
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
@@ -154,7 +164,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
 
 
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> None:
-    """Return when every rank has come. Raises: TransportTimeout, with those that have not."""
+    """Return when every rank has connected. Raises: TransportTimeout, with those that have not."""
     come = [f"come/{each}" for each in range(world_size)]
     try:
         store.set(come[rank], socket.gethostname())
@@ -181,9 +191,11 @@ def join(
     world_size: int,
     **options: Any,
 ) -> DistributedComm:
-    """Return this rank's end of `transport`, over addresses that all ranks leave in `store`.
+    """Return this rank's end of `transport`, over addresses that all ranks leave in `store`; `closing` closes it.
 
-    `options` go to DistributedComm. Closing it is up to `closing`.
+    startup, timeout: seconds for all ranks to connect, and for a message. options: further ones of DistributedComm.
+
+    Raises: BackendError if a process group is open already; TransportTimeout if the ranks do not connect.
     """
     if dist.is_initialized():
         raise BackendError("no process group yet", "one is open", "use Ring(DistributedComm()) on it")
@@ -217,7 +229,7 @@ def _carriers(transport: str, rank: int, world_size: int, timeout: float) -> dic
 
 @contextmanager
 def closing(comm: DistributedComm) -> Iterator[None]:
-    """Finish `comm` after the block, or tell the others of its error; then close the process group."""
+    """Finish `comm` after the block, or report the block's error to the other ranks; then close the process group."""
     try:
         yield
         comm.finish()
@@ -234,7 +246,7 @@ def closing(comm: DistributedComm) -> Iterator[None]:
 
 @cache
 def _torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts; kept, for without torchrun's agent rank 0 hosts it."""
+    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it."""
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     except dist.DistError as error:
@@ -250,7 +262,7 @@ def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
 
 
 def _shared_start(timeout: float) -> float:
-    """Return the reading of time.perf_counter that all ranks of this machine call second 0."""
+    """Return the reading of time.perf_counter that is second 0 for all ranks of this machine."""
     store = dist.distributed_c10d._get_default_store()
     use = dist.PrefixStore(f"ringlab/start/{next(_uses['start'])}", store)
     return common_start(use, dist.get_rank(), socket.gethostname(), timeout)

@@ -1,17 +1,16 @@
 """The transports over torch.distributed: the same headers, errors and order on all of them.
 
-How tensors travel is up to a carrier for each kind of device: gloo's or NCCL's sends and receives,
-gloo's all-to-all for ranks that share a GPU, or windows into each other's memory.
+A carrier for each kind of device moves the tensors: gloo's or NCCL's sends and receives, gloo's all-to-all for ranks that
+share a GPU, or windows into each other's memory.
 
-Every message starts with a header (see `wire`), so a wrong tag, shape or dtype becomes a
-MismatchError on the receiver; the sender, and whoever waits for either, gets a PeerDiedError that
-names that error as the root cause. What cannot be detected: two messages of the same tag, dtypes
-and shapes whose contents were swapped by the program, and, on NCCL, a mismatch whose GPU transfer
-has begun: the error is raised, but the GPU stays busy until the process group is closed.
+Every message starts with a header (see `parts`), so a wrong tag, shape or dtype becomes a MismatchError on the receiver.
+The sender, and every rank that waits for either, gets a PeerDiedError that names that error as the root cause. Two
+things cannot be detected. The program may swap the contents of two messages of the same tag, dtypes and shapes. And on
+NCCL a mismatch may be found after the GPU transfer has begun: the error is raised, but the GPU stays busy until the
+process group is closed.
 
-A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the
-receive. Collectives are those of the base class: they go over `exchange`, fold in rank order, and
-give the same bits as the virtual cluster.
+A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the receive. Collectives are
+those of the base class: they use `exchange`, fold in rank order, and give the same bits as the virtual cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ringlab.comm.processes.board import FINISHED, Board
 from ringlab.comm.processes.carriers import Carrier, PointToPoint
 from ringlab.comm.processes.parts import Expected, Label, Message, Traffic
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.virtual.streams import Stall, stall_of
 from ringlab.comm.virtual.waiting import where
 from ringlab.errors import (
@@ -40,18 +39,18 @@ from ringlab.errors import (
     UnreceivedError,
 )
 
-_LINGER = 1.0  # seconds a finished rank keeps its connections open for the others
-_GONE = ("onnection", "roken pipe", "pair closure")  # parts of what gloo says of a peer that is gone
+_LINGER = 1.0  # seconds for which a finished rank keeps its connections open for the others
+_GONE = ("onnection", "roken pipe", "pair closure")  # parts of gloo's messages about a peer that is gone
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class DistributedComm(Comm):
     """This process's end of a torch.distributed process group, the default group if None.
 
-    Make one on every rank of the group. A wait longer than `timeout` seconds is an error. Peers are
-    numbered within the group. `note` is called with what this rank is doing, for people who watch.
+    Make one on every rank of the group. A wait of more than `timeout` seconds is an error. Peers are numbered within the
+    group. `note` is called with a line about each thing that this rank does.
 
-    Raises: BackendError if the group cannot carry CPU tensors (headers travel as such).
+    Raises: BackendError if the group cannot carry CPU tensors, which headers are.
     """
 
     def __init__(
@@ -80,31 +79,37 @@ class DistributedComm(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
+        """Return the work of sending to rank `to` and receiving from rank `source`, both posted at once.
+
+        Raises: WorldSizeError if a peer is not a rank; DeviceError if no carrier takes the tensors; PeerDiedError or
+        another CommError if the exchange cannot be posted.
+        """
         return self._post(send, to, receive, source, tag)
 
     def relay(
         self,
         *,
         hops: int,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int,
         tag: str = "",
     ) -> Work:
+        """Return the work of relaying a block that has made `hops` hops. Raises: as `exchange`."""
         return self._post(send, to, receive, source, tag, hops)
 
     def _post(
         self,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int | None,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int | None,
         tag: str,
         hops: int | None = None,
@@ -138,12 +143,12 @@ class DistributedComm(Comm):
         return time.perf_counter() - self._start
 
     def fail(self, error: BaseException) -> None:
-        """Write `error` on the board as this rank's failure, if no rank failed before."""
+        """Record `error` on the board as this rank's failure, unless another rank failed before."""
         first_line = str(error).split("\n")[0]
         self.board.record(self.rank, f"{type(error).__name__}: {first_line}")
 
     def finish(self) -> None:
-        """Say that this rank's program has ended, and give the others a moment to end as well.
+        """Record that this rank's program has ended, and give the others a moment to end as well.
 
         Raises: UnreceivedError if an exchange was posted and never waited for.
         """
@@ -163,7 +168,7 @@ class DistributedComm(Comm):
         self.board.linger(list(range(self.world_size)), _LINGER)
 
     def close(self) -> None:
-        """End what runs in the background; the process group is whoever's opened it."""
+        """End the background threads; closing the process group is up to the code that opened it."""
         for carrier in self._carriers.values():
             carrier.close()
 
@@ -247,7 +252,7 @@ class _DistributedWork(Work):
         return self.buffers
 
     def _arrive(self, stall: Stall | None) -> None:
-        """Let the computations wait for the transfer, on a GPU, and complete the buffers."""
+        """Make computations on a GPU wait for the transfer, and complete the buffers."""
         halves = [half for half in (self.message, self.expected) if half is not None]
         if stall is not None:
             stall.until([move.event for half in halves for move in half.moves if move.event is not None])
@@ -263,9 +268,9 @@ _REMEDY = (
 
 
 def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
-    """Return a carrier for each kind of device that `group` can send and receive, by gloo or NCCL.
+    """Return a carrier for each kind of device whose tensors `group` can send and receive, by gloo or NCCL.
 
-    torch lists gloo for GPUs as well, but its sends and receives take tensors on the CPU only.
+    torch lists gloo for GPUs as well, but gloo's sends and receives take only tensors on the CPU.
     """
     carrier = PointToPoint(group)
     backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
@@ -274,7 +279,7 @@ def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
 
 
 def _store_of(group: dist.ProcessGroup | None) -> dist.Store | None:
-    """Return the part of the group's key-value store that this use of the group has for itself."""
+    """Return the part of the group's key-value store that belongs to this use of the group alone."""
     name = "the default group" if group is None else group.group_name
     try:
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it

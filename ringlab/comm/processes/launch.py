@@ -1,4 +1,4 @@
-"""`launch`: the same program on real processes of this machine, and their errors told as one."""
+"""`launch`: the same program on real processes of this machine, and one error for all that they raise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_pat
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError
 
-_MESSAGE_SHARE = 0.75  # of the whole time: a single wait should fail first, for it says more
+_MESSAGE_SHARE = 0.75  # of the whole time: a single wait should fail first, because its error says more
 
 
 def launch(
@@ -42,16 +42,27 @@ def launch(
 ) -> Outcome:
     """Return the outcome of `program(ring, *args)` on `world_size` processes of this machine.
 
-    The program may be defined anywhere, also in a notebook's cell; program, arguments and results
-    travel by cloudpickle. What the ranks print appears here after "[rank r]". `timeout` counts in
-    seconds from the moment that all ranks are connected; one message may take three quarters of it.
-    `transport`: see `connect`; on a GPU each rank's CUDA device is set.
-    `watch` is called here with the trace so far, while the ranks run and once more when they have ended, whenever it
-    has grown; what it computes takes from the processor that they run on. `gantt.live` draws it.
-    No process is left behind, however this ends.
+    The program may be defined anywhere, even in a notebook's cell: program, arguments and results travel by cloudpickle.
+    The ranks' output appears here, each line after "[rank r]". No process is left behind, however this ends.
+    timeout: seconds from the time at which all ranks are connected; one message may take three quarters of it.
+    threads: on which each rank computes.
+    transport: see `connect`; on a GPU each rank's CUDA device is set.
+    watch: called here with the trace so far whenever it has grown, while the ranks run and once after they have ended.
+    It runs on the same processor as the ranks. `gantt.live` draws the trace.
+    faults, memory: as for `VirtualCluster`.
 
-    Raises: RankFailedError with the traceback of the rank that failed first, and in `.errors` what
-    each rank says; its cause is that rank's exception. TransportTimeout if the ranks do not end.
+    Raises: RankFailedError with the traceback of the rank that failed first, whose exception is its cause, and with the
+    text of each failed rank in `.errors`; TransportTimeout if the ranks do not end; WorldSizeError or BackendError for
+    arguments that are out of range, or a transport that cannot run here; CommError if the program cannot be pickled.
+
+    >>> import torch
+    >>> from ringlab import VirtualCluster, launch
+    >>> def program(ring, factor):
+    ...     return factor * ring.shift(torch.tensor([ring.rank])).item()
+    >>> VirtualCluster(2).run(program, 10).results  # threads of this process
+    [10, 0]
+    >>> launch(program, 2, 10).results  # the same on real processes  # doctest: +SKIP
+    [10, 0]
     """
     _check(world_size, threads, timeout, transport)
     with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # readable by this user only
@@ -86,7 +97,7 @@ def _check(world_size: int, threads: int, timeout: float, transport: str) -> Non
 
 
 def _host_store() -> dist.TCPStore:
-    """Return a store that listens on 127.0.0.1 only, on a port that the system chose."""
+    """Return a store that listens on 127.0.0.1 only, on a port chosen by the system."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
     limit = timedelta(seconds=STARTUP)
@@ -120,8 +131,8 @@ def environment(threads: int) -> dict[str, str]:
     """Return the environment of a rank's process that computes on `threads` threads."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
-    # Blocks come and go by the megabyte: glibc shall keep freed memory, not give every page back and
-    # take it anew, which costs the backward some percent. Others ignore these names.
+    # Blocks come and go by the megabyte. glibc is made to keep freed memory: to return every page and take it again
+    # would cost the backward some percent. Other C libraries ignore these names.
     for name, value in (("MMAP_THRESHOLD_", 1 << 30), ("TRIM_THRESHOLD_", 4 << 30), ("TOP_PAD_", 64 << 20)):
         environment.setdefault(f"MALLOC_{name}", str(value))
     loopback = "lo" if sys.platform == "linux" else "lo0"
@@ -134,7 +145,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class ProcessesFailedError(RankFailedError):
-    """The RankFailedError of a launch: `rank` failed first; `errors` has every failed rank's text."""
+    """The RankFailedError of a launch: `rank` failed first, and `errors` holds the text of each failed rank."""
 
     def __init__(
         self,
@@ -170,7 +181,7 @@ def _report(folder: Path, child: Child) -> Report:
 
 
 def _failure(reports: list[Report], board: Board) -> ProcessesFailedError:
-    """Return the error of the rank that failed first, with what each other one saw."""
+    """Return the error of the rank that failed first, with the messages of the other ranks."""
     errors = {rank: report.error for rank, report in enumerate(reports) if report.error}
     recorded = board.first_failure()
     first = recorded.rank if recorded is not None and recorded.rank in errors else min(errors)

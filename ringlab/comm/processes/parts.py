@@ -1,11 +1,9 @@
-"""The two halves of an exchange over torch.distributed: the message sent and the message expected.
+"""The two halves of an exchange over torch.distributed, the message sent and the message expected, and their headers.
 
-The header that travels before every message on a real transport, and the numbers that pair them.
-
-Gloo pairs sends and receives by (peer, number) alone: it checks neither shape, dtype nor meaning,
-fills a buffer partly when the message is short, and aborts the process when it is long. So every
-message starts with a header of fixed size that says what it is, and the numbers of its tensors
-contain a digest of that description: tensors that do not fit are never paired at all.
+Gloo pairs sends and receives by (peer, number) alone. It checks neither shape nor dtype nor tag, fills a buffer only
+partly when the message is too short, and aborts the process when it is too long. So every message starts with a header
+of fixed size that describes it, and the numbers of its tensors contain a digest of that description: tensors that do not
+fit are never paired.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import torch.distributed as dist
 from jaxtyping import UInt8
 from torch import Tensor
 
+from ringlab.comm.protocol import AnyTensor, Tensors
 from ringlab.errors import DeadlockError, MismatchError, WorldSizeError
 
 HEADER_BYTES = 512
@@ -35,44 +34,50 @@ _MARKS = 1 << 15  # gloo's numbers are signed 32-bit: 16 bits count messages, 15
 
 @dataclass(frozen=True)
 class Signature:
-    """What a message is: its tag, the dtype and shape of each tensor, and their bytes together."""
+    """The description of a message: its tag, the dtype and shape of each tensor, and their bytes in all."""
 
     text: str
     nbytes: int
 
     @classmethod
-    def of(cls, tag: str, tensors: Sequence[Tensor]) -> Signature:
+    def of(cls, tag: str, tensors: Tensors) -> Signature:
+        """Return the signature of a message of these tensors.
+
+        >>> Signature.of("kv", [torch.zeros(2, 3)])
+        Signature(text="'kv': float32[2, 3]", nbytes=24)
+        """
         parts = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors]
         return cls(f"{tag!r}: {', '.join(parts)}", sum(t.nbytes for t in tensors))
 
     @property
     def digest(self) -> bytes:
+        """Return the 16-byte digest of the text."""
         return hashlib.blake2b(self.text.encode(), digest_size=_DIGEST_BYTES).digest()
 
     def header(self) -> UInt8[Tensor, "512"]:
-        """Return the header to send: digest, number of bytes, then as much of the text as fits."""
+        """Return the header to send: the digest, the number of bytes, then as much of the text as fits."""
         text = self.text.encode()[: HEADER_BYTES - _TEXT]
         content = (self.digest + self.nbytes.to_bytes(_LENGTH_BYTES, "big") + text).ljust(HEADER_BYTES, b"\0")
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     def number(self, message: int, place: int) -> int:
-        """Return the number under which the tensor at `place` of the `message`-th message travels."""
+        """Return gloo's number for the tensor at `place` in the `message`-th message."""
         mark = 1 + (int.from_bytes(self.digest[:4], "big") + place) % (_MARKS - 1)
         return message % _MESSAGES * _MARKS + mark
 
 
 def empty_header() -> UInt8[Tensor, "512"]:
-    """Return a buffer to receive a header in."""
+    """Return a buffer for receiving a header."""
     return torch.zeros(HEADER_BYTES, dtype=torch.uint8)
 
 
 def header_number(message: int) -> int:
-    """Return the number under which the header of the `message`-th message travels."""
+    """Return gloo's number for the header of the `message`-th message."""
     return message % _MESSAGES * _MARKS
 
 
 def difference(expected: Signature, header: UInt8[Tensor, "512"]) -> str | None:
-    """Return the sender's description if it is not the expected one, else None."""
+    """Return the sender's description if it differs from the expected one, else None."""
     content = header.numpy().tobytes()
     if content[:_DIGEST_BYTES] == expected.digest:
         return None
@@ -80,7 +85,7 @@ def difference(expected: Signature, header: UInt8[Tensor, "512"]) -> str | None:
 
 
 def announced_bytes(header: UInt8[Tensor, "512"]) -> int:
-    """Return how many bytes the tensors have that come after `header`, whether expected or not."""
+    """Return the bytes of the tensors that follow `header`, whether they are the expected ones or not."""
     return int.from_bytes(header.numpy().tobytes()[_DIGEST_BYTES:_TEXT], "big")
 
 
@@ -89,7 +94,7 @@ _BOTH = "post the send and the receive in one exchange"
 
 @dataclass(frozen=True)
 class Label:
-    """What an exchange is called in errors."""
+    """The name of an exchange in errors."""
 
     rank: int
     number: int
@@ -103,25 +108,25 @@ class Label:
         return f"exchange {self.number} {self.tag!r} of rank {self.rank} ({', '.join(ends) or 'empty'})"
 
     def waits(self, peer: int | None) -> str:
-        """Return the sentence that says whom this rank waits for."""
+        """Return the text, for errors, of what this rank waits for `peer` to do."""
         verb = "send" if peer == self.source else "take"
         return f"rank {peer} to {verb} {self.tag!r}, exchange {self.number} of rank {self.rank}"
 
     def check(self, world_size: int) -> None:
-        """Raise WorldSizeError unless both ends are ranks."""
+        """Return if both ends are ranks. Raises: WorldSizeError if one is not."""
         for peer in (self.to, self.source):
             if peer is not None and not 0 <= peer < world_size:
                 raise WorldSizeError(f"ranks 0..{world_size - 1}", f"rank {peer} in {self}")
 
 
 class Move(ABC):
-    """Tensors under way. `event`, on a GPU and after `wait`: reached when they have arrived."""
+    """Tensors under way. On a GPU, after `wait`, `event` is reached when they have arrived."""
 
     event: torch.cuda.Event | None = None
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Return when the host has nothing more to do. Raises: RuntimeError or CommError."""
+        """Return when the host has nothing more to do. Raises: RuntimeError or CommError if the transfer fails."""
 
 
 class Message:
@@ -137,7 +142,10 @@ class Message:
         self.local, self.taken = peer == label.rank, False
 
     def wait(self, timeout: float) -> None:
-        """Return once the receiver has posted its receive and everything has left."""
+        """Return once the receiver has posted its receive and everything has been sent.
+
+        Raises: DeadlockError for a message to this rank itself that it has not received.
+        """
         if self.local and not self.taken:
             raise DeadlockError(
                 self.label.waits(self.peer), "a message to itself that it has not posted a receive for", _BOTH
@@ -151,7 +159,7 @@ class Message:
 class Expected:
     """The message that this rank receives.
 
-    `met_elsewhere`: whoever moves the tensors waits for the header too, and `wait` does not.
+    `met_elsewhere`: the code that moves the tensors also waits for the header, so that `wait` does not.
     """
 
     met_elsewhere = False
@@ -168,7 +176,10 @@ class Expected:
         self.source: Message | None = None
 
     def wait(self, timeout: float) -> None:
-        """Return once the host has nothing more to do; the header is checked before all else."""
+        """Return once the host has nothing more to do; the header is checked first.
+
+        Raises: MismatchError if another message came; DeadlockError for one from this rank itself that it has not sent.
+        """
         if self.local:
             self._take_from_self()
         elif not self.met_elsewhere:
@@ -177,7 +188,7 @@ class Expected:
             move.wait(timeout)
 
     def meet(self, timeout: float) -> None:
-        """Return once the header is here. Raises: MismatchError if it is not the expected one."""
+        """Return once the header has arrived. Raises: MismatchError if it is not the expected one."""
         for work in self.header_works:
             work.wait(timedelta(seconds=timeout))
         found = difference(self.signature, self.header)
@@ -190,7 +201,7 @@ class Expected:
             )
 
     def unpack(self) -> None:
-        """Fill those buffers that are not contiguous, once the tensors have arrived."""
+        """Fill the buffers that are not contiguous, once the tensors have arrived."""
         for buffer, tensor in zip(self.buffers, self.tensors, strict=True):
             if tensor is not buffer:
                 buffer.copy_(tensor)
@@ -216,10 +227,8 @@ class Traffic:
         self._to_self: list[Message] = []
         self._from_self: list[Expected] = []
 
-    def post(
-        self, label: Label, send: Sequence[Tensor], receive: Sequence[Tensor]
-    ) -> tuple[Message | None, Expected | None]:
-        """Post the headers of both halves of an exchange at once; return the halves."""
+    def post(self, label: Label, send: Tensors, receive: Tensors) -> tuple[Message | None, Expected | None]:
+        """Return the halves of an exchange, with both headers posted at once."""
         message = expected = None
         if label.to is not None:
             message = Message(label, label.to, Signature.of(label.tag, send), send)
@@ -254,9 +263,9 @@ class Traffic:
 
 
 def p2p(
-    group: dist.ProcessGroup | None, function: Callable[..., Any], tensor: Tensor, peer: int, number: int
+    group: dist.ProcessGroup | None, function: Callable[..., Any], tensor: AnyTensor, peer: int, number: int
 ) -> dist.P2POp:
-    """Return one operation for a batch; `peer` is counted within the group."""
+    """Return an operation for a batch; `peer` is counted within the group."""
     return dist.P2POp(function, tensor, group=group, group_peer=peer, tag=number)
 
 

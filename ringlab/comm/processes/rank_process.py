@@ -22,7 +22,7 @@ STARTUP = 120.0  # seconds for all ranks to import torch and connect, on a slow 
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank needs to know; pickled once by the parent."""
+    """The program, its arguments and its options, which the parent pickles once for all ranks."""
 
     program: Callable[..., Any]
     args: tuple[Any, ...]
@@ -35,12 +35,12 @@ class Job:
     memory: bool
     grad: bool
     cells: dict[str, Any]  # sources that lie in no file, in linecache's form
-    watched: bool = False  # whether the parent wants to know what happens as it happens
+    watched: bool = False  # whether the parent wants to see events while the ranks run
 
 
 @dataclass
 class Report:
-    """What one rank gives back: a pickled result, or its error as traceback, as message and pickled."""
+    """The report of one rank: a pickled result, or its error as a traceback, as a message and pickled."""
 
     result: bytes | None = None
     events: list[Any] = field(default_factory=list)
@@ -61,7 +61,7 @@ def journal_path(folder: Path, rank: int) -> Path:
 
 
 def main(folder: Path, rank: int, parent: int) -> int:
-    """Run one rank and leave its report in `folder`; return the exit status."""
+    """Return the exit status of one rank, after running it and leaving its report in `folder`."""
     die_with(parent)
     journal = Journal(journal_path(folder, rank))
     journal.write(STARTING)
@@ -76,7 +76,7 @@ def main(folder: Path, rank: int, parent: int) -> int:
 
 
 def die_with(parent: int) -> None:
-    """Make this process end when its parent does, however that ends (Linux; elsewhere nothing)."""
+    """Make this process end when its parent does, however the parent ends (on Linux only)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -160,7 +160,7 @@ def _with_faults(comm: Any, faults: tuple[Any, ...]) -> Any:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback from the program on, without this module's frames."""
+    """Return the traceback from the program onwards, without this module's frames."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next

@@ -1,9 +1,9 @@
 """The transport in which ranks of one machine read each other's memory.
 
-A message is cut into pieces. Its sender puts them into its own window, in two slots that belong to
-this receiver, and its receiver gets them from there; a slot is filled again only after it has been
-read. A block that is relayed unchanged around the ring is put once, by its owner, and every rank
-gets it straight from there: nobody forwards it. It is replaced only after all ranks have read it.
+A message is cut into pieces. Its sender puts them into its own window, in two slots that belong to this receiver, and
+the receiver gets them from there; a slot is filled again only after it has been read. A block that is relayed unchanged
+around the ring is put once, by its owner, and every rank gets it directly from there, so that no rank forwards it. It is
+replaced only after all ranks have read it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from jaxtyping import UInt8
 from torch import Tensor
 
 from ringlab.comm.processes.background import Lane, as_bytes
 from ringlab.comm.processes.carriers import Carrier
 from ringlab.comm.processes.parts import Expected, Message, announced_bytes
 from ringlab.comm.processes.windows import FREE, FULL, Window
+from ringlab.comm.protocol import Tensors
 from ringlab.errors import CommError, MismatchError
 
 _SLOTS = 2
@@ -29,9 +31,9 @@ OpenWindow = Callable[[int, int, dist.ProcessGroup, float], Window]
 
 
 class Windows(Carrier):
-    """Carries tensors through windows, which `open_window` opens; making a carrier is collective.
+    """Carries tensors through windows, which `open_window` opens; all ranks must make this carrier together.
 
-    Takes `2 * slot_bytes` per pair of ranks and, once a block was relayed, the largest block.
+    It takes `2 * slot_bytes` per pair of ranks and, once a block has been relayed, the bytes of the largest block.
     """
 
     relays = True
@@ -92,7 +94,7 @@ class Windows(Carrier):
         return self._lanes[way, peer]
 
     def _slot(self, way: str, peer: int) -> tuple[int, bool]:
-        """Return which slot is next in traffic with `peer`, and whether it was used before."""
+        """Return the next slot in the traffic with `peer`, and whether it was used before."""
         count = self._counts[way, peer]
         self._counts[way, peer] += 1
         return count % _SLOTS, count >= _SLOTS
@@ -155,7 +157,7 @@ class Windows(Carrier):
         self._unread = set(self._others)
 
     def _retire(self) -> None:
-        """Wait until all ranks are done with this rank's block, and say so of those not fetched here."""
+        """Wait until all ranks are done with this rank's block; release the blocks that were not fetched here."""
         if self._block is None:
             return
         for owner in sorted(self._unread):
@@ -166,8 +168,8 @@ class Windows(Carrier):
             self._block.wait(peer, FREE)
 
 
-def pieces(tensors: Sequence[Tensor], nbytes: int) -> Iterator[list[Tensor]]:
-    """Yield the memory of contiguous `tensors` in pieces of `nbytes`, the last one shorter; each in parts."""
+def pieces(tensors: Tensors, nbytes: int) -> Iterator[list[UInt8[Tensor, " _"]]]:
+    """Yield the memory of contiguous `tensors` in pieces of `nbytes`, each a list of parts; the last may be shorter."""
     piece: list[Tensor] = []
     room = nbytes
     for tensor in tensors:

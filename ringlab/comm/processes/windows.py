@@ -1,8 +1,8 @@
 """Windows: memory of every rank of a machine that all its ranks can read, and signals between them.
 
-Two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs, where
-a read is a copy by the reader's copy engine, which takes no multiprocessor from the computation.
-What is put, got and signalled when is up to `symmetric`, the same for both.
+There are two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs, where the reader's
+copy engine reads, which takes no multiprocessor from the computation. `symmetric` decides when to put, get and signal,
+in the same way for both.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import IO
 
 import torch
 import torch.distributed as dist
+from jaxtyping import UInt8
 from torch import Tensor
 
 from ringlab.comm.processes.background import copy
 from ringlab.errors import CommError
 
 FULL, FREE = 0, 2
-"""Channels of signals: a slot is full, or has been read; add the number of the slot."""
+"""Channels of signals, to which the number of the slot is added: the slot is full, or it has been read."""
 _CHANNELS = 4
 _SIGNALS = 1 << 16  # that gloo can tell apart on one channel; one is under way
 _WINDOWS = 1 << 12  # gloo's numbers are signed 32-bit
 
 
 class Window(ABC):
-    """`nbytes` of each rank of `group`. Opening one is collective; `number` tells windows apart.
+    """`nbytes` of memory of each rank of `group`. All ranks open a window together; `number` distinguishes windows.
 
-    All calls happen on a lane, in the order of the calls there. A signal is seen after all that was
-    put and got before it. A channel holds one signal: the next waits until the last was waited for.
+    All calls happen on a lane, in order. A signal is seen after every put and get before it. A channel holds one signal:
+    the next one waits until the last one has been waited for.
 
-    Signals are one-byte messages over gloo, so a rank that dies, or never signals, is noticed as
-    on the transport 'gloo'.
+    Signals are one-byte messages over gloo, so a rank that dies, or never signals, is noticed as on the transport 'gloo'.
     """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
@@ -47,17 +47,17 @@ class Window(ABC):
         self._sent: dict[tuple[int, int], dist.Work] = {}
 
     @abstractmethod
-    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
-        """Return the bytes from `start` on of rank `owner`'s memory, as uint8."""
+    def view(self, owner: int, start: int, nbytes: int) -> UInt8[Tensor, " nbytes"]:
+        """Return `nbytes` bytes of the memory of rank `owner`, from `start` on."""
 
-    def put(self, rank: int, start: int, parts: list[Tensor]) -> None:
-        """Write `parts`, vectors of bytes, one after the other into this rank's own memory."""
+    def put(self, rank: int, start: int, parts: list[UInt8[Tensor, " _"]]) -> None:
+        """Write `parts` one after the other into this rank's own memory, from `start` on."""
         for part in filter(len, parts):
             copy(part, self.view(rank, start, len(part)))
             start += len(part)
 
-    def get(self, owner: int, start: int, parts: list[Tensor]) -> None:
-        """Fill `parts` one after the other from the memory of `owner`."""
+    def get(self, owner: int, start: int, parts: list[UInt8[Tensor, " _"]]) -> None:
+        """Fill `parts` one after the other from the memory of `owner`, from `start` on."""
         for part in filter(len, parts):
             copy(self.view(owner, start, len(part)), part)
             start += len(part)
@@ -71,14 +71,14 @@ class Window(ABC):
         self._sent[peer, channel] = work  # gloo forgets a message whose work is dropped
 
     def wait(self, peer: int, channel: int) -> None:
-        """Wait for the signal of `peer` on `channel`. Raises: RuntimeError when it does not come."""
+        """Wait for the signal of `peer` on `channel`. Raises: RuntimeError if it does not arrive in time."""
         note, number = torch.zeros(1, dtype=torch.uint8), self._number("received", peer, channel)
         work = dist.irecv(note, group=self.group, group_src=peer, tag=number)
         assert work is not None
         work.wait(self.timeout)
 
     def settle(self, peer: int, channel: int) -> None:
-        """Return when the last signal to `peer` on `channel` has been waited for."""
+        """Return when `peer` has waited for the last signal on `channel`."""
         last = self._sent.pop((peer, channel), None)
         if last is not None:
             last.wait(self.timeout)
@@ -89,7 +89,7 @@ class Window(ABC):
 
 
 class SharedMemory(Window):
-    """Memory shared by processes; its files are removed as soon as all ranks have opened them."""
+    """Memory shared by processes, in files that are removed as soon as all ranks have opened them."""
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
         super().__init__(nbytes, number, group, timeout)
@@ -104,10 +104,10 @@ class SharedMemory(Window):
 
 
 class SymmetricMemory(Window):
-    """torch's symmetric memory, of GPUs that can read each other's.
+    """torch's symmetric memory, for GPUs that can read each other's memory.
 
-    The lane's stream signals and waits as well as its thread, the thread last and first. So a
-    kernel waits only for what is launched already, never for another rank's host.
+    Both the lane's stream and its thread signal and wait; the thread signals last and waits first. So a kernel waits only
+    for kernels that are launched already, never for another rank's host.
     """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
@@ -133,7 +133,7 @@ class SymmetricMemory(Window):
 
 
 def _file_of(nbytes: int) -> IO[bytes]:
-    """Return a file of this user alone, in memory where there is room; removed when it is closed."""
+    """Return a file that only this user can open, in memory if there is room; closing it removes it."""
     folders = ["/dev/shm"] if os.path.isdir("/dev/shm") else []
     for folder in [*folders, tempfile.gettempdir()]:
         file = tempfile.NamedTemporaryFile(prefix="ringlab-", dir=folder)  # noqa: SIM115 (the caller closes it)

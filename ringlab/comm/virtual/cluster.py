@@ -1,12 +1,12 @@
 """A cluster inside one process: ranks are threads, and exactly one runs at a time.
 
-A rank runs until it blocks; then the next one that can go on does. The order is deterministic, so
-a run gives the same events and the same bits every time, and "nobody can go on, somebody has not
-finished" is a deadlock, found at once. A message moves when both its ends are posted, and a send
-completes then, as gloo's does; so a program that would hang on gloo does not get through here.
+A rank runs until it blocks; then the next one that can go on runs. The order is deterministic, so a run gives the same
+events and the same bits every time. A deadlock is found at once: no rank can go on, and at least one has not finished. A
+message moves when both its ends are posted, and its send completes then, as on gloo. So a program that would hang on
+gloo does not get through here either.
 
-The one exception to "one at a time": computations marked `side_by_side`, which touch nothing but
-their own rank's tensors, run for several ranks at once (see `turns`).
+There is one exception to "one at a time": computations marked `side_by_side`, which touch only their own rank's
+tensors, run for several ranks at once (see `turns`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ringlab.comm.memory import MemoryMeter
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.streams import RankStreams
@@ -44,26 +44,41 @@ T = TypeVar("T")
 
 
 class Costs:
-    """Virtual seconds: every computation takes one, every exchange half of one.
+    """The virtual time of a run: every computation takes 1 second, every message 0.5. Subclasses charge by work and bytes.
 
-    Subclass it to charge by work and bytes.
+    >>> class ByBytes(Costs):
+    ...     def message(self, source, to, nbytes):
+    ...         return nbytes / 1e9
+    >>> cluster = VirtualCluster(2, costs=ByBytes())
+    >>> trace = cluster.run(lambda ring: ring.shift(torch.zeros(1_000_000))).trace
+    >>> trace.exposed(rank=0)  # seconds of waiting for 4 MB
+    0.004
     """
 
     def compute(self, rank: int, label: str, args: tuple[Any, ...]) -> float:
-        """Return the seconds that `rank` computes."""
+        """Return the seconds that a computation on `rank` takes."""
         return 1.0
 
     def message(self, source: int, to: int, nbytes: int) -> float:
-        """Return the seconds that a message is under way once both its ends are posted."""
+        """Return the seconds that a message takes once both its ends are posted."""
         return 0.5
 
 
 class VirtualCluster:
     """`P` ranks in this process.
 
-    memory: account each rank's tensors (about 25 µs per torch operation).
-    faults: what goes wrong, see `ringlab.comm.wrappers.faulty`.
-    costs: what a computation and a message take on the virtual clock.
+    memory: count the bytes of each rank's tensors (about 25 µs per torch operation).
+    faults: the faults that happen, see `ringlab.comm.wrappers.faulty`.
+    costs: the seconds that computations and messages take on the virtual clock.
+
+    Raises: WorldSizeError unless P is an integer ≥ 1.
+
+    >>> from ringlab import VirtualCluster
+    >>> outcome = VirtualCluster(3).run(lambda ring: ring.shift(torch.tensor([ring.rank])).item())
+    >>> outcome.results  # by rank: the number of the previous one
+    [2, 0, 1]
+    >>> outcome.trace.bytes_sent(rank=0)
+    8
     """
 
     def __init__(
@@ -79,14 +94,14 @@ class VirtualCluster:
     def run(self, program: Callable[..., Any], *args: Any) -> Outcome:
         """Return the outcome of `program(ring, *args)` on every rank.
 
-        Raises: DeadlockError, MismatchError or UnreceivedError, naming ranks and exchanges; the
-        program's own RinglabError as it is; RankFailedError from any other exception.
+        Raises: DeadlockError, MismatchError or UnreceivedError, naming ranks and exchanges, if messages do not fit; a
+        RinglabError of the program as it is; RankFailedError from any other exception of the program.
         """
         return _Scheduler(self, program, args).run()
 
 
 class _Scheduler:
-    """Matches messages, finds deadlocks, and keeps the clocks; whoever has the turn calls it."""
+    """Matches messages, finds deadlocks, and keeps the clocks; the rank that has the turn calls it."""
 
     def __init__(self, cluster: VirtualCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.cluster = cluster
@@ -144,7 +159,7 @@ class _Scheduler:
         self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
-        """Nobody can go on: wake those who have not ended with the reason why."""
+        """Wake the ranks that have not ended, with the reason why none can go on."""
         blocked = [thread for thread in self.threads if thread.waiting]
         works = {thread.rank: thread.waiting for thread in blocked if thread.waiting}
         dead = self.first_failure
@@ -165,7 +180,7 @@ class _Scheduler:
         raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
 
     def post(self, halves: list[Half]) -> None:
-        """Queue the ends of messages, and match those whose other end waits already."""
+        """Queue the ends of messages, and match those whose other end is waiting already."""
         for half in halves:
             mine, others = (self.sends, self.receives) if half.sending else (self.receives, self.sends)
             pair = half.pair
@@ -183,7 +198,7 @@ class _Scheduler:
             send.partner = receive
 
     def give(self, work: _VirtualWork) -> None:
-        """The sender waits from now on: what it gives away may go."""
+        """Complete the messages that the sender gives away: it waits from now on."""
         for half in list(work.open_ends):
             half.free = True
             if half.partner is not None:
@@ -210,7 +225,7 @@ class _Scheduler:
                 _copy_alone(send.tensor, receive.tensor)
 
     def _swap(self, send: Half, receive: Half) -> None:
-        """Let the two ends change their memory, and the account of it, with each other."""
+        """Swap the memory of the two ends, and the count of its bytes."""
         sender, receiver = self.meters[send.rank], self.meters[receive.rank]
         sent, taken = sender.release(send.tensor), receiver.release(receive.tensor)
         with torch.no_grad():
@@ -235,24 +250,22 @@ class _VirtualComm(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
         return self._post(send, to, receive, source, tag, gives=False)
 
-    def hand_over(
-        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
-    ) -> Work:
+    def hand_over(self, *, send: Tensors, to: int, receive: Tensors, source: int, tag: str = "") -> Work:
         return self._post(send, to, receive, source, tag, gives=True)
 
     def _post(
         self,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int | None,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int | None,
         tag: str,
         gives: bool,
@@ -289,7 +302,7 @@ class _VirtualComm(Comm):
         return result
 
     def _only_in_the_program(self, what: str) -> None:
-        """Raise where only a hang could follow: there is no turn to pass on."""
+        """Raise CommError outside the program, where there is no turn to pass on and only a hang could follow."""
         if self.scheduler.over:
             raise CommError(
                 f"{what} of rank {self.rank} while its cluster runs",

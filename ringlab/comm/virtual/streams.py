@@ -1,4 +1,4 @@
-"""CUDA streams: how long a computation waited for a message, and a stream for each virtual rank."""
+"""CUDA streams: the time that a computation waited for a message, and a stream for each virtual rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringlab.comm.protocol import AnyTensor, Tensors
+
 _NOTHING = nullcontext()
 
 
 class Stall:
-    """The time that the computations on a GPU's current stream wait for messages.
+    """The time for which computations on a GPU's current stream wait for messages.
 
-    As a float it is seconds, once the GPU has got that far, which `float` waits for; pickled, too.
+    `float` returns it in seconds and waits until the GPU has got that far; pickling does so too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +27,7 @@ class Stall:
         self._before.record(self._stream)
 
     def until(self, events: Sequence[torch.cuda.Event]) -> None:
-        """Make all that is launched from now on wait for `events`; the host goes on."""
+        """Make everything launched from now on wait for `events`; the host goes on."""
         for event in events:
             self._stream.wait_event(event)
         self._after.record(self._stream)
@@ -38,15 +40,15 @@ class Stall:
         return float, (float(self),)
 
 
-def stall_of(tensors: Sequence[Tensor]) -> Stall | None:
-    """Return the stall that begins now, if any of `tensors` is on a GPU."""
+def stall_of(tensors: Tensors) -> Stall | None:
+    """Return the stall that begins now if any of `tensors` is on a GPU, else None."""
     return next((Stall(t.device) for t in tensors if t.is_cuda), None)
 
 
 class RankStreams:
-    """A stream of the current GPU for each virtual rank; nothing where no GPU is in use by now.
+    """A stream of the current GPU for each virtual rank, or none if no GPU is in use yet.
 
-    They begin after what the calling thread launched before, and `join` makes it wait for them.
+    The streams begin after everything that the calling thread has launched; `join` makes that thread wait for them.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -61,10 +63,10 @@ class RankStreams:
         """Return a context manager in which this thread launches on the stream of `rank`."""
         return torch.cuda.stream(self._streams[rank]) if self._streams else _NOTHING
 
-    def meeting(self, sender: int, receiver: int, *tensors: Tensor) -> Any:
-        """Return a context in which to hand `tensors` over.
+    def meeting(self, sender: int, receiver: int, *tensors: AnyTensor) -> Any:
+        """Return a context manager in which to hand `tensors` over.
 
-        What is launched there runs after all that both ranks launched, and before all they will.
+        Kernels launched inside run after everything that both ranks have launched, and before everything they will.
         """
         on_gpu = self._streams and any(t.is_cuda for t in tensors)
         return self._handing_over(sender, receiver, tensors) if on_gpu else _NOTHING
@@ -81,6 +83,6 @@ class RankStreams:
             tensor.record_stream(other)
 
     def join(self) -> None:
-        """Make what the thread of the constructor launches from now on wait for all ranks."""
+        """Make everything that the constructor's thread launches from now on wait for all ranks."""
         for stream in self._streams:
             self._caller.wait_stream(stream)

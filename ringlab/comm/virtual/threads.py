@@ -36,7 +36,7 @@ class RankThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is this rank's own program."""
+        """Return whether the caller is this rank's own program."""
         return threading.current_thread() is self._thread
 
     def resume(self) -> None:
@@ -48,13 +48,16 @@ class RankThread:
             let_through(self._turn)
 
     def pause(self) -> None:
-        """Return when this rank, whose thread calls, has the turn again."""
+        """Return when this rank, whose thread must be the caller, has the turn again.
+
+        Raises: an internal BaseException, which ends the thread, if the run is over.
+        """
         self._turn.acquire()
         if self._abandoned:
             raise _Abandoned
 
     def abandon(self, seconds: float = 5.0) -> None:
-        """End the thread, wherever it stands; give up on one that does not heed for `seconds`."""
+        """End the thread, wherever it stands; give up if it has not ended after `seconds`."""
         thread, self._abandoned = self._thread, True
         deadline = time.monotonic() + seconds
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
@@ -81,6 +84,6 @@ class RankThread:
 
 
 def let_through(lock: threading.Lock) -> None:
-    """Let whoever waits for `lock` through; it may have been opened before, when a run is abandoned."""
+    """Release `lock` if it is held; it may be open already when a run is abandoned."""
     if lock.locked():
         lock.release()

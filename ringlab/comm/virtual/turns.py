@@ -1,8 +1,7 @@
-"""Who runs: one rank at a time, in an order that never depends on the clock.
+"""The turn to run: one rank at a time, in an order that never depends on the clock.
 
-A rank passes the turn straight to the next one; nobody stands between them. Computations marked
-`side_by_side` are done by workers while other ranks come up to their own. A rank goes on in its
-turn, not when its computation happens to be done.
+A rank passes the turn directly to the next one. Workers do the computations marked `side_by_side` while other ranks run
+up to their own. A rank goes on in its turn, not whenever its computation happens to be done.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class Turns:
-    """The right to run, passed around among `threads`; `ready` holds those that can use it, in order."""
+    """The turn to run, passed around among `threads`; `ready` holds those that can use it, in order."""
 
     def __init__(self, threads: Sequence[RankThread], stuck: Callable[[], None]) -> None:
         self.ready: deque[RankThread] = deque(threads)
@@ -34,9 +33,10 @@ class Turns:
         self._crash: BaseException | None = None
 
     def run(self) -> None:
-        """Return when all ranks have ended; meanwhile do on this thread what they cannot do themselves.
+        """Return when all ranks have ended; until then, do on this thread the computations that are not `side_by_side`.
 
         `stuck` is called when no rank can go on; it makes ranks ready, or none if all have ended.
+        Raises: the error, if any, that occurred while a rank that had ended passed on its turn.
         """
         try:
             self.pass_on()
@@ -53,7 +53,7 @@ class Turns:
             raise self._crash
 
     def pass_on(self) -> None:
-        """Give the turn to the rank that is next, or to the caller of `run` at the end."""
+        """Give the turn to the next rank, or to the caller of `run` at the end."""
         if not self.ready:
             self.stuck()
         if self.ready:
@@ -62,7 +62,7 @@ class Turns:
             let_through(self._caller)
 
     def block(self, thread: RankThread, work: Waiting) -> None:
-        """Return when `work` is done. Raises: whatever `thread.interrupt` was set to meanwhile."""
+        """Return when `work` is done. Raises: the error to which `thread.interrupt` was set meanwhile."""
         thread.waiting = work
         self.pass_on()
         thread.pause()
@@ -95,7 +95,7 @@ class Turns:
 
 
 class _Job:
-    """A computation; `result` waits until somebody has done it."""
+    """A computation; `result` waits until it is done."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Callable[[], Any] | None = function
@@ -126,9 +126,8 @@ class _Job:
 class _Workers:
     """Threads that take jobs from one queue; torch's threads are divided among them.
 
-    Every thread that calls torch gets a team of OpenMP threads of its own: two jobs on one thread
-    each lose no time at the barriers inside an operator. A worker goes from job to job without
-    waiting for anybody to wake up.
+    Every thread that calls torch gets its own team of OpenMP threads, so jobs on one thread each lose no time at the
+    barriers inside an operator. A worker goes from job to job without waiting for another thread to wake up.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -143,7 +142,7 @@ class _Workers:
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """End the threads as soon as the jobs under way are done; does not wait long for them."""
+        """End the threads once the jobs under way are done, waiting at most a second for each."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""The ends of messages that wait for each other on a virtual cluster, and the errors they end in."""
+"""The ends of messages that wait for each other on a virtual cluster, and the errors about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlab.errors import (
 
 
 class Waiting(Protocol):
-    """An exchange of one rank, as far as messages about it need it."""
+    """The part of a rank's exchange that error messages about it need."""
 
     rank: int
     tag: str
@@ -33,15 +33,17 @@ class Waiting(Protocol):
     open_ends: list[Half]
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Return whether the exchange is complete or has failed."""
+        ...
 
 
 @dataclass(eq=False)
 class Half:
-    """One end of one message: the `place`-th tensor that `rank` sends to, or takes from, `peer`.
+    """One end of one message: the `place`-th tensor that `rank` sends to, or receives from, `peer`.
 
-    What is `given` may change hands instead of being copied, once its owner needs it no more
-    (`free`); `partner` is the other end that waits for that.
+    A `given` tensor may change hands instead of being copied, once its owner no longer needs it (`free`); `partner` is
+    the other end, which waits for that.
     """
 
     work: Waiting
@@ -56,6 +58,7 @@ class Half:
 
     @property
     def pair(self) -> tuple[int, int]:
+        """Return (sender, receiver)."""
         return (self.rank, self.peer) if self.sending else (self.peer, self.rank)
 
     def __str__(self) -> str:
@@ -66,14 +69,14 @@ class Half:
 
 
 def where(peer: int | None, comm: Comm, name: str) -> int:
-    """Return `peer` if it is another rank of `comm`. Raises: WorldSizeError."""
+    """Return `peer` if it is a rank of `comm`. Raises: WorldSizeError, naming the argument `name`, if it is not."""
     if peer is None or not 0 <= peer < comm.world_size:
         raise WorldSizeError(f"{name}= a rank from 0 to {comm.world_size - 1}", f"{name}={peer}")
     return peer
 
 
 def mismatch(send: Half, receive: Half) -> tuple[str, str, str] | None:
-    """Return what is wrong between the two ends of a message, None if they fit."""
+    """Return (needed, got, remedy) if the two ends of a message do not fit, else None."""
     fits = (send.tensor.shape, send.tensor.dtype) == (receive.tensor.shape, receive.tensor.dtype)
     if fits and send.work.tag == receive.work.tag and send.place == receive.place:
         return None
@@ -82,7 +85,7 @@ def mismatch(send: Half, receive: Half) -> tuple[str, str, str] | None:
 
 
 def peer_died(work: Waiting, dead: int, error: BaseException | None) -> PeerDiedError:
-    """Return the error of a rank that waits for `work` after `dead` has failed."""
+    """Return the error of a rank that waits for `work` after rank `dead` has failed."""
     return PeerDiedError(
         f"rank {dead} to stay alive until exchange {work.index}, '{work.tag}', of rank {work.rank} is complete",
         f"rank {dead} raised {type(error).__name__}: {error}",
@@ -91,7 +94,10 @@ def peer_died(work: Waiting, dead: int, error: BaseException | None) -> PeerDied
 
 
 def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
-    """Raise what ended a run: the RinglabError of `rank` as it is, else RankFailedError from its error."""
+    """Raise the error that ended a run.
+
+    Raises: the RinglabError of `rank` as it is; RankFailedError from any other error.
+    """
     assert error is not None
     if isinstance(error, RinglabError):
         error.add_note(f"raised on rank {rank} of {P}")
@@ -104,7 +110,7 @@ def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
 
 
 def deadlock(works: dict[int, Waiting]) -> DeadlockError:
-    """Return the error that names who waits for whom, and draws the cycle."""
+    """Return the error that names the rank for which each rank waits, and shows the cycle."""
     lines = [f"rank {rank} waits: {'; '.join(map(str, work.open_ends))}" for rank, work in works.items()]
     cycle = _cycle({rank: work.open_ends[0].peer for rank, work in works.items()})
     drawn = " → ".join(map(str, cycle)) if cycle else "none: they wait for a rank that has finished"
@@ -116,7 +122,7 @@ def deadlock(works: dict[int, Waiting]) -> DeadlockError:
 
 
 def unfinished(leftovers: Sequence[Half], unwaited: Sequence[Waiting]) -> UnreceivedError:
-    """Return the error for messages that nobody took and exchanges that nobody waited for."""
+    """Return the error for messages that no rank received and exchanges that no rank waited for."""
     lines = [f"{half}, and rank {half.peer} ended without it" for half in leftovers]
     lines += [f"rank {w.rank} never waited for exchange {w.index}, '{w.tag}'" for w in unwaited]
     return UnreceivedError(
@@ -127,7 +133,7 @@ def unfinished(leftovers: Sequence[Half], unwaited: Sequence[Waiting]) -> Unrece
 
 
 def _cycle(waits_for: dict[int, int]) -> list[int]:
-    """A cycle of ranks that wait for each other, its first rank again at its end; empty if none."""
+    """Return a cycle of ranks that wait for each other, with its first rank again at the end; empty if there is none."""
     for start in waits_for:
         seen, rank = [start], waits_for[start]
         while rank in waits_for and rank not in seen:

@@ -1,8 +1,7 @@
-"""A wrapper that makes a chosen exchange go wrong, in the same way at each run.
+"""A wrapper that makes a chosen exchange go wrong, in the same way in each run.
 
-A message under this wrapper carries a sequence number in its tag, as any network that may lose or
-swap messages numbers them. So a receiver that gets another message than the next one says so, on
-every transport, even when tag and shape are the same:
+A message under this wrapper carries a sequence number in its tag, as on any network that may lose or swap messages. So
+a receiver that gets a message other than the next one raises, on every transport, even where tag and shape agree:
 
 | kind      | what happens to the message of that exchange      | what follows                          |
 |-----------|---------------------------------------------------|---------------------------------------|
@@ -19,9 +18,9 @@ every transport, even when tag and shape are the same:
 | kill      | the rank ends before it posts                     | RankKilled in it (virtual cluster) or |
 |           |                                                   | a SIGKILL; PeerDiedError in the others|
 
-A send is a rendezvous on all transports: it completes when its receiver has posted the receive. So
-a dropped or reordered message leaves its sender free to go on, and a second copy is never waited
-for: it stays on the way until a receive takes it or the run ends.
+A send is a rendezvous on all transports: it completes when its receiver has posted the receive. A dropped or reordered
+message leaves its sender free to go on. A second copy is never waited for: it stays under way until a receive takes it
+or the run ends.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work
 from ringlab.errors import CommError, WorldSizeError
 
 T = TypeVar("T")
@@ -50,9 +49,11 @@ class RankKilled(CommError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong at one rank's exchange number `exchange`, counted from 0 without control messages.
+    """A fault of one rank in its exchange number `exchange`, counted from 0 without control messages.
 
-    seconds: how long a delay takes on the wall clock; seed: which element is corrupted, and how.
+    seconds: the length of a delay on the wall clock; seed: decides which element is corrupted, and how.
+
+    Raises: CommError for an unknown kind, or a negative rank or exchange.
     """
 
     kind: str
@@ -73,7 +74,7 @@ def random_faults(
 ) -> tuple[Fault, ...]:
     """Return `count` faults at different places, the same for the same arguments.
 
-    exchanges: how many each rank makes. Raises: CommError if there are fewer places than faults.
+    exchanges: the number that each rank makes. Raises: CommError if there are fewer places than faults.
     """
     places = [(rank, exchange) for rank in range(world_size) for exchange in range(exchanges)]
     if count > len(places):
@@ -95,10 +96,12 @@ def _raise_killed(fault: Fault) -> None:
 
 
 class Faulty(Comm):
-    """`comm`, with this rank's share of `faults` happening to what it sends.
+    """`comm`, with this rank's share of `faults`.
 
-    Wrap all ranks or none: the sequence numbers must be on both ends. `die` ends this rank for a
-    kill; by default it raises RankKilled. `fired` lists the faults that have happened.
+    Wrap all ranks or none, because both ends must number the messages. `die` ends this rank for a kill; by default it
+    raises RankKilled. `fired` lists the faults that have happened.
+
+    Raises: WorldSizeError for a fault of a rank that does not exist; CommError for two faults in one exchange.
     """
 
     def __init__(
@@ -117,9 +120,9 @@ class Faulty(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
@@ -160,7 +163,7 @@ class Faulty(Comm):
         return work
 
     def _both(self, outgoing: _End, incoming: _End) -> Work:
-        """Post the halves, in one exchange where their tags agree, as they do unless faults hit."""
+        """Return the work of posting both halves, in one exchange if their tags agree, as they do without faults."""
         if outgoing.tensors and incoming.tensors and outgoing.tag != incoming.tag:
             first = self.inner.exchange(send=outgoing.tensors, to=outgoing.peer, tag=outgoing.tag)
             second = self.inner.exchange(receive=incoming.tensors, source=incoming.peer, tag=incoming.tag)
@@ -194,7 +197,7 @@ class Faulty(Comm):
 
 @dataclass(frozen=True)
 class _End:
-    """What one exchange sends, or what it receives."""
+    """The sending or the receiving half of an exchange."""
 
     tag: str
     tensors: tuple[Tensor, ...]
@@ -208,7 +211,7 @@ _NOTHING = _End("", (), -1)
 
 
 class _Late(Work):
-    """An exchange that is posted only when somebody waits for it, or posts the next one."""
+    """An exchange that is posted only when the rank waits for it, or posts the next one."""
 
     def __init__(self, comm: Faulty, seconds: float, post: Callable[[], Work]) -> None:
         self.comm, self.seconds, self._post = comm, seconds, post

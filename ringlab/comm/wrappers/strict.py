@@ -1,8 +1,8 @@
-"""A transport that holds a program to the rules of `Comm.exchange`: in notebooks, under the judge, in conformance runs.
+"""A transport that enforces the rules of `Comm.exchange`, for notebooks, the judge and conformance runs.
 
-Between the post and `wait` the receive buffers belong to the transport and what is sent may not change.
-A program that breaks this can be right on one transport, or on one day, and wrong on another; here it
-is wrong at once: a buffer holds NaN until `wait` fills it, and a changed tensor is an error.
+Between the post and `wait`, receive buffers belong to the transport and sent tensors must not change. A program that
+breaks this rule can be right on one transport, or on one day, and wrong on another. Here it is wrong at once: a buffer
+holds NaN until `wait` fills it, and a changed tensor is an error.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work
 from ringlab.errors import CommError
 
 T = TypeVar("T")
 
 
 class Strict(Comm):
-    """`comm`, with a look at what the program does with tensors on their way."""
+    """`comm`, with checks of what the program does to tensors that are under way."""
 
     def __init__(self, comm: Comm) -> None:
         self.inner = comm
@@ -30,12 +30,16 @@ class Strict(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
+        """Return the work of a checked exchange.
+
+        Raises: CommError if a receive buffer shares memory with a sent tensor; `wait`, if a sent tensor was written.
+        """
         if tag.startswith(CONTROL):  # the transport's own
             return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
         index, self._count = self._count, self._count + 1
@@ -67,7 +71,7 @@ class Strict(Comm):
 
 
 class _StrictWork(Work):
-    def __init__(self, work: Work, name: str, sent: Sequence[Tensor], receive: Sequence[Tensor]) -> None:
+    def __init__(self, work: Work, name: str, sent: Sequence[Tensor], receive: Tensors) -> None:
         self._work: Work | None = work
         self._name, self._sent, self._receive = name, tuple(sent), tuple(receive)
         self._versions = tuple(map(_version, sent))
@@ -87,5 +91,5 @@ class _StrictWork(Work):
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor was written in place, also through its views."""
+    """Return how often the tensor was written in place, directly or through a view."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,14 +1,14 @@
-"""A wrapper that writes down who sent what, when, and how many bytes."""
+"""A wrapper that records every exchange and computation, with times and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.trace import Choice, Compute, Exchange, Trace
 
 T = TypeVar("T")
@@ -25,26 +25,24 @@ class Traced(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Tensors = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Tensors = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
         return self._record(self.inner.exchange, send=send, to=to, receive=receive, source=source, tag=tag)
 
-    def hand_over(
-        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
-    ) -> Work:
+    def hand_over(self, *, send: Tensors, to: int, receive: Tensors, source: int, tag: str = "") -> Work:
         return self._record(self.inner.hand_over, send=send, to=to, receive=receive, source=source, tag=tag)
 
     def relay(
         self,
         *,
         hops: int,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int,
         tag: str = "",
     ) -> Work:
@@ -55,9 +53,9 @@ class Traced(Comm):
         self,
         post: Callable[..., Work],
         *,
-        send: Sequence[Tensor],
+        send: Tensors,
         to: int | None,
-        receive: Sequence[Tensor],
+        receive: Tensors,
         source: int | None,
         tag: str,
     ) -> Work:

@@ -1,4 +1,4 @@
-"""What one new token takes: weights and K/V cache are read once, partial results are merged."""
+"""The time of one new token: weights and K/V cache are read once, partial results are merged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Seconds of one token of every sequence; reading memory takes longer than computing, and is all that counts.
+    """Seconds of one token of every sequence. Reading memory takes longer than computing, which is not counted.
 
     weights_s, cache_s: reading them. tensor_s: TP's two all-reduces in every layer. merge_s: gathering
     the partial outputs and log-sum-exps of the ranks that share the cache.
@@ -32,10 +32,12 @@ class DecodeTime:
 
     @property
     def exposed_s(self) -> float:
+        """Return the seconds of communication."""
         return self.tensor_s + self.merge_s
 
     @property
     def total_s(self) -> float:
+        """Return the seconds of one token."""
         return self.weights_s + self.cache_s + self.exposed_s
 
     def as_dict(self) -> dict[str, object]:
@@ -52,7 +54,7 @@ class DecodeTime:
 
 
 def decode_time(request: Request, degrees: Degrees, ledger: Ledger) -> DecodeTime:
-    """Return the seconds in which every sequence grows by one token."""
+    """Return the time in which every sequence grows by one token."""
     sizes, machine, sequences = request.sized, request.machine, request.batch // degrees.dp
     row = sequences * sizes.d_model * element_bytes(request.dtype)
     partial = sequences * (sizes.H // degrees.tp) * (sizes.D + 1) * 4

@@ -1,7 +1,7 @@
-"""How the GPUs are shared out: dp × tp × ring × ulysses, and where each group lies in the nodes.
+"""How the GPUs are divided: dp × tp × ring × ulysses, and where each group lies in the nodes.
 
 Neighbours in the numbering of GPUs belong to one tensor-parallel group; then come the ranks of one
-Ulysses group, then those of one ring, then the replicas: what talks most lies closest together.
+Ulysses group, then those of one ring, then the replicas: groups that communicate most lie closest together.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from math import gcd
 from ringlab.cost.planner.request import Request
 from ringlab.errors import CostError
 
-MOST_IN_A_RING = 1024  # ranks: work by (rank, step) is a table of as many rows and columns
+MOST_IN_A_RING = 1024  # ranks: the table of work by (rank, step) has as many rows and columns
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """One way to share out the GPUs; `fsdp` of the dp × cp ranks share one copy of the weights."""
+    """One way to divide the GPUs; `fsdp` of the dp × cp ranks share one copy of the weights."""
 
     dp: int
     tp: int
@@ -28,20 +28,22 @@ class Degrees:
 
     @property
     def cp(self) -> int:
+        """Return the number of ranks that share one sequence."""
         return self.ring * self.ulysses
 
     @property
     def gpus(self) -> int:
+        """Return the number of GPUs."""
         return self.dp * self.tp * self.cp
 
     @property
     def replicas(self) -> int:
-        """Return how many copies of the weights there are, each shared by `fsdp` ranks."""
+        """Return the number of copies of the weights, each shared by `fsdp` ranks."""
         return self.dp * self.cp // self.fsdp
 
     @property
     def spans(self) -> dict[str, int]:
-        """Return how many neighbouring GPUs each group stretches over."""
+        """Return the number of neighbouring GPUs that each group spans."""
         return {
             "tp": self.tp,
             "ulysses": self.tp * self.ulysses,
@@ -51,16 +53,16 @@ class Degrees:
         }
 
     def crosses(self, group: str, ranks_per_node: int) -> bool:
-        """Return whether some group of this kind has members on two nodes."""
+        """Return whether any group of this kind has members on two nodes."""
         span = self.spans[group]
         return getattr(self, group) > 1 and (ranks_per_node % span != 0)
 
     def kv_heads(self, kv_heads: int) -> int:
-        """Return how many of the K/V heads one rank works on: at least one, replicated where ranks outnumber them."""
+        """Return the number of K/V heads of one rank: at least one, replicated if ranks outnumber heads."""
         return max(1, kv_heads // (self.tp * self.ulysses))
 
     def kv_copies(self, kv_heads: int) -> int:
-        """Return how many ranks hold the same K/V head because there are more ranks than K/V heads."""
+        """Return the number of ranks that hold the same K/V head: above 1 if ranks outnumber heads."""
         return max(1, self.tp * self.ulysses // kv_heads)
 
 
@@ -78,11 +80,11 @@ def nearest_divisors(n: int, wanted: int) -> str:
 
 
 def candidates(request: Request) -> list[Degrees]:
-    """Return every way to share out the GPUs that keeps to the request.
+    """Return every way to divide the GPUs that satisfies the request.
 
-    Left open, TP and Ulysses stay inside a node and split the K/V heads evenly; asked for, they may
+    If left open, TP and Ulysses stay inside a node and split the K/V heads evenly; if given, they may
     cross nodes and replicate K/V heads.
-    Raises: CostError that names the constraint where none does.
+    Raises: CostError that names the violated constraint if there is no such way.
     """
     _check_heads(request)
     _check_products(request)

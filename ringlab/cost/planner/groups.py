@@ -1,7 +1,7 @@
-"""What collectives of a group of GPUs take, by where the group lies in the nodes.
+"""The time of collectives in a group of GPUs, which depends on where the group lies in the nodes.
 
-A group of which m members lie on one node uses their m links out of the node side by side, as the
-collective libraries do; a single message between two ranks has one.
+A group with m members on one node uses their m links out of the node in parallel, as the collective
+libraries do; a single message between two ranks has one link.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ringlab.cost.planner.degrees import Degrees
 
 @dataclass(frozen=True)
 class Group:
-    """`size` GPUs that talk, `on_a_node` of them on each node; `across` where there are more nodes than one."""
+    """`size` communicating GPUs, `on_a_node` of them on each node; `across` if they span several nodes."""
 
     size: int
     on_a_node: int
@@ -28,29 +28,29 @@ class Group:
 
     @property
     def bytes_per_s(self) -> float:
-        """Return what one rank sends per second in a collective, all members sending."""
+        """Return the bytes that one rank sends per second in a collective while all members send."""
         inside, between = self.machine.inside.bytes_per_s, self.machine.between.bytes_per_s
         return min(inside, self.on_a_node * between) if self.across else inside
 
     @property
     def latency_s(self) -> float:
-        """Return the latencies of one collective by doubling: first inside the nodes, then over them."""
+        """Return the latency in seconds of one collective by doubling: first inside the nodes, then across them."""
         inside = (self.on_a_node - 1).bit_length() * self.machine.inside.latency_s
         nodes = -(-self.size // self.on_a_node)
         return inside + (nodes - 1).bit_length() * self.machine.between.latency_s
 
     def gather_s(self, whole_bytes: float) -> float:
-        """Return seconds of an all-gather, or a reduce-scatter, of `whole_bytes` over the group."""
+        """Return the seconds of an all-gather, or a reduce-scatter, of `whole_bytes` over the group."""
         if self.size == 1:
             return 0.0
         return self.latency_s + whole_bytes * (self.size - 1) / self.size / self.bytes_per_s
 
     def reduce_s(self, whole_bytes: float) -> float:
-        """Return seconds of an all-reduce: a reduce-scatter and an all-gather."""
+        """Return the seconds of an all-reduce: a reduce-scatter and an all-gather."""
         return 2 * self.gather_s(whole_bytes)
 
     def exchange_s(self, rank_bytes: float) -> float:
-        """Return seconds of an all-to-all in which every rank starts with `rank_bytes` and keeps its own part."""
+        """Return the seconds of an all-to-all in which every rank starts with `rank_bytes` and keeps its own part."""
         if self.size == 1:
             return 0.0
         part = rank_bytes / self.size
@@ -60,7 +60,7 @@ class Group:
 
 
 def group(name: str, degrees: Degrees, machine: Hardware) -> Group:
-    """Return where the group "tp", "ulysses", "ring", "fsdp" or "replicas" of these degrees lies."""
+    """Return the group "tp", "ulysses", "ring", "fsdp" or "replicas" of these degrees, placed in the nodes."""
     size: int = getattr(degrees, name)
     stride = max(1, degrees.spans[name] // size)
     across = degrees.crosses(name, machine.ranks_per_node)

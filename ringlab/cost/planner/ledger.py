@@ -1,4 +1,4 @@
-"""The memory of one GPU, entry by entry: of the one whose rank owns most tokens."""
+"""The memory of one GPU, entry by entry: the GPU whose rank owns most tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringlab.cost.sizes import element_bytes
 
 @dataclass(frozen=True)
 class Entry:
-    """Bytes of one kind on one GPU; `note` says how they come about."""
+    """Bytes of one kind on one GPU; `note` says how they are computed."""
 
     name: str
     bytes: int
@@ -34,27 +34,28 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All entries; they are counted as if all their peaks fell together."""
+    """All entries; they are added as if all their peaks coincided."""
 
     entries: tuple[Entry, ...]
 
     @property
     def total_bytes(self) -> int:
+        """Return the bytes of all entries."""
         return sum(entry.bytes for entry in self.entries)
 
     def of(self, name: str) -> int:
-        """Return the bytes of the entry `name`, 0 where there is none."""
+        """Return the bytes of the entry `name`, 0 if there is none."""
         return sum(entry.bytes for entry in self.entries if entry.name == name)
 
 
 def ledger(request: Request, degrees: Degrees, recomputation: str) -> Ledger:
-    """Return the memory of one GPU, entries of zero bytes left out."""
+    """Return the memory of one GPU, without entries of zero bytes."""
     state = _state(request.sized, request.dtype, request.training, degrees.fsdp, degrees.tp)
     return Ledger(state + _at_work(request, replace(degrees, fsdp=1), recomputation))
 
 
 def weight_traffic(request: Request, degrees: Degrees) -> WeightTraffic:
-    """Return the bytes of weights that travel per layer, and that an update reads and writes."""
+    """Return the bytes of weights and gradients sent per layer, and the bytes that an update reads and writes."""
     sizes, dtype, share = request.sized, request.dtype, (degrees.fsdp, degrees.tp)
     layer = sizes.layer_matrix_parameters * element_bytes(dtype) / degrees.tp
     held = parameter_bytes(sizes, dtype, *share) + optimizer_bytes(sizes, dtype, *share)
@@ -91,7 +92,7 @@ def _state(sizes: Model, dtype: str, training: bool, fsdp: int, tp: int) -> tupl
 
 @lru_cache(maxsize=4096)
 def _at_work(request: Request, degrees: Degrees, recomputation: str) -> tuple[Entry, ...]:
-    """All that is no matter of how weights are shared out: `degrees` has fsdp 1."""
+    """The entries that do not depend on how weights are sharded: `degrees` has fsdp 1."""
     entries = _training(request, degrees, recomputation) if request.training else _inference(request, degrees)
     return tuple(entry for entry in entries if entry.bytes)
 
@@ -127,7 +128,7 @@ def _over(**degrees: int) -> str:
 
 
 def _kept_bytes(request: Request, tokens: int, recomputation: str, tp: int) -> int:
-    """Bytes that one layer keeps; sequence parallelism shares out among TP ranks what heads do not split."""
+    """Bytes that one layer keeps; sequence parallelism divides the parts that heads do not split among TP ranks."""
     sizes = request.sized
     kept = saved_bytes(sizes, tokens, request.dtype, recomputation, tp)
     of_width_d = (1 if recomputation == "full" else 4) * sizes.d_model * tokens * element_bytes(request.dtype)
@@ -154,7 +155,7 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
 
 
 def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry]:
-    """What attention takes for a while, and what all-to-alls write beside what they read."""
+    """Attention's temporary memory, and the results of all-to-alls beside their inputs."""
     attention, P = ring_sizes(request, degrees), degrees.ring
     work = attention_work(attention, -(-request.tokens // P), P, backward)
     home = "the sum so far, the sum arriving, the block's own" if P > 1 else "before they are rounded"

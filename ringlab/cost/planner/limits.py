@@ -1,4 +1,4 @@
-"""What a plan loses its time to, and what keeps it from losing less."""
+"""What limits a plan: where its time is lost, and what prevents a smaller loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import short
 
 KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
-WORTH_NAMING = 0.03  # of the step: what costs less limits nothing
+WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
 
 
 @dataclass(frozen=True)
 class Limit:
-    """`kind` is one of KINDS; `seconds` of a step would be saved without it (0 where nothing would run at all)."""
+    """One limit of a plan, its `kind` one of KINDS; `seconds` of a step would be saved without it (0 if nothing fits)."""
 
     kind: str
     sentence: str
@@ -30,8 +30,8 @@ class Limit:
 class Hidden:
     """One pass of the ring: does a hop take no longer than the block beside it?
 
-    tokens: of one rank of the ring. least_tokens: from which a hop of the slowest link hides. travel_s: all hops
-    on that link. exposed_s: what of it is waited for, the gradients' last hop among it.
+    tokens: of one rank of the ring. least_tokens: the fewest that hide a hop on the slowest link. travel_s: all hops
+    on that link. exposed_s: the part of it that ranks wait for, including the gradients' last hop.
     """
 
     name: str
@@ -43,11 +43,12 @@ class Hidden:
 
     @property
     def hidden(self) -> bool:
+        """Return whether a hop takes no longer than the block beside it."""
         return self.tokens >= self.least_tokens
 
 
 def limit(best: Candidate) -> Limit:
-    """Return what limits the plan: memory where nothing fits, else the largest of its losses."""
+    """Return what limits the plan: memory if nothing fits, otherwise its largest loss."""
     request = best.request
     if not best.fits:
         over = best.ledger.total_bytes - request.usable_bytes
@@ -65,7 +66,7 @@ def limit(best: Candidate) -> Limit:
 
 
 def hidden(best: Candidate) -> list[Hidden]:
-    """Return for each pass of the ring whether its hops hide behind the blocks; empty without a ring."""
+    """Return for each pass of the ring whether its hops hide behind the blocks; [] without a ring."""
     request, degrees = best.at_once, best.degrees
     if degrees.ring == 1 or not isinstance(best.time, StepTime):
         return []
@@ -123,7 +124,7 @@ def _communication(best: Candidate) -> Limit:
 
 
 def _heads_short(best: Candidate) -> str:
-    """Why a larger Ulysses degree, which would make rings shorter, is not to be had; empty if it is no matter of heads."""
+    """Why the heads prevent a larger Ulysses degree, which would shorten the rings; "" if they do not."""
     degrees, sizes, inside = best.degrees, best.request.sized, best.request.machine.ranks_per_node
     used = degrees.tp * degrees.ulysses
     room = degrees.ring % 2 == 0 and inside % (2 * used) == 0
@@ -163,7 +164,7 @@ def _work(best: Candidate) -> Limit:
 
 
 def split_words(candidate: Candidate) -> str:
-    """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2"; degrees of 1 are left out."""
+    """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2", without degrees of 1."""
     it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
     named = (("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
     return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"

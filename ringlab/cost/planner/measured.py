@@ -11,17 +11,17 @@ from ringlab.cost.sizes import Attention
 from ringlab.layout import get_layout
 from ringlab.plan import tiles
 
-ALL_PAIRS = 16  # ranks; in larger rings one pair of each kind stands for all
+ALL_PAIRS = 16  # ranks; in larger rings one pair represents all pairs of its kind
 
 
 def measured_time(request: Request, D: int) -> MeasuredTime | None:
-    """Return the measured block time of this dtype and head dim, None where there is none."""
+    """Return the measured block time of this dtype and head dim, None if there is none."""
     time = block_time(request.machine, request.dtype, request.tile, D)
     return time if isinstance(time, MeasuredTime) else None
 
 
 def attention_flops_per_s(request: Request, D: int, backward: bool) -> float:
-    """Return the FLOP/s of attention in large blocks: as measured where it was, else the part of the peak reached."""
+    """Return the FLOP/s of attention in large blocks: as measured, otherwise the fraction of the peak that is reached."""
     time = measured_time(request, D)
     block = (time.backward if backward else time.forward) if time else None
     if block is not None and block.per_score_s > 0:
@@ -34,10 +34,11 @@ def attention_flops_per_s(request: Request, D: int, backward: bool) -> float:
 def measured_seconds(
     time: MeasuredTime, request: Request, sizes: Attention, layout: str, P: int, backward: bool
 ) -> np.ndarray:
-    """Return seconds by (rank, step), (P, P). Raises: CostError where this pass was not measured.
+    """Return seconds by (rank, step), (P, P).
 
     In rings of more than ALL_PAIRS ranks a rank's own block, an earlier and a later one are taken
-    from ranks 0 and 1: exact where all ranks own the same number of tokens.
+    from ranks 0 and 1: exact if all ranks own equally many tokens.
+    Raises: CostError if this pass was not measured.
     """
     dealt = get_layout(layout, request.tokens, P)
 

@@ -1,6 +1,6 @@
-"""plan(request): the best way to run it, what else was weighed, what limits it and what to change.
+"""plan(request): the best way to run it, the alternatives, what limits it and what to change.
 
-What a plan takes for granted, in sentences: printed with every plan, since its figures stand on them.
+The assumptions of a plan are printed with it, since its figures depend on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlab.layout import get_layout
 
 
 def assumptions(best: Candidate) -> tuple[str, ...]:
-    """Return the assumptions behind this plan."""
+    """Return the assumptions behind a plan, in sentences."""
     request = best.request
     machine, sizes = request.machine, request.sized
     found = [
@@ -105,9 +105,13 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """The best way to run a request; where none fits, the one that needs least memory.
+    """The best way to run a request, of `weighed` ways; if none fits, the one that needs least memory.
 
-    alternatives: the best of each other split, and the same split with other layouts.
+    alternatives: the best of each other split. layouts: the best split with other layouts.
+
+    >>> found = plan(Request("llama3-8b", 131_072, "h100"))
+    >>> found.fits, found.limit.kind
+    (True, 'memory')
     """
 
     request: Request
@@ -118,6 +122,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Return whether the best way fits into memory."""
         return self.best.fits
 
     @property
@@ -140,7 +145,7 @@ class Plan:
 
     @cached_property
     def hidden(self) -> list[Hidden]:
-        """Return whether the ring's hops are hidden, pass by pass."""
+        """Return whether the ring's hops are hidden, for each pass."""
         return hidden(self.best)
 
     @cached_property
@@ -150,22 +155,23 @@ class Plan:
 
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Return what to change, each planned."""
+        """Return the suggested changes, each planned itself."""
         return suggestions(self.best)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
+        """Return the assumptions behind this plan, in sentences."""
         return assumptions(self.best)
 
     @property
     def chunk_tokens(self) -> int:
-        """Return the piece of the sequence that the layout deals."""
+        """Return the number of tokens in each piece that the layout deals."""
         pieces = _pieces(self.best.layout) * self.best.degrees.ring
         return -(-self.request.tokens // pieces) if pieces else 1
 
     @property
     def chunk_words(self) -> str:
-        """Return how pieces, ranks and kernel tiles divide the sequence, and what length would leave no rest."""
+        """Return a description of the pieces: their sizes, and the length that kernel tiles would divide evenly."""
         S, degrees = self.request.tokens, self.best.degrees
         side = max(self.request.tile)
         if not _pieces(self.best.layout):
@@ -224,9 +230,12 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Return the best way to run `request`.
+    """Return the best way to run `request`, with alternatives.
 
-    Raises: CostError that names the constraint where the GPUs cannot be shared out as asked.
+    Raises: CostError that names the constraint if the GPUs cannot be divided as requested.
+
+    >>> plan(Request("llama3-70b", 1_000_000, "h100", nodes=8)).best.degrees
+    Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64)
     """
     found = weigh(request)
     best, seen, others = found[0], {found[0].split}, []
@@ -239,7 +248,7 @@ def plan(request: Request) -> Plan:
 
 
 def _pieces(layout: str) -> int:
-    """The pieces of consecutive tokens that a rank owns under a layout; 0 where they are single tokens."""
+    """The number of pieces of consecutive tokens that a rank owns under a layout; 0 for single tokens."""
     example = get_layout(layout, 16, 2)
     return len(example.runs(0)) if example.step == 1 else 0
 

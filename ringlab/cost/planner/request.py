@@ -1,4 +1,4 @@
-"""What somebody who sizes a cluster asks for, checked before anything is computed."""
+"""A request for a plan, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from ringlab.layout import layout_names
 PURPOSES = ("training", "prefill", "decode")
 RECOMPUTATIONS = ("none", "selective", "full")
 LAYOUTS = layout_names()[::-1]
-"""In the order in which they are tried: those that share causal work evenly first."""
+"""The layouts in the order in which they are tried: those that balance causal work first."""
 MOST_TOKENS = 2**31
 MOST_OF_A_COUNT = 2**20
-"""Nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a slip of the pen, and would take for ever."""
+"""The most nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a typing error and would take for ever."""
 DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A model, a context and GPUs; what is None is left open for the planner to choose.
+    """A model, a context and GPUs; the planner chooses the degrees, recomputation and layout that are None.
 
-    `tokens` is the length of one sequence, `batch` the sequences of one step over all GPUs.
-    dp × tp × cp are all GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one copy of
-    parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the plan
-    may not use. `logits_chunk`: tokens whose logits stand in memory at once (all of a rank's if None).
-    Raises: CostError that names the constraint for sizes that are no positive integers, unknown
-    names, heads that cannot be split, degrees whose product is not the number of GPUs, and more
-    ranks than tokens.
+    `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
+    dp × tp × cp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
+    copy of parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the
+    plan may not use. `logits_chunk`: tokens whose logits are held at once (all of a rank's if None).
+    Raises: CostError for sizes that are not positive integers, unknown names, or a dtype that the
+        hardware does not compute in.
+
+    >>> request = Request("llama3-8b", 131_072, "h100", nodes=2, ring=8)
+    >>> request.gpus, request.command()
+    (16, 'ringlab plan --model llama3-8b --tokens 128Ki --hardware h100 --nodes 2 --ring 8')
     """
 
     model: Model | str
@@ -79,9 +82,9 @@ class Request:
         element_bytes(self.dtype)
         self.machine.peak(self.dtype)
         check_count("nodes × GPUs of a node", self.gpus)
-        self.attention  # noqa: B018  heads that cannot be shared out are refused here
+        self.attention  # noqa: B018  heads that cannot be grouped are refused here
 
-    def __hash__(self) -> int:  # many caches ask for it, so it is computed once
+    def __hash__(self) -> int:  # many caches use it, so it is computed once
         return self._hash
 
     @cached_property
@@ -90,22 +93,23 @@ class Request:
 
     @cached_property
     def sized(self) -> Model:
-        """Return the model asked for."""
+        """Return the requested model."""
         return model(self.model) if isinstance(self.model, str) else self.model
 
     @cached_property
     def machine(self) -> Hardware:
-        """Return the hardware asked for, with as many GPUs in a node as asked for."""
+        """Return the requested hardware, with the requested number of GPUs in a node."""
         found = hardware(self.hardware) if isinstance(self.hardware, str) else self.hardware
         return replace(found, ranks_per_node=self.gpus_per_node) if self.gpus_per_node else found
 
     @property
     def gpus(self) -> int:
+        """Return the number of GPUs."""
         return self.nodes * self.machine.ranks_per_node
 
     @property
     def machine_word(self) -> str:
-        """Return what one of the machine's ranks is: a GPU, a TPU, or a rank where its name does not tell."""
+        """Return the word for one of the machine's ranks: GPU, TPU, or rank if its name is not a built-in one."""
         name = self.machine.name
         return "TPU" if name.startswith("tpu") else "rank" if name == label(name) else "GPU"
 
@@ -116,6 +120,7 @@ class Request:
 
     @property
     def training(self) -> bool:
+        """Return whether the purpose is training."""
         return self.purpose == "training"
 
     @cached_property
@@ -124,11 +129,11 @@ class Request:
         return self.sized.attention(B=1, dtype=self.dtype, causal=self.causal)
 
     def but(self, **changes: Any) -> Request:
-        """Return this request with some fields changed."""
+        """Return this request with some fields changed. Raises: as the class."""
         return replace(self, **changes)
 
     def command(self) -> str:
-        """Return the command line that asks for this; everything that is left open is left out."""
+        """Return the command line of this request, without options that are left open or at their defaults."""
         words = ["ringlab plan", f"--model {_name(self.model)}", f"--tokens {short_count(self.tokens)}"]
         words += [f"--hardware {_name(self.hardware)}", f"--nodes {self.nodes}"]
         if self.purpose != "training":
@@ -148,7 +153,7 @@ class Request:
 
 
 def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
-    """Raise CostError unless `value` is an integer from 1 to `most`."""
+    """Check a count. Raises: CostError unless `value` is an integer from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CostError(f"{name} >= 1, an integer", f"{name}={shown(value)}")
     if value > most:

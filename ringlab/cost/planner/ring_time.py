@@ -1,15 +1,15 @@
-"""When a ring is done: the ring program's own waits, step by step, for all ranks at once.
+"""The makespan of a ring: the ring program's own waits, step by step, for all ranks at once.
 
-The same order of posting, computing and waiting as `schedules/ring.py`, and messages as in
-`comm/clocked/timeline.py`, so `simulate` gives the same to rounding. Where every rank computes alike and no
-hop takes longer than a block, nobody waits and the sum is enough (`tests/cost/test_closed_form.py` has the proof).
+Posting, computing and waiting follow the order of `schedules/ring.py`, and messages behave as in
+`comm/clocked/timeline.py`, so `simulate` agrees up to rounding. If all ranks compute equally long and no hop
+takes longer than a block, no rank waits and the sum is enough (`tests/cost/test_closed_form.py` has the proof).
 
-Score elements by rank and step: counted tile by tile where that is quick, else by formula.
+Score elements by rank and step are counted tile by tile if that is quick, otherwise computed by formula.
 
-The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the tiles that are not wholly
-masked of a causal square of x: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for later
+The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a causal
+square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for later
 ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all others.
-They equal the count where tiles divide the pieces and all pieces are alike; else they differ by the
+They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
 tiles that hold the end of one piece and the beginning of another.
 """
 
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Int, Num
 
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware
@@ -28,12 +29,14 @@ from ringlab.layout import get_layout
 LARGEST_FOLLOWED = 64  # ranks: following more, step by step, takes too long for a planner
 
 
-def ring_forward_s(compute_s: np.ndarray, hop_s: np.ndarray, latency_s: np.ndarray) -> float:
-    """Return the makespan in seconds of P − 1 hops of K/V, each posted before the block that is here is computed.
+def ring_forward_s(
+    compute_s: Num[np.ndarray, "ranks P"], hop_s: Num[np.ndarray, " P"], latency_s: Num[np.ndarray, " P"]
+) -> float:
+    """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
-    compute_s: seconds by [rank, step], (P, P), or (1, P) where all ranks are alike; hop_s: (P,) seconds that the link from rank r to r + 1
-    is busy with one block; latency_s: (P,) seconds until it is there. More than LARGEST_FOLLOWED ranks
-    that have to wait are taken to wait for the slowest link in every step: an upper bound.
+    compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from rank
+    r to r + 1 is busy with one block. latency_s: seconds until the block arrives. More than LARGEST_FOLLOWED ranks
+    that have to wait are assumed to wait for the slowest link in every step: an upper bound.
     """
     P, hop = compute_s.shape[1], float((hop_s + latency_s).max())
     slowest = compute_s.max(axis=0)
@@ -52,9 +55,12 @@ def ring_forward_s(compute_s: np.ndarray, hop_s: np.ndarray, latency_s: np.ndarr
 
 
 def ring_backward_s(
-    compute_s: np.ndarray, hop_s: np.ndarray, home_s: np.ndarray, latency_s: np.ndarray
+    compute_s: Num[np.ndarray, "ranks P"],
+    hop_s: Num[np.ndarray, " P"],
+    home_s: Num[np.ndarray, " P"],
+    latency_s: Num[np.ndarray, " P"],
 ) -> float:
-    """Return the makespan of the backward ring: dK/dV follow their block and make P hops of `home_s` each."""
+    """Return the makespan in seconds of the backward ring: dK/dV follow their block, in P hops of `home_s` each."""
     P = compute_s.shape[1]
     if P == 1:
         return float(compute_s[0, 0])
@@ -79,8 +85,10 @@ def ring_backward_s(
     return float(np.maximum(now, home).max())
 
 
-def ring_links(first_gpu_of_rank: np.ndarray, machine: Hardware) -> tuple[np.ndarray, np.ndarray]:
-    """Return (bytes per second, latency in seconds) of the links from each rank of a ring to the next, (P,) each."""
+def ring_links(
+    first_gpu_of_rank: Int[np.ndarray, " P"], machine: Hardware
+) -> tuple[Num[np.ndarray, " P"], Num[np.ndarray, " P"]]:
+    """Return (bytes per second, latency in seconds) of the link from each rank of a ring to the next."""
     node = first_gpu_of_rank // machine.ranks_per_node
     inside = node == np.roll(node, -1)
     rate = np.where(inside, machine.inside.bytes_per_s, machine.between.bytes_per_s)
@@ -92,7 +100,7 @@ def _alike(compute_s: np.ndarray) -> bool:
 
 
 class _Wire:
-    """The links of a ring: a message starts when both ends are posted and the one before it is through."""
+    """The links of a ring: a message starts when both ends are posted and the previous message is complete."""
 
     def __init__(self, hop_s: np.ndarray, latency_s: np.ndarray) -> None:
         self.hop_s, self.latency_s = hop_s, latency_s
@@ -103,7 +111,7 @@ class _Wire:
     def post(self, now: np.ndarray, busy_s: np.ndarray | None = None) -> np.ndarray:
         """Return when an exchange that every rank posts at its `now` is complete for it, (P,) seconds.
 
-        That is when what it sends to the next rank and what the previous one sends have arrived.
+        It is complete when the messages to the next rank and from the previous one have arrived.
         """
         begin = np.maximum(np.maximum(now, now[self.next]), self.free)
         self.free = begin + (self.hop_s if busy_s is None else busy_s)
@@ -135,7 +143,7 @@ def ring_work(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) 
 
 
 def counted(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Return the same, counted tile by tile."""
+    """Return the table of `ring_work`, counted tile by tile."""
     dealt = get_layout(layout, S, P)
     work = layout_work(dealt, causal, tile)
     alike = bool((work == work[0]).all())
@@ -143,14 +151,14 @@ def counted(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) ->
 
 
 def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Count a shorter sequence if S is very long: work grows as S², but for the tiles that are partly masked."""
+    """Count a shorter sequence if S is very long: work grows as S², except for partly masked tiles."""
     times = max(1.0, S / LONGEST_COUNTED)
     work, tokens = counted(layout, min(S, LONGEST_COUNTED), P, causal, tile)
     return np.rint(work * times**2).astype(np.int64), math.ceil(tokens * times)
 
 
 def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Return the same by the formulas above, for layouts that have one."""
+    """Return the table of `ring_work`, computed by FORMULAS, for layouts that have one."""
     pieces = 2 if layout == "zigzag" and P > 1 else 1
     piece = -(-S // (pieces * P))
     if not causal:
@@ -164,7 +172,7 @@ def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int])
 
 
 def staircase(x: int, tile: tuple[int, int]) -> int:
-    """Return the elements of the tiles that are not wholly masked in a causal square of x rows."""
+    """Return the elements of the tiles that are not entirely masked in a causal square of x rows."""
     rows, keys = tile
     if rows == keys:
         whole, rest = divmod(x, rows)

@@ -1,4 +1,4 @@
-"""What a step takes: per layer and pass, what is computed, what travels, and what of that nobody sees."""
+"""The time of a step: per layer and pass, the computation, the communication, and the part of it that is hidden."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ringlab.cost.traffic import gradient_bytes_per_token
 
 @dataclass(frozen=True)
 class Pass:
-    """One layer, forward or backward or computed again: seconds on the rank that takes longest.
+    """One layer's forward, backward or recomputation: seconds on the rank that takes longest.
 
-    linear_s: the matrices. attention_s: until the slowest rank is done on links that cost nothing, and
-    balanced_s were all ranks' work equal. ring_s: what K/V (and dK/dV) need on the slowest link, and
-    ring_exposed_s what of it is waited for. ulysses_s, tensor_s: collectives that nothing hides.
-    weights_s: gathering parameters and reducing gradients, and weights_exposed_s what computing
-    does not cover.
+    linear_s: the matrices. attention_s: until the slowest rank is done on free links; balanced_s: the
+    same if all ranks' work were equal. ring_s: K/V (and dK/dV) on the slowest link; ring_exposed_s:
+    the part of it that ranks wait for. ulysses_s, tensor_s: collectives that nothing hides.
+    weights_s: gathering parameters and reducing gradients; weights_exposed_s: the part of it that
+    computation does not hide.
     """
 
     name: str
@@ -46,14 +46,17 @@ class Pass:
 
     @property
     def compute_s(self) -> float:
+        """Return the seconds of computation."""
         return self.linear_s + self.attention_s
 
     @property
     def exposed_s(self) -> float:
+        """Return the seconds of waiting for communication."""
         return self.ring_exposed_s + self.ulysses_s + self.tensor_s + self.weights_exposed_s
 
     @property
     def total_s(self) -> float:
+        """Return the seconds of the pass."""
         return self.compute_s + self.exposed_s
 
     def as_dict(self) -> dict[str, float | str]:
@@ -64,7 +67,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step: `rounds` times all layers' passes and the logits, then the update of the weights."""
+    """The time of one step: `rounds` times all layers' passes and the logits, then the update of the weights."""
 
     layers: int
     passes: tuple[Pass, ...]
@@ -74,21 +77,22 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
+        """Return the seconds of the step."""
         layers = self.layers * sum(each.total_s for each in self.passes)
         return self.rounds * (layers + self.vocabulary_s) + self.update_s
 
     @property
     def exposed_s(self) -> float:
-        """Return the seconds in which ranks wait for communication."""
+        """Return the seconds that ranks wait for communication."""
         return self.rounds * self.layers * sum(each.exposed_s for each in self.passes)
 
     @property
     def imbalance_s(self) -> float:
-        """Return the seconds in which ranks wait because others have more to compute."""
+        """Return the seconds that ranks wait because others have more to compute."""
         return self.rounds * self.layers * sum(each.attention_s - each.balanced_s for each in self.passes)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all figures: seconds per step, of the passes per layer, of the vocabulary per round."""
+        """Return all figures: seconds per step; the passes' per layer, the vocabulary's per round."""
         return {
             "step_s": self.total_s,
             "exposed_s": self.exposed_s,
@@ -109,7 +113,7 @@ def step_time(
     weights: WeightTraffic,
     rounds: int = 1,
 ) -> StepTime:
-    """Return the seconds of one training step, or of prefilling the context; `request` has one round's batch."""
+    """Return the time of one training step, or of prefilling the context; `request` has one round's batch."""
     sizes = request.sized
     names = ["forward"]
     if request.training:
@@ -126,7 +130,7 @@ def step_time(
 
 @dataclass(frozen=True)
 class WeightTraffic:
-    """Bytes of one layer's weights and gradients on one tensor-parallel rank, and of one update of everything."""
+    """Bytes of one layer's weights and gradients on one tensor-parallel rank, and of one update of all weights."""
 
     layer_bytes: float
     layer_gradient_bytes: float
@@ -134,7 +138,7 @@ class WeightTraffic:
 
 
 def rank_tokens(request: Request, degrees: Degrees) -> int:
-    """Return the tokens of the rank that owns most, of all its sequences."""
+    """Return the tokens of all sequences on the rank that owns most."""
     return -(-request.tokens // degrees.cp) * (request.batch // degrees.dp)
 
 
@@ -155,7 +159,10 @@ def ring_sizes(request: Request, degrees: Degrees) -> Attention:
 def block_seconds(
     request: Request, sizes: Attention, layout: str, P: int, backward: bool
 ) -> tuple[np.ndarray, int]:
-    """Return seconds by (rank, step), measured where the hardware file has measurements, and a shard's tokens."""
+    """Return seconds by (rank, step), measured if the hardware file has measurements, and a shard's tokens.
+
+    Raises: CostError if the file has measurements, but not of this pass.
+    """
     work, tokens = ring_work(layout, request.tokens, P, request.causal, request.tile)
     measured = measured_time(request, sizes.D)
     if measured is not None:

@@ -22,7 +22,7 @@ PIECE = 4096  # tokens whose logits stand in memory at once, where a plan tries 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`request`, and what comes of it: `kind` names what changes, `why` says what it is good for."""
+    """A changed request and its outcome; `kind` names the change and `why` gives its benefit."""
 
     kind: str
     why: str
@@ -30,22 +30,24 @@ class Suggestion:
 
     @cached_property
     def best(self) -> Candidate:
+        """Return the best way to run the changed request."""
         return weigh(self.request)[0]
 
     @property
     def fits(self) -> bool:
+        """Return whether that way fits into memory."""
         return self.best.fits
 
     @property
     def sentence(self) -> str:
-        """Return what it is good for and what comes of it, in one line."""
+        """Return its benefit and its outcome, in one line."""
         it = self.best
         need = f"{short(it.ledger.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
         how = split_words(it) + (f", {again(it.recomputation)}" if it.request.training else "")
         return f"{self.why}: {_step_words(it)}, {need} ({how})"
 
     def as_dict(self) -> dict[str, object]:
-        """Return it with its outcome and the command line to type."""
+        """Return it with its outcome and command line, ready for JSON."""
         return {
             "kind": self.kind,
             "why": self.why,
@@ -63,7 +65,7 @@ def _step_words(it: Candidate) -> str:
 
 
 def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
-    """Return what to change: where nothing fits, the nearest that does; else what would gain. All of them fit."""
+    """Return changes that fit: if the plan does not fit, the nearest ones that do; otherwise those that gain."""
     asked = best.request
     found = _nearest(best) if not best.fits else _gains(best)
     unique: dict[str, Suggestion] = {}
@@ -74,7 +76,7 @@ def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
 
 
 def _nearest(best: Candidate) -> Iterator[Suggestion]:
-    """Only what fits: pieces of logits, nothing pinned, more nodes, fewer tokens, fewer sequences."""
+    """Changes that fit: pieces of logits, nothing pinned, more nodes, fewer tokens, fewer sequences."""
     request = best.request
     open_ = _unpinned(request)
     chunked = _chunked(open_)
@@ -149,7 +151,7 @@ def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
 
 
 def _hide(best: Candidate) -> Iterator[Suggestion]:
-    """As many tokens as it takes to hide the ring's hops with this split."""
+    """The number of tokens that hides the ring's hops with this split."""
     exposed = [it for it in hidden(best) if not it.hidden]
     if not exposed:
         return
@@ -175,7 +177,7 @@ def _ring_share(time: StepTime) -> float:
 
 
 def _less_memory(best: Candidate) -> Iterator[Suggestion]:
-    """What gives back memory that is worth naming: everything computed again, logits in pieces."""
+    """Changes that save much memory: full recomputation, logits in pieces."""
     request, enough = best.request, 0.9 * best.ledger.total_bytes
     if request.training and best.recomputation != "full":
         full = request.but(recomputation="full")
@@ -187,7 +189,7 @@ def _less_memory(best: Candidate) -> Iterator[Suggestion]:
 
 
 def _other_hardware(request: Request) -> Iterator[Suggestion]:
-    """As many accelerators of another kind, the fastest first: those whose nodes add up, and that fit."""
+    """As many accelerators of another kind that fit and fill whole nodes, the fastest first."""
     found = []
     for name in hardware_names():
         try:
@@ -199,24 +201,24 @@ def _other_hardware(request: Request) -> Iterator[Suggestion]:
             suggestion = Suggestion("hardware", why, _on_nodes(changed, nodes))
             if suggestion.fits:
                 found.append(suggestion)
-        except CostError:  # another dtype, or no way to share out so many
+        except CostError:  # another dtype, or no way to divide so many
             continue
     yield from sorted(found, key=lambda it: it.best.step_s)[:OTHERS]
 
 
 def _bolder(request: Request, other: Request) -> str:
-    """A warning where the other hardware's times are those of its peak and this one's are not."""
+    """A warning if the other hardware's times assume its peak and this one's do not."""
     here, there = request.machine.reached, other.machine.reached
     return " (at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
 
 
 def fewest_nodes(request: Request) -> int | None:
-    """Return the fewest nodes on which the request fits, degrees left open where their product changes; None if none do."""
+    """Return the fewest nodes on which the request fits, cp, ring and fsdp left open; None if it fits on none."""
     return _least(1, MOST_NODES, lambda nodes: fits(_on_nodes(request, nodes)))
 
 
 def most_tokens(request: Request) -> int | None:
-    """Return the largest context that fits, in thousands (or 1024s, as asked) of tokens; None if none does."""
+    """Return the largest context that fits, a multiple of 1000 tokens (1024 if the request is none); None if none fits."""
     unit = 1000 if request.tokens % 1000 == 0 else 1024
     too_many = _least(
         1, MOST_TOKENS // unit, lambda n: not fits(request.but(tokens=n * unit), shrinking=True)
@@ -227,9 +229,9 @@ def most_tokens(request: Request) -> int | None:
 
 
 def fits(request: Request, shrinking: bool = False) -> bool:
-    """Return whether some way to run the request fits; one that is impossible does not.
+    """Return whether some way to run the request fits; an impossible request does not.
 
-    shrinking: more ranks than tokens count as fitting, since fewer tokens would not help.
+    shrinking: a request with more ranks than tokens counts as fitting, since fewer tokens would not help.
     """
     try:
         return least_memory(request).fits
@@ -254,7 +256,7 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 
 
 def _on_nodes(request: Request, nodes: int) -> Request:
-    """The request on other nodes: what multiplies up to the number of GPUs is left open, tp and ulysses stay."""
+    """The request on other nodes: cp, ring and fsdp, which depend on the number of GPUs, are left open."""
     return request.but(nodes=nodes, cp=None, ring=None, fsdp=None)
 
 
@@ -263,7 +265,7 @@ def _unpinned(request: Request) -> Request:
 
 
 def _chunked(request: Request) -> Request | None:
-    """The request with its loss in pieces, None where that is no change."""
+    """The request with its loss in pieces, None if that changes nothing."""
     if not request.training or request.logits_chunk is not None:
         return None
     return request.but(logits_chunk=PIECE)

@@ -1,4 +1,4 @@
-"""Every way to run a request, weighed: does it fit, and what does a step take?"""
+"""Every way to run a request: does it fit, and how long does a step take?"""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, Request
 from ringlab.cost.planner.ring_time import ring_work
 from ringlab.cost.planner.step_time import StepTime, step_time
 
-LEAST_GAIN = 1e-3  # of the time of a step: for less, no unusual layout is taken
+LEAST_GAIN = 1e-3  # of the time of a step: an unusual layout must gain at least this much
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the request: degrees, layout, recomputation, and in how many rounds a replica's sequences go."""
+    """One way to run the request: degrees, layout, recomputation, and the number of rounds of a replica's sequences."""
 
     request: Request
     degrees: Degrees
@@ -33,12 +33,12 @@ class Candidate:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Return the memory of the GPU that needs most."""
+        """Return the memory of the GPU that needs most of it."""
         return ledger(self.at_once, self.degrees, self.recomputation)
 
     @cached_property
     def time(self) -> StepTime | DecodeTime:
-        """Return the seconds of one step, all rounds of it."""
+        """Return the time of one step, all its rounds. Raises: CostError if a needed pass was not measured."""
         if self.request.purpose == "decode":
             return decode_time(self.request, self.degrees, self.ledger)
         weights = weight_traffic(self.request, self.degrees)
@@ -47,21 +47,23 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
+        """Return whether it needs no more memory than a GPU may use."""
         return self.ledger.total_bytes <= self.request.usable_bytes
 
     @property
     def step_s(self) -> float:
+        """Return the seconds of one step."""
         return self.time.total_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Return tokens per second of all GPUs together: of the context, or newly written ones when decoding."""
+        """Return the tokens per second of all GPUs together: those of the context, or new ones when decoding."""
         per_sequence = 1 if self.request.purpose == "decode" else self.request.tokens
         return self.request.batch * per_sequence / self.step_s
 
     @property
     def utilisation(self) -> float:
-        """Return the model's own FLOPs, nothing computed twice or masked, over what the GPUs' peak would do meanwhile."""
+        """Return the model's own FLOPs, without recomputed or masked ones, as a fraction of the GPUs' peak."""
         request, tokens = self.request, self.request.tokens
         pairs = tokens * (tokens + 1) // 2 if request.causal else tokens**2
         forward = linear_flops(request.sized, tokens) + request.sized.layers * attention_flops(
@@ -74,12 +76,12 @@ class Candidate:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Return what tells one way to share out the work from another: dp, tp, ring, ulysses."""
+        """Return the degrees that distinguish one split of the work from another: dp, tp, ring, ulysses."""
         it = self.degrees
         return it.dp, it.tp, it.ring, it.ulysses
 
     def work(self) -> tuple[float, float]:
-        """Return max over mean of the ranks' attention work at tile granularity, in all and step by step."""
+        """Return max over mean of the ranks' attention work at tile granularity: in total, and summed over steps."""
         if self.request.purpose == "decode":
             return 1.0, 1.0  # one new token has no mask
         work, _ = ring_work(
@@ -94,8 +96,8 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
     """Return the candidates, the best first: those that fit by their time, then the others by their memory.
 
     Of the same degrees only the first that fits is weighed: no recomputation before some, all sequences
-    at once before rounds, since what comes later takes longer.
-    Raises: CostError where no way to share out the GPUs keeps to the request.
+    at once before rounds, since later ones take longer.
+    Raises: CostError if no way to divide the GPUs satisfies the request.
     """
     fitting: list[Candidate] = []
     others: list[Candidate] = []
@@ -116,13 +118,13 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
 
 
 def least_memory(request: Request) -> Candidate:
-    """Return the candidate that needs the least memory; no times are computed."""
+    """Return the candidate that needs the least memory; no times are computed. Raises: as `weigh`."""
     last = (_variants(request, degrees)[-1][-1] for degrees in candidates(request))
     return min(last, key=lambda it: it.ledger.total_bytes)
 
 
 def fastest(request: Request) -> Candidate:
-    """Return the candidate that would be fastest if memory did not matter."""
+    """Return the candidate that would be fastest if memory did not matter. Raises: as `weigh`."""
     return min((_variants(request, degrees)[0][0] for degrees in candidates(request)), key=_step)
 
 
@@ -131,7 +133,7 @@ def _step(candidate: Candidate) -> float:
 
 
 def layouts(candidate: Candidate) -> list[Candidate]:
-    """Return the candidate under each layout, its own first; only its own where one rank has all tokens."""
+    """Return the candidate under each layout, its own first; only its own if all layouts take equally long."""
     it = candidate
     if it.degrees.ring == 1 or it.request.purpose == "decode" or not it.request.causal:
         return [it]
@@ -140,7 +142,7 @@ def layouts(candidate: Candidate) -> list[Candidate]:
 
 
 def _variants(request: Request, degrees: Degrees) -> list[list[Candidate]]:
-    """Return for each number of rounds the candidates of ascending recomputation: less memory, more time."""
+    """Return for each number of rounds the candidates in order of recomputation: less memory, more time."""
     again = RECOMPUTATIONS if request.training else ("none",)
     if request.recomputation is not None:
         again = (request.recomputation,)
@@ -152,7 +154,7 @@ def _variants(request: Request, degrees: Degrees) -> list[list[Candidate]]:
 
 
 def _rounds(request: Request, degrees: Degrees) -> tuple[int, ...]:
-    """All sequences of a replica at once, or one after the other; decoding always takes them all at once."""
+    """Numbers of rounds: all sequences of a replica at once, or one after the other; decoding takes all at once."""
     sequences = request.batch // degrees.dp
     return (1,) if sequences == 1 or request.purpose == "decode" else (1, sequences)
 
@@ -163,6 +165,6 @@ def _at_once(request: Request, rounds: int) -> Request:
 
 
 def first_layout(request: Request, degrees: Degrees) -> str:
-    """Return the layout to begin with: zig-zag where a ring has a causal mask, else plain stretches."""
+    """Return the layout to begin with: zig-zag for a ring with a causal mask, otherwise contiguous."""
     balanced = request.causal and degrees.ring > 1 and request.purpose != "decode"
     return "zigzag" if balanced else "contiguous"

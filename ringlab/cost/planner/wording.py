@@ -9,7 +9,7 @@ _COUNTS = (("M", 10**6), ("Mi", 2**20), ("k", 10**3), ("Ki", 2**10))
 
 
 def short_count(n: int) -> str:
-    """Return n so that reading it gives exactly n: 1000000 → 1M, 131072 → 128Ki, 131073 → 131073."""
+    """Return n as a text that reads back as exactly n: 1000000 → 1M, 131072 → 128Ki, 131073 → 131073."""
     for suffix, unit in _COUNTS:
         if n >= unit and n % unit == 0:
             return f"{n // unit}{suffix}"
@@ -22,7 +22,7 @@ def counted(n: int, thing: str) -> str:
 
 
 def label(name: str) -> str:
-    """Return a piece of hardware's name as a sentence shows it: H100, TPU-V4; words, and names of users, as they are written."""
+    """Return a name of hardware as a sentence shows it: H100, TPU-V4; words and users' own names stay as they are."""
     return name.upper() if name in hardware_names() and any(map(str.isdigit, name)) else name
 
 
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def again(recomputation: str) -> str:
-    """Return what is computed again, in words: "no recomputation", "full recomputation"."""
+    """Return the recomputation in words: "no recomputation", "full recomputation"."""
     return f"{'no' if recomputation == 'none' else recomputation} recomputation"
 
 

@@ -1,12 +1,6 @@
-"""Common mistakes in the tiled forward, made on purpose: each function answers as a learner who makes it.
+"""Common mistakes in the tiled forward and backward: each function answers as a learner who makes the mistake.
 
-A walk over the tiles, and one small fault for each mistake. Arguments as in exercise 03; all of
-this is for small inputs.
-
-Common mistakes in the tiled backward, made on purpose: each function answers as a learner who makes it.
-
-A walk over the tiles of the forward, and one small fault for each mistake. Arguments as in exercise
-03; all of this is for small inputs.
+Each is a walk over the tiles with one small fault. Arguments are those of exercise 03; inputs are small.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Exercise 04: reading what kernels read and wrote, as their interpreter wrote it down.
+"""Exercise 04: the loads and stores that the interpreter recorded, and the common mistakes in the attention kernels.
 
-Exercise 04: the common mistakes in the two attention kernels, in the order in which they are looked for.
+Mistakes are listed in the order in which they are looked for.
 """
 
 from __future__ import annotations

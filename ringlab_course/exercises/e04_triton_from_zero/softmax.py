@@ -1,13 +1,9 @@
-"""Exercise 04: the checks of the softmax kernel.
+"""Exercise 04: the checks of the softmax kernel and its common mistakes.
 
 Rows live in buffers that are wider than the columns in use. Behind the last column x holds other
 numbers and out a canary, so that a missing mask shows as a wrong value or a dead canary, on the
-judge's side; how often memory is read is counted where the kernel runs.
-
-Exercise 04: the plainest softmax of rows in a padded buffer, and the common mistakes made with it in a kernel.
-
-Every imitation takes what the learner's function takes, (x, out, columns), and returns what then stands in
-the first `columns` places of out's rows.
+judge's side. Loads are counted where the kernel runs. Every imitation takes the arguments of the learner's function,
+(x, out, columns), and returns the first `columns` columns of out.
 """
 
 from __future__ import annotations

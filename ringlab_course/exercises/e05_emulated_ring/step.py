@@ -1,7 +1,4 @@
-"""Checks of 05.step: one step of the ring, block and merge.
-
-Common mistakes in one step of the ring, each with a function that makes the same one, in float64.
-"""
+"""Checks of 05.step, one step of the ring: block and merge; its common mistakes, imitated in float64."""
 
 from __future__ import annotations
 

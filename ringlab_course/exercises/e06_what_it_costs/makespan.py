@@ -1,7 +1,4 @@
-"""Checks of 06.makespan: when the last rank of a ring ends, with and without double buffering.
-
-Common mistakes in a ring's makespan, each with a function that makes the same one, and the truth.
-"""
+"""Checks of 06.makespan: when the last rank of a ring ends, with and without double buffering; its common mistakes."""
 
 from __future__ import annotations
 

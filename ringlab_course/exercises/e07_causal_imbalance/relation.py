@@ -1,11 +1,7 @@
-"""Checks of 07.relation: the tiles in which the queries of one run meet the keys of another.
+"""Checks of 07.relation: the tiles in which the queries of one run meet the keys of another; its common mistakes.
 
 Tiles are judged by what they cover: each is drawn into a table of (query, key) counts, which has to be
-the causal mask of the two runs.
-
-Common mistakes of 07.relation, each with a function that covers the same wrong pairs.
-
-Imitations take a run of queries and a run of keys and return how often each pair is seen.
+the causal mask of the two runs. Imitations return how often each pair is seen.
 """
 
 from __future__ import annotations

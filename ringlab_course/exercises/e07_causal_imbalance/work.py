@@ -1,10 +1,7 @@
-"""Checks of 07.work: how many visible pairs every rank computes in every step of the ring.
+"""Checks of 07.work: how many visible pairs every rank computes in every step of the ring; its common mistakes.
 
-Common mistakes of 07.work, each with a function that counts the same wrong pairs.
-
-Imitations take the runs of all ranks and return the table [rank, step] that the mistake leads to.
-
-Runs as exercise 07 writes them: tuples (start, step, length), a list of them for every rank.
+Exercise 07 writes a run as a tuple (start, step, length) and gives each rank a list of them. Imitations take the runs
+of all ranks and return the wrong table [rank, step].
 """
 
 from __future__ import annotations

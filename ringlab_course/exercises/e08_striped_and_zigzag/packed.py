@@ -1,7 +1,4 @@
-"""Checks of 08.packed: several documents in one sequence, each causal by itself, shared out evenly.
-
-Exercise 08: common mistakes in sharing out packed documents.
-"""
+"""Checks of 08.packed: several causal documents in one sequence, shared out evenly; its common mistakes."""
 
 from __future__ import annotations
 

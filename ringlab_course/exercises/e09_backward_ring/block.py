@@ -1,7 +1,4 @@
-"""Checks of 09.delta and 09.block: one number per row, and what a block that is here adds to the gradients.
-
-Common mistakes of 09.delta and 09.block, each with a function that makes the same one, in float64.
-"""
+"""Checks of 09.delta and 09.block: one number per row, and the gradients from one block; their common mistakes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of 09.couriers: the backward ring, its values and what it sends, holds and hides.
-
-Common mistakes of the backward ring: what shows in values, and how it behaves.
-"""
+"""Checks of 09.couriers: the values of the backward ring, its messages, memory and overlap; its common mistakes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Exercise 10: `accept`, judged on both sides by honest implementations and by faulty ones, run afresh.
-
-Exercise 10: the rule that `accept` should follow, and the common mistakes made in its place.
-"""
+"""Exercise 10: `accept`, judged on both sides by correct and by faulty implementations that run afresh; its common mistakes."""
 
 from __future__ import annotations
 

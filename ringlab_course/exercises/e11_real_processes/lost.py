@@ -1,9 +1,7 @@
-"""Checks of 11.lost: a ring that keeps what it has when a rank dies, and says what that is.
+"""Checks of 11.lost: a ring that keeps its partial result when a rank dies, and says which keys it covers; its common mistakes.
 
 News of a death travel one rank per step. A rank m hops from the dead one, whichever way is shorter, misses its first
 block in exchange e + m − 1 if the dead rank ended before its exchange e; so it holds the blocks of e + m steps.
-
-Common mistakes in 11.lost as a learner is told them; those of any ring are exercise 05's.
 """
 
 from __future__ import annotations

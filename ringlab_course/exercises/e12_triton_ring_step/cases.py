@@ -1,7 +1,4 @@
-"""The inputs of exercise 12, and how an answer to them is read.
-
-Exercise 12: what the kernels read and wrote, as their interpreter wrote it down.
-"""
+"""The inputs of exercise 12, the answers to them, and the loads and stores that the interpreter recorded."""
 
 from __future__ import annotations
 

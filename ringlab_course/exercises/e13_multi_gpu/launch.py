@@ -1,6 +1,6 @@
-"""Checks of 13.launch: what is wrong with how ranks were started, and which hops of the ring leave a machine.
+"""Checks of 13.launch: faults in how ranks were started, and the hops of the ring that leave a machine.
 
-Answers of exercise 13 that are names and counts: right or wrong, never nearly right.
+Answers of this exercise that are names or counts are compared exactly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks of 13.straggler: which rank or link holds a ring up, in which step, out of a trace of all ranks.
+"""Checks of 13.straggler: from a trace of all ranks, which rank or link holds a ring up, and in which step.
 
-Traces of rings that are held up by something: ringlab's own ring on the cost simulator, with a fault put in.
+The traces come from ringlab's own ring on the cost simulator, with a fault put in.
 """
 
 from __future__ import annotations

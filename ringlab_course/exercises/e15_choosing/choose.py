@@ -1,6 +1,6 @@
 """Checks of 15.choose: a report that ranks every schedule for a layer, a context and a machine, against the cost model.
 
-How a report of exercise 15 is made rightly, and by each mistake; the problems that it is about.
+Each common mistake makes its own report of the same problems.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Checks of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
+"""Checks and hints of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
 
-A mend counts once the same submission's chart of the patient holds: whoever pastes a sound ring has found nothing.
-
-Hints of exercise 16.
+A mend counts once the same submission's chart of the patient is right, so a pasted sound ring earns nothing.
 """
 
 from __future__ import annotations

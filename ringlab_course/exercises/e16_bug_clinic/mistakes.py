@@ -1,8 +1,7 @@
-"""Mistakes in mending the patients of exercise 16, and what each of them returns.
+"""Mistakes in mending the patients of exercise 16, and the results of each.
 
-Half-mended patients: what comes out if one cures the symptom. Checks of exercise 16 imitate them to name the mistake.
-
-Each is the patient, or a sound ring, in which a few lines are different; they are among the exercise's wrong answers.
+A half-mended patient is the patient, or a sound ring, with a few lines changed: the symptom is cured, the fault stays.
+Checks imitate these to name the mistake; they are among the exercise's wrong answers.
 """
 
 from __future__ import annotations

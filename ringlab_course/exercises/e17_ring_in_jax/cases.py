@@ -1,6 +1,6 @@
 """The inputs of exercise 17, their truth with derived bounds, and rings with mistakes in float64 NumPy.
 
-Exercise 17 with inputs in bfloat16: how far a result may be off that is rounded once, and types on the wire.
+In bfloat16 a result may be off by one rounding, and the types on the wire are checked.
 """
 
 from __future__ import annotations

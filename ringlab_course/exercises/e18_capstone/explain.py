@@ -1,6 +1,6 @@
-"""From what the suite found to what a learner is told: the mistake by its name, and the smallest run that shows it.
+"""From the suite's finding to the learner's message: the mistake by its name, and the smallest run that shows it.
 
-What wrong rings would answer: the forward ring in float64 with one thing changed, on the shards of a run.
+Wrong rings are imitated in float64 on the shards of a run, each with one thing changed.
 """
 
 from __future__ import annotations

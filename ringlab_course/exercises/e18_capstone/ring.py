@@ -1,6 +1,6 @@
-"""Stages 18.forward and 18.backward: the conformance suite's checks, and what it leaves to an exercise to ask.
+"""Stages 18.forward and 18.backward: the conformance suite's checks, and the questions that it leaves to an exercise.
 
-Common mistakes of the two rings of the capstone, by what they look like: in values, in messages, in behaviour.
+Common mistakes are listed by where they show: in values, in messages, in behaviour.
 """
 
 from __future__ import annotations

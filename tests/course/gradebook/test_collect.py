@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook import collect as collect_module
-from ringlab_course.gradebook.collect import collect, notebooks
-from ringlab_course.gradebook.policy import exercise_of, learner_of
+from ringlab_course.gradebook.collect import collect, exercise_of, learner_of, notebooks
 from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.readable import shown_name
 from ringlab_course.gradebook.runner import grade_class
