@@ -11,7 +11,7 @@ SHELL := /bin/sh
 RUN := .venv/bin/python
 PYTHON ?=
 LAB_ARGS ?=
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2
 export PYTHON
 
 .PHONY: help lab test test-all site slides gpu check check-all static build docs house format lock clean setup-lab setup-test setup-site

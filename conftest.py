@@ -83,12 +83,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         os.environ["RINGLAB_PROGRESS"] = str(progress)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist appends the group to the test's name
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let xdist deal files to its workers, and the sweep of the answers exercise by exercise."""
-    file, _, rest = item.nodeid.partition("::")
-    exercise = rest.rpartition("[")[2][:2] if "[" in rest and file.endswith(_SWEEPS) else ""
-    item.add_marker(pytest.mark.xdist_group(file + exercise))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have xdist deal its workers whole files. Its own `--dist loadgroup` deals single tests under pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByFile(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the tests that one worker runs together: those of a file; in a sweep of answers, those of an exercise."""
+    file, _, rest = nodeid.partition("::")
+    return file + (rest.rpartition("[")[2][:2] if "[" in rest and file.endswith(_SWEEPS) else "")
 
 
 _SWEEPS = ("course/test_submissions.py", "course/test_kill_matrix.py")

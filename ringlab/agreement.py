@@ -1,6 +1,6 @@
-"""Agreement: all ranks compare a description of what they are about to do before any data moves.
+"""Agreement: before any data moves, all ranks compare descriptions of what they are about to do.
 
-A rank that was called wrongly, or differently, thus raises on every rank instead of leaving the others to wait.
+If one rank is called wrongly, or differently, every rank raises instead of waiting for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _BYTES = 512
 
 
 def agree(comm: Comm, description: str, error: Exception | None, device: torch.device | str = "cpu") -> None:
-    """Return if every rank passes the same `description` and no `error`; costs 512 bytes a rank.
+    """Return if every rank passes the same `description` and no `error`; each rank's message has 512 bytes.
 
-    Raises: `error` itself on a rank that has one; AgreementError, which quotes every rank, on the others.
+    Raises: `error` itself on a rank that passes one; AgreementError, which quotes every rank, on the others.
     """
     statement = f"error {type(error).__name__}: {error}" if error else description
     digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, as a long one is cut
@@ -39,7 +39,7 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' messages, row d from rank − d, after log2(P) exchanges that double what a rank has.
+    """Return all ranks' messages, row d from rank − d, after log2(P) exchanges; each doubles a rank's messages.
 
     Source: Bruck et al. 1997, doi 10.1109/71.642949.
     """

@@ -1,7 +1,7 @@
-"""What one rank passed to `ring_attention`, and the first two stages of a call: check it, describe it to the others.
+"""The arguments of `ring_attention` on one rank, and the first two stages of a call: to check and to describe them.
 
-Nothing here communicates. `check_arguments` raises what is wrong on this rank or returns the `Call`;
-`describe_arguments` returns what must be equal on all ranks.
+Nothing here communicates. `check_arguments` raises the error of this rank's arguments or returns the `Call`;
+`describe_arguments` returns a text that must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ringlab.scores import ScoreRules, check_scale
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `ring_attention` on one rank, as they came: any of them may be wrong."""
+    """The arguments of `ring_attention` on one rank, unchecked: any of them may be wrong."""
 
     q: Any
     k: Any
@@ -49,7 +49,7 @@ class Arguments:
 def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     """Return the schedule and the call that this rank asks for, with every default filled in.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError for a wrong one.
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
     check_scale(given.scale, given.q.dtype)
@@ -65,7 +65,7 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
 
 
 def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
-    """Return what must be equal on all ranks, as text. Names may be equal by chance, so layouts add a digest."""
+    """Return a text that must be equal on all ranks. Layouts add a digest, as their names may be equal by chance."""
     q, k, v = given.q, given.k, given.v
     rules = call.rules
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -121,7 +121,7 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
 
 
 def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
-    """Return (what came instead of a shard of `length` tokens, the remedy)."""
+    """Return (got, remedy) for a tensor that is not a shard of `length` tokens."""
     if x.shape[2] == S:
         return f"{S} tokens, the whole sequence", f"pass layout.shard({name}, ring.rank)"
     if x.shape[1] in (length, S):

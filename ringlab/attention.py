@@ -1,8 +1,8 @@
 """`ring_attention`: attention over a sequence that is spread over the ranks of a ring. Its stages, in call order:
 
-1. check     this rank's arguments, every default filled in               `ringlab.arguments`
+1. check     this rank's arguments, and fill in every default             `ringlab.arguments`
 2. agree     with all ranks on the call; a wrong one raises on all        `ringlab.agreement`
-3. record    in the trace which block backend computes                    `ringlab.blocks`
+3. record    the block backend that computes, in the trace                `ringlab.blocks`
 4. forward   blocks arrive, rows attend to them, (out, lse) is saved      `ringlab.schedules`
 5. backward  blocks arrive again, their gradients return to the owners    `ringlab.schedules`
 
@@ -108,9 +108,9 @@ def ring_attention(
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)"; or a schedule object.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm, not differentiable.
-    validate: let the ranks compare their calls first, forward and backward, 512 bytes each. Without it, all ranks must
-    go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would otherwise
-    meet the wrong call unnoticed.
+    validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
+    ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
+    otherwise reach the wrong call unnoticed.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
     is called wrongly, AgreementError on all others, before any data moves.
@@ -141,14 +141,14 @@ def ring_attention(
 
 
 def refuse_call(given: Arguments, refusal: Exception) -> None:
-    """Tell the other ranks why this rank refuses its call. Raises: `refusal`, where ranks compare their calls."""
+    """Report to the other ranks why this rank refuses its call. Raises: `refusal`, if ranks compare their calls."""
     if given.validate and isinstance(given.ring, Ring):
         device = given.q.device if isinstance(given.q, Tensor) else "cpu"
         agree(given.ring.comm, "", refusal, device)
 
 
 def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
-    """Return the call, named, once all ranks make the same one. Raises: AgreementError."""
+    """Return the call with a name, once all ranks make the same one. Raises: AgreementError if they do not."""
     comm = call.ring.comm
     if call.validate:
         agree(comm, describe_arguments(given, schedule, call), None, given.q.device)
@@ -156,13 +156,13 @@ def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
 
 
 def record_block(given: Arguments, call: Call) -> None:
-    """Record in the trace which block computes, where the caller did not name it."""
+    """Record in the trace the block that computes, if the caller did not name it."""
     if choice := block_choice(given.block, call.block, call.rules.requirements):
         call.ring.comm.chose(*choice)
 
 
 class _RingAttention(torch.autograd.Function):
-    """The differentiable part: the schedule's forward and backward, and what is saved between them."""
+    """The differentiable part: the schedule's forward and backward, and the tensors saved between them."""
 
     @staticmethod
     def forward(
@@ -184,6 +184,6 @@ class _RingAttention(torch.autograd.Function):
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:
-    """Return once all ranks go back through the same call. Raises: AgreementError."""
+    """Return once all ranks go back through the same call. Raises: AgreementError if they do not."""
     if call.validate:
         agree(call.ring.comm, f"backward through {call.name}", None, device)

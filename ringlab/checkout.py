@@ -1,4 +1,4 @@
-"""Where the checkout of the project lies, for those who read its sources or its committed results."""
+"""The place of the project's checkout, for code that reads its sources or its committed results."""
 
 from __future__ import annotations
 

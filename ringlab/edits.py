@@ -88,9 +88,9 @@ def apply(hunks: str, base: str, where: str = "edits") -> str:
 
 
 def diff(base: str, wrong: str) -> str:
-    """Return hunks that turn `base` into `wrong`, with the least context with which each occurs exactly once.
+    r"""Return hunks that turn `base` into `wrong`, with the least context with which each occurs exactly once.
 
-    >>> print(diff("one\\ntwo\\nthree", "one\\n2\\nthree"))
+    >>> print(diff("one\ntwo\nthree", "one\n2\nthree"))
     -two
     +2
     """

@@ -1,4 +1,4 @@
-"""Errors that say what was needed, what came, and the remedy.
+"""Errors that say what was needed, what came instead, and the remedy.
 
 Code that needs an optional package calls `require_package` first, so that the error names the extra that installs it.
 """

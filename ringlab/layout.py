@@ -7,8 +7,7 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
-`LAYOUTS` holds those with a name, and `get_layout` makes one by its name. `per_document` deals packed documents, which
-do not see each other, one by one.
+`LAYOUTS` holds those with a name. `per_document` deals packed documents, which do not see each other, one by one.
 
 Every rank stores its tokens as a few runs, one after the other. All runs of a layout have the same step, and their
 starts are such that two runs can mask each other in only four ways: skip, full, causal, or causal shifted by one (see
@@ -66,12 +65,11 @@ class Layout:
     >>> layout = zigzag(8, P=2)
     >>> layout.runs(0)
     (Run(start=0, step=1, length=2), Run(start=6, step=1, length=2))
-    >>> tokens = np.array(list("ABCDEFGH"))
-    >>> shards = [layout.shard(tokens, rank, dim=0) for rank in range(2)]
-    >>> ["".join(shard) for shard in shards]
-    ['ABGH', 'CDEF']
-    >>> "".join(layout.unshard(shards, dim=0))
-    'ABCDEFGH'
+    >>> shards = [layout.shard(np.arange(8), rank, dim=0) for rank in range(2)]
+    >>> shards
+    [array([0, 1, 6, 7]), array([2, 3, 4, 5])]
+    >>> layout.unshard(shards, dim=0)
+    array([0, 1, 2, 3, 4, 5, 6, 7])
     """
 
     S: int
@@ -111,10 +109,7 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        """Return the hash, computed once: plans are looked up by layout, and a layout may have thousands of runs.
-
-        It covers integers only, so that it is the same in every process; strings hash differently in each.
-        """
+        """Return the hash, computed once; of integers only, because a string's hash differs between processes."""
         return hash((self.S, self.P, self.ranks))
 
     def __repr__(self) -> str:
@@ -233,17 +228,16 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
 def contiguous(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns the r-th stretch of ceil(S/P) tokens.
 
-    Under a causal mask the last rank works most: token i sees i + 1 keys.
+    Under a causal mask the last rank works most: token i has i + 1 scores.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
 
     >>> layout = contiguous(16, P=4)
     >>> for rank in range(4):
-    ...     positions = layout.positions(rank)
-    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
-    rank 0 owns [0, 1, 2, 3], which see 10 keys
-    rank 1 owns [4, 5, 6, 7], which see 26 keys
-    rank 2 owns [8, 9, 10, 11], which see 42 keys
-    rank 3 owns [12, 13, 14, 15], which see 58 keys
+    ...     print(f"rank {rank} owns {layout.positions(rank).tolist()}: {sum(layout.positions(rank) + 1)} scores")
+    rank 0 owns [0, 1, 2, 3]: 10 scores
+    rank 1 owns [4, 5, 6, 7]: 26 scores
+    rank 2 owns [8, 9, 10, 11]: 42 scores
+    rank 3 owns [12, 13, 14, 15]: 58 scores
     """
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // P)), name="contiguous")
@@ -252,18 +246,16 @@ def contiguous(S: int, P: int) -> Layout:
 def striped(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns tokens r, r + P, r + 2P, …
 
-    Under a causal mask all ranks work almost equally: token i sees i + 1 keys.
-    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
-    Source: arXiv 2311.09431.
+    Under a causal mask all ranks work almost equally: token i has i + 1 scores.
+    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2311.09431.
 
     >>> layout = striped(16, P=4)
     >>> for rank in range(4):
-    ...     positions = layout.positions(rank)
-    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
-    rank 0 owns [0, 4, 8, 12], which see 28 keys
-    rank 1 owns [1, 5, 9, 13], which see 32 keys
-    rank 2 owns [2, 6, 10, 14], which see 36 keys
-    rank 3 owns [3, 7, 11, 15], which see 40 keys
+    ...     print(f"rank {rank} owns {layout.positions(rank).tolist()}: {sum(layout.positions(rank) + 1)} scores")
+    rank 0 owns [0, 4, 8, 12]: 28 scores
+    rank 1 owns [1, 5, 9, 13]: 32 scores
+    rank 2 owns [2, 6, 10, 14]: 36 scores
+    rank 3 owns [3, 7, 11, 15]: 40 scores
     """
     return dealt(S, P, chunk=1, name="striped")
 
@@ -271,18 +263,16 @@ def striped(S: int, P: int) -> Layout:
 def zigzag(S: int, P: int) -> Layout:
     """Return the layout that cuts the sequence into 2P pieces, of which rank r owns pieces r and 2P−1−r.
 
-    Under a causal mask all ranks work equally: token i sees i + 1 keys.
-    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
-    Source: arXiv 2407.21783, section 3.3.2.
+    Under a causal mask all ranks work equally: token i has i + 1 scores.
+    Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2407.21783, section 3.3.2.
 
     >>> layout = zigzag(16, P=4)
     >>> for rank in range(4):
-    ...     positions = layout.positions(rank)
-    ...     print(f"rank {rank} owns {positions.tolist()}, which see {sum(positions + 1)} keys")
-    rank 0 owns [0, 1, 14, 15], which see 34 keys
-    rank 1 owns [2, 3, 12, 13], which see 34 keys
-    rank 2 owns [4, 5, 10, 11], which see 34 keys
-    rank 3 owns [6, 7, 8, 9], which see 34 keys
+    ...     print(f"rank {rank} owns {layout.positions(rank).tolist()}: {sum(layout.positions(rank) + 1)} scores")
+    rank 0 owns [0, 1, 14, 15]: 34 scores
+    rank 1 owns [2, 3, 12, 13]: 34 scores
+    rank 2 owns [4, 5, 10, 11]: 34 scores
+    rank 3 owns [6, 7, 8, 9]: 34 scores
     """
     _check_sizes(S, P)
     return dealt(S, P, chunk=max(1, -(-S // (2 * P))), folded=True, name="zigzag")

@@ -1,4 +1,4 @@
-"""The mask: which keys a query sees, by global position. Causal, sliding window, packed documents, shared prefix.
+"""The mask: the keys that each query sees, by global position. Causal, sliding window, packed documents, shared prefix.
 
 `ring_attention` takes it as `mask=`; `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
 """
@@ -141,7 +141,7 @@ class Mask:
 
     @property
     def plain(self) -> bool:
-        """Whether the mask is no more than its `causal` flag."""
+        """Return whether the mask is no more than its `causal` flag."""
         return self.window is None and len(self.documents) <= 1 and not any(self.prefixes)
 
     @property

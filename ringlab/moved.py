@@ -30,6 +30,8 @@ MOVED = {
     "ringlab.comm.wire": "ringlab.comm.processes.parts",
     "ringlab.comm.worker": "ringlab.comm.processes.rank_process",
     "ringlab.conformance.plain_ring": "ringlab.plain_ring",
+    "ringlab.cost.network": "ringlab.cost.simulate",
+    "ringlab.cost.overlap": "ringlab.cost.traffic",
     "ringlab.course": "ringlab_course",
     "ringlab.course.builder": "ringlab_course.builder.build",
     "ringlab.course.capstone": "ringlab_course.notebook.capstone",

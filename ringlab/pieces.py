@@ -1,7 +1,7 @@
 """A rank's runs, cut at the bounds of documents and prefixes so that one simple rule describes each pair of pieces.
 
-`ringlab.plan` calls this for masks that are more than causal. `check_position_ids` holds a caller's position ids to
-the same documents.
+`ringlab.plan` calls this for masks that are more than causal. `check_position_ids` compares a caller's position ids
+with the same documents.
 """
 
 from __future__ import annotations
@@ -98,6 +98,6 @@ def with_local_starts(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:
 
 
 def check_steps(q: Run, k: Run, step: int) -> None:
-    """Return if both runs have this step. Raises: LayoutError."""
+    """Return if both runs have this step. Raises: LayoutError if one has another."""
     if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
         raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")

@@ -1,6 +1,6 @@
 """The tile plan: which query rows of one rank see which keys of another, as tiles.
 
-A call of attention looks its tiles up here, `Call.tiles`, whenever a K/V block arrives.
+`Call.tiles` looks up the tiles of a call of attention here whenever a K/V block arrives.
 
 Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥
 start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of runs is
@@ -220,7 +220,7 @@ def _sorted(full: list[Tile], diagonal: list[Tile], largest: int | None) -> tupl
 
 @lru_cache(maxsize=4096)
 def _many_runs_tiles(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
-    """Return what `_pair_tiles` does, all pairs of runs at once: for ranks of many runs."""
+    """Return the tiles of `_pair_tiles`, computed for all pairs of runs at once: for ranks of many runs."""
     q_runs, k_runs = layout.runs(rank), layout.runs(origin)
     step = layout.step
     q_length, k_length = (np.array([run.length for run in runs]) for runs in (q_runs, k_runs))
@@ -266,7 +266,7 @@ def _join(tiles: np.ndarray, same: int, along: int) -> np.ndarray:
 
 
 def work(layout: Layout, rank: int, origin: int, causal: bool | Mask = True) -> int:
-    """Return how many score elements `rank` computes against the keys of `origin`.
+    """Return the number of scores that `rank` computes against the keys of `origin`.
 
     Raises: LayoutError and MaskError as `tiles` does.
 

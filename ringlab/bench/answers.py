@@ -1,4 +1,4 @@
-"""How long somebody waits for an answer of the command line: whole processes, imports included."""
+"""The time of an answer of the command line: whole processes, imports included."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def bench_answers(
 ) -> dict[str, Any]:
     """Return the wall seconds of `runs` calls of `ringlab` with `arguments`, --json among them, each its own process.
 
-    One call more, the first, is not counted: it brings the files into the machine's cache.
-    An answer of "it does not fit", status 1, is an answer. Raises: RinglabError where a call gives none.
+    An additional first call, which loads the files into the machine's cache, is not counted.
+    "It does not fit", status 1, counts as an answer. Raises: RinglabError if a call gives none.
     """
     seconds = []
     for _ in range(runs + 1):

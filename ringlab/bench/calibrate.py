@@ -38,14 +38,14 @@ from ringlab.schedules.ring import sum_gradients
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 
 EDGES = (256, 512, 1024, 2048)
-"""Rows and keys of the tiles that are timed."""
+"""Rows and keys of the timed tiles."""
 MESSAGES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-"""Bytes of the exchanges that are timed, each way."""
+"""Bytes of the timed exchanges, each way."""
 
 DTYPES = ("float32", "bfloat16")
 
 BLOCK = "native"
-"""torch's own operators: what a CPU is fastest with."""
+"""torch's own operators, the fastest on a CPU."""
 
 Probe = Callable[[], object]
 
@@ -75,11 +75,11 @@ def calibrate(
     rounds: int = 9,
     name: str = "this-machine",
 ) -> tuple[Hardware, dict[str, Any]]:
-    """Return this machine as hardware, and a report for JSON: what was measured, and how far predictions miss.
+    """Return this machine as hardware, and a report for JSON: the measurements, and the errors of predictions.
 
     The report's `cases` hold `measured_s`, `predicted_s` and `relative_error` = predicted/measured − 1
     of whole rings at the lengths `tokens`; `worst_relative_error` is the largest of them, unsigned.
-    Raises: CostError, before anything is measured, for what cannot be, or a name that no file can have.
+    Raises: CostError, before anything is measured, for an impossible request, or a name unfit for a file.
     """
     check_name(name)
     measured = measure(sizes, P, tokens, rounds)
@@ -111,7 +111,7 @@ def calibrate(
 
 
 def compare(measured: Measured, hardware: Hardware) -> list[dict[str, Any]]:
-    """Return measured and predicted seconds of each ring that was run."""
+    """Return the measured and predicted seconds of each ring."""
     cases = []
     for (of, S), seconds in measured.runs.items():
         layout = zigzag(S, measured.P)
@@ -124,7 +124,7 @@ def compare(measured: Measured, hardware: Hardware) -> list[dict[str, Any]]:
 
 
 def as_hardware(measured: Measured, name: str) -> Hardware:
-    """Return what was measured as hardware: a rank is a process of one thread."""
+    """Return the measurements as hardware: a rank is a process of one thread."""
     sizes, said = measured.sizes, f"measured, medians of {measured.rounds} rounds, {measured.P} processes"
     latency_s, bytes_per_s = fit_link(measured.links)
     loopback = Link("gloo on one machine", bytes_per_s, latency_s, said)
@@ -159,7 +159,7 @@ def measure(
     rounds: int = 9,
     timeout: float = 1800.0,
 ) -> Measured:
-    """Return what P gloo processes of one thread measured on this machine.
+    """Return the measurements of P gloo processes of one thread on this machine.
 
     Raises: CostError for fewer than two processes, no round, lengths below P, or another dtype than `DTYPES`.
     """
@@ -172,7 +172,7 @@ def measure(
     outcome = launch(_program, P, sizes, tokens, rounds, timeout=timeout, threads=1, memory=False)
     seconds = {
         name: statistics.median(
-            # A ring is over when its last rank is; all else every rank does for itself.
+            # A ring ends with its last rank; every rank measures everything else by itself.
             (max if name[0] == "run" else statistics.fmean)(of_round)
             for of_round in zip(*(of_rank[name] for of_rank in outcome.results), strict=True)
         )
@@ -215,7 +215,7 @@ def _tensor(sizes: Attention, heads: int, rows: int) -> Tensor:
 
 
 def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
-    """A step of the ring on one tile that is seen as a whole, with all that comes with it: merge and sums."""
+    """A step of the ring on one unmasked tile, including merge and sums."""
     probes: dict[tuple, Probe] = {}
     for rows in EDGES:
         for keys in EDGES:
@@ -237,7 +237,7 @@ def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
 
 
 def _link_probes(ring: Ring) -> dict[tuple, Probe]:
-    """An exchange of that many bytes with both neighbours, every rank at once, as in the ring."""
+    """An exchange of that many bytes with both neighbours, on all ranks at once, as in the ring."""
     probes: dict[tuple, Probe] = {}
     for nbytes in MESSAGES:
         sent, into = (torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2))

@@ -1,6 +1,6 @@
-"""Ways to do the same attention, each brought to one form: something to prepare, to run, and to join.
+"""Ways to compute the same attention in one form: prepare, run, and join the results.
 
-One rank of a ring with nobody else there: for timing its kernels and weighing its memory.
+`Alone` is one rank of a ring without the others, for timing its kernels and measuring its memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,8 +32,8 @@ from ringlab.layout import contiguous, zigzag
 class Alone(Comm):
     """Rank `rank` of `world_size`, whose neighbours hold what it holds itself.
 
-    What it sends is copied into what it receives, as far as that goes: the sizes, the number and the
-    lifetimes of its tensors are those of a real rank, the results are not unless it is the only one.
+    The tensors it sends are copied into those it receives, as far as they fit: the sizes, the number and the
+    lifetimes of its tensors are those of a real rank, but the results are not unless it is the only one.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -41,9 +42,9 @@ class Alone(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Sequence[Shaped[Tensor, "..."]] = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Sequence[Shaped[Tensor, "..."]] = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
@@ -68,14 +69,14 @@ SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION
 """Backends of torch's own attention, each pinned so that nothing else runs in its place."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
-"""(q, k, v, causal) → (out, lse), lse None where it is not given."""
+"""(q, k, v, causal) → (out, lse); lse may be None."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`turn(inputs, of)` is what is timed; `join` makes the results of the whole sequence of what it returns.
+    """One way to compute attention: `turn(inputs, of)` is timed, and `join` turns its value into whole results.
 
-    `of` is "forward", "backward" or "forward_backward". `torchs`: it is an operator of torch's own, which
+    `of` is "forward", "backward" or "forward_backward". `torchs`: it is one of torch's own operators, which
     may refuse to run while new memory is filled with NaN.
     """
 
@@ -117,16 +118,16 @@ def whole(attend: Attend, causal: bool, torchs: bool = False) -> Contender:
 
 
 def all_sdpa(causal: bool) -> dict[str, Contender]:
-    """Return torch's attention once for each backend of `SDPA`, by name."""
+    """Return torch's attention with each backend of `SDPA`, by name."""
     return {name: whole(sdpa(backend), causal, torchs=True) for name, backend in SDPA.items()}
 
 
 def sdpa(backend: SDPBackend) -> Attend:
-    """Return torch's attention with `backend` pinned; it raises RuntimeError where that cannot run."""
+    """Return torch's attention with `backend` pinned; it raises RuntimeError if that cannot run."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, None]:
         with sdpa_kernel(backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each backend left out would warn why; the error says enough
+            warnings.simplefilter("ignore")  # every excluded backend would warn; the error says enough
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal), None
 
     return attend
@@ -174,11 +175,16 @@ def emulated_ring(block: str | Block, P: int, causal: bool) -> Contender:
 
 
 def rank_program(
-    ring: Ring, shards: tuple[Tensor, ...], layout: Any, block: str | Block, causal: bool, gradients: bool
+    ring: Ring,
+    shards: tuple[Float[Tensor, "B _ L D"], ...],
+    layout: Any,
+    block: str | Block,
+    causal: bool,
+    gradients: bool,
 ) -> tuple[Tensor, ...]:
-    """Attention of one rank: return its out and lse, and with `gradients` its dq, dk and dv.
+    """Return one rank's out and lse, and with `gradients` its dq, dk and dv.
 
-    The ranks' arguments are not compared, which training does once and not at every layer.
+    The ranks' arguments are not compared: training does so once, not in every layer.
     """
     q, k, v, dout = shards
     q, k, v = (x.detach().requires_grad_(gradients) for x in (q, k, v))

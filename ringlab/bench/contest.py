@@ -1,15 +1,15 @@
-"""Ring attentions beside each other on the ranks of one group, in turn; what every call returned is looked at.
+"""Ring attentions compared on the ranks of one group, in turn; the results of every call are checked.
 
-An entrant is a target of the conformance suite; it is run under the first of its layouts. Its results at a sample
-of tokens are compared with float64, as `ringlab.bench.reference` says: those of an untimed call at first, then those
-of every timed one, when its clock has stopped. Each call gets inputs of its own, so what is remembered of another
-call is wrong; whoever is wrong once is timed too, and said to be wrong.
+An entrant is a target of the conformance suite, run under the first of its layouts. Its results at a sample
+of tokens are compared with float64, as in `ringlab.bench.reference`: first those of an untimed call, then
+those of every timed call, after its clock has stopped. Each call gets inputs of its own, so results cached
+from another call are wrong. An entrant that is wrong once is still timed, and reported as wrong.
 
-The same attention with other numbers: inputs turned so that the true results are known from those before.
-
-Heads change places, and numbers change signs: in each head and column q and k do so together, v and out's gradient do so
-together, and all of a head's v at once. Scores and their softmax stay, out, dq, dk and dv follow by signs and places. Nothing
-is rounded by this, so an error is as large as it was; but what is remembered of other numbers is wrong now.
+The inputs of a call are turned so that its true results follow from the known ones. Heads change places, and
+numbers change signs: in each head and column those of q and k together, those of v and of out's gradient
+together, and those of all of a head's v at once. Scores and their softmax stay the same; out, dq, dk and dv change
+signs and places. This rounds nothing, so errors keep their size, but results cached from other numbers are
+now wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.bench.interleaved import Times, Turn, interleaved, speed_ratio
@@ -33,7 +34,7 @@ from ringlab.errors import LabError
 
 @dataclass(frozen=True)
 class Turned:
-    """heads (H,): which head stands in each place; signs: qk and v (H, 1, D), values (H, 1, 1), +1 or −1 each."""
+    """A turn of inputs. heads (H,): the head at each place. Signs, +1 or −1: qk and v (H, 1, D), values (H, 1, 1)."""
 
     heads: Tensor
     qk: Tensor
@@ -42,23 +43,29 @@ class Turned:
 
     @classmethod
     def drawn(cls, H: int, D: int, generator: torch.Generator) -> Turned:
-        """Return one at random; the generator is the CPU's."""
+        """Return a random turn; the generator is the CPU's."""
 
         def signs(*shape: int) -> Tensor:
             return torch.randint(2, shape, generator=generator, dtype=torch.int8) * 2 - 1
 
         return cls(torch.randperm(H, generator=generator), signs(H, 1, D), signs(H, 1, D), signs(H, 1, 1))
 
-    def inputs(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        """Return new q, k, v and gradient of out, (B, H, L, D) each, in the same dtype."""
+    def inputs(
+        self,
+        q: Float[Tensor, "B H L D"],
+        k: Float[Tensor, "B H L D"],
+        v: Float[Tensor, "B H L D"],
+        dout: Float[Tensor, "B H L D"],
+    ) -> tuple[Float[Tensor, "B H L D"], ...]:
+        """Return the turned q, k, v and gradient of out, in the same dtype."""
         by = (self.qk, self.qk, self.v * self.values, self.v)
         return tuple(
             x.index_select(1, self.heads.to(x.device)) * signs.to(x)
             for x, signs in zip((q, k, v, dout), by, strict=True)
         )
 
-    def back(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows (H, n, D) of a result, "out", "dq", "dk" or "dv", as they are without the turn."""
+    def back(self, name: str, rows: Float[Tensor, "H n D"]) -> Float[Tensor, "H n D"]:
+        """Return rows of a result, "out", "dq", "dk" or "dv", turned back."""
         signs = {
             "out": self.v * self.values,
             "dq": self.qk * self.values,
@@ -74,7 +81,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sampled:
-    """One rank's rows at some of the sampled tokens: numbers in the sample, rows (H, n, D) by result, all finite?"""
+    """One rank's rows at its sampled tokens: their numbers in the sample, rows (H, n, D) by result, all finite?"""
 
     numbers: list[int]
     rows: dict[str, Tensor]
@@ -83,7 +90,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Look:
-    """What one call gave, as it would be without its turn; draw: which inputs, timed: whether a clock ran."""
+    """The results of one call, turned back; draw: the number of its inputs, timed: whether it was timed."""
 
     draw: int
     timed: bool
@@ -92,7 +99,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Passed:
-    """A pass on this rank: every call's results by entrant, and the seconds of each; no times before it is timed."""
+    """A pass on this rank: every call's results by entrant, and the seconds of each, empty until it is timed."""
 
     of: str
     looks: dict[str, list[Look]]
@@ -103,15 +110,17 @@ def compete(
     ring: Ring,
     draws: Sequence[Inputs],
     entrants: Mapping[str, Target],
-    tokens: Tensor,
+    tokens: Int[Tensor, " tokens"],
     rounds: int,
     beside: Mapping[str, Callable[[str], Any]] | None = None,
     seed: int = 0,
 ) -> Iterator[Passed]:
-    """Yield each pass twice, when every entrant was called once, and when all were timed, with all calls; causal.
+    """Yield each causal pass twice: after every entrant was called once, and after all were timed, with all calls.
 
-    draws: whole sequences, the same on all ranks, of which each call gets one, turned as `ringlab.bench.contest` says.
-    beside: what else is timed in turn, by name; each is given the pass, on every rank. Without rounds nothing is timed.
+    draws: whole sequences, the same on all ranks; each call gets one of them, turned as described above.
+    beside: other functions timed in turn, by name, called with the pass on every rank. Without rounds nothing
+    is timed.
+    Raises: LabError for results that are not plain tensors of the shard's shape.
     """
     generator = torch.Generator().manual_seed(seed)
     made = {name: _Entrant(name, target, ring, draws, tokens) for name, target in entrants.items()}
@@ -136,7 +145,7 @@ def compete(
 
 
 class Ranks:
-    """All ranks as the device of `interleaved`: a run is over when the last rank is done."""
+    """All ranks as the device of `interleaved`: a run ends when the last rank is done."""
 
     def __init__(
         self,
@@ -144,7 +153,7 @@ class Ranks:
         device: torch.device | str = "cpu",
         seen: Callable[[Any], None] = lambda kept: None,
     ) -> None:
-        """seen: given what a run returned, when its clock has stopped."""
+        """seen: called with the value of a run after its clock has stopped."""
         self.ring, self.name, self.seen = ring, torch.device(device).type, seen
 
     def seconds(self, run: Callable[[], Any]) -> float:
@@ -160,20 +169,22 @@ class Ranks:
         return end - begin
 
     def settle(self) -> None:
+        """Wait until a GPU has done all its work."""
         if self.name == "cuda":
             torch.cuda.synchronize()
 
-    def poison(self, outputs: tuple[Tensor, ...]) -> None:
-        pass
+    def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
+        """Do nothing: every result is checked instead."""
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """Refuse: memory is not measured here."""
         raise NotImplementedError("memory is not weighed here")
 
 
 def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:
-    """Return each result's error in each sampled row, (H, tokens), of one entrant, from what all ranks gave in a call.
+    """Return each result's error in each sampled row, (H, tokens), in one call of one entrant, from all ranks' rows.
 
-    NaN where a rank's result is not finite, or no rank gave the row.
+    NaN if a rank's result is not finite, or no rank gave the row.
     """
     found = {}
     for name in parts[0].rows:
@@ -186,9 +197,9 @@ def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:
 
 
 def worst_of(calls: Sequence[tuple[int, list[Sampled]]], expected: Sequence[Reference]) -> dict[str, Tensor]:
-    """Return each row's largest error over an entrant's calls, (H, tokens of all draws); NaN where one was not finite.
+    """Return each row's largest error over an entrant's calls, (H, tokens of all draws); NaN if one is not finite.
 
-    calls: which draw, and what all ranks gave. Rows of a draw that no call was given are 0.
+    calls: the number of the draw, and all ranks' rows. Rows of a draw that no call used are 0.
     """
     found: dict[str, list[Tensor]] = {
         name: [torch.zeros_like(of.bounds[name]) for of in expected] for name in calls[0][1][0].rows
@@ -200,7 +211,7 @@ def worst_of(calls: Sequence[tuple[int, list[Sampled]]], expected: Sequence[Refe
 
 
 def joined(expected: Sequence[Reference]) -> Reference:
-    """Return the references of several draws as one, the rows of one behind those of another."""
+    """Return the references of several draws as one, with their rows concatenated."""
     true, bounds = (
         {name: torch.cat([of[name] for of in parts], dim=1) for name in parts[0]}
         for parts in ([each.true for each in expected], [each.bounds for each in expected])
@@ -209,11 +220,16 @@ def joined(expected: Sequence[Reference]) -> Reference:
 
 
 def case(
-    P: int, of: str, found: dict[str, dict[str, Tensor]], expected: Reference, times: Times, ours: str
+    P: int,
+    of: str,
+    found: dict[str, dict[str, Float[Tensor, "H tokens"]]],
+    expected: Reference,
+    times: Times,
+    ours: str,
 ) -> dict[str, Any]:
-    """Return one pass on P ranks, for JSON: who is right, how long each takes, and the fastest of those that are right.
+    """Return one pass on P ranks, for JSON: each entrant's correctness and times, and the fastest correct one.
 
-    `ratio` is the median over rounds of an entrant's time / that of the entrant `ours`.
+    `ratio` is the median over rounds of an entrant's time relative to that of the entrant `ours`.
     """
     contenders = judged(of, found, expected)
     for name, each in contenders.items():
@@ -225,8 +241,10 @@ def case(
     return {"P": P, "pass": of, "fastest_correct": fastest, "contenders": contenders}
 
 
-def judged(of: str, found: dict[str, dict[str, Tensor]], expected: Reference) -> dict[str, dict[str, Any]]:
-    """Return for each entrant of a pass whether it is right, its largest errors, and those that are allowed."""
+def judged(
+    of: str, found: dict[str, dict[str, Float[Tensor, "H tokens"]]], expected: Reference
+) -> dict[str, dict[str, Any]]:
+    """Return for each entrant of a pass whether it is correct, its largest errors, and the errors allowed."""
     contenders: dict[str, dict[str, Any]] = {}
     for name in found:
         of_result = {result: _of_largest(found[name][result], expected, result) for result in PASSES[of]}
@@ -249,7 +267,7 @@ def _of_largest(rows: Tensor, expected: Reference, result: str) -> tuple[float, 
 
 @dataclass(frozen=True)
 class _Returned:
-    """What a call returned: q, k, v and out's gradients or only out, as the entrant has its axes."""
+    """The value of a call: out, and with gradients dq, dk and dv, in the entrant's own axes."""
 
     by: _Entrant
     draw: int
@@ -282,7 +300,7 @@ class _Entrant:
         self.rows = torch.tensor([place[int(tokens[number])] for number in self.numbers], dtype=torch.int64)
 
     def prepared(self, of: str, generator: torch.Generator) -> Prepared:
-        """A draw at random and a turn of its own, ready to be called with."""
+        """A random draw with a turn of its own, ready for a call."""
         draw = int(torch.randint(len(self.shares), (1,), generator=generator))
         _, H, _, D = self.shares[draw][0].shape
         turned = Turned.drawn(H, D, generator)
@@ -301,11 +319,14 @@ class _Entrant:
         return _Returned(self, draw, turned, (out, *grads))
 
     def look(self, of: str, generator: torch.Generator) -> Look:
-        """A call that nobody times."""
+        """An untimed call."""
         return self.looked(self.run(of, self.prepared(of, generator)), timed=False)
 
     def looked(self, returned: _Returned, *, timed: bool) -> Look:
-        """The sampled rows, copied. Raises: LabError for results that are no plain tensors of the shard's shape."""
+        """The sampled rows, copied.
+
+        Raises: LabError for results that are not plain tensors of the shard's shape.
+        """
         rows, finite = {}, True
         share = self.shares[returned.draw][0]
         for name, x in zip(PASSES["forward_backward"], returned.results, strict=False):

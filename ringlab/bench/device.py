@@ -1,6 +1,6 @@
 """The accelerator under a benchmark: its clock, its caches and its memory.
 
-Which machine and which versions a figure was measured with.
+`machine` describes the machine and the versions that a figure was measured with.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.deterministic
+from jaxtyping import Shaped
 from torch import Tensor
 
 import ringlab
@@ -32,7 +33,7 @@ FLUSHES = 8
 
 
 def no_cuda() -> str | None:
-    """Return why nothing can run on a GPU here, None if it can; tests and `ringlab doctor` say the same."""
+    """Return why nothing can run on a GPU here, None if it can; tests and `ringlab doctor` print it."""
     found = _without_cuda()
     return f"needs {NEEDED}: {found}; {REMEDY}" if found else None
 
@@ -45,17 +46,17 @@ def _without_cuda() -> str | None:
     return f"torch {torch.__version__} finds no GPU with a driver for CUDA {torch.version.cuda}"
 
 
-def fill_with_nan(tensor: Tensor) -> None:
-    """Set every bit of the memory of `tensor`, which is NaN in every float format."""
+def fill_with_nan(tensor: Shaped[Tensor, "..."]) -> None:
+    """Set every bit of the memory of `tensor`, which makes it NaN in every float format."""
     every_byte = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     every_byte.set_(tensor.untyped_storage()).fill_(0xFF)
 
 
 @contextmanager
 def new_memory_is_nan() -> Iterator[None]:
-    """In this block every tensor that torch makes without filling it is full of NaN, on every thread.
+    """Fill every uninitialised tensor with NaN inside the block, on every thread.
 
-    torch does so as part of its deterministic mode, so operators may choose other algorithms meanwhile.
+    This is part of torch's deterministic mode, so operators may choose other algorithms inside the block.
     """
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -73,30 +74,30 @@ def new_memory_is_nan() -> Iterator[None]:
 
 
 class Device(Protocol):
-    """What a benchmark asks of the machine it runs on; tests put a scripted one in its place."""
+    """The operations that a benchmark needs from its machine; tests substitute a scripted one."""
 
     name: str
-    """As torch knows it: "cuda"."""
+    """Its name in torch: "cuda"."""
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Return how long the device is busy from the first to the last operation of `run`."""
+        """Return the seconds from the first to the last operation of `run` on the device."""
         ...
 
     def settle(self) -> None:
-        """Forget the caches, and give the device work enough that the next launch is not waited for."""
+        """Clear the caches, and give the device enough work that it need not wait for the next launch."""
         ...
 
-    def poison(self, outputs: tuple[Tensor, ...]) -> None:
+    def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
         """Write NaN over `outputs`; when they are freed, the next outputs are likely to lie there."""
         ...
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Return the most bytes that were allocated during `run`, beyond what was before it."""
+        """Return the peak bytes allocated during `run`, beyond those before it."""
         ...
 
 
 class Cuda:
-    """The current CUDA device, timed by its own events."""
+    """The current CUDA device, timed by its own events. Raises: DeviceError without a GPU."""
 
     name = "cuda"
 
@@ -108,6 +109,7 @@ class Cuda:
         self._buffer = torch.empty(2 * max(l2, 64 * 2**20), dtype=torch.uint8, device="cuda")
 
     def seconds(self, run: Callable[[], Any]) -> float:
+        """Return the seconds between events recorded before and after `run`."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         kept = run()  # kept until the end: freeing is no part of the work
@@ -117,16 +119,19 @@ class Cuda:
         return begin.elapsed_time(end) / 1000
 
     def settle(self) -> None:
+        """Overwrite the L2 cache FLUSHES times; the GPU is still busy when this returns."""
         torch.cuda.synchronize()
         for _ in range(FLUSHES):
             self._buffer.zero_()
 
-    def poison(self, outputs: tuple[Tensor, ...]) -> None:
+    def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
+        """Write NaN over `outputs`."""
         torch.cuda.synchronize()
         for output in outputs:
             fill_with_nan(output)
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """Return the peak bytes of torch's allocator during `run`, beyond those before it."""
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -143,13 +148,13 @@ _ASKED = {
     "power_limit": "power.limit",
     "temperature": "temperature.gpu",
 }
-"""What nvidia-smi is asked, right after the runs; it changes nothing."""
+"""The queries to nvidia-smi, made right after the runs; they change nothing."""
 
 
 def machine() -> dict[str, object]:
     """Return processor, cores, GPUs, system, versions and the date (UTC), ready for JSON.
 
-    Where there is a GPU, `gpu` describes the current one and `versions` holds triton, CUDA and cuDNN.
+    With a GPU, `gpu` describes the current one and `versions` has those of triton, CUDA and cuDNN.
     """
     return {
         "processor": _processor(),
@@ -178,7 +183,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _read(uuid: str) -> dict[str, str]:
-    """What nvidia-smi says of a GPU, with units, in the words of `_ASKED`; nothing where it is not there."""
+    """The answers of nvidia-smi about a GPU, with units, by the names of `_ASKED`; {} without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(_ASKED.values())}"]

@@ -1,4 +1,4 @@
-"""Pictures of results: bars for every one, a roofline for kernels, each with its text.
+"""Pictures of results: bars for each result, a roofline for kernels, each with a text.
 
 What a GPU can do at most, by the name that torch gives it: the roof over a roofline.
 """
@@ -48,7 +48,7 @@ CEILINGS = {
 
 
 def ceiling(name: str) -> Ceiling | None:
-    """Return the ceiling of the GPU that torch calls `name`, None where the table does not know it."""
+    """Return the ceiling of the GPU that torch calls `name`, None if the table does not have it."""
     return CEILINGS.get(name)
 
 
@@ -58,10 +58,10 @@ DPI = 160
 
 
 def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
-    """Write the figures of `files` into `out`; return each PNG's path and what it shows, in words.
+    """Write the figures of `files` into `out`; return each PNG's path and a description of it.
 
-    Beside every PNG lies an SVG; both carry the words as their description. `figures.md` shows all.
-    Raises: RinglabError where there is nothing to draw, or a file is no result of `ringlab bench`.
+    Every PNG has an SVG beside it; both hold the description. `figures.md` shows all pictures.
+    Raises: RinglabError if there is nothing to draw, or a file is not a result of `ringlab bench`.
     """
     if not files:
         raise RinglabError("results of `ringlab bench … --output`", "no file", "name some, or measure first")
@@ -100,7 +100,7 @@ def _save(figure: Figure, alt: str, path: Path) -> None:
 
 
 def _where(result: Result) -> str:
-    """One line on what was measured where, and when; a result's own `note` first."""
+    """One line on the measurement, its machine and its date; a result's own `note` first."""
     machine, work = result["machine"], result["work"]
     device = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     P = f", P={work['P']}" if "P" in work else ""
@@ -114,7 +114,7 @@ def _alt(text: str, result: Result) -> str:
 
 
 def time_bars(result: Result) -> Drawn:
-    """Times of the ring beside torch in one call, on a CPU: medians, with every measured time as a dot."""
+    """Times of the ring and of torch in one call, on a CPU: medians, with every measured time as a dot."""
     names = {"forward": "forward", "forward_backward": "forward + backward"}
     who = {"emulate": "virtual ranks", "processes": "processes"}[result["bench"]]
     sides = {"subject": f"ring, {result['work']['P']} {who}", "baseline": "torch, one call"}
@@ -162,7 +162,7 @@ def speed_bars(result: Result) -> Drawn:
 
 
 def ratio_bars(result: Result) -> Drawn:
-    """Speed of each subject relative to each of its baselines; a line at 1 is as fast."""
+    """Speed of each subject relative to each of its baselines; the line at 1 marks equal speed."""
     cases = result["cases"]
     rows = [
         (f"{_title(case)}: {subject} / {baseline}", ratio, index)
@@ -195,7 +195,7 @@ def ratio_bars(result: Result) -> Drawn:
 
 
 def roofline(result: Result) -> Drawn:
-    """TFLOP/s over operations per byte, under what the GPU can do at most where that is known."""
+    """TFLOP/s over operations per byte, under the GPU's ceiling if it is known."""
     cases, gpu = result["cases"], ", ".join(result["machine"]["gpus"])
     roof = ceiling(result["machine"].get("gpu", {}).get("name", gpu))
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))

@@ -1,6 +1,6 @@
-"""What emulation costs: P virtual ranks against torch doing the whole problem in one call.
+"""The cost of emulation: P virtual ranks compared with torch computing the whole problem in one call.
 
-The work that the CPU benchmarks share: causal attention, forward or with backward.
+`Work` is shared by the CPU benchmarks: causal attention, forward or with backward.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.attention import ring_attention
@@ -32,19 +33,19 @@ class Work:
     D: int = 64
 
     def as_dict(self) -> dict[str, object]:
-        """Return the sizes and what is computed, ready for JSON."""
+        """Return the sizes and the kind of attention, ready for JSON."""
         return {**asdict(self), "dtype": "float32", "causal": True, "layout": "zigzag", "block": "native"}
 
     def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k, v and the gradient of out: whole sequences, fresh random numbers."""
+        """Return q, k, v and the gradient of out: whole sequences of random numbers."""
         random = torch.Generator().manual_seed(seed)
         shape = (self.B, self.H, self.S, self.D)
         q, k, v, dout = (torch.randn(shape, generator=random) for _ in range(4))
         return q, k, v, dout
 
 
-def sdpa(tensors: tuple[Tensor, ...], gradients: bool) -> None:
-    """torch's own attention, the whole problem in one call."""
+def sdpa(tensors: tuple[Float[Tensor, "B H S D"], ...], gradients: bool) -> None:
+    """Compute the whole problem in one call of torch's own attention."""
     q, k, v, dout = tensors
     if not gradients:
         with torch.no_grad():
@@ -55,14 +56,16 @@ def sdpa(tensors: tuple[Tensor, ...], gradients: bool) -> None:
     torch.autograd.grad(out, (q, k, v), dout)
 
 
-def shards(ring_rank: int, P: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def shards(
+    ring_rank: int, P: int, tensors: tuple[Float[Tensor, "B H S D"], ...]
+) -> tuple[Float[Tensor, "B H L D"], ...]:
     """Return this rank's part of each tensor under the zig-zag layout."""
     layout = zigzag(tensors[0].shape[-2], P)
     return tuple(layout.shard(x, ring_rank) for x in tensors)
 
 
-def ring_program(ring: Ring, S: int, shards: tuple[Tensor, ...], gradients: bool) -> None:
-    """The same work on one rank of a ring, from shards that lie ready."""
+def ring_program(ring: Ring, S: int, shards: tuple[Float[Tensor, "B H L D"], ...], gradients: bool) -> None:
+    """Compute one rank's part of the same work in a ring, from prepared shards."""
     q, k, v, dout = shards
     layout = zigzag(S, ring.world_size)
     if not gradients:
@@ -79,8 +82,8 @@ def bench_emulate(
 ) -> dict[str, Any]:
     """Return ratios, times and the machine, for JSON; times in seconds.
 
-    Shards lie ready before the clock starts, as they do for SDPA. Memory is accounted in runs of
-    its own, per rank and beyond the shards that lie ready.
+    Shards are prepared before the clock starts, as the tensors for SDPA are. Memory is measured in
+    separate runs, per rank and beyond the prepared shards.
     """
     tensors = work.tensors()
     parts = [shards(rank, P, tensors) for rank in range(P)]

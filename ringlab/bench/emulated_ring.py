@@ -1,4 +1,4 @@
-"""What the ring costs without its wire: P virtual ranks on one GPU beside the whole problem in one call."""
+"""The cost of the ring without its links: P virtual ranks on one GPU, compared with the whole problem in one call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bench_ring(
 
     Each block's ring is compared to the same block called once on the whole problem, and to torch's
     attention called once. `progress` is called after every round, 3 + `rounds` times a pass.
-    Raises: DeviceError where there is no GPU.
+    Raises: DeviceError without a GPU.
     """
     device = device or Cuda()
     bench = Bench(problem, device, seed)
@@ -68,7 +68,7 @@ def bench_ring(
 
 
 def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
-    """Peaks of each rank by itself, in bytes and in tensors of S/P tokens."""
+    """Each rank's own peak, in bytes and in tensors of S/P tokens."""
     problem, layout = bench.problem, zigzag(bench.problem.S, P)
     peaks = []
     for rank in range(P):
@@ -78,7 +78,7 @@ def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
         def run(ring: Ring = ring, shards: tuple[torch.Tensor, ...] = shards) -> Any:
             return rank_program(ring, shards, layout, block, problem.causal, of != "forward")
 
-        run()  # tables and workspaces that stay are no part of it
+        run()  # lasting tables and workspaces do not count
         peaks.append(bench.device.peak_bytes(run))
     one = problem.tensor_bytes // problem.S * -(-problem.S // P)
     return {

@@ -1,4 +1,4 @@
-"""Several ways to do the same work, timed in turn on one device, so that all see the same machine.
+"""Timing several ways to do the same work, in turn on one device, so that all see the same machine.
 
 Ratios that survive a noisy machine: both sides of every pair run one right after the other.
 """
@@ -102,7 +102,7 @@ def interleaved(
 
 
 def speed_ratio(times: Times, subject: str, baseline: str) -> float:
-    """Return how fast `subject` is beside `baseline`: the median over rounds of baseline time / subject time.
+    """Return the speed of `subject` relative to `baseline`: the median over rounds of baseline time / subject time.
 
     1 is as fast, 0.5 takes twice as long.
     """

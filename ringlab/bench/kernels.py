@@ -1,4 +1,4 @@
-"""How fast the kernels are: one block on one GPU, beside torch's cuDNN and flash attention in the same run."""
+"""The speed of the kernels: one block on one GPU, compared with torch's cuDNN and flash attention in the same run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bench_kernels(
     """Return times, TFLOP/s, errors and speed ratios of each mask and pass, for JSON; times in seconds.
 
     `masks` are values of `causal`; `progress` is called after every round, 3 + `rounds` times a case.
-    Raises: DeviceError where there is no GPU.
+    Raises: DeviceError without a GPU.
     """
     device = device or Cuda()
     pairs = {block: tuple(SDPA) for block in blocks}

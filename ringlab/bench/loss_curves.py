@@ -22,7 +22,7 @@ RINGS: dict[str, dict[str, Any]] = {
     "4 ranks, zig-zag": {"layout": "zigzag"},
     "2 × 2 ranks, hybrid": {"layout": "zigzag", "schedule": "hybrid(ring=2, ulysses=2)"},
 }
-"""What each ring changes of the recipe; a process alone has none of it, and uses torch's own attention."""
+"""Each ring's changes of the recipe; one process alone makes none of them and uses torch's own attention."""
 
 
 def curves(recipe: Recipe) -> dict[str, list[float]]:
@@ -35,7 +35,7 @@ def curves(recipe: Recipe) -> dict[str, list[float]]:
 
 
 def differences(curves: dict[str, list[float]]) -> dict[str, float]:
-    """Return the largest relative difference of each ring's curve to that of one process."""
+    """Return the largest relative difference of each ring's curve from that of one process."""
     alone = curves[ALONE]
     return {
         name: max(abs(a - b) / abs(b) for a, b in zip(curve, alone, strict=True))

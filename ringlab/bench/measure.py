@@ -1,4 +1,4 @@
-"""One case of a GPU benchmark: nobody is timed whose results have not been found right."""
+"""One case of a GPU benchmark: a contender is timed only after its results have been found correct."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ METHOD = {
     "flops": CONVENTION,
     "speed_ratio": "median over rounds of baseline time / subject time: 1 is as fast, 0.5 takes twice as long",
 }
-"""How the numbers came about; goes into every result."""
+"""How the numbers were measured; part of every result."""
 
 Pairs = Mapping[str, Iterable[str]]
-"""Each subject with the baselines that it is compared to."""
+"""Each subject with its baselines."""
 
 
 class Bench:
-    """Fresh inputs of one problem on a device, and the truth about them."""
+    """Fresh inputs of one problem on a device, and their true results."""
 
     def __init__(self, problem: Problem, device: Device, seed: int | None = None) -> None:
         self.problem, self.device = problem, device
@@ -54,7 +54,7 @@ class Bench:
         """
         verdicts = {name: self.admit(contender, of) for name, contender in contenders.items()}
         turns = {n: contenders[n].turn(self.inputs, of) for n in contenders if not verdicts[n].refusal}
-        checked = Inputs(*(x.clone() for x in self.inputs))  # what the truth was computed for
+        checked = Inputs(*(x.clone() for x in self.inputs))  # the inputs of the true results
         times = interleaved(
             turns,
             self.device,
@@ -67,7 +67,7 @@ class Bench:
         return self._report(of, verdicts, times, pairs)
 
     def admit(self, contender: Contender, of: str) -> Verdict:
-        """Return the verdict on a run whose outputs lay in memory full of NaN.
+        """Return the verdict on a run whose outputs were in memory full of NaN.
 
         ringlab's own are run once more where all new memory is, so that no allocator can hide a gap.
         """
@@ -112,7 +112,7 @@ class Bench:
 
 
 def all_subjects_timed(cases: list[dict[str, Any]], pairs: Pairs) -> bool:
-    """Return whether every subject was found right, and timed, in every case."""
+    """Return whether every subject was found correct, and timed, in every case."""
     return all(subject in case["contenders"] for case in cases for subject in pairs)
 
 

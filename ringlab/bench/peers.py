@@ -1,4 +1,4 @@
-"""Known packages of ring attention beside ringlab's ring: the same causal work, in turn, in one process group.
+"""Known packages of ring attention compared with ringlab's ring: the same causal work, in turn, in one process group.
 
 What each call returned is looked at: a sample of tokens against float64. One that is wrong is timed too, and listed
 as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead, which is the one that
@@ -59,8 +59,8 @@ def bench_peers(
 ) -> dict[str, Any]:
     """Return errors, times and ratios for each number of ranks and pass, for JSON; times in seconds.
 
-    Peers that are not installed, or fail in a small run, are not timed; `not_run` says why. Raises:
-    BackendError for an unknown peer or dtype, or a length that does not divide by twice the ranks.
+    Peers that are not installed, or fail in a small run, are not timed; `not_run` says why.
+    Raises: BackendError for an unknown peer or dtype, or a length that twice the ranks do not divide.
     """
     _check(work, ranks, names, dtype)
     inputs = _inputs(work, dtype)
@@ -110,7 +110,7 @@ def _about(name: str, dtype: str) -> str:
 
 
 def _version(name: str) -> str | None:
-    """Why the peer is not there, None if it is."""
+    """The reason why the peer is not installed, None if it is."""
     of = peers.peer(name)
     try:
         of.version  # noqa: B018
@@ -121,7 +121,7 @@ def _version(name: str) -> str | None:
 
 
 def _obstacle(name: str, P: int, dtype: str) -> str | None:
-    """Why the peer cannot be timed: it is not there, or it fails in a small run of its own."""
+    """The reason why the peer cannot be timed: it is not installed, or it fails in a small run of its own."""
     absent = _version(name)
     if absent is not None:
         return absent
@@ -151,6 +151,6 @@ def _program(
 
 
 def _worst(name: str, ranks: Sequence[Passed], expected: Reference) -> dict[str, Tensor]:
-    """The largest errors over all calls of one entrant, of which each rank has its rows."""
+    """The largest errors over all calls of one entrant, of which each rank holds its rows."""
     calls = zip(*(rank.looks[name] for rank in ranks), strict=True)
     return worst_of([(0, [look.sampled for look in looks]) for looks in calls], [expected])

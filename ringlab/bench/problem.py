@@ -1,4 +1,4 @@
-"""The work of the GPU benchmarks: its sizes, what is counted, and fresh random inputs."""
+"""The work of the GPU benchmarks: its sizes, its operations and bytes, and random inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes: H query heads and as many K/V heads, S tokens, D head dim, batch 1; one mask."""
+    """Sizes: H query heads and as many K/V heads, S tokens, D head dim, batch 1."""
 
     H: int = 16
     S: int = 16384
@@ -31,12 +31,12 @@ class Problem:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of one tensor (1, H, S, D)."""
+        """Return the bytes of one tensor (1, H, S, D)."""
         return self.H * self.S * self.D * torch.finfo(self.torch_dtype).bits // 8
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
+        """Return the dtype as torch's."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 def draw(problem: Problem, device: str, generator: torch.Generator) -> Inputs:
-    """Return normally distributed inputs, other ones at every call."""
+    """Return normally distributed inputs, different ones at every call."""
     shape = (1, problem.H, problem.S, problem.D)
     dtype = problem.torch_dtype
     return Inputs(*(torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)))

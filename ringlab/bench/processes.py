@@ -1,4 +1,4 @@
-"""What real processes cost: P gloo processes against torch with P threads, in one process group."""
+"""The cost of real processes: P gloo processes compared with torch with P threads, in one process group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab.comm.ring import Ring
 def bench_processes(work: Work, P: int = 2, pairs: int = 11, timeout: float = 1800.0) -> dict[str, Any]:
     """Return ratios, times and the machine, for JSON; times in seconds.
 
-    Every process has one thread. Between the ring's runs rank 0 does the whole problem with P
+    Every process has one thread. Between the ring's runs rank 0 computes the whole problem with P
     threads while the others wait, so that both sides see the same machine.
     """
     outcome = launch(_program, P, work, pairs, timeout=timeout, threads=1, memory=False)

@@ -47,7 +47,7 @@ def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
             pass
         run()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # what was launched is not computed yet
+            torch.cuda.synchronize()  # launched work is not complete yet
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -56,7 +56,7 @@ def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Lanes of all ranks in earlier runs, by the name of the run; `label` says what ran, `machine` where and when."""
+    """Lanes of all ranks in earlier runs, by the name of the run; `label` describes them, `machine` their machine and date."""
 
     runs: Mapping[str, list[Span]]
     label: str
@@ -64,7 +64,10 @@ class Recorded:
 
 
 def recorded(path: Path | None = None) -> Recorded:
-    """Return the lanes that come with the course, or those that `save` wrote. Raises: OSError where they are not there."""
+    """Return the lanes that come with the course, or those that `save` wrote.
+
+    Raises: OSError if the file is missing.
+    """
     from ringlab.checkout import find_checkout
 
     told = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
@@ -75,7 +78,7 @@ def recorded(path: Path | None = None) -> Recorded:
 
 
 def save(path: Path, label: str, runs: Mapping[str, Sequence[Span]]) -> None:
-    """Write lanes with their machine to `path`, as `recorded` reads them; times to a tenth of a microsecond."""
+    """Write lanes with their machine to `path`, for `recorded` to read; times to a tenth of a microsecond."""
     rows = {
         name: [asdict(s) | {"start": round(s.start, 7), "end": round(s.end, 7)} for s in spans]
         for name, spans in runs.items()
@@ -103,7 +106,7 @@ def ring_in_order(ring: Ring, q: Any, k: Any, v: Any, order: Sequence[str]) -> A
 
 
 def both_orders(ring: Ring, device: str) -> dict[str, list[list[Span]]]:
-    """Return this rank's lanes in every run of each order; the orders take turns, after a round that is not kept."""
+    """Return this rank's lanes in every run of each order; the orders alternate, after an unrecorded round."""
     torch.manual_seed(ring.rank)
     q, k, v = (torch.randn(1, H, C, D, device=device) for _ in range(3))
     found: dict[str, list[list[Span]]] = {name: [] for name in ORDERS}

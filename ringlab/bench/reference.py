@@ -3,12 +3,12 @@
 The oracle would need the whole S×S scores. Here lse and delta of all rows are computed in float64, a
 few rows at a time; from them follow out, lse and dq of any rows and dk and dv of any keys. The same
 function in the inputs' own dtype is the yardstick: the error of a row may be twice that of this plainest
-implementation in its worst row, a unit of last place more, for the result has to be stored, and what
-storing `out` does to the row: delta is computed from that, see part 2 of ringlab.conformance.tolerance.
+implementation in its worst row, plus a unit of last place for storing the result, plus the effect of
+storing `out` on the row: delta is computed from it, see part 2 of ringlab.conformance.tolerance.
 
-This finds what goes wrong at full size: rows and keys not visited, masks, strides and indices that
-overflow, a lost rescaling. One key too few among 16k moves `out` by less than its rounding and shows
-in dk and dv only; the case table at small sizes is what sees such things in forward.
+This finds errors that occur at full size: rows and keys not visited, masks, strides and indices that
+overflow, a lost rescaling. One missing key among 16k moves `out` by less than its rounding and shows
+in dk and dv only; the case table at small sizes finds such errors in forward.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab.bench.problem import Inputs
@@ -25,17 +26,17 @@ from ringlab.bench.problem import Inputs
 FACTOR = 2.0
 """How many times the plainest implementation's error is allowed, as in ringlab.conformance.tolerance."""
 ROW_BYTES = 2**29
-"""Float64 scores that exist at once while lse and delta are computed."""
+"""Bytes of float64 scores held at once while lse and delta are computed."""
 EDGES = (64, 128, 256, 512)
-"""Rows at these and just before them are in every sample: tiles begin and end there."""
+"""Every sample has the rows at these numbers and just before them: tiles begin and end there."""
 
 Results = Mapping[str, Tensor]
-"""Any of out, dq, dk, dv (1, H, S, D) and lse (1, H, S)."""
+"""Any of out, dq, dk, dv (1, H, S, D) and lse (1, H, S), by name."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """True results at `tokens`, and the largest error allowed in each row of them, (H, tokens)."""
+    """True results at `tokens`, and the largest error allowed in each of their rows, (H, tokens)."""
 
     tokens: Tensor
     true: dict[str, Tensor]
@@ -44,7 +45,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The error of a kernel's worst row, and the largest error / bound; `refusal` says what is wrong, if anything."""
+    """The error of a kernel's worst row, and the largest error / bound, by result; `refusal` says what is wrong."""
 
     errors: dict[str, float]
     of_bounds: dict[str, float]
@@ -58,8 +59,8 @@ def sample(S: int, generator: torch.Generator, count: int = 48) -> Tensor:
     return torch.tensor(sorted(token for token in chosen if 0 <= token < S))
 
 
-def reference(inputs: Inputs, causal: bool, tokens: Tensor) -> Reference:
-    """Return the truth at `tokens` in float64, and the bounds that the inputs' own dtype implies."""
+def reference(inputs: Inputs, causal: bool, tokens: Int[Tensor, " tokens"]) -> Reference:
+    """Return the true results at `tokens` in float64, and the bounds that the inputs' own dtype implies."""
     tokens = tokens.to(inputs.q.device)
     lse, delta, spread = _of_all_rows(inputs, causal)
     true = at_tokens(inputs, tokens, lse, delta, causal, torch.float64)
@@ -76,7 +77,7 @@ def reference(inputs: Inputs, causal: bool, tokens: Tensor) -> Reference:
 
 
 def judge(results: Results, expected: Reference) -> Verdict:
-    """Return the errors of `results`, and why they are refused: rows not written, or beyond a bound."""
+    """Return the errors of `results`, and a refusal if rows are not written or exceed a bound."""
     results = {name: tensor.detach() for name, tensor in results.items()}
     for name, tensor in results.items():
         rows = ~torch.isfinite(tensor if name == "lse" else tensor.sum(dim=-1, dtype=torch.float32))
@@ -95,8 +96,8 @@ def judge(results: Results, expected: Reference) -> Verdict:
     return Verdict(worst, of_bounds, None)
 
 
-def errors(name: str, x: Tensor, true: Tensor) -> Tensor:
-    """Return each row's ‖x − true‖ / ‖true‖, or of the median row where that is longer; lse as it is."""
+def errors(name: str, x: Float[Tensor, "*shape"], true: Float[Tensor, "*shape"]) -> Float[Tensor, "..."]:
+    """Return each row's ‖x − true‖ / ‖true‖, with at least the median row's ‖true‖; for lse |x − true|."""
     difference = x.double() - true.double()
     return difference.abs() if name == "lse" else difference.norm(dim=-1) / _lengths(true)
 
@@ -107,11 +108,16 @@ def _lengths(true: Tensor) -> Tensor:
 
 
 def at_tokens(
-    inputs: Inputs, tokens: Tensor, lse: Tensor, delta: Tensor, causal: bool, dtype: torch.dtype
+    inputs: Inputs,
+    tokens: Int[Tensor, " tokens"],
+    lse: Float[Tensor, "H S"],
+    delta: Float[Tensor, "H S"],
+    causal: bool,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Return out, lse and dq of the rows, dk and dv of the keys at `tokens`, every tensor in `dtype`.
 
-    lse and delta are those of all rows, (H, S). Source of the gradients: arXiv 2205.14135, appendix B.
+    lse and delta are those of all rows. Source of the gradients: arXiv 2205.14135, appendix B.
     """
     q, k, v, dout = (x[0].to(dtype) for x in inputs)
     scale, positions = q.shape[-1] ** -0.5, torch.arange(q.shape[1], device=q.device)
@@ -150,7 +156,7 @@ def _of_all_rows(inputs: Inputs, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
 def _storing_out(
     inputs: Inputs, tokens: Tensor, lse: Tensor, spread: Tensor, causal: bool
 ) -> dict[str, Tensor]:
-    """How far the rows of dq and dk at `tokens` move when delta does, which comes from a rounded out."""
+    """The change of the rows of dq and dk at `tokens` when delta is computed from a rounded out."""
     q, k = (x[0].double() for x in inputs[:2])
     scale, positions = q.shape[-1] ** -0.5, torch.arange(q.shape[1], device=q.device)
     state = torch.finfo(torch.promote_types(inputs.q.dtype, torch.float32)).eps

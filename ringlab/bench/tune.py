@@ -1,7 +1,8 @@
-"""Choose launch configurations by measuring them: what `ringlab tune` does on a GPU.
+"""Choosing launch configurations by measuring them, for `ringlab tune` on a GPU.
 
-Per row of the table: compile every candidate, drop those that break a budget of `blocks.triton.offline`, let
-the rest compute and drop those that are wrong, time all in a short heat, and the fastest of that in a final.
+For each row of the table: compile every candidate, drop those that exceed a budget of
+`blocks.triton.offline`, drop those that compute wrong results, time the rest in a short heat, and time the
+fastest again in a final.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ PASS = {"forward_step": "forward", "backward_dq": "backward", "backward_dkv": "b
 HEAT_ROUNDS = 5
 FINALISTS = 5
 TIE = 0.01
-"""Medians this close, as a part of the fastest, count as equal; the one that takes less shared memory is chosen."""
+"""Medians this close, as a fraction of the fastest, count as equal; the one with least shared memory is chosen."""
 
 
 class Track(Protocol):
-    """Where configurations race; a test puts a scripted one in its place."""
+    """A place where configurations race; tests substitute a scripted one."""
 
     def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> Mapping[Config, float]:
-        """Return the median seconds of those that are right; the others are left out."""
+        """Return the median seconds of each correct configuration; wrong ones are left out."""
         ...
 
 
 class Gpu:
-    """Configurations race on the current CUDA device: one block, causal, fresh inputs in every round."""
+    """The current CUDA device as a track: one block, causal, fresh inputs in every round."""
 
     def __init__(self, tokens: int = 8192, heads: int = 16, device: Device | None = None) -> None:
         self.tokens, self.heads = tokens, heads
         self.device = device or Cuda()
 
     def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> Mapping[Config, float]:
+        """Return the median seconds of each correct configuration."""
         from ringlab.blocks.triton import TritonBlock
 
         bench = Bench(Problem(self.heads, self.tokens, slot.head_dim, True, slot.torch_dtype), self.device)
@@ -56,9 +58,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The row chosen for a slot, None where nothing is left to choose from, and how many were looked at.
+    """The row chosen for a slot, None if no candidate is left, and the numbers of candidates.
 
-    Of `compiled` candidates `kept` kept the budgets, and `right` of those computed the right thing.
+    Of `compiled` candidates `kept` kept the budgets, and `right` of those computed correct results.
     """
 
     slot: Slot
@@ -68,7 +70,7 @@ class Tuned:
     right: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `ringlab tune --json` prints of it."""
+        """Return it as `ringlab tune --json` prints it."""
         counts = {"compiled": self.compiled, "kept_budgets": self.kept, "right": self.right}
         chosen = {"config": str(self.row.config), "reason": self.row.reason} if self.row else {}
         return {"kernel": self.slot.kernel, "head_dim": self.slot.head_dim, "dtype": self.slot.dtype} | {
@@ -85,7 +87,7 @@ def tune(
     where: str = "",
     compiler: Callable[..., list[Compiled]] = compile_all,
 ) -> Tuned:
-    """Return the fastest of all candidates of `slot` that keep the budgets and are right."""
+    """Return the fastest candidate of `slot` that keeps the budgets and is correct."""
     found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
     able = {each.job.config: each for each in found if not each.broken()}
     heat = track.race(slot, list(able), HEAT_ROUNDS)
@@ -96,7 +98,7 @@ def tune(
 
 
 def stamp(tokens: int, heads: int) -> str:
-    """Return where, with what and when something was measured, for the reason beside a row."""
+    """Return the problem, GPU, versions and date of a measurement, for the reason beside a row."""
     here = machine()
     gpu, versions = _dict(here.get("gpu")).get("name", "no GPU"), _dict(here.get("versions"))
     what = f"{heads} heads, {tokens} tokens, causal"
@@ -104,7 +106,7 @@ def stamp(tokens: int, heads: int) -> str:
 
 
 def merged(old: Sequence[Row], tuned: Sequence[Tuned]) -> list[Row]:
-    """Return the rows of a table with those replaced that were tuned, in the place they had."""
+    """Return the rows of a table, the tuned ones replaced in place."""
     new = {_key(each.row): each.row for each in tuned if each.row}
     return [new.get(_key(row), row) for row in old]
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from torch import Tensor
-
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
-from ringlab.blocks.protocol import Block
+from ringlab.blocks.protocol import Block, Query
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
@@ -41,12 +39,12 @@ def known() -> tuple[str, ...]:
     return (*_BLOCKS, _TRITON)
 
 
-def get_block(name: str | Block, q: Tensor, requirements: frozenset[str] = frozenset()) -> Block:
-    """Return the block backend called `name`, once it is certain that it can compute tensors like `q`.
+def get_block(name: str | Block, q: Query, requirements: frozenset[str] = frozenset()) -> Block:
+    """Return the block backend called `name`, after a check that it can compute tensors like `q`.
 
-    "auto" is `native` where that can compute `q`, else `blockwise`. A block object is returned as it is.
-    requirements: score rules that it must support, of "softcap" and "dropout".
-    Raises: BackendError for an unknown name, or a backend that supports neither `q` nor all requirements.
+    "auto" is `native` if that can compute `q`, else `blockwise`. A block object is returned as it is.
+    requirements: the score rules that it must support, of "softcap" and "dropout".
+    Raises: BackendError for an unknown name, or a backend that does not support `q` and all requirements.
 
     >>> import torch
     >>> get_block("auto", torch.empty(1, 2, 16, 8)).name
@@ -85,7 +83,7 @@ def _named(name: str) -> Block:
     return _triton() if name == _TRITON else _BLOCKS[name]
 
 
-def _remedy(q: Tensor) -> str:
+def _remedy(q: Query) -> str:
     """Return a remedy for a block that does not support `q`: the name of one that does, if there is one."""
     for name in ("native", "blockwise"):
         if _named(name).supports(q) is None:

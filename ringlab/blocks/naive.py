@@ -70,7 +70,7 @@ class Naive(Block):
 
 
 def unsupported_dtype(q: Float[Tensor, "..."]) -> str | None:
-    """Return why a block on the CPU cannot compute in the dtype of `q`, None if it can."""
+    """Return the reason why a block on the CPU cannot compute in the dtype of `q`, or None if it can."""
     known = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     return None if q.dtype in known else f"needs float64, float32, bfloat16 or float16, got {q.dtype}"
 

@@ -1,4 +1,4 @@
-"""What a block backend must offer: attention of some query rows over one K/V block, forward and backward.
+"""The interface of a block backend: attention of some query rows over one K/V block, forward and backward.
 
 A schedule brings the blocks; for each one, `Call` hands the tiles to a `Block`. A backend that can compute all tiles
 of a block in one launch is a `StepBlock` and keeps its own state between blocks, a `ForwardSteps` or `BackwardSteps`.
@@ -19,9 +19,9 @@ from ringlab.types import KeyValue, Query, RowState
 
 @dataclass(frozen=True)
 class BackwardRows:
-    """Some query rows with all that backward needs to know of them.
+    """Some query rows with everything that backward needs to know about them.
 
-    out and lse are the forward's and delta is rowsum(dout·out), all of them over all keys, not over one block.
+    out and lse are the forward's, and delta is rowsum(dout·out); all are over all keys, not over one block.
     """
 
     dout: Query
@@ -65,7 +65,7 @@ class Block(Protocol):
     """Which `ringlab.scores.ScoreRules` it computes, of "softcap" and "dropout"; it is never given another."""
 
     def supports(self, q: Query) -> str | None:
-        """Return None, or why tensors of this dtype, device and head dim cannot be computed."""
+        """Return None, or the reason why tensors of this dtype, device and head dim cannot be computed."""
         ...
 
     def forward(
@@ -94,7 +94,7 @@ class Block(Protocol):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return what these rows and keys add to (dq, dk, dv).
+        """Return the contribution of these rows and keys to (dq, dk, dv).
 
         P = exp(S − lse), dV = Pᵀ·dout, dS = P·(dout·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
         Under `rules`, S is the capped score, dS has the slope of the cap as a factor, and dropped weights do not
@@ -106,7 +106,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Gradient:
-    """What some rows add to the gradients of the `keys` of a block."""
+    """The contribution of some rows to the gradients of the `keys` of a block."""
 
     keys: slice
     dk: Tensor
@@ -120,7 +120,7 @@ class ForwardSteps(Protocol):
     def attend(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> None:
-        """Attend to the next block; `tiles` say what is visible, `rules` are those of all rows and all its keys."""
+        """Attend to the next block; `tiles` are its visible parts, `rules` those of all rows and all its keys."""
         ...
 
     def partial(self) -> Partial:
@@ -135,7 +135,7 @@ class BackwardSteps(Protocol):
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return what these queries add to the gradients of the next block; arguments as in the forward."""
+        """Return the contribution of these queries to the gradients of the next block; arguments as in the forward."""
         ...
 
     def query_gradient(self) -> Query:

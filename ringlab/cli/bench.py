@@ -1,4 +1,4 @@
-"""`ringlab bench`: what emulation, real processes and kernels cost, as ratios to torch in one call."""
+"""`ringlab bench`: the cost of emulation, real processes and kernels, relative to torch in one call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ app = typer.Typer(
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query and key/value heads.")]
-HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="D.")]
+HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="D, the head dim.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="P, the world size.")]
-Pairs = Annotated[int, typer.Option("--pairs", min=1, help="Pairs of runs that are counted.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that are counted.")]
-Blocks = Annotated[str, typer.Option("--blocks", help="Block backends, with commas between them.")]
+Pairs = Annotated[int, typer.Option("--pairs", min=1, help="Number of counted pairs of runs.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of counted rounds.")]
+Blocks = Annotated[str, typer.Option("--blocks", help="Comma-separated block backends.")]
 Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON to this file too.")]
 
 BLOCKS = "triton,native"
@@ -38,7 +38,7 @@ def emulate(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Virtual ranks against one call of torch's attention, both with all threads."""
+    """Compare virtual ranks with one call of torch's attention, both with all threads."""
     from ringlab.bench.emulate import Work, bench_emulate
 
     with errors_told(as_json), progress_bar() as bar:
@@ -58,7 +58,7 @@ def processes(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Gloo processes of one thread against one call of torch's attention with as many threads."""
+    """Compare gloo processes of one thread with one call of torch's attention with as many threads."""
     from ringlab.bench.emulate import Work
     from ringlab.bench.processes import bench_processes
 
@@ -72,19 +72,19 @@ def peers(
     tokens: Tokens = 8192,
     heads: Heads = 8,
     head_dim: HeadDim = 64,
-    ranks: Annotated[str, typer.Option("--ranks", help="Numbers of gloo processes, with commas.")] = "2,4",
+    ranks: Annotated[str, typer.Option("--ranks", help="Comma-separated numbers of gloo processes.")] = "2,4",
     rounds: Rounds = 7,
     names: Annotated[
-        str, typer.Option("--peers", help="Peers by name, with commas; those of the bench if empty.")
+        str, typer.Option("--peers", help="Comma-separated peers; those of the bench by default.")
     ] = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Known packages of ring attention beside ringlab's, in turn: causal, gloo processes of one thread. Status 1 where ringlab is wrong."""
+    """Compare known packages of ring attention with ringlab's: causal, gloo processes of one thread. Status 1 if ringlab is wrong."""
     numbers = [each.strip() for each in ranks.split(",")]
     if not all(each.isdigit() for each in numbers):
-        raise typer.BadParameter("numbers with commas are needed", param_hint="--ranks")
+        raise typer.BadParameter("comma-separated numbers are needed", param_hint="--ranks")
     with errors_told(as_json), progress_bar() as bar:
         from ringlab.bench.emulate import Work
         from ringlab.bench.peers import PEERS, bench_peers
@@ -105,11 +105,11 @@ def peers(
 
 @app.command()
 def plan(
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Answers that are counted.")] = 11,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of counted answers.")] = 11,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """How long `ringlab plan` takes to answer, from the start of its process to its end."""
+    """Measure how long `ringlab plan` takes to answer, from the start of its process to its end."""
     with errors_told(as_json), progress_bar() as bar:
         from ringlab.bench.answers import bench_answers
 
@@ -134,9 +134,9 @@ def kernels(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """The kernels on one GPU beside torch's cuDNN and flash attention, bf16. Status 1 without a GPU."""
+    """Compare the kernels on one GPU with torch's cuDNN and flash attention, bf16. Status 1 without a GPU."""
     if mask not in MASKS:
-        raise typer.BadParameter(f"{mask!r} is none of {', '.join(MASKS)}", param_hint="--mask")
+        raise typer.BadParameter(f"{mask!r} is not one of {', '.join(MASKS)}", param_hint="--mask")
     with errors_told(as_json), progress_bar() as bar:
         from ringlab.bench.kernels import bench_kernels
         from ringlab.bench.problem import Problem
@@ -160,7 +160,7 @@ def ring(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """The whole zig-zag ring on one GPU beside the same kernel in one call, bf16, causal. Status 1 without a GPU."""
+    """Compare the whole zig-zag ring on one GPU with the same kernel in one call, bf16, causal. Status 1 without a GPU."""
     with errors_told(as_json), progress_bar() as bar:
         from ringlab.bench.emulated_ring import bench_ring
         from ringlab.bench.problem import Problem
@@ -175,11 +175,9 @@ def ring(
 @app.command()
 def draw(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Results; all of benchmarks/results by default.")
+        list[Path] | None, typer.Argument(help="Files of results; all of benchmarks/results by default.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder that the pictures go to.")] = Path(
-        "build/figures"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="The folder of the pictures.")] = Path("build/figures"),
     as_json: Json = False,
 ) -> None:
     """Draw results: bars for each, and a roofline for kernels, as PNG and SVG with a text for each."""
@@ -214,7 +212,7 @@ def _print_peers(measured: dict[str, Any]) -> None:
 
 
 def write_result(measured: dict[str, Any], output: Path | None) -> None:
-    """Write a result as JSON to `output`, if there is one."""
+    """Write a result as JSON to `output`, if it is given."""
     if output is not None:
         import json
 
@@ -223,7 +221,7 @@ def write_result(measured: dict[str, Any], output: Path | None) -> None:
 
 
 def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    """Report a result with cases; status 1 where a block was wrong or could not run."""
+    """Report a result with cases; status 1 if a block was wrong or could not run."""
     write_result(measured, output)
     if as_json:
         print_json(measured)

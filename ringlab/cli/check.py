@@ -1,4 +1,4 @@
-"""`ringlab check`: the conformance checks of somebody's ring attention."""
+"""`ringlab check`: the conformance checks of a ring attention."""
 
 from __future__ import annotations
 
@@ -27,25 +27,29 @@ def check(
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, under a minute.")] = False,
     only: Many = None,
-    seed: Annotated[int, typer.Option(help="From which all inputs are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,
     transport: Annotated[
         str, typer.Option(help="virtual, or a transport between processes, such as gloo.")
     ] = "virtual",
-    device: Annotated[str, typer.Option(help="Where tensors lie: cpu, or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of the tensors: cpu or cuda.")] = "cpu",
     layouts: Annotated[
-        str, typer.Option(help="Layouts that it claims, with commas, instead of its own.")
+        str, typer.Option(help="Comma-separated layouts that replace the target's own claims.")
     ] = "",
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks that it claims, with commas.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Dtypes that it claims, with commas.")] = "",
+    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that it claims.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that it claims.")] = "",
     axes: Annotated[
         str, typer.Option(help="BHLD, or BLHD for a function that takes tokens before heads.")
     ] = "",
     ragged: Annotated[
-        bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that do not divide.")
+        bool,
+        typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide."),
     ] = True,
     grouped: Annotated[
-        bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads.")
+        bool,
+        typer.Option(
+            "--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads."
+        ),
     ] = True,
     backward: Annotated[
         bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")
@@ -54,7 +58,7 @@ def check(
     junit: File = None,
     as_json: Json = False,
 ) -> None:
-    """Check somebody's ring attention against the float64 oracle, and what a ring promises to send and hold."""
+    """Check a ring attention against the float64 oracle, and its messages and memory against those of a ring."""
     claims = _claims(layouts, ranks, dtypes, axes, ragged, grouped, backward, as_json)
     _request(only, limit, transport, device, (markdown, junit), as_json)
     from ringlab.conformance import checks, report
@@ -84,7 +88,7 @@ def check(
 
 
 def _status(found: Report) -> int:
-    """1 where a check failed, 2 where the reference names nothing that could be checked."""
+    """1 if a check failed, 2 if the reference names nothing that can be checked."""
     first = found.findings[0]
     return 0 if found.ok else 2 if not first.ok and "BackendError" in first.evidence else 1
 
@@ -99,7 +103,7 @@ def _claims(
     backward: bool,
     as_json: bool,
 ) -> dict[str, Any]:
-    """Only what was said on the command line: the rest the target says itself."""
+    """Only the claims on the command line; the target itself states the others."""
     from ringlab.errors import BackendError
 
     claims: dict[str, Any] = {}
@@ -129,7 +133,7 @@ def _request(
     files: tuple[Path | None, ...],
     as_json: bool,
 ) -> None:
-    """Refuse what cannot be done before anything is run."""
+    """Refuse an invalid request before anything is run."""
     from ringlab.cli.output import check_writable
     from ringlab.comm.processes import connect
     from ringlab.conformance import checks
@@ -138,7 +142,7 @@ def _request(
     try:
         checks.chosen(tuple(only or ()))
         if not 0 < limit < float("inf"):
-            raise BackendError("--limit above 0 seconds", repr(limit))
+            _bad(BackendError("--limit above 0 seconds", repr(limit)), as_json)
         if transport != "virtual":
             connect.check(transport, 1)
         if device != "cpu":
@@ -160,7 +164,7 @@ def _device(device: str) -> None:
 
 
 def _bad(error: RinglabError, as_json: bool) -> NoReturn:
-    """End with status 2: the request itself cannot be done."""
+    """End with status 2: the request itself is invalid."""
     if as_json:
         told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
         print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})

@@ -1,4 +1,4 @@
-"""Commands that other packages add by entry points: each is imported when it is first needed."""
+"""Commands that other packages add by entry points; each is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.main import get_command, get_group
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; one that is given as a call is made by that call when it is first asked for."""
+    """Commands by name; one given as a `partial` is made by calling it when it is first needed."""
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
@@ -61,7 +61,7 @@ _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def _unavailable(name: str, error: ImportError) -> Any:
-    """Return a command that says why another cannot be imported, so that `--help` and the others still work."""
+    """Return a command that reports why another cannot be imported, so that `--help` and the others still work."""
 
     def unavailable() -> None:
         sys.exit(f"ringlab: the command {name} cannot be imported: {error}")

@@ -29,7 +29,7 @@ ASSEMBLERS = (
 
 
 def no_triton() -> str | None:
-    """Return why kernels can neither be compiled nor interpreted here, None if they can."""
+    """Return the reason why kernels can be neither compiled nor interpreted here, None if they can."""
     if importlib.util.find_spec("triton") is not None:
         return None
     here = f"{platform.system()} on {platform.machine()}, without it"
@@ -37,7 +37,7 @@ def no_triton() -> str | None:
 
 
 def ask(code: str, interpret: bool) -> tuple[bool, str]:
-    """Return whether `code` ran in a fresh Python, and the last line it printed or the error it ended with."""
+    """Return whether `code` ran in a fresh Python, and the last line that it printed or its error."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
@@ -49,7 +49,7 @@ def ask(code: str, interpret: bool) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing looked at: `state` is ok, missing (something optional) or broken (something needed)."""
+    """One finding: `state` is ok, missing (something optional) or broken (something needed)."""
 
     name: str
     state: str
@@ -58,7 +58,7 @@ class Diagnosis:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what works here, what does not, and how to mend it. Status 1 only where a need is not met."""
+    """Say what works here, what does not, and how to fix it. Status 1 only if something needed is broken."""
     findings = list(examine())
     ok = all(finding.state != "broken" for finding in findings)
     if as_json:
@@ -74,7 +74,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> Iterator[Diagnosis]:
-    """Yield what is found, one thing after the other; a probe that crashes is itself a finding."""
+    """Yield the findings one by one; a probe that crashes is itself a finding."""
     for name, probe in {**PROBES, **_transports(), **_contributed()}.items():
         try:
             yield probe(name)
@@ -110,7 +110,7 @@ def _package(name: str) -> Diagnosis:
 
 
 def optional(extra: str, user: str) -> Callable[[str], Diagnosis]:
-    """Return a probe for the package it is named after, which `extra` installs for `user`."""
+    """Return a probe for the package of that name, which `extra` installs for `user`."""
 
     def probe(name: str) -> Diagnosis:
         require_package(name, extra, user)
@@ -178,7 +178,7 @@ def _peers(name: str) -> Diagnosis:
 
 
 def _transports() -> dict[str, Callable[[str], Diagnosis]]:
-    """A probe for each transport between processes but gloo, which has one that looks closer."""
+    """A probe for each transport between processes except gloo, which has a more thorough one."""
     try:
         from ringlab.comm.processes.connect import available
     except ImportError:

@@ -1,4 +1,4 @@
-"""`ringlab kernels`: the tables of launch configurations, and what a compiler makes of them without a GPU."""
+"""`ringlab kernels`: the tables of launch configurations, and their compilation without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kernels = Annotated[
     list[str] | None, typer.Option("--kernel", help="forward_step, backward_dq or backward_dkv; repeatable.")
 ]
 Record = Annotated[bool, typer.Option("--record", help="With --offline: write the numbers into the tables.")]
-Processes = Annotated[int, typer.Option("--processes", min=1, help="Compile with so many processes.")]
+Processes = Annotated[int, typer.Option("--processes", min=1, help="Number of processes that compile.")]
 JsonList = Annotated[
     bool, typer.Option("--json", help="Print one JSON list on stdout and nothing else there.")
 ]
@@ -32,7 +32,7 @@ def kernels(
     processes: Processes = 2,
     as_json: JsonList = False,
 ) -> None:
-    """List the kernels' launch configurations; with --offline, compile them. Status 1 where a budget is broken."""
+    """List the kernels' launch configurations; with --offline, compile them. Status 1 if a budget is exceeded."""
     from ringlab.blocks.triton.configs import ARCHITECTURES, COMPILED, KERNELS
 
     if record and (kernel or not offline):

@@ -1,4 +1,4 @@
-"""What all commands share: one JSON object on stdout or a table for people, and the exit status."""
+"""Output shared by all commands: one JSON object on stdout or a table for people, and the exit status."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ stderr = Console(stderr=True)
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Print `data` on stdout; NaN and infinities as strings, since JSON has none."""
+    """Print `data` as JSON on stdout; NaN and infinities become strings, since JSON has neither."""
     typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def finish(ok: bool) -> NoReturn:
-    """End the command with status 0, or 1 where something is not ok."""
+    """End the command with status 0 if `ok`, otherwise 1."""
     raise typer.Exit(0 if ok else 1)
 
 
 @contextmanager
 def errors_told(as_json: bool) -> Iterator[None]:
-    """Turn a RinglabError into its text on stderr (and `{"ok": false, …}` on stdout), status 1."""
+    """Print a RinglabError inside the block on stderr (and `{"ok": false, …}` on stdout), and exit with status 1."""
     try:
         yield
     except RinglabError as error:
@@ -50,9 +50,10 @@ def errors_told(as_json: bool) -> Iterator[None]:
 
 
 def check_writable(option: str, path: Path, *, make_folder: bool = False) -> None:
-    """Raise CostError unless a file can be written at `path`; nothing is changed there, and no permission trusted.
+    """Check that a file can be written at `path` by opening one; nothing is changed there.
 
-    make_folder: folders that are missing will be made.
+    make_folder: missing folders will be made later.
+    Raises: CostError if it cannot be written.
     """
     try:
         if path.is_dir():
@@ -70,7 +71,7 @@ def check_writable(option: str, path: Path, *, make_folder: bool = False) -> Non
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr, silent where that is no terminal."""
+    """Return a progress bar on stderr, silent if that is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True)
 

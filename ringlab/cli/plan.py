@@ -1,4 +1,4 @@
-"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, what to change."""
+"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, and what would help?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HardwareName = Annotated[
 ]
 Inference = Annotated[
     str | None,
-    typer.Option(help="Not training but inference.", rich_help_panel=ASKED, metavar="prefill|decode"),
+    typer.Option(help="Plan inference instead of training.", rich_help_panel=ASKED, metavar="prefill|decode"),
 ]
 PerNode = Annotated[
     int | None, typer.Option(help="GPUs in a node, if not the hardware's own.", rich_help_panel=ASKED)
@@ -38,7 +38,7 @@ PerNode = Annotated[
 LogitsChunk = Annotated[
     str | None,
     typer.Option(
-        help="Tokens whose logits stand in memory at once; all of a rank's if left out.",
+        help="Tokens whose logits are in memory at once; by default all of a rank's.",
         rich_help_panel=SPLIT,
     ),
 ]
@@ -57,12 +57,16 @@ RingDegree = Annotated[int | None, typer.Option(help="Ranks of a ring.", rich_he
 Ulysses = Annotated[int | None, typer.Option(help="Ranks of a Ulysses group.", rich_help_panel=SPLIT)]
 Recomputation = Annotated[
     str | None,
-    typer.Option(help="What is computed again.", rich_help_panel=SPLIT, metavar="none|selective|full"),
+    typer.Option(
+        help="The activations computed again in backward.",
+        rich_help_panel=SPLIT,
+        metavar="none|selective|full",
+    ),
 ]
 LayoutName = Annotated[
     str | None,
     typer.Option(
-        help="Who owns which tokens, as in zigzag; an unknown name lists all.",
+        help="The layout, such as zigzag; an unknown name lists all.",
         rich_help_panel=SPLIT,
         metavar="NAME",
     ),
@@ -70,7 +74,7 @@ LayoutName = Annotated[
 Tile = Annotated[
     str | None,
     typer.Option(
-        help="Rows and keys of a kernel tile; 128x128 if left out.", rich_help_panel=SPLIT, metavar="128x128"
+        help="Rows and keys of a kernel tile; 128x128 by default.", rich_help_panel=SPLIT, metavar="128x128"
     ),
 ]
 Bound = Annotated[
@@ -88,25 +92,27 @@ Bandwidth = Annotated[
 ]
 Weight = Annotated[
     float,
-    typer.Option(help="What a FLOP of attention costs against one of a matrix.", rich_help_panel=BOUNDS),
+    typer.Option(help="Cost of a FLOP of attention relative to one of a matrix.", rich_help_panel=BOUNDS),
 ]
-WhichLink = Annotated[str, typer.Option(help="inside or between nodes.", rich_help_panel=BOUNDS)]
+WhichLink = Annotated[
+    str, typer.Option(help="The link of the bound: inside or between nodes.", rich_help_panel=BOUNDS)
+]
 
 
 def plan(
     model: ModelName = None,
     tokens: Tokens = None,
     hardware: HardwareName = None,
-    nodes: Annotated[int, typer.Option(help="Nodes.", rich_help_panel=ASKED)] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", rich_help_panel=ASKED)] = 1,
     gpus_per_node: PerNode = None,
-    batch: Annotated[int, typer.Option(help="Sequences of a step, on all GPUs.", rich_help_panel=ASKED)] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences in a step, on all GPUs.", rich_help_panel=ASKED)] = 1,
     inference: Inference = None,
     dtype: Annotated[
         str, typer.Option(help="Of weights and activations.", rich_help_panel=ASKED)
     ] = "bfloat16",
     causal: Annotated[bool, typer.Option(help="Mask the future.", rich_help_panel=ASKED)] = True,
     reserve: Annotated[
-        float, typer.Option(help="Fraction of the memory to leave alone.", rich_help_panel=ASKED)
+        float, typer.Option(help="Fraction of the memory to leave unused.", rich_help_panel=ASKED)
     ] = 0.06,
     dp: Dp = None,
     fsdp: Fsdp = None,
@@ -128,7 +134,7 @@ def plan(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Size a cluster: does this context fit, which layout and split, how fast, what limits it, what to change.
+    """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
 
     ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8
     """
@@ -138,7 +144,7 @@ def plan(
     with errors_told(as_json):
         if show:
             return plan_bounds.show_tables(as_json)
-        edges = _tile(tile)
+        edges = kernel_tile(tile)
         length = units.tokens(tokens) if tokens is not None else None
         if bound is not None:
             given = plan_bounds.Given(
@@ -192,7 +198,8 @@ def _need(**given: str | None) -> None:
             raise typer.BadParameter("is missing; --list shows models and hardware", param_hint=f"--{name}")
 
 
-def _tile(text: str | None) -> tuple[int, int] | None:
+def kernel_tile(text: str | None) -> tuple[int, int] | None:
+    """Return (rows, keys) of a kernel tile, None without a text. Raises: CostError for any other text."""
     if text is None:
         return None
     from ringlab.cost.planner.request import MOST_OF_A_COUNT

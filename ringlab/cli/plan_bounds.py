@@ -1,4 +1,4 @@
-"""`ringlab plan --bound …` and `--list`: what papers state, computed, and the tables that plans read."""
+"""`ringlab plan --bound …` and `--list`: bounds stated by papers, and the tables that plans use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Given:
 
 
 def show_bound(name: str, given: Given, as_json: bool) -> None:
-    """Print a bound. Raises: CostError for another name, or what its paper does not cover."""
+    """Print a bound. Raises: CostError for an unknown name, or options that the paper does not cover."""
     bounds = {"striped": striped_bound, "ring": ring_bound, "context": context_bound}
     if name not in bounds:
         raise CostError(f"a bound among {', '.join(NAMES)}", repr(name), nearest(name, NAMES))
@@ -58,9 +58,14 @@ def show_bound(name: str, given: Given, as_json: bool) -> None:
 
 
 def striped_bound(given: Given) -> tuple[dict[str, Any], str]:
-    """Return the striped layout's greatest speed-up over contiguous, as figures and as a sentence."""
+    """Return the striped layout's greatest speed-up over contiguous, as figures and as a sentence.
+
+    Raises: CostError for an unknown model, or ranks or tokens out of range.
+    """
     name, ranks, tokens = given.need("model", "ranks", "tokens")
-    check_count("ranks", ranks, MOST_IN_A_RING)  # work by (rank, step) is a table of as many rows and columns
+    check_count(
+        "ranks", ranks, MOST_IN_A_RING
+    )  # the table of work by (rank, step) has as many rows and columns
     check_count("tokens", tokens, MOST_TOKENS)
     speedup = papers.striped_speedup(model(name), ranks, tokens, given.attention_weight, given.tile)
     figures = {
@@ -80,7 +85,10 @@ def striped_bound(given: Given) -> tuple[dict[str, Any], str]:
 
 
 def ring_bound(given: Given) -> tuple[dict[str, Any], str]:
-    """Return the shortest block and sequence that hide communication on some hardware."""
+    """Return the shortest block and sequence that hide communication on some hardware, as figures and a sentence.
+
+    Raises: CostError for unknown hardware, link or dtype, or a bandwidth without a unit.
+    """
     (name,) = given.need("hardware")
     machine = hardware(name)
     links: dict[str, Link] = {"inside": machine.inside, "between": machine.between}
@@ -108,7 +116,7 @@ def ring_bound(given: Given) -> tuple[dict[str, Any], str]:
 
 
 def _rates(given: Given, machine: Hardware, link: Link) -> str:
-    """Where FLOP/s and bytes/s of a ring's bound come from: not from the paper."""
+    """The sources of the FLOP/s and bytes/s in a ring's bound, which are not the paper's."""
     table = f"FLOP/s of {machine.name} from this project's table ({machine.source})"
     if given.bandwidth is not None:
         return f"{table}, bandwidth as given"
@@ -116,7 +124,10 @@ def _rates(given: Given, machine: Hardware, link: Link) -> str:
 
 
 def context_bound(given: Given) -> tuple[dict[str, Any], str]:
-    """Return the longest contexts in the Ring Attention paper's setting, by what is kept out of memory."""
+    """Return the longest contexts in the Ring Attention paper's setting by architecture, as figures and a sentence.
+
+    Raises: CostError for an unknown model or hardware, or ranks out of range.
+    """
     name, machine_name, ranks = given.need("model", "hardware", "ranks")
     check_count("ranks", ranks)
     machine, sizes = hardware(machine_name), model(name)
@@ -136,7 +147,7 @@ def context_bound(given: Given) -> tuple[dict[str, Any], str]:
 
 
 def show_tables(as_json: bool) -> None:
-    """Print the models and the hardware that can be planned with, each with its source."""
+    """Print the models and the hardware that plans can use, each with its source."""
     models, machines = [model(name) for name in model_names()], [hardware(name) for name in hardware_names()]
     if as_json:
         print_json({"ok": True, **_tables(models, machines)})

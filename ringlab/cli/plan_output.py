@@ -1,4 +1,4 @@
-"""A plan for people: the answer first, then memory, time, what limits, what to change, what was assumed."""
+"""A plan for people: the answer first, then memory, time, limits, suggestions and assumptions."""
 
 from __future__ import annotations
 

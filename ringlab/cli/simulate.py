@@ -1,4 +1,4 @@
-"""`ringlab simulate`: the timeline of ring attention on a cluster that need not be there."""
+"""`ringlab simulate`: the timeline of ring attention on a cluster that need not exist."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ Tokens = Annotated[
     str, typer.Option(help="Tokens of the sequence: 131072, 128Ki, 16M.", rich_help_panel=LAYER)
 ]
 ModelName = Annotated[
-    str | None, typer.Option(help="Heads and head dim of a model, or TOML file.", rich_help_panel=LAYER)
+    str | None,
+    typer.Option(help="A model by name, or a TOML file, for heads and head dim.", rich_help_panel=LAYER),
 ]
-Heads = Annotated[int | None, typer.Option(help="Query heads; 32 if left out.", rich_help_panel=LAYER)]
-KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; 8 if left out.", rich_help_panel=LAYER)]
-HeadDim = Annotated[int | None, typer.Option(help="Head dim; 128 if left out.", rich_help_panel=LAYER)]
+Heads = Annotated[int | None, typer.Option(help="Query heads; 32 by default.", rich_help_panel=LAYER)]
+KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; 8 by default.", rich_help_panel=LAYER)]
+HeadDim = Annotated[int | None, typer.Option(help="Head dim; 128 by default.", rich_help_panel=LAYER)]
 Batch = Annotated[int, typer.Option(help="Sequences at once.", rich_help_panel=LAYER)]
-Dtype = Annotated[str, typer.Option(help="Of q, k and v.", rich_help_panel=LAYER)]
+Dtype = Annotated[str, typer.Option(help="Dtype of q, k and v.", rich_help_panel=LAYER)]
 Full = Annotated[bool, typer.Option("--full", help="No causal mask.", rich_help_panel=LAYER)]
 Window = Annotated[
-    str | None, typer.Option(help="A sliding window: tokens that a row sees.", rich_help_panel=LAYER)
+    str | None, typer.Option(help="A sliding window: the tokens that each row sees.", rich_help_panel=LAYER)
 ]
 Documents = Annotated[
     str | None,
@@ -46,9 +47,11 @@ Documents = Annotated[
 ]
 HardwareName = Annotated[str, typer.Option(help="By name, or a TOML file.", rich_help_panel=CLUSTER)]
 Ranks = Annotated[
-    int | None, typer.Option(help="Ranks; those of one node if left out.", rich_help_panel=CLUSTER)
+    int | None, typer.Option(help="Number of ranks; by default those of one node.", rich_help_panel=CLUSTER)
 ]
-Nodes = Annotated[int | None, typer.Option(help="Nodes, instead of ranks.", rich_help_panel=CLUSTER)]
+Nodes = Annotated[
+    int | None, typer.Option(help="Number of nodes, instead of ranks.", rich_help_panel=CLUSTER)
+]
 Slow = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,39 +61,51 @@ Slow = Annotated[
 Jitter = Annotated[
     float, typer.Option(help="Relative spread of computations (lognormal).", rich_help_panel=CLUSTER)
 ]
-Seed = Annotated[int, typer.Option(help="Of the jitter.", rich_help_panel=CLUSTER)]
+Seed = Annotated[int, typer.Option(help="Seed of the jitter.", rich_help_panel=CLUSTER)]
 LayoutName = Annotated[
     str,
     typer.Option(
         "--layout",
-        help="Who owns which tokens, as in zigzag; an unknown name lists all.",
+        help="The layout, such as zigzag; an unknown name lists all.",
         metavar="NAME",
         rich_help_panel=HOW,
     ),
 ]
-Chunk = Annotated[int | None, typer.Option(help="Tokens of a piece, layout dealt.", rich_help_panel=HOW)]
-Folded = Annotated[bool, typer.Option("--folded", help="Deal there and back.", rich_help_panel=HOW)]
+Chunk = Annotated[
+    int | None, typer.Option(help="Tokens of a piece, for the layout dealt.", rich_help_panel=HOW)
+]
+Folded = Annotated[
+    bool, typer.Option("--folded", help="Deal forth and back, for the layout dealt.", rich_help_panel=HOW)
+]
 Schedule = Annotated[
     str,
     typer.Option(
-        help="How the ranks' tokens meet; with degrees: 'hybrid(ring=4, ulysses=2)'.",
+        help="How queries meet keys; degrees in parentheses: 'hybrid(ring=4, ulysses=2)'.",
         metavar="ring|allgather|ulysses|hybrid|double-ring",
         rich_help_panel=HOW,
     ),
 ]
-Backward = Annotated[bool, typer.Option("--backward", help="Forward and backward.", rich_help_panel=HOW)]
+Backward = Annotated[
+    bool, typer.Option("--backward", help="Simulate forward and backward.", rich_help_panel=HOW)
+]
 Tile = Annotated[
     str,
     typer.Option(help="Rows and keys of a kernel tile, or 'exact'.", metavar="128x128", rich_help_panel=HOW),
 ]
-Png = Annotated[Path | None, typer.Option(help="Draw the timeline.", metavar="FILE", rich_help_panel=OUT)]
-Svg = Annotated[Path | None, typer.Option(help="The same as SVG.", metavar="FILE", rich_help_panel=OUT)]
+Png = Annotated[
+    Path | None, typer.Option(help="Draw the timeline as PNG.", metavar="FILE", rich_help_panel=OUT)
+]
+Svg = Annotated[
+    Path | None, typer.Option(help="Draw the timeline as SVG.", metavar="FILE", rich_help_panel=OUT)
+]
 Perfetto = Annotated[
     Path | None, typer.Option(help="Events for ui.perfetto.dev.", metavar="FILE", rich_help_panel=OUT)
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(help="The JSON, with this machine and its memory.", metavar="FILE", rich_help_panel=OUT),
+    typer.Option(
+        help="Write the JSON, with this machine and its memory.", metavar="FILE", rich_help_panel=OUT
+    ),
 ]
 
 
@@ -123,7 +138,7 @@ def simulate(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Draw when every rank computes, sends and waits in one layer's attention: the real program, with shapes."""
+    """Draw when every rank computes, sends and waits in one layer's attention: the real program, without data."""
     with errors_told(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.units import tokens as tokens_of
@@ -133,10 +148,10 @@ def simulate(
         files.check()
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
         mask = _mask(not full, window, documents, S)
-        P = _ranks(ranks, nodes, machine)
-        kernel, slowness = _tile(tile), _slow(slow or [])
+        P = rank_count(ranks, nodes, machine)
+        kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
         _check(S, P, kernel, sizes, backward)
-        lay = _layout(layout, S, P, chunk, folded, mask)
+        lay = layout_of(layout, S, P, chunk, folded, mask)
         done = _run(
             sizes,
             lay,
@@ -191,7 +206,7 @@ def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Sim
 def _check(
     S: int, P: int, tile: tuple[int, int] | None, sizes: Attention, backward: bool, soon_s: float = 20.0
 ) -> None:
-    """Refuse what would take for ever, before a layout of it is made; announce what takes long."""
+    """Refuse a simulation that would take for ever, before a layout is made; announce a long one."""
     from ringlab.cost.simulate import check_amounts, estimated_cpu_s
 
     check_amounts(S, P, tile, sizes)
@@ -220,7 +235,11 @@ def _sizes(
     return Attention(B=batch, dtype=dtype, causal=causal, **own)
 
 
-def _ranks(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
+def rank_count(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
+    """Return the number of ranks.
+
+    Raises: CostError if ranks and nodes are below one or contradict each other.
+    """
     per_node = machine.ranks_per_node
     for name, value in (("ranks", ranks), ("nodes", nodes)):
         if value is not None and value < 1:
@@ -243,7 +262,11 @@ def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Ma
     return Mask(causal, reach, documents=lengths).of_length(S)
 
 
-def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
+def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
+    """Return the layout `name`.
+
+    Raises: CostError for an unknown name, or a chunk or fold that does not belong to it.
+    """
     from ringlab.cost.units import nearest
     from ringlab.layout import dealt, get_layout, layout_names, per_document
 
@@ -259,7 +282,8 @@ def _layout(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Ma
     return per_document(mask.documents or (S,), P) if name == "per-document" else get_layout(name, S, P)
 
 
-def _tile(text: str) -> tuple[int, int] | None:
+def kernel_tile(text: str) -> tuple[int, int] | None:
+    """Return (rows, keys) of a kernel tile, None for "exact". Raises: CostError for any other text."""
     from ringlab.cost.units import shown
 
     if text == "exact":
@@ -272,7 +296,8 @@ def _tile(text: str) -> tuple[int, int] | None:
     return int(rows), int(keys)
 
 
-def _slow(texts: list[str]) -> dict[int, float]:
+def slow_ranks(texts: list[str]) -> dict[int, float]:
+    """Return the slow ranks with their factors. Raises: CostError for a text other than rank=factor."""
     slow = {}
     for text in texts:
         rank, _, factor = text.partition("=")

@@ -1,6 +1,6 @@
-"""The timeline of a simulation in characters, and its figures.
+"""The output of `ringlab simulate`: the timeline in characters, the figures, and the files.
 
-The files that `ringlab simulate` writes: checked before the simulation, written after it.
+Files are checked before the simulation and written after it.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def show(console: Console, done: Simulation, told: dict[str, Any]) -> None:
 
 
 def strip(timeline: Timeline, rank: int, wide: int) -> str:
-    """Return `wide` characters: what `rank` does for most of each part of the makespan; SOME where it computes less."""
+    """Return `wide` characters: the main activity of `rank` in each part of the makespan; SOME if it computes less."""
     starts, kinds, ends = timeline.strip(rank)
     edges = np.linspace(0.0, timeline.makespan_s, wide + 1)
 
     def seconds(kind: int) -> np.ndarray:
-        """Seconds spent so on by each edge."""
+        """Seconds of this kind between successive edges."""
         chosen = kinds == kind
         begin, end = starts[chosen], ends[chosen]
         done = np.concatenate([[0.0], np.cumsum(end - begin)])
@@ -96,14 +96,14 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
     cell = timeline.makespan_s / wide
     idle = cell - busy - waiting
     choice = np.argmax([busy, waiting, idle], axis=0)
-    # Many short computations in a cell are no idleness, though none of them fills half of it.
+    # Many short computations in a cell are not idleness, though together they may fill less than half of it.
     choice[(choice > 0) & (busy > 0.05 * cell)] = 3
     return "".join((COMPUTES, WAITS, ENDED, SOME)[i] for i in choice)
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write pictures, events and the result; None where not asked for."""
+    """Paths of pictures, events and the result; None for files that are not wanted."""
 
     png: Path | None = None
     svg: Path | None = None
@@ -111,7 +111,10 @@ class Files:
     output: Path | None = None
 
     def check(self) -> None:
-        """Raise CostError or MissingExtraError for a file that cannot be written, so that no long simulation is lost."""
+        """Check the files first, so that no long simulation is lost.
+
+        Raises: CostError for a file that cannot be written; MissingExtraError without matplotlib.
+        """
         if self.png or self.svg:
             require_package("matplotlib", "figures", "--png and --svg")
         for name, path in vars(self).items():
@@ -119,7 +122,10 @@ class Files:
                 check_writable(f"--{name}", path, make_folder=name == "output")
 
     def write(self, done: Simulation) -> dict[str, Any]:
-        """Write pictures and events; return the files, and which ranks they show."""
+        """Write pictures and events; return the files, and the ranks that they show.
+
+        Raises: CostError if one fails.
+        """
         files = {"png": self.png, "svg": self.svg, "perfetto": self.perfetto}
         written: dict[str, Any] = {kind: str(path) for kind, path in files.items() if path}
         if not written:
@@ -141,7 +147,7 @@ class Files:
         return {**written, "ranks": shown}
 
     def publish(self, told: dict[str, Any]) -> None:
-        """Write the result with what it took on which machine."""
+        """Write the result with its cost and the machine. Raises: CostError if the file cannot be written."""
         if self.output is None:
             return
         import json
@@ -153,7 +159,7 @@ class Files:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         measured = {
             "process_cpu_s": time.process_time(),
-            "load_average": os.getloadavg()[0],  # others' work makes wall_s longer, and cpu_s too
+            "load_average": os.getloadavg()[0],  # other processes lengthen wall_s, and cpu_s too
             "peak_rss_bytes": usage.ru_maxrss * 1024,
             "machine": machine(),
         }
@@ -166,7 +172,7 @@ class Files:
 
 
 def shown_ranks(P: int, most: int = 16) -> list[int]:
-    """Return the ranks that are drawn: all, or `most` of them evenly spread, the first and the last too."""
+    """Return the ranks to draw: all, or `most` of them evenly spread, including the first and the last."""
     if P <= most:
         return list(range(P))
     return [round(i * (P - 1) / (most - 1)) for i in range(most)]

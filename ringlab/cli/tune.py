@@ -1,6 +1,6 @@
-"""`ringlab tune`: measure launch configurations on a GPU and write the table of its architecture anew.
+"""`ringlab tune`: measure launch configurations on a GPU and rewrite the table of its architecture.
 
-`ringlab calibrate`: measure this machine, write its hardware file, and set the simulator beside the clock.
+`ringlab calibrate`: measure this machine, write its hardware file, and compare the simulator with the clock.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ HeadDims = Annotated[
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Only 16-bit or float32; repeatable.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S of the timed problem.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H of the timed problem.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the final that are counted.")]
-Processes = Annotated[int, typer.Option("--processes", min=1, help="Compile with so many processes.")]
-Output = Annotated[Path | None, typer.Option("--output", help="Write here and not over ringlab's own table.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds of the final.")]
+Processes = Annotated[int, typer.Option("--processes", min=1, help="Number of processes that compile.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", help="Write here instead of replacing ringlab's own table.")
+]
 
 
 def tune(
@@ -42,7 +44,7 @@ def tune(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure launch configurations on this machine's GPU and write its table anew. Needs a GPU."""
+    """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU."""
     wanted = _wanted(kernel, head_dim, dtype)
     with errors_told(as_json):
         tuned, arch = _measure(wanted, tokens, heads, rounds, processes)
@@ -121,16 +123,18 @@ DEFAULT = Path("this-machine.toml")
 def calibrate(
     ranks: Annotated[int, typer.Option("--ranks", help="P, processes of one thread each.")] = 2,
     tokens: Annotated[
-        str, typer.Option("--tokens", help="S, lengths of the compared rings.")
+        str, typer.Option("--tokens", help="S, the lengths of the compared rings.")
     ] = "4096,6144,8192",
     heads: Annotated[int, typer.Option("--heads", help="H, query heads.")] = 8,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="K, as many as query heads.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", help="K, key/value heads; by default as many as query heads.")
+    ] = None,
     head_dim: Annotated[int, typer.Option("--head-dim", help="D.")] = 64,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that are counted.")] = 9,
-    name: Annotated[str, typer.Option("--name", help="What the hardware is called.")] = "this-machine",
+    rounds: Annotated[int, typer.Option("--rounds", help="Number of counted rounds.")] = 9,
+    name: Annotated[str, typer.Option("--name", help="The name of the hardware.")] = "this-machine",
     hardware: Annotated[Path, typer.Option("--hardware", help="The hardware file to write.")] = DEFAULT,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace that file if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace that file if it exists.")] = False,
     output: Annotated[Path | None, typer.Option("--output", help="Write the JSON to this file too.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -141,12 +145,8 @@ def calibrate(
         from ringlab.cost.sizes import Attention
         from ringlab.cost.units import tokens as count
 
-        if hardware.exists() and not replace:
-            raise CostError(
-                "a new file for the hardware",
-                f"{hardware}, which exists",
-                "--replace, or --hardware another.toml",
-            )
+        if not replace:
+            check_new(hardware)
         check_writable("--hardware", hardware)
         if output is not None:
             check_writable("--output", output, make_folder=True)
@@ -164,6 +164,16 @@ def calibrate(
         print_json(report)
         return
     _print(report)
+
+
+def check_new(hardware: Path) -> None:
+    """Check that the hardware file is not there yet. Raises: CostError if it is."""
+    if hardware.exists():
+        raise CostError(
+            "a new file for the hardware",
+            f"{hardware}, which exists",
+            "--replace, or --hardware another.toml",
+        )
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat, TypeAlias, TypeVar
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from ringlab.errors import MismatchError, ShapeError, WorldSizeError
@@ -19,6 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 AnyTensor: TypeAlias = Shaped[Tensor, "..."]
 """A tensor of any shape and dtype: a message may hold any."""
 Tensors: TypeAlias = Sequence[AnyTensor]
+Bytes: TypeAlias = UInt8[Tensor, " _"]
+"""The memory of a tensor, or a part of it."""
 
 CONTROL = "control:"
 """The beginning of the tags of messages without attention data, which meters leave out."""

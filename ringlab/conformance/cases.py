@@ -1,4 +1,4 @@
-"""The table of cases that attention is held to, on every transport, block backend and schedule alike.
+"""The table of cases that attention must pass on every transport, block backend and schedule.
 
 The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab import layout as layouts
@@ -48,7 +49,7 @@ MASKS: dict[str, Callable[[int], Mask]] = {
 
 
 def _lengths(S: int) -> tuple[int, ...]:
-    """Five documents: a short one, none, one token, most of all, and the rest."""
+    """Five documents: a short one, an empty one, one token, most of the sequence, and the rest."""
     most = S - S // 9 - 1 - S // 4
     return S // 9, 0, 1, most, S // 4
 
@@ -92,7 +93,7 @@ class Case:
         return ALL_LAYOUTS[self.layout](self.S, self.P)
 
     def make_mask(self) -> Mask:
-        """Return who sees whom in this case's sequence."""
+        """Return the mask of this case's sequence."""
         return MASKS[self.mask](self.S)
 
 
@@ -110,7 +111,7 @@ class Problem:
 
 @lru_cache(maxsize=1)
 def covering() -> tuple[Case, ...]:
-    """Return cases in which every two values of two different axes meet."""
+    """Return cases that contain every pair of values of two different axes."""
     names, missing = list(AXES), set(_pairs_to_cover())
     cases: list[Case] = []
     while missing:
@@ -169,8 +170,8 @@ def attend(
     return out.detach(), lse, dq, dk, dv
 
 
-def join(case: Case, shards: list[tuple[Tensor, ...]]) -> Results:
-    """Return the results of the whole sequence from what `attend` gave on every rank."""
+def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:
+    """Return the results of the whole sequence from the values of `attend` on every rank."""
     layout = case.make_layout()
     parts = list(zip(*shards, strict=True))
     whole = [layout.unshard(part, dim=-1 if index == 1 else -2) for index, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""The checks, as a table: what each asks, in which tier, of whom, with which runs, and how it judges them."""
+"""The table of checks: the requirement of each, its tier, its runs, and how it judges them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlab.conformance.plan_runs import Check
 from ringlab.errors import BackendError
 
 LOADS = "loads"
-"""The check that comes before all others: the target can be imported and says what it claims."""
+"""The check before all others: the target can be imported and states its claims."""
 
 CHECKS: tuple[Check, ...] = (*VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS)
 

@@ -1,4 +1,4 @@
-"""Checks of what happens when a rank dies, stalls, or is given a shard of another length."""
+"""Checks of a ring whose rank dies, stalls, or is given a shard of another length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LENGTH = 24
 
 
 def _faulty(kind: str, backward: bool = False) -> Runs:
-    """The run with this fault, after the same one without. What is no ring may send a single message."""
+    """The run with this fault, after the same run without it. A target that is not a ring may send a single message."""
 
     def runs(plan: Plan) -> list[Run]:
         run = plan.run(plan.ranks(3)[0], _LENGTH, backward=backward and plan.claims.backward)
@@ -34,7 +34,7 @@ def _faulty(kind: str, backward: bool = False) -> Runs:
 
 
 def _noticed(what: str) -> Judge:
-    """Every rank that is left must end with an error: no result, and no wait without end."""
+    """Every surviving rank must end with an error: it must neither return a result nor wait for ever."""
 
     def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         right, ran = rans

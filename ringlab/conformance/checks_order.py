@@ -1,4 +1,4 @@
-"""Checks of what depends on what: causality, equal results for equal inputs, and whose memory is whose."""
+"""Checks of dependence: causality, equal results for equal inputs, and separate memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlab.conformance.runs import Ran, Run, expected
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24
-_TOKEN = 13  # in the middle, on no border of a shard
+_TOKEN = 13  # in the middle, not at the border of a shard
 
 
 def _probes(plan: Plan) -> list[Run]:
@@ -36,7 +36,7 @@ def _probes(plan: Plan) -> list[Run]:
 
 
 def _causality(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Token j is changed: out, lse and dq of rows before j stay; row j of dout: dk and dv after j stay."""
+    """Changing token j must keep out, lse and dq of the rows before j; changing row j of dout, dk and dv after j."""
     still = {(ran.run.layout, ran.run.P): ran for ran in rans if ran.run.moved is None}
     looked = 0
     for ran in rans:

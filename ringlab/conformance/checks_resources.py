@@ -1,4 +1,4 @@
-"""Checks of what a ring promises to send, to hold and to compute."""
+"""Checks of a ring's promised messages, memory and computation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_ring
 from ringlab.conformance.runs import Ran, Run
 
 _SHARE = 64
-"""Tokens per rank, in runs that are metered."""
+"""Tokens per rank in metered runs."""
 _D = 64
 MORE_WORK = 1.1
 """Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
@@ -43,7 +43,7 @@ def _state_bytes(run: Run) -> int:
 
 
 def _unseen(ran: Ran) -> bool:
-    """Whether the first pass that was made sent nothing."""
+    """Whether the first recorded pass sent nothing."""
     return ran.run.P > 1 and not any(meter.sent for meter in ran.forward or ran.backward)
 
 
@@ -71,7 +71,7 @@ def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """One neighbour, and no more messages than K and V, dK and dV each on its own."""
+    """One neighbour, and no more messages than K, V, dK and dV sent separately."""
     for ran in rans:
         run, hops = ran.run, ran.run.P - 1
         if _unseen(ran):
@@ -129,11 +129,11 @@ def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """With the same tokens per rank, more ranks take less than one more K/V block."""
+    """With the same tokens per rank, more ranks need less than one additional K/V block."""
     few, many = rans[0], rans[-1]
     if (
         few.run.P < 4 or few is many
-    ):  # a block in use, one coming and one still being sent fit into three hops
+    ):  # a block in use, one arriving and one still being sent fit into three hops
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     block, told = _block_bytes(many.run), []
     for which in ("forward", "backward"):

@@ -14,6 +14,7 @@ from itertools import product
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from ringlab.conformance.plan_runs import (
     Check,
@@ -61,7 +62,7 @@ def _types(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _masks(plan: Plan) -> list[Run]:
-    """Two sequences, and two heads that share as far as that is claimed: a mask is the same for all of them."""
+    """Two sequences, and two heads that share K/V if that is claimed: a mask is the same for all of them."""
     ranks = plan.ranks(2, 3) if plan.quick else plan.ranks(2, 3, 4, 8)
     K = 2 if plan.claims.grouped else 4
     return [
@@ -72,7 +73,7 @@ def _masks(plan: Plan) -> list[Run]:
 
 
 def _groups(plan: Plan) -> list[Run]:
-    """Head dims that are no power of two as well: some pad them."""
+    """Head dims, including some that are not powers of two: some targets pad them."""
     heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
     return [
         plan.run(P, 24, H=H, K=K, D=40 if H == K else 16, causal=causal)
@@ -83,7 +84,7 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """More tokens on a rank than tiles of 128 or 256 hold, and no multiple of them."""
+    """More tokens on a rank than tiles of 128 or 256 hold, and not a multiple of them."""
     P = plan.ranks(2)[0]
     return [plan.run(P, 300 * P, causal=causal) for causal in plan.claims.causal]
 
@@ -191,7 +192,7 @@ def _strided(plan: Plan) -> list[Run]:
 
 
 def _seeds(plan: Plan) -> list[Run]:
-    """More inputs, on every claimed layout and number of ranks."""
+    """Other inputs, on every claimed layout and number of ranks."""
     return [
         replace(plan.run(P, layout=layout, causal=causal), seed=plan.seed + number)
         for number, P in enumerate(plan.ranks(2, 3, 4, 8), start=1)
@@ -240,17 +241,17 @@ NARROWER = {
     "float32": ("bfloat16", "float16"),
     "float16": ("bfloat16",),
 }
-"""For each dtype those with fewer digits, the fewest first."""
+"""For each dtype the dtypes with fewer digits, the fewest first."""
 FEWEST = 32
 """Numbers that are needed to say so: by chance 1 in 8 at most has fewer digits, all of them 1 in 10²⁸."""
 SMALL = 2.0**-10
 """Numbers below this share of the largest are left out: those that underflow have few digits."""
 
 
-def rounded_to(array: np.ndarray, dtype: str) -> str | None:
-    """Return the narrowest dtype that holds all numbers of a result in `dtype`; None where only `dtype` does.
+def rounded_to(array: Float[np.ndarray, "..."], dtype: str) -> str | None:
+    """Return the narrowest dtype that holds all numbers of a result in `dtype`; None if only `dtype` does.
 
-    Too few numbers that are not small say nothing: None.
+    None too if there are too few numbers that are not small.
     """
     finite = array[np.isfinite(array)]
     large = np.abs(finite) >= SMALL * np.abs(finite).max(initial=0.0)

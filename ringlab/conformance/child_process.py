@@ -19,7 +19,7 @@ _POLL = 0.01
 
 
 def main(folder: Path, parent: int) -> int:
-    """Import the target, say what it claims, make runs as they are given; return the exit status."""
+    """Import the target, state its claims, make runs as they arrive; return the exit status."""
     from ringlab.comm.processes.rank_process import die_with
 
     die_with(parent)
@@ -66,7 +66,7 @@ def _make(folder: Path, spec: Any, target: Any, numbered: list[tuple[int, Any]])
 def _launched(
     folder: Path, spec: Any, transport: str, numbered: list[tuple[int, Any]]
 ) -> list[tuple[int, Any]]:
-    """Make runs in one launch; return those that come after one that failed."""
+    """Make runs in one launch; return those after a failed one."""
     from ringlab.conformance import perform
     from ringlab.conformance.runs import Ran, gave
 
@@ -83,7 +83,7 @@ def _launched(
             continue
         parts = perform.ranks_left(folder, index, run)
         told = perform.first_told(failure, parts)
-        crash = None if run.ends else perform.crash_in(failure)  # a fault's own victim is no news
+        crash = None if run.ends else perform.crash_in(failure)  # a rank that its fault ended is expected
         trouble = crash or told or perform.told_by(failure or RuntimeError("a rank left no result"))
         ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure))
         perform.leave(perform.ran_path(folder, index), ran)
@@ -92,7 +92,7 @@ def _launched(
 
 
 def _wanted(folder: Path, numbered: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Those runs that were not let go meanwhile; of the others nothing is left but that they are over."""
+    """The runs that were not skipped meanwhile; the others are only marked as done."""
     from ringlab.conformance import perform
 
     for index, run in numbered:

@@ -1,4 +1,4 @@
-"""What the suite is worth, as figures: which check finds which wrong ring, and that right ones pass many seeds.
+"""The strength of the suite, in figures: which check finds which wrong ring, and how many seeds right ones pass.
 
 `python -m ringlab.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds.
 Names after the file (`… matrix FILE no_scale no_mask`) make those rows anew and keep the others that FILE has.
@@ -52,7 +52,7 @@ _CLOSEST = re.compile(r"closest to its bound: \w+ error (\S+) within (\S+)")
 
 @dataclass(frozen=True)
 class Loose:
-    """A test of the kind that most rings have: out alone, `allclose` with 1e-2, one number of ranks."""
+    """A test such as most rings have: out alone, `allclose` with 1e-2, one number of ranks."""
 
     causal: bool
     layouts: tuple[str, ...]
@@ -72,7 +72,7 @@ LOOSE_TESTS = (Loose(False, ("contiguous",)), Loose(True, ("contiguous", "zigzag
 
 
 def row(target: Target) -> Row:
-    """Return what all checks, in as many runs as the quick tier has, and the loose tests say of a target."""
+    """Return the results of all checks, with the runs of the quick tier, and of the loose tests on a target."""
     names = [each.name for each in checks.CHECKS]
     report = check(target, quick=True, only=names, isolate=False)
     passed = 0
@@ -84,7 +84,7 @@ def row(target: Target) -> Row:
 
 
 def fingerprint() -> str:
-    """Return 16 digits that change with what the checks do, and not with how they are written down."""
+    """Return 16 hexadecimal digits that change with the code of the checks, but not with docstrings or formatting."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for name in DECIDING:
         tree = ast.parse((here / f"{name}.py").read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def sweep(target: str, seeds: int = SEEDS, processes: int = 2) -> dict[str, Any]
 
 
 def _with_seed(target: str, seed: int) -> tuple[dict[str, str], float]:
-    """The evidence of each check that fails with this seed; the largest share of its bound that an error takes."""
+    """The evidence of each check that fails with this seed; the largest ratio of an error to its bound."""
     torch.set_num_threads(1)
     report = check(target, quick=True, seed=seed, isolate=False)
     failures = {each.name: each.evidence for each in report.findings if not each.ok}
@@ -135,13 +135,16 @@ def _with_seed(target: str, seed: int) -> tuple[dict[str, str], float]:
 
 
 def _share(finding: Finding) -> float:
-    """The share of its bound that the error takes which a check found closest to it, of the two digits shown."""
+    """The ratio of error to bound of the error closest to its bound, from the two digits shown."""
     found = _CLOSEST.search(finding.evidence)
     return float(found[1]) / float(found[2]) if found and float(found[2]) else 0.0
 
 
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
-    """Return a row for each wrong ring: those of `names`, all if there are none, made anew, others as `path` has them."""
+    """Return a row for each wrong ring: computed for those of `names`, or for all without names; others as in `path`.
+
+    Raises: SystemExit for an unknown name.
+    """
     unknown = [name for name in names if name not in MUTANTS]
     if unknown:
         raise SystemExit(f"needed wrong rings of ringlab.conformance.mutants, got {', '.join(unknown)}")
@@ -153,7 +156,7 @@ def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
 
 
 def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
-    """Write the matrix or the sweep to `path`; return 1 where one of them shows that the suite is wrong."""
+    """Write the matrix or the sweep to `path`; return 1 if it shows that the suite is wrong."""
     torch.set_num_threads(1)
     path.parent.mkdir(parents=True, exist_ok=True)
     if what == "matrix":

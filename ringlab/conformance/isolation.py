@@ -1,6 +1,6 @@
-"""Runs made in a child process with a deadline each, its output captured and bounded.
+"""Runs in a child process, each with a deadline; its output is captured and bounded.
 
-A child that hangs, dies, or prints without end costs the run that it was at; the next child goes on after it.
+A child that hangs, dies, or prints endlessly loses its current run; the next child continues after it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims
 
 START_SECONDS = 120.0
-"""For a child to start Python and torch and to connect its ranks, on a busy machine."""
+"""Seconds for a child to start Python and torch and to connect its ranks, on a busy machine."""
 MOST_OUTPUT = 4 << 20
 """Bytes that a run may print."""
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
 _LATE = 10.0
-"""Seconds more for a run of which some rank has ended: the others', to end too or to be stopped."""
+"""Additional seconds for a run after a rank has ended, in which the others end too or are stopped."""
 
 
 class Isolated:
@@ -54,17 +54,17 @@ class Isolated:
             self._child.close()
 
     def claims(self) -> Claims | Trouble:
-        """Return what the target claims, or why it cannot be imported."""
+        """Return the target's claims, or the reason why it cannot be imported."""
         return self._living().claims()
 
     def skip(self, run: Run) -> None:
-        """Let a run go that nobody waits for any more."""
+        """Skip a run that no check needs any more."""
         self._skipped.add(run)
         if self._child is not None:
             self._child.skip(run)
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield what came of each run that was not skipped, in order."""
+        """Yield the outcome of each run that was not skipped, in order."""
         left = [run for run in runs if run not in self._skipped]
         while left:
             child = self._living()
@@ -81,7 +81,7 @@ class Isolated:
 
 
 class _Child:
-    """One child process and what it has left in its folder; `over` counts the runs of its last batch that are done."""
+    """One child process and the results in its folder; `over` counts the runs of its last batch that are done."""
 
     def __init__(self, spec: TargetSpec, limit: float) -> None:
         self.limit, self.alive = limit, True
@@ -104,10 +104,10 @@ class _Child:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._output = _Output(self.process)
-        self._clock = Clock()  # on a machine that stands still nobody hangs
+        self._clock = Clock()  # a run does not hang just because the machine stands still
 
     def close(self) -> None:
-        """End the child and remove what it left."""
+        """End the child and remove its folder."""
         self.kill()
         self._output.close()
         self._temporary.cleanup()
@@ -117,7 +117,7 @@ class _Child:
             (self.folder / f"{self.runs.index(run)}.skip").touch()
 
     def claims(self) -> Claims | Trouble:
-        """Return what the child says of its target; the import has the time limit too."""
+        """Return the child's report on its target; the import has the time limit too."""
         deadline = self._clock.tick() + START_SECONDS / 2 + self.limit
         while True:
             self._output.pump(_POLL)
@@ -129,7 +129,7 @@ class _Child:
                 return trouble
 
     def results(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield what came of these runs in order, of those not let go meanwhile; after one that ended the child, no more."""
+        """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child."""
         start = len(self.runs)
         self.runs += runs
         numbered = list(enumerate(self.runs))[start:]
@@ -144,14 +144,14 @@ class _Child:
                 return
 
     def _wait_for(self, index: int, run: Run) -> Ran | None:
-        """What came of the run; None where it was let go."""
+        """The outcome of the run; None if it was skipped."""
         now, since, limit = self._now(), self._clock.tick(), START_SECONDS
         while True:
             if ran_path(self.folder, index).exists():
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
                 return ran
             if (ran := joined(self.folder, index, run)) is not None:
-                return ran  # its launch goes on: what goes wrong from now on is another run's
+                return ran  # its launch goes on: later errors belong to other runs
             self._output.pump(_POLL)
             if self._now() != now:
                 now, since = self._now(), self._clock.tick()
@@ -168,7 +168,7 @@ class _Child:
         return int(pickle.loads(path.read_bytes())) if path.exists() else None
 
     def _ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
-        """Why the child gives nothing more, if so; it is then gone."""
+        """The reason why the child returns nothing more, if so; it has then ended."""
         code = self._code()
         trouble = None
         if self._output.count > MOST_OUTPUT:
@@ -184,20 +184,20 @@ class _Child:
         return trouble
 
     def kill(self) -> None:
-        """End the child and what it started, first with a word, then without."""
+        """End the child and its processes, first by SIGTERM, then by SIGKILL."""
         self.alive = False
         if self._code() is not None:
             return
         self.process.terminate()
         end = time.monotonic() + _GRACE
         while self._code() is None:
-            self._output.pump(_POLL)  # a child that prints could not end with nobody reading
+            self._output.pump(_POLL)  # a printing child could not end if its output were not read
             if time.monotonic() > end:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
 
     def _code(self) -> int | None:
-        """The exit status of a child that has ended; what it started and left behind is then ended too."""
+        """The exit status of a child that has ended; its remaining processes are then ended too."""
         if self.process.returncode is None and _is_over(self.process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -206,14 +206,14 @@ class _Child:
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended; where the system allows, it keeps its number, which is its group's, for now."""
+    """Whether it has ended; if the system allows, it keeps its process number, which is its group's, for now."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class _Output:
-    """What the child prints: counted, its end kept."""
+    """The output of the child: counted, its end kept."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -223,11 +223,11 @@ class _Output:
         self.count, self.tail = 0, b""
 
     def begin(self) -> None:
-        """Count anew, for another run begins; what it prints may have been read before that was known."""
+        """Start counting again for another run; its output may have been read before that was known."""
         self.count = 0
 
     def pump(self, timeout: float) -> None:
-        """Read what is there; wait up to `timeout` seconds for it."""
+        """Read the available output; wait up to `timeout` seconds for it."""
         if not self.selector.get_map():
             time.sleep(timeout)
             return

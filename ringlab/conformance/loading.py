@@ -1,4 +1,4 @@
-"""Load the target that "package.module:name" or "peer:name" refers to, or say which part is missing and what is near."""
+"""Load the target that "package.module:name" or "peer:name" refers to, or report the missing part and similar names."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there: it is what it imports that is missing
+            raise  # the module exists, but something that it imports is missing
         raise _not_found(module, error.name) from None
 
 
 def _not_found(module: str, missing: str) -> BackendError:
-    """The error for a module of which `missing`, itself or a package that it is in, was not found."""
+    """The error for a module if `missing`, the module itself or a package around it, was not found."""
     package, _, last = missing.rpartition(".")
     if not package:
         where = f"neither in {os.getcwd()} nor among this Python's packages"
@@ -83,12 +83,12 @@ def _not_found(module: str, missing: str) -> BackendError:
 
 
 def _top_level() -> Iterable[str]:
-    """What can be imported by one word; plain folders count here, for a module may lie in one."""
+    """The names that one word can import, including plain folders, since a module may be in one."""
     yield from (each.name for each in pkgutil.iter_modules())
     yield from (path.name for path in Path.cwd().iterdir() if path.is_dir() and path.name.isidentifier())
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """The remedy where names that are known come near to `word`, else nothing."""
+    """A remedy if known names are similar to `word`, otherwise ""."""
     near = difflib.get_close_matches(word, sorted({*known}), 3)
     return f"there is {', '.join(near)}" if near else ""

@@ -1,4 +1,4 @@
-"""The kill matrix as a page, and read back from it."""
+"""Writing the kill matrix as a page, and reading it back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the caller's memory left alone, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
     ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
 )  # fmt: skip
-"""What a test of a ring has to measure, and the checks that measure it."""
+"""The quantities that a test of a ring has to measure, and the checks that measure them."""
 _LOOSE = ("falls to both", "passes the first", "passes both")
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
@@ -107,7 +107,10 @@ def _table(rows: Mapping[str, Row]) -> str:
 
 
 def read(text: str) -> dict[str, Row]:
-    """Return the rows of a page, by the name of the wrong ring. Raises: ValueError for a page that has no matrix."""
+    """Return the rows of a page, by the name of the wrong ring.
+
+    Raises: ValueError for a page without a matrix.
+    """
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
     lines = [[cell.strip() for cell in line] for line in lines]
     head = next((line for line in lines if line[0] == "wrong ring"), None)

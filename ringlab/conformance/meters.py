@@ -1,8 +1,8 @@
-"""What one rank sends, holds and computes during one pass of a target, over ringlab's Comm or torch.distributed.
+"""Metering one rank's messages, memory and computation during one pass, over ringlab's Comm or torch.distributed.
 
-Messages over Comm are seen by a wrapper; those over torch.distributed, and all products of matrices, by the
-operators that torch dispatches. The same operators are the place at which a rank can be made to die or to
-stall, and at which receive buffers are filled with NaN until their message comes.
+A wrapper counts messages over Comm; torch's dispatched operators show those over torch.distributed and all
+matrix products. At the same operators a rank can be made to die or stall, and receive buffers are filled with
+NaN until their message arrives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -25,7 +26,7 @@ from ringlab.conformance.runs import Meter
 T = TypeVar("T")
 
 STALL = 0.3
-"""Seconds for which a stalling rank keeps its message back."""
+"""Seconds for which a stalling rank delays its message."""
 _SENDS = ("send", "isend")
 _RECEIVES = ("recv_", "recv_any_source_")
 _QUIET = ("barrier", "monitored_barrier_")
@@ -45,7 +46,7 @@ class PassMeter:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count what this thread does; once, however often it is entered."""
+        """Count this thread's work inside the block, only once if blocks are nested."""
         if getattr(self._here, "active", False):
             yield
             return
@@ -58,7 +59,7 @@ class PassMeter:
         finally:
             self._here.active = False
 
-    def message(self, tensors: Sequence[Tensor], to: int | None) -> None:
+    def message(self, tensors: Sequence[Shaped[Tensor, "..."]], to: int | None) -> None:
         """Count a message to rank `to`."""
         if not tensors:
             return
@@ -108,7 +109,7 @@ class _Operators(TorchDispatchMode):
             return
         if name == "alltoall_base_" and self._hop(args):
             return
-        # A collective sends what this rank brings once to each other rank, or its share of it.
+        # A collective sends this rank's tensors, or a share of them, once to each other rank.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
         share = meter.world_size if name.startswith(("alltoall", "reduce_scatter", "_reduce_scatter")) else 1
         meter.collectives.add(name)
@@ -116,7 +117,7 @@ class _Operators(TorchDispatchMode):
         meter.sent += sum(t.nbytes for t in brought) * (meter.world_size - 1) // share
 
     def _hop(self, args: Any) -> bool:
-        """Count an all-to-all whose split sizes send to one other rank, or to none: it is a shift in other words."""
+        """Count an all-to-all whose split sizes send to at most one other rank: it is really a shift."""
         sent, splits = args[1], list(args[4]) if len(args) > 4 and args[4] else []
         if len(splits) != self.meter.world_size:
             return False
@@ -150,7 +151,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 class Metered(Comm):
-    """`comm`, with its messages counted by the meter that is set, and its computations watched by it."""
+    """`comm` with its messages counted, and its computations watched, by the current meter."""
 
     def __init__(self, comm: Comm) -> None:
         self.inner = comm
@@ -164,9 +165,9 @@ class Metered(Comm):
     def exchange(
         self,
         *,
-        send: Sequence[Tensor] = (),
+        send: Sequence[Shaped[Tensor, "..."]] = (),
         to: int | None = None,
-        receive: Sequence[Tensor] = (),
+        receive: Sequence[Shaped[Tensor, "..."]] = (),
         source: int | None = None,
         tag: str = "",
     ) -> Work:
@@ -174,7 +175,13 @@ class Metered(Comm):
         return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
 
     def hand_over(
-        self, *, send: Sequence[Tensor], to: int, receive: Sequence[Tensor], source: int, tag: str = ""
+        self,
+        *,
+        send: Sequence[Shaped[Tensor, "..."]],
+        to: int,
+        receive: Sequence[Shaped[Tensor, "..."]],
+        source: int,
+        tag: str = "",
     ) -> Work:
         self._count(send, to, tag)
         return self.inner.hand_over(send=send, to=to, receive=receive, source=source, tag=tag)
@@ -183,9 +190,9 @@ class Metered(Comm):
         self,
         *,
         hops: int,
-        send: Sequence[Tensor],
+        send: Sequence[Shaped[Tensor, "..."]],
         to: int,
-        receive: Sequence[Tensor],
+        receive: Sequence[Shaped[Tensor, "..."]],
         source: int,
         tag: str = "",
     ) -> Work:

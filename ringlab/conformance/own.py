@@ -13,7 +13,7 @@ from ringlab.conformance.target import Target
 
 
 def of(**options: Any) -> Target:
-    """Return ring_attention with these options, on every layout; an all-gather promises no ring."""
+    """Return ring_attention with these options as a target on every layout; an all-gather does not promise a ring."""
     named = ", ".join(f"{key}={value}" for key, value in options.items())
     schedule = "any" if options.get("schedule") == "allgather" else "ring"
     name = f"ring_attention({named})"

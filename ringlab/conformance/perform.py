@@ -1,4 +1,4 @@
-"""Runs made: on virtual ranks in this process, or on processes of their own, one after the other."""
+"""Making runs: on virtual ranks in this process, or on separate processes, one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VIRTUAL = "virtual"
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """How to get at a target in any process: a reference to import, or the target itself; and where it runs.
+    """A target for any process: a reference to import, or the target itself; and where it runs.
 
     transport: "virtual", or that of `ringlab.launch`. claims: what replaces the target's own claims.
     """
@@ -39,21 +39,21 @@ class TargetSpec:
     claims: dict[str, Any] = field(default_factory=dict)
 
     def target(self) -> Target:
-        """Return the target. Raises: what its import raises."""
+        """Return the target. Raises: any error of its import."""
         if isinstance(self.what, str):
             return load(self.what, **self.claims)
         return as_target(self.what, **self.claims)
 
 
 def transport_of(over: str, transport: str) -> str:
-    """Return the transport on which a target over `over` runs where `transport` was asked for."""
+    """Return the transport of a target over `over` if `transport` was requested."""
     if over == RING:
         return transport
     return "gloo" if transport == VIRTUAL else transport
 
 
 def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
-    """Return what came of the run, on virtual ranks."""
+    """Return the outcome of the run on virtual ranks."""
     returned: list[int] = []
     struck: list[Fault] = []
     faults = _faults(run)
@@ -113,7 +113,7 @@ def _program(
 
 
 def _with_fault(ring: Ring, run: Run, over_ring: bool) -> tuple[Ring | None, Callable[[], None]]:
-    """The ring that the target is given, if any, and what happens at its sends over torch.distributed."""
+    """The target's ring, if any, and the function called at its sends over torch.distributed."""
     faults = _faults(run)
     if over_ring:
         comm = Faulty(ring.comm, faults, die=lambda fault: kill_this_process()) if faults else ring.comm
@@ -131,7 +131,7 @@ def _faults(run: Run) -> tuple[Fault, ...]:
 
 
 def told_by(error: BaseException) -> Trouble:
-    """Return what an exception of a run says; of one that has no text, its type and the line that raised it."""
+    """Return the text of an exception of a run, or if it has none its type and the line that raised it."""
     told = trouble_of(error)
     if not told.text.endswith(": "):
         return told
@@ -143,7 +143,7 @@ def told_by(error: BaseException) -> Trouble:
 
 
 def first_told(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:
-    """Return what the rank says that failed first; the others often only say that it is gone."""
+    """Return the report of the rank that failed first; others often report only that it has ended."""
     told = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
     order = sorted(told, key=lambda rank: (told[rank].kind == RAISED, rank != first, rank))
@@ -151,7 +151,7 @@ def first_told(failure: Exception | None, parts: Sequence[RankResult | None]) ->
 
 
 def crash_in(failure: Exception | None) -> Trouble | None:
-    """Return how the first process that left nothing ended, if one did."""
+    """Return how the first process without a result ended, if there is one."""
     for rank, text in sorted(_told_by_ranks(failure).items()):
         if text.startswith(("its process ended", "killed by signal")):
             return Trouble("crashed", f"rank {rank}: {text}")
@@ -159,7 +159,7 @@ def crash_in(failure: Exception | None) -> Trouble | None:
 
 
 def stopped_in(failure: Exception | None) -> tuple[int, ...]:
-    """Return the ranks that went on, and had to be stopped, when another one had failed."""
+    """Return the ranks that went on after another one had failed, and had to be stopped."""
     return tuple(
         rank for rank, text in _told_by_ranks(failure).items() if text.startswith("stopped by launch")
     )
@@ -175,24 +175,24 @@ def rank_path(folder: Path, index: int, rank: int) -> Path:
 
 
 def ran_path(folder: Path, index: int) -> Path:
-    """Return the file for what came of run `index`."""
+    """Return the file for the outcome of run `index`."""
     return folder / f"{index}.ran"
 
 
 def begins(folder: Path, index: int) -> None:
-    """Write down that run `index` is being made."""
+    """Record that run `index` is being made."""
     leave(folder / "now", index)
 
 
 def leave(path: Path, value: Any) -> None:
-    """Write a pickle whole or not at all."""
+    """Write a pickle atomically."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(pickle.dumps(value))
     part.rename(path)
 
 
 def ranks_left(folder: Path, index: int, run: Run) -> list[RankResult | None]:
-    """Return what each rank has left of run `index`, None where nothing is there yet."""
+    """Return each rank's result of run `index`, None if there is none yet."""
     paths = [rank_path(folder, index, rank) for rank in range(run.P)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
 
@@ -203,17 +203,17 @@ def any_left(folder: Path, index: int, run: Run) -> bool:
 
 
 def joined(folder: Path, index: int, run: Run) -> Ran | None:
-    """Return what came of run `index` on processes, None unless every rank has left a result."""
+    """Return the outcome of run `index` on processes, None unless every rank has left a result."""
     if not all(rank_path(folder, index, rank).exists() for rank in range(run.P)):
         return None
     parts = [part for part in ranks_left(folder, index, run) if part is not None and part.trouble is None]
     if len(parts) < run.P:
         return None
     ran = join(run, parts)
-    ran.spared = run.fault.startswith("dies")  # a process that died would have left nothing
+    ran.spared = run.fault.startswith("dies")  # a process that died would have left no result
     return ran
 
 
 def one_thread() -> None:
-    """Keep torch to one thread: a run has ranks enough."""
+    """Restrict torch to one thread: a run has enough ranks."""
     torch.set_num_threads(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab import plain_ring
@@ -15,7 +16,7 @@ from ringlab.conformance.target import Target
 
 
 class Neighbours:
-    """As much of a ring as `plain_ring` needs, from batches of isend and irecv on the default group."""
+    """The part of a ring that `plain_ring` needs, from batches of isend and irecv on the default group."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -24,8 +25,8 @@ class Neighbours:
         """Return the rank whose block is here after `step` hops."""
         return (self.rank - step) % self.world_size
 
-    def post(self, *tensors: Tensor, length: int, tag: str) -> Transfer:
-        """Send to the next rank and receive from the previous one; returns at once."""
+    def post(self, *tensors: Float[Tensor, "B K _ D"], length: int, tag: str) -> Transfer:
+        """Start sending to the next rank and receiving from the previous one; return the transfer at once."""
         after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         sends = [x.contiguous() for x in tensors]
         buffers = tuple(x.new_empty((*x.shape[:2], length, x.shape[3])) for x in tensors)
@@ -35,7 +36,7 @@ class Neighbours:
 
 
 class Transfer:
-    """Messages under way; what is sent stays alive until they are over."""
+    """Messages in flight; the sent tensors stay alive until they have arrived."""
 
     def __init__(self, works: list[dist.Work], sends: list[Tensor], buffers: tuple[Tensor, ...]) -> None:
         self.works, self.sends, self.buffers = works, sends, buffers
@@ -48,17 +49,23 @@ class Transfer:
 
 
 def ring(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor], scale: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B K L D"],
+    v: Float[Tensor, "B K L D"],
+    *,
+    causal: bool,
+    positions: list[Int[Tensor, " _"]],
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L"]]:
     """Return this rank's (out, lse) on the default process group. Raises: ValueError for a shard of another length."""
     needed = len(positions[dist.get_rank()])
-    if q.shape[2] != needed:  # gloo would fill a part of a longer buffer, and nobody would know
+    if q.shape[2] != needed:  # gloo would silently fill a part of a longer buffer
         raise ValueError(f"rank {dist.get_rank()} owns {needed} tokens, got {q.shape[2]}")
     return plain_ring.attend(Neighbours(), q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
 
 
 def head_tail(S: int, P: int) -> list[Tensor]:
-    """Return positions in which rank r holds stretches r and 2P − 1 − r of 2P: zig-zag, as its own function."""
+    """Return positions in which rank r holds pieces r and 2P − 1 − r of 2P: zig-zag, written independently."""
     pieces = torch.arange(S).tensor_split(2 * P)
     return [torch.cat([pieces[rank], pieces[2 * P - 1 - rank]]) for rank in range(P)]
 

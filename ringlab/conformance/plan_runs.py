@@ -1,4 +1,4 @@
-"""What a check is made of, and which runs a plan holds for a target with these claims."""
+"""The parts of a check, and the runs of a plan for a target with given claims."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ LENGTH = 48
 
 @dataclass(frozen=True)
 class Plan:
-    """What is planned for: the claims, the tier, and the seed from which all inputs are drawn."""
+    """The basis of a plan: the claims, the tier, and the seed of all inputs."""
 
     claims: Claims
     quick: bool
     seed: int
 
     def ranks(self, *wanted: int) -> list[int]:
-        """Return those numbers of ranks that the target claims; where none is, the next one that it claims."""
+        """Return those of these numbers of ranks that the target claims; if none, the next one that it claims."""
         have = [P for P in wanted if P in self.claims.ranks]
         above = [P for P in sorted(self.claims.ranks) if P > 1]
         return have or above[:1] or list(self.claims.ranks)[:1]
 
     def dtypes(self, *wanted: str) -> list[str]:
-        """Return those dtypes that the target claims, its first one if none is."""
+        """Return those of these dtypes that the target claims, or its first one if none."""
         return [d for d in wanted if d in self.claims.dtypes] or list(self.claims.dtypes)[:1]
 
     @property
     def mask(self) -> bool:
-        """Whether plain runs are causal: only where the target computes nothing else."""
+        """Return whether plain runs are causal: only if the target computes nothing else."""
         return False not in self.claims.causal
 
     def run(self, P: int, S: int = LENGTH, **changes: Any) -> Run:
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a check passed, with the evidence in words; counter: the run to find a smaller one from."""
+    """The outcome of a check, with the evidence in words; counter: the run to find a smaller one from."""
 
     ok: bool
     evidence: str
@@ -102,7 +102,7 @@ def by_errors(names: tuple[str, ...]) -> Judge:
 
 
 def ranks_of(rans: Sequence[Ran]) -> str:
-    """Return on which numbers of ranks these runs were made, as a report says it."""
+    """Return the numbers of ranks of these runs, in the words of a report."""
     return f"P = {', '.join(map(str, sorted({ran.run.P for ran in rans})))}"
 
 
@@ -115,27 +115,27 @@ def _runs(found: list[Measured]) -> int:
 
 
 def size(run: Run) -> tuple[int, ...]:
-    """Return how large a run is, for saying which of two is the smaller counterexample."""
+    """Return the size of a run, which decides which of two counterexamples is smaller."""
     return run.P, run.S, run.H, run.D, run.B
 
 
 def needs_backward(plan: Plan) -> str | None:
-    """Why gradients are not looked at."""
+    """The reason why gradients are not checked, if so."""
     return None if plan.claims.backward else "the target claims no gradients"
 
 
 def needs_causal(plan: Plan) -> str | None:
-    """Why masks are not looked at."""
+    """The reason why masks are not checked, if so."""
     return None if True in plan.claims.causal else "the target claims no causal mask"
 
 
 def needs_ranks(plan: Plan) -> str | None:
-    """Why nothing that takes two ranks is looked at."""
+    """The reason why checks on two ranks are left out, if so."""
     return None if max(plan.claims.ranks) > 1 else "the target claims one rank only"
 
 
 def needs_ring(plan: Plan) -> str | None:
-    """Why what is sent and held is not looked at."""
+    """The reason why messages and memory are not checked, if so."""
     if plan.claims.schedule != "ring":
         return f"the target claims schedule {plan.claims.schedule!r}, which promises nothing about this"
     return needs_ranks(plan)

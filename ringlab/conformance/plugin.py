@@ -14,13 +14,13 @@ class Failed(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `ringlab check`, as far as tests need them."""
+    """Add the options of `ringlab check` that tests need."""
     group = parser.getgroup("ringlab", "conformance of a ring attention")
     group.addoption(
         "--ringlab-target", metavar="MODULE:NAME", help="make a test of each conformance check of this target"
     )
-    group.addoption("--ringlab-full", action="store_true", help="the full tier; the quick one without")
-    group.addoption("--ringlab-seed", type=int, default=0, help="from which all inputs are drawn")
+    group.addoption("--ringlab-full", action="store_true", help="run the full tier instead of the quick one")
+    group.addoption("--ringlab-seed", type=int, default=0, help="seed of all inputs")
     group.addoption(
         "--ringlab-limit", type=float, default=30.0, help="seconds for the import, and for each run"
     )
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the checks behind the tests that were found."""
+    """Add the checks after the collected tests."""
     target = config.getoption("--ringlab-target")
     if not target:
         return
@@ -41,14 +41,17 @@ def pytest_collection_modifyitems(
 
 
 class CheckItem(pytest.Item):
-    """One check of the target. The first one that is run runs them all."""
+    """One check of the target. The first one to run runs all of them."""
 
     def __init__(self, *, check: str, **options: Any) -> None:
         super().__init__(**options)
         self.check = check
 
     def runtest(self) -> None:
-        """Pass, skip what does not apply, or fail with the evidence."""
+        """Pass, or skip a check that does not apply.
+
+        Raises: Failed, with the evidence, if the check failed.
+        """
         finding = next(each for each in _report(self.session).findings if each.name == self.check)
         self.add_report_section("call", "evidence", finding.evidence)
         if not finding.applies:
@@ -58,18 +61,18 @@ class CheckItem(pytest.Item):
             raise Failed(f"{finding.asks}\n{finding.evidence}{smallest}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """Return the evidence; a traceback of the plugin says nothing."""
+        """Return the evidence instead of a traceback of the plugin."""
         if isinstance(excinfo.value, Failed):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Return what stands before the verdict."""
+        """Return the location and the name printed before the verdict."""
         return self.path, None, f"{self.config.getoption('--ringlab-target')}: {self.check}"
 
 
 def _report(session: pytest.Session) -> Any:
-    """The report on all checks that this session runs; made once."""
+    """The report on all checks of this session, made once."""
     if _REPORT not in session.stash:
         from ringlab.conformance.runner import check
 

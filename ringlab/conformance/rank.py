@@ -1,4 +1,4 @@
-"""One rank's part of a run: shards in, the target's results out, with all that was noticed on the way."""
+"""One rank's part of a run: shards in, the target's results out, with all observations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Tensors = dict[str, Tensor]
 
 
 class WrongResult(Exception):
-    """The target returned something else than attention does."""
+    """The target returned something other than the results of attention."""
 
 
 class RankPart:
-    """What one rank does in one run. `ring` is None for a target over torch.distributed."""
+    """One rank's work in one run. `ring` is None for a target over torch.distributed."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RankPart:
         self.meters: list[Meter] = []
 
     def result(self) -> RankResult:
-        """Return the rank's results, as the first call gave them."""
+        """Return the rank's results from its first call."""
         given = self._shards(self.run)
         first = self._call(given)
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
@@ -149,7 +149,7 @@ class RankPart:
         }  # fmt: skip
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
-        """(out, lse) of what the target returned; lse as (B, H, L), None if there is none."""
+        """(out, lse) from the target's value; lse as (B, H, L), None if there is none."""
         parts = result if isinstance(result, (tuple, list)) else (result,)
         if not parts or not isinstance(parts[0], Tensor):
             raise WrongResult(f"a tensor, or a tuple that begins with one, is needed; got {_kind(result)}")
@@ -188,7 +188,7 @@ class RankPart:
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
-        """One pass, forward or backward: metered where the run, or a fault, needs it."""
+        """One pass, forward or backward: metered if the run, or a fault, needs it."""
         run = self.run
         if not (run.meter or (self.ring is None and (run.strict or run.fault))):
             with torch.autograd.set_multithreading_enabled(False):
@@ -213,7 +213,7 @@ class RankPart:
 
 
 def trouble_of(error: BaseException) -> Trouble:
-    """Return what an exception of a run says, in the words of a report."""
+    """Return the text of an exception of a run, in the words of a report."""
     if isinstance(error, WrongResult):
         return Trouble(WRONG_RESULT, str(error))
     if isinstance(error, ModuleNotFoundError):
@@ -226,7 +226,7 @@ def trouble_of(error: BaseException) -> Trouble:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The addresses from the first byte of a tensor to beyond its last: two parts of one buffer share none."""
+    """The addresses of a tensor's bytes, end exclusive: two separate parts of one buffer share none."""
     reach = sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 

@@ -1,4 +1,4 @@
-"""A report on paper: Markdown for people, JUnit for machines that show tests. JSON is `Report.as_dict()`."""
+"""A report as a file: Markdown for people, JUnit for test viewers. JSON is `Report.as_dict()`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def mark(finding: Finding) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return what was found in one sentence."""
+    """Return the findings in one sentence."""
     applied = [finding for finding in report.findings if finding.applies]
     tier = "quick" if report.quick else "full"
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
@@ -24,9 +24,9 @@ def summary(report: Report) -> str:
 
 
 def hint(report: Report) -> str:
-    """Return what may be behind failures of every kind, "" for nothing: no target, or tensors with other axes.
+    """Return a common cause of failures of every kind, or "": no target, or tensors with other axes.
 
-    Whoever holds tokens before heads gets errors about shapes from all checks, and none of them says why.
+    A target that holds tokens before heads fails all checks with errors about shapes that do not say why.
     """
     by_name = {finding.name: finding for finding in report.findings}
     left = sum(finding.evidence == NO_TARGET for finding in report.findings)
@@ -44,7 +44,7 @@ def hint(report: Report) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Return the report as a Markdown table, the verdict above it."""
+    """Return the report as a Markdown table below its verdict."""
     lines = [
         f"# Conformance of `{report.target}`",
         "",
@@ -63,7 +63,7 @@ def markdown(report: Report) -> str:
 
 
 def junit(report: Report) -> str:
-    """Return the report as JUnit's XML: a test case for each check, those that do not apply as skipped."""
+    """Return the report as JUnit's XML: a test case for each check, skipped if it does not apply."""
     failed = len(report.failed)
     skipped = sum(not finding.applies for finding in report.findings)
     suite = ElementTree.Element(
@@ -92,7 +92,7 @@ def _cell(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """The text without what XML cannot hold: a target may print anything."""
+    """The text without characters that XML cannot hold: a target may print anything."""
     return "".join(
         c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "�"
         for c in text

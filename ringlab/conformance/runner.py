@@ -1,4 +1,4 @@
-"""All checks of a target: runs planned, made once each, judged as they come."""
+"""All checks of a target: its runs are planned, made once each, and judged as they arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `applies` is False where the target does not claim what is checked."""
+    """The result of one check. `applies` is False if the target does not claim the property checked."""
 
     name: str
     asks: str
@@ -37,13 +37,19 @@ class Finding:
     counterexample: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON-able data."""
+        """Return the finding, ready for JSON."""
         return dict(self.__dict__)
 
 
 @dataclass
 class Report:
-    """What was found about a target, check by check, and how it was run."""
+    """The findings about a target, check by check, and how it was run.
+
+    >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
+    >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
+    >>> report.ok, report.failed
+    (False, ['lse'])
+    """
 
     target: str
     over: str
@@ -57,7 +63,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed."""
+        """Return whether there are findings and no check failed."""
         return bool(self.findings) and all(finding.ok for finding in self.findings)
 
     @property
@@ -66,7 +72,7 @@ class Report:
         return [finding.name for finding in self.findings if not finding.ok]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-able data: `ok`, `checks` with name, ok, evidence and seconds, and the rest."""
+        """Return the report, ready for JSON: `ok`, `checks` with name, ok, evidence and seconds, and the other fields."""
         plain = {key: value for key, value in self.__dict__.items() if key != "findings"}
         return {"ok": self.ok, **plain, "checks": [finding.as_dict() for finding in self.findings]}
 
@@ -84,15 +90,21 @@ def check(
     progress: Callable[[Finding], None] = lambda finding: None,
     **claims: Any,
 ) -> Report:
-    """Return what the checks find about `target`: a function, a `Target`, or "package.module:name".
+    """Return the findings about `target`: a function, a `Target`, or "package.module:name".
 
     claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
-    limit: seconds for each run; what takes longer has hung. transport: "virtual", or one of
+    limit: seconds for each run; a longer run has hung. transport: "virtual", or one of
     `ringlab.launch`, for targets over ringlab's Comm; targets over torch.distributed run on processes.
-    isolate: in child processes; without, in this one, on virtual ranks, with nothing to stop a target.
-    progress is told each finding as it comes.
+    isolate: run in child processes; otherwise in this one, on virtual ranks, where nothing can stop them.
+    progress: called with each finding.
 
-    Raises: BackendError for a bad request: an unknown check, a limit that is none.
+    Raises: BackendError for an unknown check, or a limit that is not above 0.
+
+    >>> from ringlab import ring_attention
+    >>> def attend(q, k, v, *, ring, layout, causal):
+    ...     return ring_attention(q, k, v, ring=ring, layout=layout, causal=causal)
+    >>> check(attend, only=["precision"], isolate=False, layouts=["zigzag"], ranks=[2]).ok
+    True
     """
     selected = checks.chosen(tuple(only))
     if quick and not only:
@@ -105,20 +117,20 @@ def check(
 
 
 class Source(Protocol):
-    """Whoever makes runs of a target: child processes, this process, or workers in a sandbox."""
+    """A source of runs of a target: child processes, this process, or workers in a sandbox."""
 
     def claims(self) -> Claims | Trouble:
-        """Return what the target claims, or why there is no target."""
+        """Return the target's claims, or the reason why there is no target."""
 
     def skip(self, run: Run) -> None:
-        """Let a run go that nobody waits for any more."""
+        """Skip a run that no check needs any more."""
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield what came of each run that was not skipped, in order."""
+        """Yield the outcome of each run that was not skipped, in order."""
 
 
 def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0) -> Report:
-    """Return what the quick ones among the `selected` checks find about a target whose runs `source` makes."""
+    """Return the findings of the quick ones among the `selected` checks, about a target whose runs `source` makes."""
     nothing = TargetSpec("")
     return _Suite(source, nothing, _quick(selected), True, seed, LIMIT, lambda finding: None).report()
 
@@ -219,7 +231,7 @@ class _Suite:
         self._look_for_smaller()
 
     def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]]) -> None:
-        """Judge a check whose runs are all made, or one of whose runs failed."""
+        """Judge a check if all its runs are made, or one of them failed."""
         rans = [self.done[run] for run in planned[each.name] if run in self.done]
         failed = next((ran for ran in rans if ran.trouble is not None), None)
         if failed is not None and not each.tolerant:
@@ -236,7 +248,7 @@ class _Suite:
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:
-        """After runs that hung in a row, fail what waits for more runs of their number of ranks; where two numbers hung, all."""
+        """After runs that hung in a row, fail the checks that wait for runs on as many ranks; if two numbers hung, all."""
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
         where = f"P = {', '.join(map(str, numbers))}"
@@ -248,7 +260,7 @@ class _Suite:
                 self._let_go(each.name, planned)
 
     def _let_go(self, name: str, planned: dict[str, list[Run]]) -> None:
-        """Skip the runs that only checks with a finding wait for."""
+        """Skip the runs of a check that no undecided check needs."""
         awaited = {
             run
             for other, runs in planned.items()
@@ -260,7 +272,7 @@ class _Suite:
                 self.source.skip(run)
 
     def _look_for_smaller(self) -> None:
-        """Give wrong values the smallest counterexample that is found in a few runs more, where runs end."""
+        """Find smaller counterexamples for wrong values in a few more runs, unless runs hang."""
         if self.gave_up:
             return
         names = {each.name: each.names for each in self.selected}
@@ -283,7 +295,7 @@ class _Suite:
 
 
 def smaller_runs(counter: Run) -> list[Run]:
-    """Return runs smaller than `counter`, the smallest first, in which the same may go wrong."""
+    """Return runs smaller than `counter`, the smallest first, that may show the same error."""
     lean = replace(counter, B=1, H=counter.H // counter.K, K=1, D=4, meter=False, moved=None, twice=False)
     sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
     candidates = [replace(lean, P=P, S=S) for P, S in sizes]

@@ -1,4 +1,4 @@
-"""One run of a target, as data: what it is given, and what came of it.
+"""One run of a target, as data: its request and its outcome.
 
 Runs are planned before any is made, and several checks may look at the same one.
 """
@@ -30,7 +30,7 @@ benchmarks/results/conformance/seeds.json says how much of the widened bounds is
 
 @dataclass(frozen=True)
 class Run:
-    """What a target is to compute, on how many ranks, and what is done to it meanwhile.
+    """The request of a run: its computation, its ranks, and any fault.
 
     values: how the inputs are drawn (see `inputs`). strided: inputs that do not lie densely in memory.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), what is
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def ends(self) -> bool:
-        """Whether the fault of this run ends its processes."""
+        """Return whether the fault of this run ends its processes."""
         return self.fault not in ("", "stalls")
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a run gave no result: hung, crashed, raised, printed without end, or gave something else."""
+    """The reason why a run has no result: it hung, crashed, raised, printed endlessly, or returned something else."""
 
     kind: str
     text: str
@@ -95,7 +95,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Meter:
-    """What one rank sent, held and computed in one pass.
+    """One rank's messages, memory and computation in one pass.
 
     sent: bytes; exchanges: sends; peers: to whom; peak, largest: bytes of tensors made; flops: of matrix
     products and attention operators, 0 where none were seen. collectives: of torch.distributed, by name.
@@ -112,7 +112,7 @@ class Meter:
 
 @dataclass
 class RankResult:
-    """What one rank's call gave: float64 arrays (B, H, L, D) by name, its tokens' positions, what was noticed."""
+    """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations."""
 
     positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class RankResult:
 
 @dataclass
 class Ran:
-    """A run and what came of it: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
+    """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
 
     returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was to die
     at a message that it never sent. stopped: ranks that went on without it until their processes were ended.
@@ -149,11 +149,11 @@ class Ran:
 
 RAISED = "raised"
 WRONG_RESULT = "wrong result"
-"""The kind of trouble of a target that gave something back, and no attention."""
+"""The kind of trouble of a target that returned something other than attention."""
 
 
 def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
-    """Return the ranks on which the target ended without an error of its own, whatever it gave back."""
+    """Return the ranks on which the target ended without an error of its own, whatever it returned."""
     return tuple(
         rank
         for rank, part in enumerate(parts)
@@ -204,7 +204,7 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Token j of q, k and v, or row j of dout, is another one."""
+    """Replace token j of q, k and v, or row j of dout."""
     if run.moved is None:
         return list(arrays)
     what, j = run.moved
@@ -214,7 +214,7 @@ def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
     return list(arrays)
 
 
-@lru_cache(maxsize=256)  # all plain runs of a quick tier, so that a matrix of wrong rings computes each once
+@lru_cache(maxsize=256)  # all plain runs of a quick tier: a matrix of wrong rings computes each of them once
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of `run.plain` and the bounds of their errors, widened by CHANCE."""
     tensors = inputs(plain)
@@ -228,7 +228,7 @@ def expected(plain: Run) -> tuple[Results, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """One result's error against its bound, both relative to the largest true value, and where it is."""
+    """One result's error and its bound, both relative to the largest true value, and its place."""
 
     name: str
     error: float
@@ -238,12 +238,12 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within its bound; NaN is not."""
+        """Return whether the error is within its bound; NaN is not."""
         return self.error <= self.bound
 
     @property
     def ratio(self) -> float:
-        """Return error / bound, 0 where there is no error."""
+        """Return error / bound, 0 without an error."""
         return self.error / self.bound if self.error and self.bound else (0.0 if not self.error else np.inf)
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class Measured:
 
 
 def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
-    """Return the errors of the named results that the run has, each beside its bound."""
+    """Return the errors of the named results of the run, each with its bound."""
     true, limits = expected(ran.run.plain)
     found = []
     for name in names:
@@ -266,7 +266,7 @@ def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
 
 
 def _place(array: np.ndarray, right: np.ndarray) -> str:
-    """Where the error is largest, in words: head, token, and both values."""
+    """The place of the largest error, in words: head, token, and both values."""
     if array.shape != right.shape:
         return f"shape {array.shape} for {right.shape}"
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""Somebody's ring attention, and what it claims: how it is called, how its ranks share the sequence.
+"""A ring attention to be checked, and its claims: how it is called, and how its ranks share the sequence.
 
-A bare function is enough where its arguments have the usual names. Each argument is given by name, as
-far as the function has it:
+A bare function is enough if its arguments have the usual names. Each argument is passed by name if the
+function has it:
 
     q k v            this rank's shards, (B, H, L, D) and (B, K, L, D), or as `axes` says
     ring, comm       ringlab's Ring or Comm of this rank, for functions over those
@@ -14,7 +14,7 @@ far as the function has it:
     return_lse       True
     dout out lse     for `gradients` only: of the loss, and what the forward gave
 
-The three first required parameters of other names are taken for q, k and v. The function returns out,
+The first three required parameters with other names are taken for q, k and v. The function returns out,
 or (out, lse, …); gradients come from autograd, or from `gradients`, a function that returns (dq, dk, dv).
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab.conformance.cases import LAYOUTS
@@ -45,7 +46,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Target:
-    """A function to be checked, with its claims; what it does not claim is not asked of it.
+    """A function to be checked, with its claims; only its claims are checked.
 
     over: "ring" (ringlab's Comm, on the virtual cluster or on processes) or "torch.distributed".
     layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
@@ -53,7 +54,10 @@ class Target:
     not divide by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
     axes: "BHLD" or "BLHD". schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
     promises nothing about what is sent and held.
-    options: more arguments, given by name at each call.
+    options: more arguments, passed by name at each call.
+
+    >>> Target(len, layouts={"mine": lambda S, P: [[0, 3], [1, 2]]}).positions("mine", 4, 2)
+    [array([0, 3]), array([1, 2])]
     """
 
     function: Callable[..., Any]
@@ -72,7 +76,10 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def positions(self, layout: str, S: int, P: int) -> list[np.ndarray]:
-        """Return each rank's global positions. Raises: LayoutError unless every token has one owner."""
+        """Return each rank's global positions.
+
+        Raises: LayoutError for an unknown layout, or unless every token has exactly one owner.
+        """
         known = self.known_layout(layout, S, P)
         if known is not None:
             return [known.positions(rank) for rank in range(P)]
@@ -86,12 +93,12 @@ class Target:
         return owned
 
     def known_layout(self, layout: str, S: int, P: int) -> Layout | None:
-        """Return ringlab's own layout where the target claims one of these, else None."""
+        """Return ringlab's own layout if the target claims one of these, otherwise None."""
         meant = self.layouts.get(layout, layout) if isinstance(self.layouts, Mapping) else layout
         return LAYOUTS[meant](S, P) if isinstance(meant, str) and meant in LAYOUTS else None
 
     def completed(self) -> Target:
-        """Return the target with what it left open taken from the function's own parameters."""
+        """Return the target with open claims filled in from the function's own parameters."""
         names = _parameters(self.function)
         over = self.over or (RING if any(name in names for name in _FIRST) else TORCH)
         any_layout = "layout" in names or "positions" in names
@@ -102,7 +109,7 @@ class Target:
         return replace(self, over=over, layouts=layouts, causal=causal, name=name)
 
     def claims(self) -> Claims:
-        """Return what is claimed, as plain data. Raises: BackendError for a claim that is none."""
+        """Return the claims as plain data. Raises: BackendError for an invalid claim."""
         for what, value, among in (
             ("over", self.over, (RING, TORCH)),
             ("axes", self.axes, ("BHLD", "BLHD")),
@@ -125,14 +132,14 @@ class Target:
 
     @property
     def takes_scale(self) -> bool:
-        """Whether the function can be given a scale of its own."""
+        """Return whether the function takes a scale."""
         names = _parameters(self.function)
         return "scale" in names or "softmax_scale" in names
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a target claims, as data that travels between processes."""
+    """A target's claims, as data that can be sent between processes."""
 
     name: str
     over: str
@@ -149,7 +156,10 @@ class Claims:
 
 
 def as_target(value: Any, **claims: Any) -> Target:
-    """Return the target that `value` is, or the function with these claims. Raises: BackendError."""
+    """Return `value` as a target with these claims.
+
+    Raises: BackendError unless it is a function or a Target.
+    """
     if isinstance(value, Target):
         return replace(value, **claims).completed()
     if not callable(value):
@@ -157,7 +167,9 @@ def as_target(value: Any, **claims: Any) -> Target:
     return Target(value, **claims).completed()
 
 
-def call(function: Callable[..., Any], tensors: tuple[Tensor, ...], known: Mapping[str, Any]) -> Any:
+def call(
+    function: Callable[..., Any], tensors: tuple[Float[Tensor, "..."], ...], known: Mapping[str, Any]
+) -> Any:
     """Return `function` called with q, k and v, and those of `known` that it has parameters for."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -175,7 +187,7 @@ def call(function: Callable[..., Any], tensors: tuple[Tensor, ...], known: Mappi
         elif parameter.default is parameter.empty:
             value = next(in_order, parameter.empty)
             if value is parameter.empty:
-                continue  # the function says itself what it misses
+                continue  # the function itself reports the missing argument
         else:
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -196,11 +208,11 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
         return set()
 
 
-def as_axes(x: Tensor, axes: str) -> Tensor:
-    """Return a (B, H, L, D) tensor as `axes` has it, dense, and the other way round."""
+def as_axes(x: Float[Tensor, "..."], axes: str) -> Float[Tensor, "..."]:
+    """Return a tensor of axes "BHLD" with `axes`, or one of `axes` with "BHLD"; dense."""
     return x if axes == "BHLD" else x.transpose(1, 2).contiguous()
 
 
-def tensors_of(positions: Sequence[np.ndarray], device: str | torch.device) -> list[Tensor]:
+def tensors_of(positions: Sequence[Int[np.ndarray, " _"]], device: str | torch.device) -> list[Tensor]:
     """Return positions as int64 tensors on `device`."""
     return [torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in positions]

@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """The errors of one job beside their bounds, both relative to the largest true value."""
+    """The errors of one job and their bounds, both relative to the largest true value."""
 
     job: Job
     errors: dict[str, float]
@@ -46,16 +46,16 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether every error is within its bound; NaN is not."""
+        """Return whether every error is within its bound; NaN is not."""
         return all(self.errors[name] <= self.bounds[name] for name in NAMES)
 
     @property
     def worst(self) -> str:
-        """Return the name of the result that comes closest to its bound."""
+        """Return the name of the result closest to its bound."""
         return max(NAMES, key=lambda name: self.ratios[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON-able data."""
+        """Return the finding, ready for JSON."""
         job = self.job
         axes = {"transport": job.transport, "block": job.block, "schedule": job.schedule, **asdict(job.case)}
         return {**axes, "ok": self.ok, "errors": self.errors, "bounds": self.bounds}
@@ -89,7 +89,7 @@ def _supports(block: str, case: Case) -> bool:
 def verify(
     selected: Iterable[Job] | None = None, progress: Callable[[Finding], None] = lambda finding: None
 ) -> list[Finding]:
-    """Return the findings of the `selected` jobs, of all by default; `progress` is told one by one."""
+    """Return the findings of the `selected` jobs, of all by default; `progress` is called with each."""
     findings = []
     for finding in _findings(list(jobs() if selected is None else selected)):
         progress(finding)

@@ -1,1 +1,1 @@
-"""What ring attention costs: hardware and models as data, FLOPs, bytes, memory, and a simulator."""
+"""The cost of ring attention: hardware and models as data, FLOPs, bytes, memory, and a simulator."""

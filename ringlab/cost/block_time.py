@@ -1,4 +1,4 @@
-"""How long a rank computes on one block: from the peak of its hardware, or from measurements."""
+"""The seconds that a rank computes on one block: from the peak of its hardware, or from measurements."""
 
 from __future__ import annotations
 

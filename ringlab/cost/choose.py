@@ -1,8 +1,8 @@
 """Which schedule exposes the least communication: the ring, the all-gather, Ulysses and every hybrid compared.
 
-The comparison is of one forward of one attention layer, with equally many tokens on each rank, equal links, and a
-balanced layout if causal. A ring's hops overlap with blocks; an all-gather and Ulysses' all-to-alls overlap with
-nothing:
+The comparison is of one forward of one attention layer, with equally many tokens on each rank, equal links,
+and a balanced layout if causal. A ring's hops overlap with blocks; an all-gather and Ulysses' all-to-alls
+overlap with nothing:
 
     exposed = bytes up front / B + messages in turn · latency + hops · max(0, hop − block)
 
@@ -28,7 +28,8 @@ class Way:
     """One schedule on P ranks, `ulysses` of which share the heads; all figures are for one token on each rank.
 
     open_bytes: sent while nothing is computed. turns: the number of those messages that wait for each other.
-    hop_bytes: sent in each of the `hops`. block_flops: computed during a hop; they grow with the square of the tokens.
+    hop_bytes: sent in each of the `hops`. block_flops: computed during a hop; they grow with the square of
+    the tokens.
     held_bytes: q, k, v, out, and the tensors received from other ranks.
     """
 
@@ -124,8 +125,8 @@ def weigh(
 ) -> list[Option]:
     """Return every option for `tokens` tokens on each of P ranks: usable ones first, by the seconds they expose.
 
-    Options that do not fit into memory_bytes follow, then those that the heads do not allow. bytes_per_s counts one
-    direction of a link.
+    Options that do not fit into memory_bytes follow, then those that the heads do not allow. bytes_per_s
+    counts one direction of a link.
     Raises: CostError for fewer than two ranks, or rates, tokens or memory that are not above zero.
     """
     if (

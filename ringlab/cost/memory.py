@@ -147,7 +147,10 @@ def parameter_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: in
 
 
 def gradient_bytes(model: Model, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes of the weights' gradients on one rank, kept in `dtype`. Raises: as `parameter_bytes`."""
+    """Return the bytes of the weights' gradients on one rank, kept in `dtype`.
+
+    Raises: as `parameter_bytes`.
+    """
     return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
 
 
@@ -165,6 +168,7 @@ def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int
     """Return the bytes that FSDP gathers to compute one layer: its whole weights, and their whole gradient.
 
     Without FSDP (degree 1) nothing is gathered: 0.
+    Raises: CostError for a degree below one.
     Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp)

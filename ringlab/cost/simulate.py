@@ -306,7 +306,10 @@ def check_request(
     sizes: Attention | None = None,
     mask: Mask | None = None,
 ) -> None:
-    """Check a request. Raises: CostError if it cannot be simulated; the errors of the schedule and the mask."""
+    """Check a request.
+
+    Raises: CostError if it cannot be simulated; the errors of the schedule and the mask.
+    """
     check_amounts(layout.S, layout.P, tile, sizes)
     name = messages_of(schedule)
     if name not in MESSAGES_ASSUMED:

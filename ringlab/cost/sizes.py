@@ -24,7 +24,7 @@ def element_bytes(dtype: str) -> int:
 class Attention:
     """One attention layer: B sequences, H query heads, K key/value heads, D head dim.
 
-    Raises: CostError for sizes below one, an unknown dtype, or if the K/V heads do not divide the query heads.
+    Raises: CostError for sizes below one, an unknown dtype, or if K does not divide H.
     """
 
     B: int = 1

@@ -56,7 +56,7 @@ class Table:
     def quantity(self, key: str, dimension: str, *, zero: bool = False) -> float:
         """Return the value in the unit of `dimension`, as `units.quantity` does.
 
-        Raises: CostError for a value without such a unit, or one that is not above zero (not below, with `zero`).
+        Raises: CostError for a value without such a unit, or one that is not above zero (or zero, if allowed).
         """
         try:
             value = units.quantity(self.values[key], dimension)

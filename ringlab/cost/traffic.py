@@ -1,8 +1,8 @@
 """Bytes on the wire: those that one rank sends in one attention layer, per step and in total.
 
 All equal those of `ringlab.schedules`, byte for byte; Ulysses and the hybrid assume equally many tokens
-on each rank. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back;
-the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
+on each rank. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and
+back; the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
 
 Is communication hidden? Seconds of a block and of a hop, and the tokens per rank that hide a hop.
 

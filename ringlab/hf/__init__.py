@@ -1,11 +1,9 @@
 """Models of Hugging Face transformers over a ring: the optional extra `hf`; docs/huggingface.md shows it whole.
 
-registry.py   the name "ringlab" in transformers' tables of attentions and of masks
-context.py    context: the ring, the layout and the mask that a model's forward runs under
-held.py       what this thread runs under
-heads.py      models whose heads take tokens together, and labels shifted inside a shard, refused
-masks.py      what mask a layer of transformers asks for, read without a matrix, or refused by name
-attention.py  the attention that transformers calls in every layer
+context.py    context: the ring, the layout and the mask of a model's forward; refuses models and losses that mix tokens
+held.py       the context of the current thread
+masks.py      the mask that a layer of transformers asks for, read without a matrix, or refused by name
+attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it
 
 Importing this registers the implementation; models take it by attn_implementation="ringlab".

@@ -1,6 +1,6 @@
-"""The attention that transformers calls in every layer: `ring_attention`, once everything that is asked is offered.
+"""The attention that transformers calls in every layer: `ring_attention`, after a check that it offers all that is asked.
 
-The name "ringlab" in transformers' tables of attentions and of masks.
+`register` puts the name "ringlab" into transformers' tables of attentions and of masks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -18,6 +19,7 @@ from ringlab.hf.context import guard_the_loss
 from ringlab.hf.held import held, raise_everywhere
 from ringlab.hf.masks import LayerMask, layer_mask
 from ringlab.mask import Mask
+from ringlab.types import KeyValue, Query
 
 # Arguments of a model's forward that transformers passes down to attention, and that do not change it.
 _HARMLESS = {
@@ -34,21 +36,21 @@ _CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
 
 def attend(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Query,
+    key: KeyValue,
+    value: KeyValue,
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
     **more: Any,
-) -> tuple[Tensor, None]:
-    """Return this rank's rows of attention over the whole sequence, (B, L, H, D), and None for the weights.
+) -> tuple[Float[Tensor, "B Lq H D"], None]:
+    """Return this rank's rows of attention over the whole sequence, and None for the weights.
 
-    q (B, H, L, D), k and v (B, K, L, D) are this rank's shards, rotated by global positions.
+    query, key and value are this rank's shards, rotated by global positions.
 
-    Raises: MaskError, BackendError, LayoutError or ShapeError for what cannot be honoured, on this rank, and
-    AgreementError on all others; nothing that was asked for is left out.
+    Raises: MaskError, BackendError, LayoutError or ShapeError on a rank that is asked for something that cannot be
+    honoured, and AgreementError on all others; no request is ignored.
     """
     around = attention_mask.held if isinstance(attention_mask, LayerMask) else held()
     context = around.context
@@ -70,7 +72,7 @@ def attend(
 
 
 def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
-    """Return the mask of this layer. Raises: what cannot be honoured."""
+    """Return the mask of this layer. Raises: MaskError or LayoutError for a request that cannot be honoured."""
     if not isinstance(asked, LayerMask):
         got = f"a tensor of shape {tuple(asked.shape)}" if isinstance(asked, Tensor) else type(asked).__name__
         raise MaskError(
@@ -95,7 +97,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
 
 
 def _check_rest(more: dict[str, Any]) -> None:
-    """Raise MaskError for an argument that says anything and is not known."""
+    """Raise MaskError for an unknown argument, unless its value is None or False."""
     known = _HARMLESS | {"position_ids", "sliding_window", "is_causal"}
     for name, value in more.items():
         if name in known or value is None or value is False:
@@ -107,9 +109,9 @@ def _check_rest(more: dict[str, Any]) -> None:
 
 
 def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
-    """Return the seed of this layer, None without dropout. Raises: MaskError where there is none.
+    """Return the seed of this layer, None without dropout. Raises: MaskError if there is dropout and no seed.
 
-    Steps of the golden ratio of 2⁶⁴, with which no two layers meet.
+    Layers are spaced by the golden ratio of 2⁶⁴, so that no two of them share a seed.
     """
     layer = getattr(module, "layer_idx", None)
     if not dropout:
@@ -128,9 +130,14 @@ OLDEST = (4, 57)
 
 
 def register() -> str:
-    """Return the name under which models find ringlab, attn_implementation="ringlab"; once is enough.
+    """Return the name by which models find ringlab, as attn_implementation="ringlab"; importing ringlab.hf calls this.
 
-    Raises: BackendError for a transformers too old to say which mask a layer asks for.
+    Raises: BackendError for a transformers that is too old to describe the mask that a layer asks for.
+
+    >>> register()
+    'ringlab'
+    >>> AttentionInterface()["ringlab"] is attend  # transformers' table
+    True
     """
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if version < OLDEST:

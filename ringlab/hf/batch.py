@@ -1,4 +1,4 @@
-"""A whole batch → this rank's part of it: positions stay global, and labels are shifted before they are cut."""
+"""This rank's part of a whole batch: positions stay global, and labels are shifted before they are cut."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,10 +16,14 @@ from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE
 
 
-def mask_of(position_ids: Tensor, **other: Any) -> Mask:
-    """Return the mask of a packed batch from its position ids, (tokens) or (rows, tokens): 0 begins a document.
+def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:
+    """Return the mask of a packed batch, given its position ids, of one row or of several: 0 begins a document.
 
-    Raises: MaskError where rows are packed differently, or ids neither ascend by one nor begin again at 0.
+    other: further fields of the mask, such as window=.
+    Raises: MaskError if rows are packed differently, or ids neither ascend by one nor begin again at 0.
+
+    >>> mask_of(torch.tensor([[0, 1, 2, 0, 1]])).documents
+    (3, 2)
     """
     rows = position_ids if position_ids.ndim == 2 else position_ids[None]
     if rows.ndim != 2 or len(rows) == 0 or bool((rows != rows[:1]).any()):
@@ -33,24 +38,35 @@ def mask_of(position_ids: Tensor, **other: Any) -> Mask:
 
 def shard_batch(
     context: Context,
-    input_ids: Tensor,
+    input_ids: Int[Tensor, "..."],
     *,
-    labels: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
+    labels: Int[Tensor, "..."] | None = None,
+    position_ids: Int[Tensor, "..."] | None = None,
+    attention_mask: Shaped[Tensor, "..."] | None = None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a model's forward on this rank, from WHOLE sequences, (B, S) each.
+    """Return the keyword arguments of a model's forward on this rank, given WHOLE sequences, (B, S) each.
 
-    labels: as transformers takes them, not shifted, −100 where a token does not count. The model's loss is then
-    this rank's share, its tokens' sum over the number of tokens that count on all ranks: the loss is the SUM over
-    ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism put the number over all
-    replicas into "num_items_in_batch".
-    position_ids: else those of the mask's documents, else the global positions.
-    attention_mask: padding at the end of rows under a causal mask. No token that counts sees it there; labels of
-    padding are set to −100, and what the model returns for padding says nothing.
+    labels: as transformers takes them, not shifted, −100 where a token does not count. The model's loss is then this
+    rank's share: the sum over its tokens, divided by the number of tokens that count on all ranks. The whole loss is
+    the SUM over ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism, set
+    "num_items_in_batch" to the number over all replicas.
+    position_ids: by default those of the mask's documents, or the global positions if there are none.
+    attention_mask: 0 for padding, which must be at the end of rows, under a causal mask. No token that counts sees it
+    there. Labels of padding are set to −100, and the model's output for padding is meaningless.
 
-    Raises: ShapeError; MaskError for other padding, or rows with different position ids; LayoutError for position
-    ids that contradict the mask; TrainingError where no label counts. Every rank sees the whole batch, so all raise.
+    Raises: ShapeError for shapes that do not fit; MaskError for other padding, or position ids that differ between rows
+    or contradict the mask; TrainingError if no label counts. Every rank sees the whole batch, so all of them raise.
+
+    >>> from ringlab import VirtualCluster, zigzag
+    >>> from ringlab.hf import context, shard_batch
+    >>> def program(ring):
+    ...     with context(ring, zigzag(8, 2)) as around:
+    ...         batch = shard_batch(around, torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17]]))
+    ...     return batch["input_ids"].tolist(), batch["position_ids"].tolist()
+    >>> for ids, positions in VirtualCluster(2).run(program).results:
+    ...     print(ids, positions)
+    [[10, 11, 16, 17]] [[0, 1, 6, 7]]
+    [[12, 13, 14, 15]] [[2, 3, 4, 5]]
     """
     if input_ids.ndim != 2:
         raise ShapeError("input_ids (batch, tokens)", f"shape {tuple(input_ids.shape)}")
@@ -79,14 +95,14 @@ def shard_batch(
 
 
 def _shifted(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Each token's label is the one of the token after it; padding has none."""
+    """Return the labels shifted by one: each token's label is that of the next token; padding has none."""
     if attention_mask is not None:
         labels = labels.masked_fill(attention_mask == 0, IGNORE)
     return F.pad(labels, (0, 1), value=IGNORE)[:, 1:]
 
 
 def _positions(context: Context, given: Tensor | None) -> Tensor:
-    """This rank's position ids, (1, L)."""
+    """Return this rank's position ids, (1, L)."""
     layout, mask = context.layout, context.mask
     if given is None:
         whole = np.arange(layout.S) if mask is None else mask.position_ids(np.arange(layout.S))
@@ -105,7 +121,7 @@ def _positions(context: Context, given: Tensor | None) -> Tensor:
 
 
 def _check_whole(ids: Tensor, mask: Mask) -> None:
-    """Raise MaskError unless whole-sequence ids are global positions, or begin anew where the mask's documents do."""
+    """Raise MaskError unless whole-sequence ids are global positions, or begin again where the mask's documents do."""
     given, everyone = ids.detach().cpu().numpy(), np.arange(len(ids))
     if np.array_equal(given, everyone) or np.array_equal(given, mask.position_ids(everyone)):
         return
@@ -117,7 +133,7 @@ def _check_whole(ids: Tensor, mask: Mask) -> None:
 
 
 def _check_padding(context: Context, attention_mask: Tensor) -> None:
-    """Raise MaskError unless what is hidden lies at the end of each row, where no token that counts sees it."""
+    """Raise MaskError unless hidden tokens are at the end of each row, where no token that counts sees them."""
     kept = attention_mask != 0
     if bool(kept.all()):
         return

@@ -1,6 +1,6 @@
-"""`context`: what a model's forward runs under, known to the rank that entered it and to no other.
+"""`context`: the ring, layout and mask of a model's forward, known only to the thread that entered it.
 
-What stands on top of a model, and its loss: only what looks at each token by itself may run on a shard.
+Heads and losses on top of a model may run on a shard only if they treat each token by itself; others are refused here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ringlab.mask import Mask
 from ringlab.nn.context import Context
 
 PER_TOKEN = ("Model", "ForCausalLM")
-"""How the classes of transformers end that give something for each token, and take nothing together."""
+"""The endings of transformers' classes whose output for a token depends on no other token outside attention."""
 _GUARDED = "ringlab_guards_it"
 
 
 def _refused(module: nn.Module) -> str | None:
-    """Return the name of transformers' class of a model that takes tokens together, None of any other module."""
+    """Return the name of transformers' class if the module is a model that combines tokens, else None."""
     if not isinstance(module, PreTrainedModel):
         return None
     name = next(c.__name__ for c in type(module).__mro__ if c.__module__.startswith("transformers."))
@@ -50,7 +50,7 @@ def _look(module: nn.Module, _: Any) -> None:
 
 @contextmanager
 def looked_at() -> Iterator[None]:
-    """Look at every model that is called inside. Raises: BackendError there for a head that takes tokens together."""
+    """Check every model that is called inside. Raises: BackendError there for a head that combines tokens."""
     handle = register_module_forward_pre_hook(_look)
     try:
         yield
@@ -59,7 +59,7 @@ def looked_at() -> Iterator[None]:
 
 
 def guard_the_loss() -> None:
-    """Have transformers' loss of the next token refuse labels that it would shift inside a shard; once is enough."""
+    """Make transformers' next-token loss refuse labels that it would shift inside a shard; further calls do nothing."""
     loss: Any = LOSS_MAPPING["ForCausalLM"]
     if hasattr(loss, _GUARDED):
         return
@@ -89,7 +89,7 @@ def _unshifted() -> TrainingError:
 
 
 TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
-"""Model types that were compared with one process, loss and gradients."""
+"""Model types whose loss and gradients were compared with those of one process."""
 
 
 @contextmanager
@@ -104,16 +104,24 @@ def context(
     seed: int | None = None,
     models: tuple[str, ...] = (),
 ) -> Iterator[Context]:
-    """Run the models of this thread with their sequence spread over `ring`; yields what `shard_batch` needs.
+    """Yield the context, which `shard_batch` takes, in which this thread's models spread their sequence over `ring`.
 
-    Only forward has to lie inside: each layer keeps the context that it ran under, for backward and for
-    activation checkpointing. `mask` says what a config cannot: packed documents, a prefix. Windows are the
-    config's to say, layer by layer. `schedule`, `block` and `validate` are those of `ring_attention`.
-    `models`: model types beyond TESTED that may run, such as ("olmo2",). Their tokens must meet in attention and
-    nowhere else: no convolution, no recurrence, no statistics over the sequence, for those stay within a shard.
+    Only forward has to run inside: each layer keeps its context for backward and for activation checkpointing.
+    mask: packed documents or a prefix, which a model's config cannot express. The config sets windows, layer by layer.
+    schedule, block, validate: as in `ring_attention`.
+    seed: for attention dropout; use another one in every step.
+    models: model types beyond TESTED that may run, such as ("olmo2",). Attention must be the only place in which their
+    tokens interact: convolutions, recurrences and statistics over the sequence would stay within a shard.
 
-    Raises: AgreementError, WorldSizeError, MaskError before any data moves, as `Context.agreed`; LayoutError where a
+    Raises: AgreementError, WorldSizeError or MaskError before any data moves, as `Context.agreed`; LayoutError if a
     rank has no token.
+
+    >>> from ringlab import VirtualCluster, hf, zigzag
+    >>> def program(ring):
+    ...     with hf.context(ring, zigzag(8, 2)) as around:
+    ...         return around.positions.tolist()  # here model(**hf.shard_batch(around, input_ids)) runs over the ring
+    >>> VirtualCluster(2).run(program).results
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
     make = Context.agreed if validate and isinstance(ring, Ring) else Context
     made = make(ring, layout, mask=mask, schedule=schedule, block=block)

@@ -1,4 +1,4 @@
-"""What a model's forward runs under, known to the thread that entered `ringlab.hf.context` and to no other."""
+"""The context of a model's forward, known only to the thread that entered `ringlab.hf.context`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlab.nn.context import Context
 
 
 class Held:
-    """A Context, and what only models of transformers need to know."""
+    """A Context, with the options that only models of transformers need."""
 
     def __init__(self, context: Context, validate: bool, seed: int | None, models: tuple[str, ...]) -> None:
         self.context, self.validate, self.seed, self.models = context, validate, seed, models
@@ -23,12 +23,12 @@ HELD: ContextVar[Held] = ContextVar("ringlab.hf")
 
 
 def held_or_none() -> Held | None:
-    """Return what this thread runs under, None outside of `context`."""
+    """Return what `context` holds for this thread, None outside of it."""
     return HELD.get(None)
 
 
 def held() -> Held:
-    """Return what this thread runs under. Raises: BackendError outside of `context`."""
+    """Return what `context` holds for this thread. Raises: BackendError outside of it."""
     found = held_or_none()
     if found is None:
         raise BackendError(
@@ -40,9 +40,12 @@ def held() -> Held:
 
 
 def raise_everywhere(around: Held, error: RinglabError | None, device: torch.device) -> None:
-    """Raise `error`, if there is one, on this rank, and AgreementError on those that have none.
+    """Return if no rank has an error.
 
-    All ranks come here, or those without an error to an agreement of their own on the same ring, as `ring_attention`'s.
+    All ranks must call this, or, if they have no error, make another agreement on the same ring, such as that of
+    `ring_attention`.
+
+    Raises: `error` on this rank if there is one; AgreementError if another rank has one.
     """
     ring = around.context.ring
     if around.validate and isinstance(ring, Ring):

@@ -1,8 +1,8 @@
-"""What mask a layer of transformers asks for: its parts are known one by one, and an unknown part is refused.
+"""The mask that a layer of transformers asks for, read part by part; an unknown part is refused.
 
-transformers describes a mask by a function of (batch, head, query, key), put together of a few known ones. To
-evaluate it would take the matrix that context parallelism is there to avoid, so it is taken apart instead: causal,
-sliding window, packed documents. Whatever else is in it, the layer raises.
+transformers describes a mask by a function of (batch, head, query, key), composed of a few known ones. Evaluating it
+would need the matrix that context parallelism avoids, so it is taken apart instead: causal, sliding window, packed
+documents. For any other part the layer raises.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from transformers import masking_utils
 
@@ -32,9 +33,9 @@ _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 class LayerMask:
-    """What transformers hands its layers as attention_mask: the context, and what the config adds to its mask.
+    """The attention_mask that transformers passes to its layers here: the context, and the config's part of the mask.
 
-    No dataclass and no tensor, so that wrappers which look into a layer's arguments pass it on as it is.
+    It is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it on unchanged.
     """
 
     def __init__(self, held: Held, causal: bool, window: int | None, error: RinglabError | None) -> None:
@@ -42,7 +43,7 @@ class LayerMask:
         self.checked: Tensor | None = None
 
     def mask(self) -> Mask:
-        """Return the mask of a layer, of global positions. Raises: MaskError where it cannot be honoured."""
+        """Return the mask of a layer, in global positions. Raises: the config's error, or MaskError if masks disagree."""
         if self.error is not None:
             raise self.error
         mask = self.held.context.mask or Mask(causal=self.causal)
@@ -67,7 +68,10 @@ class LayerMask:
         return replace(mask, window=self.window)
 
     def check_positions(self, ids: Any) -> None:
-        """Raise LayoutError or MaskError unless `ids` are this rank's positions; looks once in a forward."""
+        """Return if `ids` are this rank's positions; they are checked once in a forward.
+
+        Raises: MaskError unless they are a tensor, alike in all rows; LayoutError if they are other positions.
+        """
         if ids is self.checked and ids is not None:
             return
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
@@ -88,12 +92,12 @@ def layer_mask(
     q_offset: Any = 0,
     kv_offset: Any = 0,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
-    attention_mask: Tensor | None = None,
+    attention_mask: Shaped[Tensor, "..."] | None = None,
     config: Any = None,
-    cache_position: Tensor | None = None,
+    cache_position: Int[Tensor, " q_length"] | None = None,
     **_: Any,
 ) -> LayerMask:
-    """Return the mask that transformers asks for; what cannot be honoured is raised in attention, on all ranks.
+    """Return the mask that transformers asks for; if it cannot be honoured, attention raises, on all ranks.
 
     Raises: BackendError outside of `ringlab.hf.context`.
     """
@@ -130,7 +134,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     elif code is _WINDOW:
         yield "window", int(inside["sliding_window"])
     elif code is _PACKED:
-        yield "packed", True  # what the ids say is checked where position ids are
+        yield "packed", True  # the ids are compared with the position ids later
     elif code is _AND:
         for part in inside["mask_functions"]:
             yield from _parts(part)

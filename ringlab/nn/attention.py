@@ -39,9 +39,10 @@ def rotate(
 class ContextParallelAttention(nn.Module):
     """Causal attention with grouped heads and rotary positions.
 
-    Without a context it is an ordinary layer over a whole sequence, computed by torch's own attention. With one, `x`
-    is this rank's shard; only the source of the positions and the computation of softmax(QKᵀ)V differ.
-    Under tensor parallelism the projections return this rank's heads only, and the layer computes with those.
+    Without a context it is an ordinary layer over a whole sequence, computed by torch's own attention. With
+    one, `x` is this rank's shard; only the source of the positions and the computation of softmax(QKᵀ)V
+    differ. Under tensor parallelism the projections return this rank's heads only, and the layer computes
+    with those.
 
     Raises: ShapeError if K/V heads do not divide the query heads, or the head dim is odd.
 

@@ -44,8 +44,8 @@ class Progress:
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, ring: Ring | None) -> Path:
     """Return the new checkpoint's folder, once it is complete and `latest` names it. All ranks of `ring` call it.
 
-    Rank 0 writes replicated parameters. The ranks that hold them write those that FSDP or DTensor shards, into one
-    folder that all of them can write to.
+    Rank 0 writes replicated parameters. The ranks that hold them write those that FSDP or DTensor shards,
+    into one folder that all of them can write to.
     """
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""
@@ -93,7 +93,10 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | Non
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the last complete checkpoint in `folder`, None if there is none. Raises: TrainingError if it is missing."""
+    """Return the last complete checkpoint in `folder`, None if there is none.
+
+    Raises: TrainingError if it is missing.
+    """
     pointer = folder / "latest"
     if folder.exists() and not folder.is_dir():
         raise TrainingError("a folder for checkpoints", f"a file at {folder}", "another path")
@@ -101,7 +104,7 @@ def latest(folder: Path) -> Path | None:
         return None
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"step-[0-9]+(\.[0-9]+)?", name):
-        raise _unusable(folder / "…", f"it holds {name[:40]!r}, which is no name of a checkpoint")
+        raise _unusable(folder / "…", f"it holds {name[:40]!r}, which is not the name of a checkpoint")
     where = folder / name
     if not where.is_dir():
         raise _unusable(where, "no such folder")

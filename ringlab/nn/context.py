@@ -26,10 +26,10 @@ from ringlab.schedules.protocol import Schedule
 class Context:
     """The arguments of `ring_attention` that are the same in all layers, and the tokens' positions.
 
-    `position_ids`: one for each of this rank's tokens, if a tokenizer or data loader provides them; otherwise the
-    layout's global positions. They may restart at every document of the mask: rotary embedding depends only on
-    differences within a document. `validate`: whether the ranks compare their arguments at every call of attention;
-    `train` does so in its first step only.
+    `position_ids`: one for each of this rank's tokens, if a tokenizer or data loader provides them; otherwise
+    the layout's global positions. They may restart at every document of the mask: rotary embedding depends
+    only on differences within a document. `validate`: whether the ranks compare their arguments at every call
+    of attention; `train` does so in its first step only.
 
     Raises: WorldSizeError for a layout of another number of ranks; LayoutError for position ids that contradict
     the layout; MaskError for documents that do not add up to the sequence.
@@ -90,7 +90,7 @@ class Context:
     def check_tokens(self, x: Shaped[Tensor, "B L ..."]) -> None:
         """Check that `x` has as many tokens as this rank owns.
 
-        Raises: ShapeError if it has not; on all other ranks, which wait in attention, AgreementError with its text.
+        Raises: ShapeError if it has not; on all other ranks, which wait in attention, AgreementError.
         """
         length = len(self.positions)
         if x.shape[1] == length:

@@ -71,8 +71,9 @@ def loss_share(
 def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
     """Replace every parameter's gradient by the SUM over the ranks of all `rings`, the same bits on each of them.
 
-    A rank whose tokens do not use a parameter adds zero. All gradients are sent in one message, in float32 at least,
-    and a rank briefly holds P copies of them: for large models use `Degrees`, which leaves gradients to torch's FSDP.
+    A rank whose tokens do not use a parameter adds zero. All gradients are sent in one message, in float32 at
+    least, and a rank briefly holds P copies of them: for large models use `Degrees`, which leaves gradients
+    to torch's FSDP.
 
     >>> from ringlab import VirtualCluster
     >>> def program(ring):

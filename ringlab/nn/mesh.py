@@ -2,8 +2,8 @@
 
 The ranks form a grid (dp, cp, tp), tp innermost, where ranks talk most. The sequence lies over cp, by the ring;
 sequences over dp; heads and feed-forward over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's
-state over dp × cp at once, since both hold the same weights. (Pipeline stages are left to torch too, and need nothing
-of the ring: a stage is a few layers.)
+state over dp × cp at once, since both hold the same weights. (Pipeline stages are left to torch too, and need
+nothing of the ring: a stage is a few layers.)
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
 def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
     """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
 
-    Gradients are SUMMED over dp × cp, as a loss divided by the global number of tokens requires; FSDP averages by
-    default. Each rank's q, k, v have the heads of its tp rank only.
+    Gradients are SUMMED over dp × cp, as a loss divided by the global number of tokens requires; FSDP
+    averages by default. Each rank's q, k, v have the heads of its tp rank only.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import parallelize_module

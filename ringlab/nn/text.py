@@ -62,8 +62,8 @@ def library() -> Text:
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
     """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
 
-    It depends only on its number and the seed, so the number alone is the position in the data, on every rank and
-    after every restart.
+    It depends only on its number and the seed, so the number alone is the position in the data, on every rank
+    and after every restart.
 
     Raises: TrainingError for a text of fewer than S bytes, or sizes below 1.
     """

@@ -34,13 +34,14 @@ from ringlab.schedules import get_schedule
 class Recipe:
     """The model, the data and the hyperparameters: `batch` sequences of S bytes a step, `steps` steps in all.
 
-    `layout`, `schedule` and `block` choose how attention is spread over the ranks. They and `save_every` may change
-    between the runs that share a checkpoint, and so may `steps`, to no fewer than are done; the other fields may not.
+    `layout`, `schedule` and `block` choose how attention is spread over the ranks. They and `save_every` may
+    change between the runs that share a checkpoint, and so may `steps`, to no fewer than are done; the other
+    fields may not.
     `save_every`: steps between checkpoints; the last step is saved too.
 
-    Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or WorldSizeError for an
-        invalid schedule; MaskError for a window below 1; TrainingError for sizes below 1, or rates that are negative
-        or not finite.
+    Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or
+        WorldSizeError for an invalid schedule; MaskError for a window below 1; TrainingError for sizes below
+        1, or rates that are negative or not finite.
 
     >>> Recipe(window=32).mask.window
     32
@@ -128,19 +129,19 @@ def train(
 ) -> list[float]:
     """Return the loss of every step, in nats per byte, the same on all ranks.
 
-    `ring`: None for an ordinary model on one process. With `folder`, training resumes from the last checkpoint there,
-    whatever world size and layout wrote it, and saves its own. `degrees`: data and tensor parallelism besides the
-    ring; without them all ranks share each sequence. With `degrees`, FSDP shards the model over processes; virtual
-    ranks hold it whole. `device`: "cuda" if the transport carries CUDA tensors.
+    `ring`: None for an ordinary model on one process. With `folder`, training resumes from the last
+    checkpoint there, whatever world size and layout wrote it, and saves its own. `degrees`: data and tensor
+    parallelism besides the ring; without them all ranks share each sequence. With `degrees`, FSDP shards the
+    model over processes; virtual ranks hold it whole. `device`: "cuda" if the transport carries CUDA tensors.
 
         train(None, recipe)                             one process
         VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
         launch(train, 4, recipe, "runs/first")          four processes, with checkpoints
         with connect() as ring: train(ring, recipe)     under torchrun
 
-    Raises: before the first exchange of data, on the rank concerned, TrainingError, DeviceError, WorldSizeError,
-        ShapeError or BackendError for an invalid recipe, device, degrees or checkpoint; AgreementError on all other
-        ranks, and on all ranks if versions, texts or checkpoints differ between them.
+    Raises: before the first exchange of data, on the rank concerned, TrainingError, DeviceError,
+        WorldSizeError, ShapeError or BackendError for an invalid recipe, device, degrees or checkpoint;
+        AgreementError on all other ranks, and on all ranks if versions, texts or checkpoints differ between them.
 
     >>> losses = train(None, Recipe(S=32, batch=1, steps=2, model=ModelConfig(width=16, hidden=16, layers=1)))
     >>> [5 < loss < 6 for loss in losses]
@@ -234,7 +235,7 @@ def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
     before, now = _flat(made.lasting()), _flat(recipe.lasting())
     other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name]]
     if progress.step > recipe.steps:
-        other.append(f"{progress.step} steps gone already, now steps={recipe.steps}")
+        other.append(f"{progress.step} steps done already, now steps={recipe.steps}")
     if progress.text != text.digest:
         other.append(f"text #{progress.text}, now #{text.digest} ({text.name})")
     if other:

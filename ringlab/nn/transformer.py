@@ -23,11 +23,14 @@ from ringlab.nn.context import Context
 class FeedForward(nn.Module):
     """SwiGLU, down(silu(gate(x)) · up(x)), of each token by itself: it needs no ring.
 
-    With `block`, that many tokens are computed at a time and backward recomputes each block: besides input and
-    output, only the hidden values of one block are held.
+    With `block`, that many tokens are computed at a time and backward recomputes each block: besides input
+    and output, only the hidden values of one block are held.
 
     Raises: ShapeError for a block below 1.
     Source: arXiv 2002.05202; by blocks, arXiv 2305.19370.
+
+    >>> FeedForward(width=8, hidden=32, block=4)(torch.zeros(1, 10, 8)).shape
+    torch.Size([1, 10, 8])
 
     >>> FeedForward(width=8, hidden=32, block=4)(torch.zeros(1, 10, 8)).shape
     torch.Size([1, 10, 8])
@@ -57,8 +60,8 @@ class FeedForward(nn.Module):
 def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[Tensor, "B L E"]:
     """Return `function(*args)`, keeping only `args` for backward, which computes it again.
 
-    Its messages are sent again too, in the same order on every rank. The random state is not kept: nothing here is
-    random, and virtual ranks share one.
+    Its messages are sent again too, in the same order on every rank. The random state is not kept: nothing
+    here is random, and virtual ranks share one.
     """
     result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return result
@@ -68,7 +71,7 @@ def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[
 class ModelConfig:
     """Sizes of a Transformer. `hidden` is the feed-forward's width; `head_dim` is width / heads if None.
 
-    `tied`: the output layer uses the embedding's table. `feed_forward_block`: tokens at a time, see FeedForward.
+    `tied`: the output layer uses the embedding's table. `feed_forward_block`: as `block` of FeedForward.
     `recompute`: backward computes every layer again, its ring included, instead of keeping its activations.
 
     Raises: ShapeError for a size below 1, or if head_dim is None and the heads do not divide the width.

@@ -47,7 +47,7 @@ class AllGatherSchedule(BlockSchedule):
 
 
 class ReduceScatterReturn:
-    """`GradientReturn` after the last block: sends each block's gradients to its owner, and sums what arrives."""
+    """`GradientReturn` after the last block: sends each block's gradients to its owner, and sums those that arrive."""
 
     def __init__(self, call: Call) -> None:
         self.call = call

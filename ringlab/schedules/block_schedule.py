@@ -1,9 +1,9 @@
 """Schedules that bring K/V to the rows block by block: one forward and one backward for all of them.
 
-Subclasses choose the order of the blocks and the way of their gradients: `RingSchedule`, `AllGatherSchedule` and
+Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule` and
 `DoubleRingSchedule`.
 
-Receive buffers for blocks under way, reused once their block was sent on.
+`BlockBuffers` are the receive buffers of blocks under way, reused once their block has been sent on.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class BlockSchedule(ABC):
 
     @abstractmethod
     def gradient_return(self, call: Call) -> GradientReturn:
-        """Return what brings the gradients of one backward back to the blocks' owners."""
+        """Return the `GradientReturn` that brings the gradients of one backward to the blocks' owners."""
 
     def block_count(self, call: Call) -> int:
         """Return how many blocks `arriving_blocks` yields."""
         return call.block_count
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
-        """Return: any number of heads, on any number of ranks."""
+        """Return at once: any number of heads fits any number of ranks."""
 
     def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""

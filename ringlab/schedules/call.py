@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """What stays the same while K/V blocks travel.
+    """The arguments of a call of attention, which stay the same while K/V blocks travel.
 
     ring, layout, block, mask, scale and rules are those of `ring_attention`, with every default filled in.
     heads: (H, K) of the whole attention; under a schedule that shares out heads, a rank computes some of them.
     wants_lse: whether the caller asked for lse.
     validate: whether ranks compare their calls.
-    name: which call of attention it is, equal on all ranks, to be compared in backward.
+    name: the name of this call of attention, equal on all ranks, which they compare in backward.
     """
 
     ring: Ring
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def _mirrors_tiles(self) -> bool:
-        """Whether tiles may be mirrored, as those of a window are; a `StepBlock` knows no such tiles."""
+        """Return whether tiles may be mirrored, as those of a window are; a `StepBlock` does not support them."""
         return self.mask.window is not None
 
     def run(self, label: str, function: Callable[..., T], *args: Any) -> T:
@@ -100,12 +100,12 @@ class Call:
 
 
 def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue) -> None:
-    """Let this rank's rows attend to the block of `origin`."""
+    """Make this rank's rows attend to the block of `origin`."""
     steps.attend(call.tiles(origin), k, v, call.tile_rules(origin))
 
 
 def differentiate_block(
     call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue
 ) -> list[Gradient]:
-    """Return what this rank's rows add to the gradients of the block of `origin`."""
+    """Return the contribution of this rank's rows to the gradients of the block of `origin`."""
     return steps.differentiate(call.tiles(origin), k, v, call.tile_rules(origin))

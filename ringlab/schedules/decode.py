@@ -79,7 +79,7 @@ def decode(
     scale, softcap, block: as in `ring_attention`.
     merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
     return_lse: return (out, lse), lse (B, H, n) a natural logarithm.
-    validate: let the ranks compare their calls and the lengths of their caches first, in log2 P rounds of 512 bytes.
+    validate: whether the ranks compare their calls and the lengths of their caches first, in log2 P rounds of 512 bytes.
 
     Raises: ShapeError for an empty cache or a q that does not fit it, DtypeError, DeviceError, MaskError or
     BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches differ.
@@ -222,7 +222,7 @@ def _merge_along_a_tree(comm: Comm, part: Partial) -> Partial:
 
 
 def _check(q: Any, cache: Any) -> None:
-    """Raise for a q or cache that is wrong on this rank."""
+    """Raise an error of `decode` for a q or cache that is wrong on this rank."""
     if not isinstance(cache, ShardedCache):
         raise ShapeError(
             "a ringlab ShardedCache",
@@ -267,7 +267,7 @@ def _resolve_mask(mask: Mask | None) -> Mask:
 
 
 def _describe(q: Tensor, cache: ShardedCache, options: str) -> str:
-    """Return what must be equal on all ranks."""
+    """Return the description of the call that must be equal on all ranks."""
     ranks = str(cache.lengths) if len(cache.lengths) <= 16 else f"#{hash(tuple(cache.lengths)):x}"
     sizes = f"q {tuple(q.shape)} K={cache.k.shape[1]} {q.dtype} {state_dtype(q.dtype)}"
     return f"cache of {cache.length} tokens {ranks} {sizes} {options}"

@@ -135,7 +135,7 @@ class DoubleRingGradientReturn:
         self.call, self.rings, self.blocks_seen = call, rings, 0
         self.buffers = BlockBuffers(call)
         self.inside: tuple[Work, Pair, int] | None = None
-        """The message that brings the next block's sums, what was sent in exchange, and its origin."""
+        """The message that brings the next block's sums, the tensors sent in exchange, and its origin."""
         self.behind: Work | None = None
         """The previous node's sums for the block that is here at a turn's last step."""
         self.home: Pair | None = None

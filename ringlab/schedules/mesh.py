@@ -75,7 +75,7 @@ class Mesh:
         return sum(self.lengths)
 
     def spans(self, member: int) -> tuple[Span, ...]:
-        """Return where the tokens of a member of the row are."""
+        """Return the places of the tokens of a member of the row."""
         return self.rows.spans[self.first + member]
 
 

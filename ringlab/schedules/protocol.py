@@ -1,4 +1,4 @@
-"""What a schedule must offer: the communication of attention, forward and backward.
+"""The interface of a schedule: the communication of attention, forward and backward.
 
 `ring_attention` calls `check` before any data moves, then `forward`, and `backward` when the loss is differentiated.
 """
@@ -51,7 +51,7 @@ class Schedule(Protocol):
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
 
-        saved: what the forward saved.
+        saved: the tensors that the forward saved.
         """
         ...
 
@@ -60,7 +60,7 @@ class GradientReturn(Protocol):
     """Brings the gradients of K/V blocks back to their owners, during one backward of one rank."""
 
     def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
-        """Accept what this rank adds to the gradients of the block (k, v) of `origin`."""
+        """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""
         ...
 
     def own_gradients(self) -> tuple[KeyValue, KeyValue]:

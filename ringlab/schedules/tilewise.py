@@ -125,7 +125,7 @@ class TilewiseBackward:
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return what these queries add to the gradients of the next block, one entry for each tile."""
+        """Return the contribution of these queries to the gradients of the next block, one entry for each tile."""
         gradients = []
         for tile in tiles:
             dq, dk, dv = self._tile_gradients(tile, k, v, rules)

@@ -1,4 +1,4 @@
-"""Is somebody there to click? Widgets are shown only then; otherwise their static form."""
+"""Widgets, shown only if a person is there to use them; otherwise their static form is shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who computes when, who waits, what is on its way: a Gantt chart of any trace.
+"""A Gantt chart of any trace: when each rank computes and waits, and which messages are under way.
 
-The trace may come from the virtual cluster (virtual seconds), from real processes (measured ones), or
-from the simulator. Nothing is drawn that is not in it; see `ringlab.viz.gantt_chart` for the bars.
+The trace may come from the virtual cluster (virtual seconds), from real processes (measured seconds) or from the
+simulator. Only events of the trace are drawn; see `ringlab.viz.gantt_chart` for the bars.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
 def figure(
     trace: Trace, title: str | None = None, until: float | None = None, ranks: Sequence[int] | None = None
 ) -> Figure:
-    """Return the Gantt chart of `trace`, a row for each rank; `until` (seconds) cuts the time axis off.
+    """Return the Gantt chart of `trace`, with a row for each rank; the time axis ends at `until` seconds.
 
-    Above 16 ranks, 16 of them are shown, evenly spread; `ranks` names others.
-    Raises: CommError for a trace without events, `until` not above 0, or ranks that are not in it.
+    Of more than 16 ranks, 16 are shown, evenly spread; `ranks` selects others.
+    Raises: CommError for a trace without events, an `until` that is not above 0, or ranks that are not in the trace.
     """
     return compare([trace], [title or "Timeline"], until, ranks)
 
@@ -78,7 +78,7 @@ def compare(
 ) -> Figure:
     """Return the charts of several traces, one below the other, on one time axis.
 
-    Raises: CommError as `figure` does, and for another number of names than of traces.
+    Raises: CommError as `figure` does, and unless there are as many names as traces.
     """
     charts = _charts(traces, names)
     if until is not None and not until > 0:
@@ -121,7 +121,7 @@ def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> N
 
 
 def describe(trace: Trace, name: str = "Timeline") -> str:
-    """Return the chart in words: its alternative text."""
+    """Return the chart in words, its alternative text. Raises: CommError for a trace without events."""
     one = chart(trace)
     scale, unit = time_unit(one.makespan)
     ranks = "; ".join(
@@ -141,10 +141,10 @@ def describe_all(traces: Iterable[Trace], names: Iterable[str]) -> str:
 
 @contextmanager
 def live(title: str, until: float | None = None) -> Iterator[Callable[[Trace], None]]:
-    """Give a function that draws a trace in one place, over and over: what `launch(…, watch=…)` calls.
+    """Yield a function that draws a trace in one place, again and again, for `launch(…, watch=…)` to call.
 
-    `until`: seconds that the axis has at least while the chart grows. In the end the whole chart stands there, also if the run failed, with its words; where
-    nobody is there to see it grow, that is all that is shown.
+    until: the least number of seconds on the axis while the chart grows. At the end the whole chart is shown with its
+    words, even if the run failed. Without a person to watch, only that final chart is shown.
 
     Raises: MissingExtraError if IPython is not installed.
     """
@@ -201,7 +201,7 @@ def player(traces: Mapping[str, Trace]) -> Any:
 
 
 def play(traces: Mapping[str, Trace]) -> None:
-    """Show the player to a person; where nobody is there to press keys, all charts on one time axis."""
+    """Show the player if a person is there to use it, else all charts on one time axis."""
     show_player(
         lambda: player(traces),
         lambda: show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces)),
@@ -215,7 +215,7 @@ def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:
 
 
 def _chosen(world_size: int, ranks: Sequence[int] | None, most: int) -> list[int]:
-    """The ranks to show: those asked for, all, or `most` of them from the first to the last."""
+    """Return the ranks to show: the given ones, or all, or `most` of them from the first to the last."""
     if ranks is None:
         if world_size <= most:
             return list(range(world_size))
@@ -266,12 +266,12 @@ def _write(ax: Axes, bar: Bar, place: int, scale: float, end: float) -> None:
 
 
 def _fits(text: str, share: float) -> bool:
-    """Whether `text` fits into such a share of the axes, which are about 6.6 inches wide."""
+    """Return whether `text` fits into this share of the axes, which are about 6.6 inches wide."""
     return 0.62 * 8.5 * (len(text) + 0.6) <= 6.6 * 72 * share
 
 
 def _busy_column(ax: Axes, one: Chart, ranks: Sequence[int]) -> None:
-    """Write to the right of each row how much of the whole time the rank computes."""
+    """Write the share of the time in which each rank computes, to the right of its row."""
     for place, rank in enumerate(ranks):
         ax.text(
             1.01,

@@ -1,4 +1,4 @@
-"""The bars of a Gantt chart, read off a trace; times in seconds from the trace's first event."""
+"""The bars of a Gantt chart, computed from a trace; times are in seconds from the trace's first event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bar:
 
     @property
     def short(self) -> str:
-        """Return the step at the label's end where there is one, the label otherwise."""
+        """Return the number at the label's end if there is one, else the label."""
         number = re.search(r"\d+$", self.label)
         sign = "+" if self.label.startswith("add ") else ""
         return sign + number[0] if number else self.label
@@ -47,7 +47,7 @@ class Chart:
         return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind in COMPUTATIONS)
 
     def waited(self, rank: int) -> float:
-        """Return the seconds in which `rank` waits for messages, those by which ranks agree left out."""
+        """Return the seconds in which `rank` waits for messages, except those by which ranks agree on a call."""
         return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind == "wait")
 
     @property
@@ -60,8 +60,8 @@ class Chart:
 def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
-    A message's bar goes from the moment it was posted to the moment it was complete for that rank;
-    waiting is its exposed part. Raises: CommError for a trace without a computation or exchange.
+    A message's bar reaches from its posting to its completion for that rank; waiting is its exposed part.
+    Raises: CommError for a trace without a computation or exchange.
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
     if not events:
@@ -77,7 +77,7 @@ def chart(trace: Trace) -> Chart:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which so many seconds read best, as its seconds and its sign.
+    """Return the best unit for printing so many seconds, as (its seconds, its sign).
 
     >>> time_unit(0.00047)
     (1e-06, 'µs')
@@ -114,7 +114,7 @@ def _exchange(event: Exchange, start: float) -> list[Bar]:
 
 
 def _laned(messages: list[Bar], rank: int) -> list[Bar]:
-    """The messages of one rank, each in the first lane that is free when it is posted."""
+    """Return the messages of one rank, each in the first lane that is free when it is posted."""
     free: list[float] = []
     placed = []
     for bar in sorted((bar for bar in messages if bar.rank == rank), key=lambda bar: (bar.start, bar.end)):
@@ -125,7 +125,7 @@ def _laned(messages: list[Bar], rank: int) -> list[Bar]:
 
 
 def _covered(bars: Iterable[Bar]) -> float:
-    """The length of the union of the bars, seconds."""
+    """Return the length of the union of the bars, in seconds."""
     total, reached = 0.0, float("-inf")
     for bar in sorted(bars, key=lambda bar: bar.start):
         total += max(0.0, bar.end - max(bar.start, reached))

@@ -1,4 +1,4 @@
-"""A profiler's trace of one rank as two lanes, what is computed and what is on its way; and where they overlap."""
+"""A profiler's trace of one rank as two lanes, computations and copies, and their overlap."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Lane = Literal["compute", "copy"]
 Interval = tuple[float, float]
 MARK = "ringlab: all ranks are here"
 ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
-"""Categories of what a GPU did; in such a trace, what the CPU did is launching and waiting."""
+"""Categories of events on a GPU; in such a trace, events on the CPU are launches and waits."""
 COPIES = ("nccl", "memcpy ptop", "gloo:")
 
 
 @dataclass(frozen=True)
 class Span:
-    """One stretch of a rank's lane; seconds since all ranks were there."""
+    """One stretch of a rank's lane, in seconds since all ranks were ready."""
 
     rank: int
     lane: Lane
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds of one rank in which it computes, in which something is on its way, and in which only that happens."""
+    """The seconds in which one rank computes, in which it copies, and in which it copies without computing."""
 
     compute_s: float
     copy_s: float
@@ -38,15 +38,15 @@ class Overlap:
 
     @property
     def fraction(self) -> float:
-        """Return the share of the copying that lies beside a computation; 1 where nothing is copied."""
+        """Return the share of the copying during which the rank computes; 1 if nothing is copied."""
         return 1 - self.exposed_s / self.copy_s if self.copy_s else 1.0
 
 
 def read(document: Mapping[str, Any], rank: int) -> list[Span]:
     """Return the lanes of one rank's Chrome trace, as `export_chrome_trace` writes it, by lane and time.
 
-    Seconds count from the mark that `profiled` leaves, from the first span where there is none. What lies inside
-    another span of its lane is left out. Raises: CommError for something that is no trace.
+    Seconds count from the mark that `profiled` leaves, or from the first span if there is no mark. Spans inside another
+    span of their lane are left out. Raises: CommError unless the document is such a trace.
     """
     events = document.get("traceEvents") if isinstance(document, Mapping) else None
     if not isinstance(events, list):
@@ -67,16 +67,16 @@ def read(document: Mapping[str, Any], rank: int) -> list[Span]:
 
 
 def of_trace(trace: Trace) -> list[Span]:
-    """Return the lanes of a run that ringlab traced, virtual or real: computations, and messages from post to the end of their wait."""
+    """Return the lanes of a run that ringlab traced: computations, and messages from posting to completion."""
     spans = [Span(e.rank, "compute", e.label, e.start, e.end) for e in trace.computes()]
     return spans + [Span(e.rank, "copy", e.tag, e.posted, e.done) for e in trace.exchanges()]
 
 
 def lane_of(category: str, name: str, gpu: bool) -> Lane | None:
-    """Return the lane of an event of torch.profiler, None for what is neither; `gpu`: the trace has a GPU's events.
+    """Return the lane of an event of torch.profiler, or None if it belongs to neither; `gpu`: the trace has GPU events.
 
-    On a GPU lanes are kernels and copies. On a CPU they are operators and gloo's messages, from the moment a message
-    was posted to that in which its `wait` returned. Frames that hold others (autograd functions, c10d's own) are none.
+    On a GPU the lanes hold kernels and copies. On a CPU they hold operators and gloo's messages, each from its posting
+    to the return of its `wait`. Frames that contain others (autograd functions, those of c10d) belong to neither.
     """
     copies = name.lower().startswith(COPIES) or "nccl" in name.lower()
     if gpu:
@@ -87,7 +87,7 @@ def lane_of(category: str, name: str, gpu: bool) -> Lane | None:
 
 
 def outermost(spans: Iterable[Span], lane: Lane) -> list[Span]:
-    """Return the spans of a lane that lie in no other one of it, by time."""
+    """Return the spans of a lane that are not inside another one of it, by time."""
     found: list[Span] = []
     for span in sorted((s for s in spans if s.lane == lane), key=lambda s: (s.start, -s.end)):
         if not found or span.end > found[-1].end:
@@ -96,7 +96,7 @@ def outermost(spans: Iterable[Span], lane: Lane) -> list[Span]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the time that any of the intervals covers, as intervals that do not touch, in order.
+    """Return the union of the intervals, as intervals that do not touch, in order.
 
     >>> union([(2, 3), (0, 1), (0.5, 2)])
     [(0, 3)]
@@ -111,7 +111,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Return the time that `intervals` cover and `others` do not, in order."""
+    """Return the parts of `intervals` that `others` do not cover, in order."""
     found = []
     taken = union(others)
     for start, end in union(intervals):
@@ -129,17 +129,17 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
 
 
 def lane(spans: Iterable[Span], rank: int, name: Lane) -> list[Interval]:
-    """Return the time that one lane of a rank covers."""
+    """Return the intervals that one lane of a rank covers, in order."""
     return union((span.start, span.end) for span in spans if span.rank == rank and span.lane == name)
 
 
 def exposed(spans: Sequence[Span], rank: int) -> list[Interval]:
-    """Return when a rank copies and does not compute."""
+    """Return the intervals in which a rank copies and does not compute, in order."""
     return without(lane(spans, rank, "copy"), lane(spans, rank, "compute"))
 
 
 def overlap(spans: Sequence[Span], rank: int) -> Overlap:
-    """Return how much of a rank's copying lies beside its computing, in seconds."""
+    """Return the overlap of a rank's copying with its computing."""
     parts = lane(spans, rank, "compute"), lane(spans, rank, "copy"), exposed(spans, rank)
     return Overlap(*(sum(end - start for start, end in part) for part in parts))
 

@@ -1,4 +1,4 @@
-"""The score tiles of a layout in local order, and what the mask makes of each."""
+"""The score tiles of a layout in local order, each skipped, partial or full under the mask."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ringlab.layout import Layout, dealt
 NAMED: dict[str, Callable[[int, int], Layout]] = {
     name.replace("zigzag", "zig-zag"): make for name, make in layouts.LAYOUTS.items()
 }
-"""As pictures spell their names."""
+"""The names as they are spelled in pictures."""
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     **NAMED,
     "token fold": lambda S, P: dealt(S, P, chunk=1, folded=True, name="token fold"),
 }
 SKIP, PARTIAL, FULL = 0, 1, 2
 MOST_TOKENS, MOST_TILES = 8192, 256
-"""The longest sequence whose mask is looked at token by token, and the most tiles along a side."""
+"""The longest sequence whose mask is evaluated token by token, and the most tiles along a side."""
 
 
 @dataclass(frozen=True)
 class Tiles:
     """The score matrix of a layout in local order: queries of rank 0, 1, … down, their keys across.
 
-    kinds[i, j] is SKIP, PARTIAL or FULL; sizes[i, j] the scores in the tile, visible[i, j] those that
-    the mask leaves; owner[i] the rank of tile row (and column) i, bounds where it begins, in tokens.
+    kinds[i, j] is SKIP, PARTIAL or FULL; sizes[i, j] is the number of scores in the tile, visible[i, j] the number that
+    the mask leaves; owner[i] is the rank of tile row (and column) i, and bounds[i] its first token.
     """
 
     layout: Layout
@@ -41,27 +41,27 @@ class Tiles:
     bounds: np.ndarray
 
     def count(self, kind: int) -> int:
-        """Return how many tiles are of this kind."""
+        """Return the number of tiles of this kind."""
         return int((self.kinds == kind).sum())
 
     @property
     def computed(self) -> np.ndarray:
-        """Return the scores that every rank computes, masked ones in partial tiles too: int64 (P,)."""
+        """Return the number of scores that each rank computes, including masked ones in partial tiles: int64 (P,)."""
         rows = np.where(self.kinds == SKIP, 0, self.sizes).sum(axis=1)
         return np.bincount(self.owner, rows, self.layout.P).astype(np.int64)
 
     @property
     def overhead(self) -> float:
-        """Return how many scores are computed for each visible one."""
+        """Return the number of computed scores for each visible one."""
         return float(self.computed.sum() / self.visible.sum())
 
 
 def tiles_of(
     layout: Layout, tile: int, *, causal: bool = True, documents: Sequence[int] | None = None
 ) -> Tiles:
-    """Return every tile of a layout's score matrix and what the mask makes of it.
+    """Return the tiles of a layout's score matrix, each with its kind under the mask.
 
-    `documents` are the lengths of packed documents: no token sees another document's.
+    `documents` are the lengths of packed documents: no token sees another document's tokens.
     Raises: LayoutError for a tile below 1, more than 256 tiles along a side, more than 8,192 tokens,
     or documents that do not add up to S.
     """
@@ -89,7 +89,7 @@ def owners(layout: Layout) -> np.ndarray:
 
 
 def _cuts(layout: Layout, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """The owner of every tile row, and where it begins; every rank's tiles begin anew."""
+    """Return the owner and the first token of every tile row; a tile never spans two ranks."""
     owner, bounds, begin = [], [0], 0
     for rank in range(layout.P):
         length = layout.length(rank)

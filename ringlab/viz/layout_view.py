@@ -1,4 +1,4 @@
-"""Layouts side by side: whose every token is, and which score tiles that leaves to compute.
+"""Layouts side by side: the owner of every token, and the score tiles that remain to be computed.
 
 A tile is `tile` × `tile` scores between tokens that are neighbours in local memory: queries of one
 rank, keys of another. It is skipped only if the mask hides all of it, so how a layout deals the
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours are ranks, in the strips above; so what the mask makes of a tile is told by greys.
+# In the strips above, colours are ranks; so greys show the kind of a tile under the mask.
 LOOKS: dict[int, dict[str, Any]] = {
     FULL: {"facecolor": "#AAB4BF", "edgecolor": PAPER},
     PARTIAL: {"facecolor": INK, "edgecolor": PAPER, "hatch": "////"},
@@ -61,7 +61,7 @@ def figure(
 ) -> Figure:
     """Return the layouts' tokens as strips, one below the other, and their tiles side by side.
 
-    Raises: LayoutError as `tiles_of`, and for no layout at all.
+    Raises: LayoutError as `tiles_of` does, and if there is no layout.
     """
     if not layouts:
         raise LayoutError("at least one layout", "none")
@@ -87,7 +87,7 @@ def figure(
 def draw_tokens(
     ax: Axes, layout: Layout, documents: Sequence[int] | None = None, *, first: bool = True, last: bool = True
 ) -> None:
-    """Draw the sequence as a strip: every piece in its rank's colour and with its number."""
+    """Draw the sequence as a strip: every piece in its rank's colour and with the rank's number."""
     owner = owners(layout)
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     if len(starts) > MOST_PIECES:
@@ -170,7 +170,7 @@ def describe(
 
 
 def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> Any:
-    """Return a widget: one slider for the tile, one for the ranks; the words stand below the picture."""
+    """Return a widget with a slider for the tile and one for the ranks; the words are below the picture."""
     ipywidgets = import_widgets()
 
     tile = ipywidgets.SelectionSlider(options=list(tiles), value=tiles[len(tiles) // 2], description="tile")
@@ -188,13 +188,13 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
-    """Show the player to a person; where nobody is there to move a slider, the picture at the middle tile."""
+    """Show the player if a person is there to use it, else the picture for the middle tile."""
     layouts, tile = [make(S, P) for make in NAMED.values()], tiles[len(tiles) // 2]
     show_player(lambda: player(S, P, tiles), lambda: show(figure(layouts, tile), describe(layouts, tile)))
 
 
 def _result(picture: Tiles) -> str:
-    """What the layout comes to, in three short lines."""
+    """Return a summary of the layout in three short lines."""
     kinds, load = picture.kinds, picture.computed
     return (
         f"{kinds.size - picture.count(SKIP)} of {kinds.size} tiles computed:\n"
@@ -228,7 +228,7 @@ def _draw_documents(ax: Axes, layout: Layout, documents: Sequence[int] | None, n
 
 
 def _plate() -> dict[str, Any]:
-    """Text on a plate, over a strip whose pieces are too thin to be told apart."""
+    """Return the style of text on a plate, over a strip whose pieces are too thin to be distinguished."""
     plate = {"facecolor": PAPER, "edgecolor": QUIET, "boxstyle": "round,pad=0.25", "linewidth": 0.8}
     return {"ha": "center", "va": "center", "fontsize": 8, "color": INK, "bbox": plate}
 

@@ -1,4 +1,4 @@
-"""Profiler lanes: what each rank computes, what it copies, and which part of the copying has nothing beside it."""
+"""Profiler lanes: the computations of each rank, its copies, and the copies during which it does not compute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Runs = Mapping[str, Sequence[Span]]
 
 
 def ranks_of(spans: Sequence[Span]) -> list[int]:
-    """Return the ranks that have spans. Raises: CommError where there is none."""
+    """Return the ranks that have spans, ascending. Raises: CommError if there are none."""
     found = sorted({span.rank for span in spans})
     if not found:
         raise CommError("a profile with spans", "none", "profile the run itself, on every rank")
@@ -42,7 +42,7 @@ def ranks_of(spans: Sequence[Span]) -> list[int]:
 
 
 def figure(runs: Runs, rank: int | None = None) -> Figure:
-    """Return the lanes of all runs on one time axis, a run below the other; `rank`: of that one only.
+    """Return the lanes of all runs on one time axis, one run below the other; `rank` selects a single rank.
 
     Raises: CommError for a run without spans, or a rank that is not in it.
     """
@@ -61,7 +61,7 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
 
 
 def describe(runs: Runs, rank: int | None = None) -> str:
-    """Return the picture in words."""
+    """Return the picture in words. Raises: CommError for a run without spans, or a rank that is not in it."""
     told = []
     for name, spans in runs.items():
         scale, unit = time_unit(duration(spans))
@@ -98,7 +98,7 @@ def player(runs: Runs) -> Any:
 
 
 def play(runs: Runs) -> None:
-    """Show the player to a person; all ranks' lanes where nobody is there to choose one."""
+    """Show the player if a person is there to use it, else the lanes of all ranks."""
     show_player(lambda: player(runs), lambda: show(figure(runs), describe(runs)))
 
 

@@ -1,6 +1,6 @@
-"""How every figure of the course looks, and how it reaches the notebook with a text for those who cannot see it.
+"""The style of every figure of the course, and its display in a notebook, with a text for readers who cannot see it.
 
-A figure inside a widget: an <img> that carries its words and shows them below it too.
+Inside a widget, a figure is an <img> that carries its words and shows them below it too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
     "#BBBBBB",
 )
 PALETTE = (ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY)
-"""Okabe and Ito's colours: told apart with every common kind of colour blindness. Rank r takes r mod 8."""
+"""Okabe and Ito's colours, distinguishable with every common kind of colour blindness. Rank r takes r mod 8."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
-"""A second sign beside colour, for print and for those who see none."""
+"""A second sign beside colour, for print and for readers who see no colour."""
 WIDE, SQUARE, TALL = (8.0, 3.6), (5.4, 5.2), (8.0, 6.0)
 """Sizes in inches."""
 DPI = 110
@@ -94,7 +94,7 @@ def new_figure(size: tuple[float, float] = WIDE) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG that names no software and no time."""
+    """Return the figure as a PNG without metadata of software and time."""
     buffer = io.BytesIO()
     with styled():
         figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
@@ -102,7 +102,7 @@ def png(figure: Figure) -> bytes:
 
 
 def image(figure: Figure, alt: str) -> dict[str, str]:
-    """Return what is displayed of a figure to a person: JupyterLab leaves an image output's alt out, an element keeps it."""
+    """Return the display data of a figure: an HTML element, since JupyterLab drops the alt text of an image output."""
     data = base64.b64encode(png(figure)).decode()
     element = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
     return {"text/html": element, "text/plain": alt}
@@ -129,7 +129,7 @@ def show(figure: Figure, alt: str) -> None:
 def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
     """Return the figure as an HTML image; `words` is its alternative text and its caption.
 
-    It shrinks to the room there is; `widest` is the CSS width that it never exceeds.
+    It shrinks to the available width; `widest` is the CSS width that it never exceeds.
     """
     data, safe = base64.b64encode(png(figure)).decode("ascii"), html.escape(words)
     image = f'<img alt="{safe}" src="data:image/png;base64,{data}" style="max-width: min({widest}, 100%)">'

@@ -1,13 +1,12 @@
-"""A rank's transport inside a worker: every message goes to the judge, which is the network.
+"""A rank's transport inside a worker: every message goes to the judge, who is the network.
 
-The judge sees what a rank sends, when it waits and what it holds afterwards. Only the worker reports that it computes
-between two messages: `compute` tells the judge when it begins and ends, and its result shows in the values alone.
-`Channel` is the worker's end of the socket to the judge.
+What a rank sends, when it waits and what it then holds, the judge sees. That it computes between two of
+these, and that real work is done there, only the worker says: `compute` tells the judge when it begins
+and ends, and what comes out of it shows in the values alone.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,43 +14,7 @@ from torch import Tensor
 
 from ringlab.comm.protocol import Comm, Work
 from ringlab.errors import CommError, MismatchError, PeerDiedError, WorldSizeError
-from ringlab_course.judge.protocol import Frame, FrameReader, pack
-
-
-class Abort(BaseException):
-    """The judge has ended this call; no BaseException of the learner's, so that `except Exception` lets it by."""
-
-
-class Channel:
-    """Sends and receives frames."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.socket = socket.socket(fileno=descriptor)
-        self.reader = FrameReader(from_judge=True)
-        self.frames: list[Frame] = []
-        self.call = 0
-
-    def send(self, kind: str, value: Any = None, **fields: Any) -> None:
-        """Send one frame, marked with the number of the call under way."""
-        for part in pack(Frame(kind, {"call": self.call, **fields}, value)):
-            self.socket.sendall(part)
-
-    def receive(self) -> Frame:
-        """Return the next frame; the end of the judge is the end of the worker."""
-        while not self.frames:
-            data = self.socket.recv(1 << 20)
-            if not data:
-                raise SystemExit
-            self.frames += self.reader.feed(data)
-        return self.frames.pop(0)
-
-    def expect(self, kind: str) -> Frame:
-        """Return the next frame, which is of `kind` or ends the call."""
-        frame = self.receive()
-        if frame.kind != kind:
-            raise Abort
-        return frame
-
+from ringlab_course.judge.channel import Abort, Channel
 
 T = TypeVar("T")
 

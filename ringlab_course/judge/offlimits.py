@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import isfunction
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import ringlab
@@ -127,10 +127,13 @@ def _hidden_below(limits: OffLimits, folder: Path, package: str) -> Iterator[Pat
 def makers_of_layouts() -> tuple[str, ...]:
     """Return the dotted names of the functions that make layouts, and of the table that leads to them."""
     functions = [each for each in (*vars(layout).values(), *layout.LAYOUTS.values()) if isfunction(each)]
-    makers = {
-        f"{f.__module__}.{f.__name__}" for f in functions if f.__annotations__.get("return") == "Layout"
-    }
+    makers = {f"{f.__module__}.{f.__name__}" for f in functions if _returns_a_layout(f)}
     return (*sorted(name for name in makers if "._" not in name), f"{layout.__name__}.LAYOUTS")
+
+
+def _returns_a_layout(function: FunctionType) -> bool:
+    stated = function.__annotations__.get("return")
+    return stated is layout.Layout or str(stated).rpartition(".")[2] == "Layout"
 
 
 def is_ours(module: str) -> bool:

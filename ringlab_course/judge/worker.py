@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 from ringlab.errors import OffLimitsError
-from ringlab_course.judge.judge_comm import Abort, Channel
+from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs

@@ -34,8 +34,7 @@ from ringlab.viz import lanes
 from ringlab.bench.profile import recorded
 from ringlab.blocks import get_block
 from ringlab.cost import hardware, sizes
-from ringlab.cost import simulate
-from ringlab.cost.simulate import simulate
+from ringlab.cost.simulate import Network, simulate
 from ringlab.checkout import find_checkout
 from ringlab_course import compare, predict
 from ringlab_course.lab import l1, preflight, result, start
@@ -337,7 +336,7 @@ predict(
 
 
 # %%
-class SlowLink(simulate.Network):
+class SlowLink(Network):
     """A tenth of the rate from rank 1 to rank 2."""
 
     def bytes_per_s(self, source, to):

@@ -37,6 +37,8 @@ LINES = (
     "from ringlab.comm.faulty import Fault",
     "from ringlab.comm.strict import Strict",
     "from ringlab.comm.virtual import Costs",
+    "from ringlab.cost import network",
+    "from ringlab.cost.overlap import block_s, hop_s, least_tokens_hidden",
     "from ringlab.course import builder, check, compare, corpus, hint, needs_extra, needs_triton, predict, progress",
     "from ringlab.course.capstone import beside, conform",
     "from ringlab.course.clinic import suite",

@@ -1,4 +1,4 @@
-"""The block backend `triton`: what it supports, and its steps and tiles on the kernels of this package."""
+"""The block backend `triton`: the tensors that it supports, and its steps and tiles on the kernels of this package."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TritonBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return what these rows and keys add to (dq, dk, dv).
+        """Return the contribution of these rows and keys to (dq, dk, dv).
 
         Raises: ShapeError for a causal tile with more keys than rows.
         """
@@ -122,7 +122,7 @@ def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
 
 
 def _unfit_device(device: torch.device) -> str | None:
-    """Return why kernels cannot run on `device`, None if they can."""
+    """Return the reason why kernels cannot run on `device`, or None if they can."""
     if device.type == "cpu":
         return None if interpreting() else _NO_INTERPRETER
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The child process of `offline`: reads jobs from stdin, one JSON object a line, and answers on stdout.
+"""The child process of `offline`: it reads jobs from stdin, one JSON object a line, and answers on stdout.
 
 Works with Triton 3.6 to 3.9; calls `triton.compile` with a signature instead of tensors.
 

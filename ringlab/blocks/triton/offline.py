@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a job; if compilation failed, `error` says why and the figures are 0.
+    """The result of a job; if compilation failed, `error` gives the reason and the figures are 0.
 
     registers: of a thread. spill_bytes: stored to memory by a thread for lack of registers (ptxas -v). shared_bytes: of a
     program. tensor_core: the matrix instructions in use, "mma.sync", "wgmma" or "tcgen05", joined by " + " if there are

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 Operation = Callable[..., Any]
 
 
-def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+def _widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Return the numbers with these bfloat16 bits; a bfloat16 is the upper half of a float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
+def _narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Return the bits of the nearest bfloat16 of each number, ties to even; NaN becomes 0x7FC0, as in torch.
 
     The float32 bits are rounded as integers: a carry runs from the mantissa into the exponent, and from the largest
@@ -35,7 +35,7 @@ def narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
 
 
-def fma(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any]) -> NDArray[np.float64]:
+def _fused(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any]) -> NDArray[np.float64]:
     """Return x·y + z of numbers of at most 32 bits, to be rounded once more to their own dtype.
 
     The product is exact in float64. The sum is rounded to odd: an inexact one becomes the neighbour with an odd last
@@ -58,7 +58,7 @@ def _widened(interpreter: ModuleType, handle: Any) -> Any:
     """Return the handle in float32 if it holds bfloat16, else unchanged."""
     if not _is_bfloat16(interpreter, handle):
         return handle
-    return interpreter.TensorHandle(widen(handle.data), interpreter.tl.float32)
+    return interpreter.TensorHandle(_widen(handle.data), interpreter.tl.float32)
 
 
 def _cast(interpreter: ModuleType, original: Operation) -> Operation:
@@ -71,7 +71,7 @@ def _cast(interpreter: ModuleType, original: Operation) -> Operation:
             return src
         src = _widened(interpreter, src)
         if target == tl.bfloat16:
-            return interpreter.TensorHandle(narrow(src.data), target)
+            return interpreter.TensorHandle(_narrow(src.data), target)
         return original(self, src, dst_type) if src.dtype.scalar != target else src
 
     return cast_impl
@@ -84,7 +84,7 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, lhs, rhs):
             out = op(_widened(interpreter, lhs).data, _widened(interpreter, rhs).data)
-            return handle(out, tl.int1) if out.dtype == np.bool_ else handle(narrow(out), tl.bfloat16)
+            return handle(out, tl.int1) if out.dtype == np.bool_ else handle(_narrow(out), tl.bfloat16)
         result = original(self, lhs, rhs, op)
         return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
 
@@ -92,11 +92,11 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _unary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on one bfloat16 number; before Triton 3.8 the only one was |x|, which is right."""
+    """Return operations on one bfloat16 number; before Triton 3.8 the only one was |x|, which is correct."""
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, arg):
-            return interpreter.TensorHandle(narrow(op(widen(arg.data))), arg.dtype.scalar)
+            return interpreter.TensorHandle(_narrow(op(_widen(arg.data))), arg.dtype.scalar)
         return original(self, arg, op)
 
     return unary_op
@@ -118,10 +118,10 @@ def _fma(interpreter: ModuleType, original: Operation) -> Operation:
         kind = z.dtype.scalar
         if kind == interpreter.tl.float64 or not kind.is_floating():
             return original(self, x, y, z)
-        total = fma(*(_widened(interpreter, each).data for each in (x, y, z)))
+        total = _fused(*(_widened(interpreter, each).data for each in (x, y, z)))
         if kind != interpreter.tl.bfloat16:
             return interpreter.TensorHandle(total.astype(z.data.dtype), kind)
-        return interpreter.TensorHandle(narrow(_odd_single(total)), kind)
+        return interpreter.TensorHandle(_narrow(_odd_single(total)), kind)
 
     return create_fma
 

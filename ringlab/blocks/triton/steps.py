@@ -172,7 +172,7 @@ class TritonBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return what these rows add to the gradients of the next block, in float32: one for all keys, or none.
+        """Return the contribution of these rows to the gradients of the next block, in float32: one for all keys, or none.
 
         rules: those of the forward.
         Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -33,6 +33,7 @@ UNKNOWN = np.nan
 Ranks: TypeAlias = Int[np.ndarray, " pairs"]
 
 
+@runtime_checkable
 class Links(Protocol):
     """A network: the properties of the link between each pair of ranks, given as two arrays."""
 

@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from ringlab.comm.processes.parts import Move
-from ringlab.comm.protocol import AnyTensor, Tensors
+from ringlab.comm.protocol import AnyTensor, Bytes, Tensors
 from ringlab.errors import MismatchError
 
 _PATIENCE = 2.0  # seconds for a lane to end, at the end
@@ -103,12 +101,12 @@ class _Job(Move):
             raise self.error
 
 
-def as_bytes(tensor: AnyTensor) -> UInt8[Tensor, " bytes"]:
+def as_bytes(tensor: AnyTensor) -> Bytes:
     """Return the memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def copy(source: UInt8[Tensor, " bytes"], into: UInt8[Tensor, " bytes"]) -> None:
+def copy(source: Bytes, into: Bytes) -> None:
     """Copy bytes; on the CPU with this thread alone, because torch's threads would take the program's cores."""
     if source.device.type == into.device.type == "cpu":
         np.copyto(into.numpy(), source.numpy())

@@ -15,14 +15,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from jaxtyping import UInt8
 from torch import Tensor
 
 from ringlab.comm.processes.background import Lane, as_bytes
 from ringlab.comm.processes.carriers import Carrier
 from ringlab.comm.processes.parts import Expected, Message, announced_bytes
 from ringlab.comm.processes.windows import FREE, FULL, Window
-from ringlab.comm.protocol import Tensors
+from ringlab.comm.protocol import Bytes, Tensors
 from ringlab.errors import CommError, MismatchError
 
 _SLOTS = 2
@@ -168,7 +167,7 @@ class Windows(Carrier):
             self._block.wait(peer, FREE)
 
 
-def pieces(tensors: Tensors, nbytes: int) -> Iterator[list[UInt8[Tensor, " _"]]]:
+def pieces(tensors: Tensors, nbytes: int) -> Iterator[list[Bytes]]:
     """Yield the memory of contiguous `tensors` in pieces of `nbytes`, each a list of parts; the last may be shorter."""
     piece: list[Tensor] = []
     room = nbytes

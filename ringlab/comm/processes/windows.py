@@ -18,10 +18,10 @@ from typing import IO
 
 import torch
 import torch.distributed as dist
-from jaxtyping import UInt8
 from torch import Tensor
 
 from ringlab.comm.processes.background import copy
+from ringlab.comm.protocol import Bytes
 from ringlab.errors import CommError
 
 FULL, FREE = 0, 2
@@ -47,16 +47,16 @@ class Window(ABC):
         self._sent: dict[tuple[int, int], dist.Work] = {}
 
     @abstractmethod
-    def view(self, owner: int, start: int, nbytes: int) -> UInt8[Tensor, " nbytes"]:
+    def view(self, owner: int, start: int, nbytes: int) -> Bytes:
         """Return `nbytes` bytes of the memory of rank `owner`, from `start` on."""
 
-    def put(self, rank: int, start: int, parts: list[UInt8[Tensor, " _"]]) -> None:
+    def put(self, rank: int, start: int, parts: list[Bytes]) -> None:
         """Write `parts` one after the other into this rank's own memory, from `start` on."""
         for part in filter(len, parts):
             copy(part, self.view(rank, start, len(part)))
             start += len(part)
 
-    def get(self, owner: int, start: int, parts: list[UInt8[Tensor, " _"]]) -> None:
+    def get(self, owner: int, start: int, parts: list[Bytes]) -> None:
         """Fill `parts` one after the other from the memory of `owner`, from `start` on."""
         for part in filter(len, parts):
             copy(self.view(owner, start, len(part)), part)

@@ -18,7 +18,7 @@ SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
 class Mutant:
     """A fault, the part of the ring that it is in, and the check that must find it.
 
-    hunks: edits of the plain ring, as `ringlab.edits` has them.
+    hunks: edits of the plain ring, in the form of `ringlab.edits`.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
     "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
     """
@@ -39,12 +39,12 @@ class Mutant:
         source, name = self.source(), f"ringlab_mutant_{self.name}"
         module = ModuleType(name)
         linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
-        sys.modules[name] = module  # dataclasses look their module up
+        sys.modules[name] = module  # dataclasses look up their module
         exec(compile(source, f"<{name}>", "exec"), module.__dict__)
         return module
 
     def target(self) -> Target:
-        """Return the wrong ring as a target that claims what the plain ring claims."""
+        """Return the wrong ring as a target with the plain ring's claims."""
         target = Target(self.module().attend, name=self.name)
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
 

@@ -38,12 +38,16 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in _TABLE}
 
 
 def peer(name: str) -> Peer:
-    """Return the peer called `name`. Raises: BackendError for a name that is none."""
+    """Return the peer called `name`. Raises: BackendError for an unknown name."""
     if name not in PEERS:
         raise BackendError(f"a peer among {', '.join(PEERS)}", repr(name))
     return PEERS[name]
 
 
 def target(name: str) -> Target:
-    """Return the peer called `name` as a target. Raises: BackendError where it is unknown, or cannot be made."""
+    """Return the peer called `name` as a target. Raises: BackendError if it is unknown or cannot be made.
+
+    >>> target("torch-context-parallel").over
+    'torch.distributed'
+    """
     return peer(name).target()

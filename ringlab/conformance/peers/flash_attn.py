@@ -30,7 +30,7 @@ CONTRACT = "2.7.4"
 
 
 class Kernel(Enum):
-    """How blocks are computed: plainly, or by torch's flash operator for CPUs where the mask allows it."""
+    """How blocks are computed: plainly, or by torch's flash operator for CPUs if the mask allows it."""
 
     DENSE = "dense"
     OPERATOR = "operator"
@@ -165,7 +165,7 @@ def _absent(*_: Any, **__: Any) -> Any:
 
 @contextmanager
 def in_place_of_flash_attn() -> Iterator[None]:
-    """While packages are imported, `import flash_attn` gives the stand-in; an installed one is left alone afterwards."""
+    """Replace `flash_attn` by the stand-in while packages are imported; an installed one is restored afterwards."""
     package, interface = ModuleType("flash_attn"), ModuleType("flash_attn.flash_attn_interface")
     package.__path__ = []
     package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)

@@ -1,4 +1,4 @@
-"""A known package of ring attention as a target: where it comes from, and whose kernel computes its blocks."""
+"""A known package of ring attention as a target: its origin, and the kernel that computes its blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STAND_IN = "a stand-in for flash-attn's, in float32 on the CPU"
 
 @dataclass(frozen=True)
 class Peer:
-    """One function of a package that others publish.
+    """One function of a published package.
 
     package, pinned: its name on PyPI, and the version that the extra [peers] installs; "" where ringlab
-    needs the package anyhow. make: imports it and returns the target. kernel: what computes a block.
-    without: why it cannot be made on this machine, None if it can.
+    needs the package anyhow. make: imports it and returns the target. kernel: the code that computes a block.
+    without: returns the reason why it cannot run on this machine, None if it can.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """Return the installed version. Raises: BackendError where the package is not installed."""
+        """Return the installed version. Raises: BackendError if the package is not installed."""
         try:
             return importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:
@@ -44,11 +44,11 @@ class Peer:
 
     @property
     def about(self) -> str:
-        """Return package, version and kernel in words, for a report. Raises: BackendError."""
+        """Return package, version and kernel in words, for a report. Raises: as `version`."""
         return f"{self.package} {self.version} ({self.name}; kernel: {self.kernel})"
 
     def target(self) -> Target:
-        """Return the target, named after package and version. Raises: BackendError where it cannot be made."""
+        """Return the target, named after package and version. Raises: BackendError if it cannot be made."""
         about, obstacle = self.about, self.without()
         if obstacle is not None:
             raise obstacle

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.conformance.target import Target
@@ -18,7 +19,7 @@ RANKS = (2, 3, 4, 8)
 
 
 def make() -> Target:
-    """Return the target. Raises: ImportError."""
+    """Return the target. Raises: ImportError if the package is not installed."""
     module = importlib.import_module("ring_attention_pytorch.ring_flash_attention")
     return Target(
         attend_with(module.ring_flash_attn), over="torch.distributed", layouts=("contiguous", "striped"),
@@ -26,7 +27,9 @@ def make() -> Target:
     )  # fmt: skip
 
 
-def attend_with(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def attend_with(
+    function: Callable[..., Float[Tensor, "B L H D"]],
+) -> Callable[..., Float[Tensor, "B L H D"]]:
     """Return attention on this rank's shards by the package's `function`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, layout: Any, world_size: int) -> Tensor:
@@ -43,6 +46,6 @@ def attend_with(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend
 
 
-def reordered(x: Tensor, inner: int) -> Tensor:
-    """Return (B, L, H, D) with head a·inner + b at b·(H / inner) + a."""
+def reordered(x: Float[Tensor, "B L H D"], inner: int) -> Float[Tensor, "B L H D"]:
+    """Return `x` with head a·inner + b at b·(H / inner) + a."""
     return x.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2, 3)

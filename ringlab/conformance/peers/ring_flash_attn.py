@@ -25,22 +25,22 @@ DTYPES = ("float16", "bfloat16")
 
 
 def contiguous() -> Target:
-    """Return the plain ring. Raises: ImportError."""
+    """Return the plain ring. Raises: ImportError without the package."""
     return make("ring_flash_attn", "ring_flash_attn_func", "contiguous")
 
 
 def zigzag() -> Target:
-    """Return the zig-zag ring, causal only. Raises: ImportError."""
+    """Return the zig-zag ring, causal only. Raises: ImportError without the package."""
     return make("zigzag_ring_flash_attn", "zigzag_ring_flash_attn_func", "zigzag")
 
 
 def stripe() -> Target:
-    """Return the striped ring, causal only. Raises: ImportError."""
+    """Return the striped ring, causal only. Raises: ImportError without the package."""
     return make("stripe_flash_attn", "stripe_flash_attn_func", "striped")
 
 
 def make(module: str, function: str, layout: str) -> Target:
-    """Return one of the package's functions as a target. Raises: ImportError."""
+    """Return one of the package's functions as a target. Raises: ImportError without the package."""
     with in_place_of_flash_attn():
         found = importlib.import_module(f"{_bare().__name__}.{module}")
     return of(getattr(found, function), layout)
@@ -65,7 +65,7 @@ def of(function: Callable[..., Any], layout: str, **options: Any) -> Target:
 
 
 def _bare() -> ModuleType:
-    """The package with its folder but without what its `__init__` would import."""
+    """The package with its folder, but without the imports of its `__init__`."""
     if PACKAGE not in sys.modules:
         spec = importlib.util.find_spec(PACKAGE)
         if spec is None:

@@ -1,4 +1,4 @@
-"""What the quick tier finds about every peer, as one file with versions, and a page that sums it up.
+"""The quick tier's findings about every peer, as one file with versions, and a page that summarises it.
 
 `python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers.json docs/peers.md` runs what is installed
 and writes both. With names of studies after that, only these run, and the others keep what the file says of them.
@@ -42,7 +42,7 @@ studies in float32 are outside that range, and show where a package's own code r
 
 @dataclass(frozen=True)
 class Study:
-    """A peer, and the claims that are put in place of its own."""
+    """A peer, and the claims that replace its own."""
 
     name: str
     peer: str
@@ -56,7 +56,10 @@ STUDIES: dict[str, Study] = {name: Study(name, name) for name in PEERS} | {
 
 
 def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
-    """Return what was found about a peer, or why it cannot run here, ready for JSON. Raises: BackendError if it is not installed."""
+    """Return the findings about a peer, or why it cannot run here, for JSON.
+
+    Raises: BackendError if it is not installed.
+    """
     of = peer(chosen.peer)
     about = {
         "study": chosen.name, "peer": of.name, "package": of.package, "version": of.version,
@@ -101,7 +104,7 @@ def _text(one: dict[str, Any]) -> str:
 
 
 def main(file: Path, to: Path, names: Sequence[str]) -> int:
-    """Run the studies, all by default, and write their file and the page; return 1 where a package is missing."""
+    """Run the studies, all by default, and write their file and the page; return 1 if a package is missing."""
     found = read(file) if file.exists() else {}
     missing = 0
     for name in names or STUDIES:
@@ -120,7 +123,7 @@ def main(file: Path, to: Path, names: Sequence[str]) -> int:
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return what a file says of each study, by the study's name."""
+    """Return the findings of a file, by the study's name."""
     return {each["study"]: each for each in json.loads(file.read_text(encoding="utf-8"))}
 
 

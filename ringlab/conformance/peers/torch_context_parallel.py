@@ -24,7 +24,7 @@ _SEQUENCE = 2
 
 
 def make() -> Target:
-    """Return the target. Raises: BackendError where this version of torch has no such functions."""
+    """Return the target. Raises: BackendError if this version of torch has no such functions."""
     _rings()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, layout: Any, scale: float | None) -> Any:
@@ -40,7 +40,7 @@ def make() -> Target:
 def public() -> Target:
     """Return the public `context_parallel` as a target, forward only: for machines with a GPU. Raises: ImportError.
 
-    It wants a buffer to share out, and q, k and v are shards already: it gets one of zeros.
+    It requires a buffer to shard, but q, k and v are shards already, so it is given one of zeros.
     """
     experimental = importlib.import_module("torch.distributed.tensor.experimental")
 
@@ -59,7 +59,7 @@ def public() -> Target:
 
 
 def without_gpu() -> BackendError | None:
-    """Return why the public function cannot run here, None if it can."""
+    """Return the reason why the public function cannot run here, None if it can."""
     if torch.cuda.is_available():
         return None
     return BackendError(
@@ -103,7 +103,7 @@ def _backward(
 
 
 class _Attention(torch.autograd.Function):
-    """What the public function's dispatcher does: its forward, and its backward with what forward saved."""
+    """The work of the public function's dispatcher: its forward, and its backward with the saved tensors."""
 
     @staticmethod
     def forward(

@@ -19,27 +19,30 @@ from ringlab.conformance.target import Target
 
 
 def contiguous() -> Target:
-    """Return the plain ring. Raises: ImportError."""
+    """Return the plain ring. Raises: ImportError without the package."""
     return make("ring_flash_attn_func", "contiguous")
 
 
 def zigzag() -> Target:
-    """Return the zig-zag ring, causal only. Raises: ImportError."""
+    """Return the zig-zag ring, causal only. Raises: ImportError without the package."""
     return make("zigzag_ring_flash_attn_func", "zigzag")
 
 
 def stripe() -> Target:
-    """Return the striped ring, causal only. Raises: ImportError."""
+    """Return the striped ring, causal only. Raises: ImportError without the package."""
     return make("stripe_flash_attn_func", "striped")
 
 
 def make(function: str, layout: str) -> Target:
-    """Return one of the package's rings as a target. Raises: ImportError."""
+    """Return one of the package's rings as a target. Raises: ImportError without the package."""
     return ring_flash_attn.of(getattr(_package().ring, function), layout)
 
 
 def hybrid() -> Target:
-    """Return LongContextAttention on 2 × 2 ranks: all-to-all in pairs, rings across them. Raises: ImportError."""
+    """Return LongContextAttention on 2 × 2 ranks: all-to-all in pairs, rings across them.
+
+    Raises: ImportError without the package.
+    """
     package = _package()
 
     @lru_cache(maxsize=1)

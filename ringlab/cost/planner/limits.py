@@ -1,4 +1,4 @@
-"""What limits a plan: where its time is lost, and what prevents a smaller loss."""
+"""The limits of a plan: where its time is lost, and the reason why the loss is not smaller."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Limit:
 class Hidden:
     """One pass of the ring: does a hop take no longer than the block beside it?
 
-    tokens: of one rank of the ring. least_tokens: the fewest that hide a hop on the slowest link. travel_s: all hops
-    on that link. exposed_s: the part of it that ranks wait for, including the gradients' last hop.
+    tokens: of one rank of the ring. least_tokens: the fewest that hide a hop on the slowest link. travel_s:
+    all hops on that link. exposed_s: the part of it that ranks wait for, including the gradients' last hop.
     """
 
     name: str

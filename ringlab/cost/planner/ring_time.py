@@ -2,14 +2,14 @@
 
 Posting, computing and waiting follow the order of `schedules/ring.py`, and messages behave as in
 `comm/clocked/timeline.py`, so `simulate` agrees up to rounding. If all ranks compute equally long and no hop
-takes longer than a block, no rank waits and the sum is enough (`tests/cost/test_closed_form.py` has the proof).
+takes longer than a block, no rank waits and the sum is enough (`tests/cost/test_closed_form.py` proves it).
 
 Score elements by rank and step are counted tile by tile if that is quick, otherwise computed by formula.
 
-The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a causal
-square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for later
-ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all others.
-They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
+The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
+causal square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for
+later ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all
+others. They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
 tiles that hold the end of one piece and the beginning of another.
 """
 
@@ -34,9 +34,10 @@ def ring_forward_s(
 ) -> float:
     """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
-    compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from rank
-    r to r + 1 is busy with one block. latency_s: seconds until the block arrives. More than LARGEST_FOLLOWED ranks
-    that have to wait are assumed to wait for the slowest link in every step: an upper bound.
+    compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from
+    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. More than
+    LARGEST_FOLLOWED ranks that have to wait are assumed to wait for the slowest link in every step: an
+    upper bound.
     """
     P, hop = compute_s.shape[1], float((hop_s + latency_s).max())
     slowest = compute_s.max(axis=0)

@@ -1,4 +1,4 @@
-"""What to change: each suggestion is a request of its own, planned before it is made."""
+"""Suggested changes of a plan: each is a request of its own, planned before it is suggested."""
 
 from __future__ import annotations
 

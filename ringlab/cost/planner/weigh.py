@@ -38,7 +38,10 @@ class Candidate:
 
     @cached_property
     def time(self) -> StepTime | DecodeTime:
-        """Return the time of one step, all its rounds. Raises: CostError if a needed pass was not measured."""
+        """Return the time of one step, all its rounds.
+
+        Raises: CostError if a needed pass was not measured.
+        """
         if self.request.purpose == "decode":
             return decode_time(self.request, self.degrees, self.ledger)
         weights = weight_traffic(self.request, self.degrees)

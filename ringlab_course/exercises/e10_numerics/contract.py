@@ -100,7 +100,7 @@ EXERCISE = Exercise(
     stages=(ERROR, FOLD, ACCEPT, DIAGNOSE),
     may_use=(
         *("ringlab.oracle", "ringlab.merge", "ringlab.viz", ATTENTION),
-        *(f"ringlab_course.figures.{name}" for name in ("__init__", "error_curves", "error_runs")),
+        *(f"ringlab_course.figures.{name}" for name in ("__init__", "error_curves")),
         *("ringlab.conformance.__init__", "ringlab.conformance.tolerance"),
     ),
 )

@@ -18,7 +18,7 @@ from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.reports import run_stage
 from ringlab_course.judge import exchanges, network, worker
-from ringlab_course.judge.judge_comm import Channel
+from ringlab_course.judge.channel import Channel
 from ringlab_course.judge.process import Endless, WorkerProcess
 from ringlab_course.judge.protocol import FrameReader, ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session

@@ -46,7 +46,7 @@ def double(x):
     "becomes a new process that answers for it": """
 NEXT = '''
 import sys; sys.path.insert(0, sys.argv[1])
-from ringlab_course.judge.judge_comm import Channel
+from ringlab_course.judge.channel import Channel
 import numpy as np
 mine = Channel(int(sys.argv[2]))
 mine.call = int(sys.argv[3])
