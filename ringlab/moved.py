@@ -18,8 +18,9 @@ _ROOMS = {
     "wrappers": "traced faulty strict",
 }
 _FIGURES = (
-    "courier_view course_ring decision_map decision_rules error_curves kernel_access kill_matrix load_mosaic "
-    "loss_curves memory_ledger online_softmax overlap_view papers ring_step ring_view side_by_side tile_scan"
+    "courier_view course_ring decision_map decision_rules error_curves kernel_access kill_matrix layout_tiles "
+    "layout_view load_mosaic loss_curves memory_ledger online_softmax overlap_view papers profiler_lanes ring_step "
+    "ring_view side_by_side tile_scan"
 )
 MOVED = {
     "ringlab.bench.lanes": "ringlab.viz.lanes",

@@ -74,7 +74,7 @@ def forward(call: Call, q: Query, k: KeyValue, v: KeyValue) -> tuple[Query, RowS
     return out, lse
 
 
-def tile_forward(call: Call, q: Tensor, k: Tensor, v: Tensor, hidden: Hidden) -> tuple[Tensor, Tensor]:
+def tile_forward(call: Call, q: Query, k: KeyValue, v: KeyValue, hidden: Hidden) -> tuple[Query, RowState]:
     """Return (out, lse) of some rows over some keys: 0 and −inf for rows that see none of these keys."""
     scores = tile_scores(call, q, k, hidden)
     lse = torch.logsumexp(scores, dim=-1)
@@ -131,15 +131,8 @@ def backward(
 
 
 def tile_backward(
-    call: Call,
-    q: Query,
-    lse: RowState,
-    delta: RowState,
-    dout: Query,
-    k: KeyValue,
-    v: KeyValue,
-    hidden: Hidden,
-) -> tuple[Query, KeyValue, KeyValue]:
+    call: Call, q: Query, lse: RowState, delta: RowState, dout: Query, k: KeyValue, v: KeyValue, hidden: Hidden
+) -> tuple[Query, KeyValue, KeyValue]:  # fmt: skip
     """Return the contribution of some rows and keys to (dq, dk, dv); lse and delta are over all keys."""
     dtype, heads = lse.dtype, k.shape[1]
     weights = torch.exp(tile_scores(call, q, k, hidden) - safe(lse)[..., None])

@@ -105,8 +105,8 @@ def _in_labs() -> bool:
 
 
 def _drawn() -> bool:
-    from ringlab.viz.layout_tiles import LAYOUTS
     from ringlab_course.figures import ring_step
+    from ringlab_course.figures.layout_tiles import LAYOUTS
 
     return NAME in LAYOUTS and NAME in ring_step.LAYOUTS
 

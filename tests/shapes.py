@@ -3,8 +3,6 @@
 conftest.py installs `checked` through jaxtyping's import hook. Functions without a shape in their
 annotations are left to mypy. The front doors are left alone too: users call them, so for a wrong
 shape they owe an error of ringlab's own, which the check would pre-empt.
-
-A block that knows no soft caps and no dropout, as somebody's own may be.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from typing import Any, get_args
 
 from beartype import beartype
 from jaxtyping import AbstractArray
-
-from ringlab.blocks.native import Native
 
 FRONT_DOORS = {
     "ringlab.attention.ring_attention",
@@ -70,8 +66,3 @@ def _holds_array(hint: Any) -> bool:
     if inspect.isclass(hint) and issubclass(hint, AbstractArray):
         return True
     return any(map(_holds_array, get_args(hint)))
-
-
-class Plain(Native):
-    name = "plain"
-    supported_rules: frozenset[str] = frozenset()

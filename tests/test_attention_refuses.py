@@ -29,7 +29,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
-from tests.shapes import Plain
+from tests.plain_block import Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]

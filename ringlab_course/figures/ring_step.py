@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ringlab.layout import Layout
 from ringlab.viz.frontend import import_widgets
-from ringlab.viz.layout_tiles import LAYOUTS
+from ringlab_course.figures.layout_tiles import LAYOUTS
 
 if TYPE_CHECKING:
     from ipywidgets import Widget

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from ringlab.errors import CourseError
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.gradebook.entry import Entry
-from ringlab_course.gradebook.plots import formula
+from ringlab_course.gradebook.formulas import formula
 from ringlab_course.notebook.checks import RUNGS
 
 TEXT, NAME = 4000, 80

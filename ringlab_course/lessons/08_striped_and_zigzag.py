@@ -29,9 +29,10 @@ from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab_course import compare, corpus, predict
 from ringlab.plan import tiles
-from ringlab.viz import gantt, layout_view
+from ringlab.viz import gantt
+from ringlab_course.figures import layout_view
 from ringlab_course.figures import load_mosaic
-from ringlab.viz.layout_tiles import PARTIAL, SKIP, tiles_of
+from ringlab_course.figures.layout_tiles import PARTIAL, SKIP, tiles_of
 from ringlab.viz.style import BLUE, INK, ORANGE, WIDE, new_figure, show, styled
 
 # %% [markdown]

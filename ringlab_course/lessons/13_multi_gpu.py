@@ -39,7 +39,8 @@ from ringlab.checkout import find_checkout
 from ringlab_course import compare, predict
 from ringlab_course.lab import l1, preflight, result, start
 from ringlab.merge import Partial, merge
-from ringlab.viz import profiler_lanes, style
+from ringlab.viz import style
+from ringlab_course.figures import profiler_lanes
 
 # %%
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ringlab.conformance import checks, evidence, matrix_page
-from ringlab.conformance.matrix_page import MEASURES, Row
+from ringlab.conformance import checks
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.own import ring
 from ringlab.conformance.runner import Finding, Report, check
+from tools.conformance import evidence, matrix_page
+from tools.conformance.matrix_page import MEASURES, Row
 
 
 def report(*failed: str) -> Report:
@@ -104,7 +105,7 @@ def test_how_close_a_right_ring_comes_is_read_from_the_evidence() -> None:
 CHECKOUT = Path(__file__).resolve().parents[2]
 MATRIX = CHECKOUT / "docs" / "conformance-matrix.md"
 SEEDS = CHECKOUT / "benchmarks" / "results" / "conformance" / "seeds.json"
-AGAIN = "python -m ringlab.conformance.evidence"
+AGAIN = "python -m tools.conformance.evidence"
 
 
 def test_the_committed_matrix_has_every_wrong_ring_found_by_its_check() -> None:

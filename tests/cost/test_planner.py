@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-import ringlab.cost.planner.ledger as measured
+import ringlab.cost.planner.measured as measured
 from ringlab.cost.hardware import Link, MeasuredBlock, hardware
 from ringlab.cost.models import model
 from ringlab.cost.planner import Plan, Request, plan

@@ -21,7 +21,8 @@ from ringlab_course.exercises.e07_causal_imbalance import makespan as e07_makesp
 from ringlab_course.exercises.e07_causal_imbalance import relation as e07_relation
 from ringlab_course.exercises.e07_causal_imbalance import ring as e07_ring
 from ringlab_course.exercises.e07_causal_imbalance import work as e07_work
-from ringlab_course.exercises.e07_causal_imbalance.makespan import (
+from ringlab_course.exercises.e07_causal_imbalance.relation import canonical, drawn, mask
+from ringlab_course.exercises.e07_causal_imbalance.work import (
     by_hand,
     cut,
     positions_of,
@@ -29,7 +30,6 @@ from ringlab_course.exercises.e07_causal_imbalance.makespan import (
     shuffled,
     token_fold,
 )
-from ringlab_course.exercises.e07_causal_imbalance.relation import canonical, drawn, mask
 from ringlab_course.judge import grade
 from tests.course.submissions_of import namespace, submission, submissions
 

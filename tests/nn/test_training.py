@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, launch
-from ringlab.bench.loss_curves import ALONE, RECIPE, RINGS, curves, differences
 from ringlab.errors import BackendError, DeviceError, LayoutError, MaskError, TrainingError
 from ringlab.nn import Degrees, Recipe, text, train
 from ringlab.nn import training as module
 from ringlab.nn.text import library
+from tools.loss_curves import ALONE, RECIPE, RINGS, curves, differences
 
 FIGURE = json.loads(
     (Path(__file__).parents[2] / "benchmarks/results/nn/loss-curves.json").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 
 from ringlab.comm.trace import Compute, Trace
 from ringlab.layout import contiguous, zigzag
-from ringlab.viz import frontend, gantt, layout_view
-from ringlab_course.figures import decision_map, load_mosaic, overlap_view
+from ringlab.viz import frontend, gantt
+from ringlab_course.figures import decision_map, layout_view, load_mosaic, overlap_view
 
 ipywidgets = pytest.importorskip("ipywidgets")
 

@@ -115,7 +115,7 @@ def _training(results: Path) -> Iterator[str]:
     recipe = measured["recipe"]
     yield "## Training"
     yield (
-        f"Loss curves of {recipe['steps']} steps in float32 (`python -m ringlab.bench.loss_curves FILE`): the largest relative "
+        f"Loss curves of {recipe['steps']} steps in float32 (`python -m tools.loss_curves FILE`): the largest relative "
         f"difference to one process. The text: {measured['text']['name']}."
     )
     rows = [(name, f"{value:.1e}") for name, value in measured["largest_relative_difference"].items()]

@@ -10,7 +10,7 @@ from ringlab_course.checking.contract import Exercise
 
 from . import misconceptions, moving_ring
 from .links import escape, table, toctree
-from .stage import stage_anchor
+from .notebooks import stage_anchor
 
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")

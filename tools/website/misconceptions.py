@@ -13,7 +13,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import found_by
 
 from .links import escape, slug, toctree
-from .stage import stage_anchor
+from .notebooks import stage_anchor
 
 _INTRO = """\
 # Misconceptions

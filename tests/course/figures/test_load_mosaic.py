@@ -12,9 +12,9 @@ from ringlab.cost.flops import layout_work
 from ringlab.errors import CostError, LayoutError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.plan import work
-from ringlab.viz.layout_tiles import LAYOUTS, tiles_of
 from ringlab.viz.style import png
 from ringlab_course.figures import load_mosaic
+from ringlab_course.figures.layout_tiles import LAYOUTS, tiles_of
 from ringlab_course.figures.load_mosaic import mosaic
 from tests.viz.test_style import illegible
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.gradebook.formulas import formula
 from ringlab_course.gradebook.pages import page_name, write_pages
-from ringlab_course.gradebook.plots import formula
 from ringlab_course.gradebook.readable import duration, legible, name, prose
 from tests.course.gradebook.page_checks import Page
 from tests.course.gradebook.sample_class import WRONG, a_class, entry, saying

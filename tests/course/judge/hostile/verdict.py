@@ -55,7 +55,7 @@ def double(x):
     return x
 """,
     "rewrites the worker": """
-import ringlab_course.judge.judge_comm as frames, ringlab_course.judge.protocol as protocol
+import ringlab_course.judge.channel as frames, ringlab_course.judge.protocol as protocol
 def double(x):
     protocol.pack = frames.pack = lambda frame: [b"passed"]
     return x

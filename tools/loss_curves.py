@@ -1,4 +1,4 @@
-"""Loss curves of the same training on one process and over rings: `python -m ringlab.bench.loss_curves FILE`."""
+"""Loss curves of the same training on one process and over rings: `python -m tools.loss_curves FILE`."""
 
 from __future__ import annotations
 

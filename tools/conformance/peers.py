@@ -1,6 +1,6 @@
 """The quick tier's findings about every peer, as one file with versions, and a page that summarises it.
 
-`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers.json docs/peers.md` runs what is installed
+`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` runs what is installed
 and writes both. With names of studies after that, only these run, and the others keep what the file says of them.
 """
 
@@ -28,7 +28,7 @@ ASKED = tuple(each.name for each in CHECKS if each.tier == "quick" and each not 
 HEAD = """\
 # What the suite finds about known packages
 
-`python -m ringlab.conformance.peers.study benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
+`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
 file, which holds the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
 processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
 depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about

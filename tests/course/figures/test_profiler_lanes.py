@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringlab.errors import CommError
-from ringlab.viz import profiler_lanes
 from ringlab.viz.lanes import Span
+from ringlab_course.figures import profiler_lanes
 
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),

@@ -15,7 +15,6 @@ import numpy as np
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -30,6 +29,7 @@ from ringlab.viz.style import (
     show,
     styled,
 )
+from ringlab_course.figures.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from matplotlib.colors import to_hex
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.plan import work
-from ringlab.viz import layout_view
-from ringlab.viz.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from ringlab.viz.style import rank_colour
+from ringlab_course.figures import layout_view
+from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from tests.viz.test_style import illegible
 
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))

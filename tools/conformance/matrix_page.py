@@ -28,7 +28,7 @@ _LOOSE = ("falls to both", "passes the first", "passes both")
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
 
-`python -m ringlab.conformance.evidence matrix docs/conformance-matrix.md` writes this page in some minutes. A test compares
+`python -m tools.conformance.evidence matrix docs/conformance-matrix.md` writes this page in some minutes. A test compares
 it with the wrong rings and the checks named for them. Every wrong ring is the plain ring of `ringlab.plain_ring`, changed in
 one to four places, and claims what that one claims. The plain ring itself passes all checks.
 """

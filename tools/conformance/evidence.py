@@ -1,6 +1,6 @@
 """The strength of the suite, in figures: which check finds which wrong ring, and how many seeds right ones pass.
 
-`python -m ringlab.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds.
+`python -m tools.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds.
 Names after the file (`… matrix FILE no_scale no_mask`) make those rows anew and keep the others that FILE has.
 """
 
@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.conformance import checks, matrix_page
-from ringlab.conformance.matrix_page import Row
+from ringlab.conformance import checks
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.runner import Finding, check
 from ringlab.conformance.runs import Run, expected
 from ringlab.conformance.target import Target
+from tools.conformance import matrix_page
+from tools.conformance.matrix_page import Row
 
 SEEDS = 50
 RIGHT = ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend")
@@ -85,7 +86,7 @@ def row(target: Target) -> Row:
 
 def fingerprint() -> str:
     """Return 16 hexadecimal digits that change with the code of the checks, but not with docstrings or formatting."""
-    here, digest = Path(__file__).parent, hashlib.sha256()
+    here, digest = Path(checks.__file__).parent, hashlib.sha256()
     for name in DECIDING:
         tree = ast.parse((here / f"{name}.py").read_text(encoding="utf-8"))
         digest.update(ast.dump(_without_docstrings(tree)).encode())

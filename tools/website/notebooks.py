@@ -1,0 +1,86 @@
+"""Lessons as they were run, and exercises as skeletons, ready to be read as pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from ringlab_course.builder.sources import Target, prepare
+
+from .links import slug
+
+_HEADING = re.compile(r"^## ", re.MULTILINE)
+_RUN_IT = """\
+:::{{admonition}} Read it here, or run it
+:class: tip
+What the cells print and draw below was recorded. Where a picture moves or a prediction is asked for, a still stands
+here. To play them, and to predict before you see: `make lab`, then open `{path}`.{exercise}
+:::"""
+
+
+def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
+    """Return the lesson with the outputs it has in the checkout; `exercise` is the slug of its exercise."""
+    notebook = nbformat.read(target.path, as_version=4)
+    for cell in notebook.cells:
+        _describe_pictures(cell, target.path)
+    then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
+    text = _RUN_IT.format(path=f"notebooks/{target.path.name}", exercise=then)
+    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(text))
+    return notebook
+
+
+def exercise_page(target: Target, root: Path) -> NotebookNode:
+    """Return the skeleton, made from the source: what a learner wrote into `exercises/` is never published."""
+    notebook = prepare(target, root)
+    heading: Any = None
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and _HEADING.search(cell.source):
+            heading = cell
+        if stage := cell.metadata.get("grade"):
+            anchor = f"({stage_anchor(stage)})=\n"
+            if heading is None:
+                cell_before = nbformat.v4.new_markdown_cell(anchor + f"## {stage}")
+                notebook.cells.insert(notebook.cells.index(cell), cell_before)
+            else:
+                heading.source = _HEADING.sub(anchor + "## ", heading.source, count=1)
+            heading = None
+    return notebook
+
+
+def stage_anchor(stage_id: str) -> str:
+    """Return where a stage begins on the page of its exercise."""
+    return slug("stage", stage_id)
+
+
+def title(notebook: NotebookNode) -> str:
+    """Return the heading of a notebook."""
+    found = re.search(r"^# (.+)$", notebook.cells[0].source, re.MULTILINE)
+    if found is None:
+        raise ValueError("needed: a notebook that begins with a heading")
+    return found[1]
+
+
+def _describe_pictures(cell: Any, path: Path) -> None:
+    """Hand the description that each picture carries to the page: Sphinx takes it from the cell."""
+    pictures = [
+        output
+        for output in cell.get("outputs", [])
+        if any("image/" in kind for kind in output.get("data", {}))
+    ]
+    found = [
+        of_kind["alt"]
+        for output in pictures
+        for of_kind in output.get("metadata", {}).values()
+        if isinstance(of_kind, dict) and of_kind.get("alt")
+    ]
+    if len(found) != len(pictures) or len(pictures) > 1:
+        raise ValueError(
+            f"needed: one described picture a cell\n   got: {len(pictures)} pictures, {len(found)} descriptions "
+            f"in {path.name}: {cell.source[:60]!r}"
+        )
+    if found:
+        cell.metadata["mystnb"] = {"image": {"alt": " ".join(found[0].split())}}
