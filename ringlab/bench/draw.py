@@ -1,6 +1,6 @@
 """Pictures of results: bars for each result, a roofline for kernels, each with a text.
 
-What a GPU can do at most, by the name that torch gives it: the roof over a roofline.
+The roof comes from a table of GPU limits, by the name that torch reports.
 """
 
 from __future__ import annotations

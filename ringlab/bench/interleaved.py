@@ -1,6 +1,6 @@
-"""Timing several ways to do the same work, in turn on one device, so that all see the same machine.
+"""Time several ways to do the same work, in turn on one device, so that all see the same machine.
 
-Ratios that survive a noisy machine: both sides of every pair run one right after the other.
+Both sides of every pair run one right after the other, so their ratio survives a noisy machine.
 """
 
 from __future__ import annotations

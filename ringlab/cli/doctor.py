@@ -1,6 +1,6 @@
 """`ringlab doctor`: what works on this machine, what does not, and the remedy.
 
-What Triton can do on this machine: its interpreter, and its compiler without a GPU. Each asked in a process of its own.
+Triton's interpreter and its offline compiler are each probed in a process of its own.
 """
 
 from __future__ import annotations

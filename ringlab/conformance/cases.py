@@ -2,9 +2,7 @@
 
 The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
-and always the same.
-
-Which schedules a case of the table can be asked of, by counting heads and ranks; the others must be refused.
+and always the same. `offered` says which schedules support a case, by its heads and ranks; the others must refuse it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Checks of values: every result against the float64 oracle, within bounds derived from the inputs.
 
-A check of digits: a result that was rounded on its way to fewer than its dtype has.
-
-Bounds cannot see this in half dtypes: the plainest implementation in float16 errs by as much as one rounding to
-bfloat16 does. The digits themselves can: of numbers with 11 bits one in eight has 8 by chance.
+`precision` looks at digits instead: a float16 result that was rounded to bfloat16 on its way stays within the bounds, as
+the plainest implementation in float16 errs by as much. Its last bits show it: of numbers with 11 significant bits, one
+in eight has 8 by chance, not all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A small decoder: RMSNorm, ContextParallelAttention, SwiGLU. On one process it is an ordinary model.
 
-The feed-forward of a layer, over all tokens at once or block by block.
+Its feed-forward runs over all tokens at once or block by block.
 """
 
 from __future__ import annotations

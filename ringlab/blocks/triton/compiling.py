@@ -1,8 +1,7 @@
 """The child process of `offline`: it reads jobs from stdin, one JSON object a line, and answers on stdout.
 
-Works with Triton 3.6 to 3.9; calls `triton.compile` with a signature instead of tensors.
-
-Signatures for compiling kernels without a launch: the types, constants and alignments of a typical call.
+Works with Triton 3.6 to 3.9; calls `triton.compile` with a signature instead of tensors: the types, constants and
+alignments of a typical call.
 """
 
 from __future__ import annotations
