@@ -2,7 +2,8 @@
 
 The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
-and always the same. `offered` says which schedules support a case, by its heads and ranks; the others must refuse it.
+and always the same. `refusal` names the error with
+which a schedule must refuse a case that its heads or ranks rule out.
 """
 
 from __future__ import annotations
