@@ -30,7 +30,6 @@ import torch
 from torch.profiler import profile, record_function
 
 from ringlab import launch, ring_attention, zigzag
-from ringlab.viz import lanes
 from ringlab.bench.profile import recorded
 from ringlab.blocks import get_block
 from ringlab.cost import hardware, sizes
@@ -39,7 +38,7 @@ from ringlab.checkout import find_checkout
 from ringlab_course import compare, predict
 from ringlab_course.lab import l1, preflight, result, start
 from ringlab.merge import Partial, merge
-from ringlab.viz import style
+from ringlab.viz import lanes, style
 from ringlab_course.figures import profiler_lanes
 
 # %%
