@@ -4,7 +4,7 @@
 2. agree     with all ranks on the call; a wrong one raises on all        `ringlab.agreement`
 3. record    the block backend that computes, in the trace                `ringlab.blocks`
 4. forward   blocks arrive, rows attend to them, (out, lse) is saved      `ringlab.schedules`
-5. backward  blocks arrive again, their gradients return to the owners    `ringlab.schedules`
+5. backward  blocks arrive again, their gradients return to the owners    `ringlab.schedules.block_schedule`
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """

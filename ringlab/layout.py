@@ -1,4 +1,4 @@
-"""Which rank owns which tokens: one two-parameter family that holds all published layouts.
+"""Which rank owns which tokens: one family of layouts with two parameters, `chunk` and `folded`, and documents.
 
 A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..P-1, P-1..0, …).
 
@@ -7,11 +7,11 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
-`LAYOUTS` holds those with a name. `per_document` deals packed documents, which do not see each other, one by one.
+`LAYOUTS` registers the first three by name. `per_document` deals packed documents, which do not see each other, one by one.
 
 Every rank stores its tokens as a few runs, one after the other. All runs of a layout have the same step, and their
-starts are such that two runs can mask each other in only four ways: skip, full, causal, or causal shifted by one (see
-`ringlab.plan`).
+starts are such that the causal mask between two runs has one of four forms: skip, full, causal, or causal shifted by
+one (see `ringlab.plan`).
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ def striped(S: int, P: int) -> Layout:
 
 
 def zigzag(S: int, P: int) -> Layout:
-    """Return the layout that cuts the sequence into 2P pieces, of which rank r owns pieces r and 2P−1−r.
+    """Return the layout that cuts the sequence into 2P pieces of ceil(S/2P) tokens; rank r owns pieces r and 2P−1−r.
 
-    Under a causal mask all ranks work equally: token i has i + 1 scores.
+    Under a causal mask token i has i + 1 scores, so all ranks work equally if 2P divides S; else the last pieces are short.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2407.21783, section 3.3.2.
 
     >>> layout = zigzag(16, P=4)
@@ -283,7 +283,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "striped": striped,
     "zigzag": zigzag,
 }
-"""The layouts that have a name. A new one is a function of (S, P) and a line here; nothing else lists them."""
+"""The layouts that have a name. A new one is a function of (S, P) and a line here."""
 
 
 def layout_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which lines of a sound ring (sound.py) stand otherwise in each patient. Do not mend them: the clinic of lesson 16 lives on them."""
+"""The patients of lesson 16, each as edits of a sound ring (sound.py). Their faults are meant: do not mend them."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ protocol   frames between judge and worker
 sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it works here
 channel    the worker's end of the socket
 worker     the program inside the cell: answers calls, knows no verdict
+judge_comm the transport of a rank inside a worker: every message goes to the judge
+exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
-watch      what they hold together, bounded; `processes` reads it, and ends what is left
-offlimits  what a submission may not leave its work to: ringlab's own answers, PyTorch's attention
-records    what Triton kernels read and wrote: the worker's word, unlike values, bytes on the ring and memory
+allowance  bounds on their processor time and memory together; `processes` reads both, and ends leftover processes
+offlimits  functions that a submission may not call in place of its own work: ringlab's answers, PyTorch's attention
+records    loads and stores of Triton kernels: reported by the worker, unlike values, bytes on the ring and memory
 judge      a notebook in, a report out
 """
 

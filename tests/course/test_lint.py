@@ -151,7 +151,7 @@ def test_the_capstone_comes_after_the_lessons_and_needs_those_that_are_there():
 
 
 def test_lessons_are_numbered_and_need_only_what_comes_before():
-    assert [item.id for item in LESSONS] == [f"{number:02d}" for number in range(18)]
+    assert [item.id for item in LESSONS] == [f"{number:02d}" for number in range(len(LESSONS))]
     for item in LESSONS:
         assert all(lesson(needed).id < item.id for needed in item.needs)
         assert item.part in PARTS and 30 <= item.minutes <= 90

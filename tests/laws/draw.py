@@ -18,7 +18,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.layout import LAYOUTS as REGISTERED
+from ringlab.layout import Layout, dealt
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ def tensors(
 
 SEEDS = st.integers(0, 2**16)
 MAKERS: tuple[Callable[[int, int], Layout], ...] = (
-    contiguous,
-    striped,
-    zigzag,
+    *REGISTERED.values(),
     lambda S, P: dealt(S, P, chunk=1, folded=True),
     lambda S, P: dealt(S, P, chunk=3),
     lambda S, P: dealt(S, P, chunk=5, folded=True),

@@ -14,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.layout import Layout, Run, contiguous, dealt, striped, zigzag
+from ringlab.layout import LAYOUTS as REGISTERED
+from ringlab.layout import Layout, Run, contiguous, dealt
 from tests.laws.draw import refute
 
 Dealing = tuple[int, int, int, bool]
 DEALINGS = st.tuples(st.integers(0, 200), st.integers(1, 9), st.integers(1, 40), st.booleans())
-NAMED = st.sampled_from([contiguous, striped, zigzag])
+NAMED = st.sampled_from([*REGISTERED.values()])
 
 
 def deal(S: int, P: int, chunk: int, folded: bool) -> Layout:

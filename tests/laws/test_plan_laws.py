@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab import plan
+from ringlab.layout import LAYOUTS as REGISTERED
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
 from ringlab.plan import Tile
 from tests.laws.draw import refute
@@ -29,7 +30,7 @@ LAYOUTS = st.one_of(
     ),
     st.builds(
         lambda make, S, P: make(S, P),
-        st.sampled_from([contiguous, striped, zigzag]),
+        st.sampled_from([*REGISTERED.values()]),
         st.integers(0, 200),
         st.integers(1, 9),
     ),

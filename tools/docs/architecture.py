@@ -29,7 +29,12 @@ says which rank owns which tokens (`ringlab/layout.py`), and the **schedule** sa
 between ranks → a `Call` (`schedules/call.py`) holds what stays the same → the schedule (`schedules/ring.py` on
 `schedules/block_schedule.py`) brings one K/V block after the other → `plan.py` says which tiles of it the rows see → the
 block computes the tiles →
-`merge.py` adds each partial result (out, lse) to the running one. Backward walks the same way, with saved out and lse.
+`merge.py` adds each partial result (out, lse) to the running one.
+
+Backward walks the same way with the saved out and lse: `_RingAttention.backward` calls `BlockSchedule.backward`. K/V blocks
+arrive again; after each, the schedule's `GradientReturn` sends the block's dk and dv one hop behind it, so that they reach the
+owner after the last hop (`RingGradientReturn.add_block` in `schedules/ring.py`).
+
 The ring in one file, without layouts, plans and schedules as objects: `ringlab/plain_ring.py`.
 """
 BRIEF = {"ringlab_course/exercises"}
