@@ -257,7 +257,7 @@ def test_checkpoints_and_litter_are_no_submissions(tmp_path: Path) -> None:
 
 
 def test_the_walk_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "ENTRIES", 50)
+    monkeypatch.setattr(collect_module, "ENTRIES", 50)
     notebook(tmp_path / "deep" / Path(*"d" * 30) / "x.ipynb")
     for number in range(100):
         (tmp_path / "full" / f"{number:03}").mkdir(parents=True)

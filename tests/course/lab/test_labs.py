@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("labs")
     jobs = {
         "l1": ("l1", l1.cases, L1), "l2": ("l2", l2.cases, L2),
-        **{name: ("l3", l3.cases, l3.L3(f"tests.course.lab.test_contest:{name}", S=64, H=2, D=16, rounds=2))
+        **{name: ("l3", l3.cases, l3.L3(f"tests.course.lab.entrants:{name}", S=64, H=2, D=16, rounds=2))
            for name in ("right", "wrong")},
     }  # fmt: skip
 
@@ -102,7 +102,7 @@ def test_l2_is_right_and_its_efficiency_is_that_of_its_times(results: dict[str, 
 def test_l3_gates_by_correctness(results: dict[str, dict[str, Any]]) -> None:
     for name, correct in (("right", True), ("wrong", False)):
         for each in results[name]["cases"]:
-            assert each["contenders"][f"tests.course.lab.test_contest:{name}"]["correct"] is correct
+            assert each["contenders"][f"tests.course.lab.entrants:{name}"]["correct"] is correct
             assert each["contenders"]["ringlab"]["correct"]
             assert each["case"] == "first call" or each["contenders"]["ringlab"]["score"] == 1.0
 
@@ -143,7 +143,7 @@ def test_a_crash_leaves_the_results_so_far_and_says_what_ended_it(tmp_path: Path
 
 def test_a_contest_that_runs_out_of_memory_keeps_its_first_pass_and_the_cause(tmp_path: Path) -> None:
     path = tmp_path / "l3.json"
-    settings = l3.L3("tests.course.lab.test_contest:out_of_memory", S=32, H=1, D=8, rounds=1)
+    settings = l3.L3("tests.course.lab.entrants:out_of_memory", S=32, H=1, D=8, rounds=1)
     with pytest.raises(RankFailedError):
         run("l3", l3.cases, settings, Start(path, timeout=60.0))
     found = load(path)
@@ -190,8 +190,8 @@ def test_a_lab_that_does_not_begin_leaves_no_file_and_says_why_in_one_error(tmp_
     "words",
     ["l1 --dtype foo", "l1 --dtype int64", "l1 --lengths 0,16", "l1 --messages 0,64", "l1 --messages=-5,64", "l1 --kv-heads 3",
      "l1 --seed -1", "l1 --timeout inf", "l2 --dtype foo", "l2 --numbers 3", "l2 --layouts spiral", "l2 --block nope",
-     "l3 os:getcwd --tokens 64", "l3 nocolon --tokens 64", "l3 os:nothing", "l3 tests.course.lab.test_contest:right --tokens 66 --ranks 4",
-     "l3 tests.course.lab.test_contest:right --layout spiral", "l3 tests.course.lab.test_contest:right --block nope", "l1 --transport smoke"],
+     "l3 os:getcwd --tokens 64", "l3 nocolon --tokens 64", "l3 os:nothing", "l3 tests.course.lab.entrants:right --tokens 66 --ranks 4",
+     "l3 tests.course.lab.entrants:right --layout spiral", "l3 tests.course.lab.entrants:right --block nope", "l1 --transport smoke"],
 )  # fmt: skip
 def test_what_is_asked_wrongly_is_refused_before_any_rank_starts(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,9 +216,9 @@ def test_what_no_option_can_be_is_refused_by_the_command_line(words: str) -> Non
 
 def test_the_others_have_their_turn_where_an_entrant_dies_or_is_not_there(tmp_path: Path) -> None:
     names = [
-        "tests.course.lab.test_contest:dies",
+        "tests.course.lab.entrants:dies",
         "nobody.at.all:ring",
-        "tests.course.lab.test_contest:right",
+        "tests.course.lab.entrants:right",
     ]
     options = [
         "--tokens",
@@ -235,9 +235,9 @@ def test_the_others_have_their_turn_where_an_entrant_dies_or_is_not_there(tmp_pa
     done = CliRunner().invoke(app, ["lab", "l3", *names, *options])
     assert done.exit_code == 1
     files = {file.name: load(file) for file in tmp_path.glob("*.json")}
-    assert len(files) == 2 and files["tests.course.lab.test_contest-right.json"]["finished"]
+    assert len(files) == 2 and files["tests.course.lab.entrants-right.json"]["finished"]
     assert "an entrant nobody.at.all:ring" in " ".join(done.output.split())
-    dead = files["tests.course.lab.test_contest-dies.json"]
+    dead = files["tests.course.lab.entrants-dies.json"]
     assert not dead["cases"] and dead["ended_by"].startswith("rank 1 failed first: its process ended")
 
 
@@ -254,11 +254,11 @@ def test_a_lab_under_torchrun_writes_once(tmp_path: Path) -> None:
 def test_under_torchrun_too_a_rank_that_dies_leaves_the_results_and_a_cause(tmp_path: Path) -> None:
     """torchrun ends the others by a signal; whichever comes first, that or the broken connection, is told."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    lab = ["-m", "ringlab", "lab", "l3", "tests.course.lab.test_contest:dies", "--tokens", "64", "--heads", "1",
+    lab = ["-m", "ringlab", "lab", "l3", "tests.course.lab.entrants:dies", "--tokens", "64", "--heads", "1",
            "--head-dim", "8", "--rounds", "1", "--output", str(tmp_path)]  # fmt: skip
     done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=300, cwd=CHECKOUT)
     assert done.returncode != 0
-    found = load(tmp_path / "tests.course.lab.test_contest-dies.json")
+    found = load(tmp_path / "tests.course.lab.entrants-dies.json")
     assert not found["finished"] and re.search("another rank died|rank 1", found["ended_by"]), found[
         "ended_by"
     ]

@@ -1,0 +1,102 @@
+"""Entrants of lab L3 as participants might hand them in."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.plain_ring import attend
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring that is slow and right."""
+    return attend(ring, q, k, v, causal=causal, positions=positions)
+
+
+def wrong(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring whose scores are one per cent too large."""
+    return attend(ring, 1.01 * q, k, v, causal=causal, positions=positions)
+
+
+def dies(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
+    """A ring in which rank 1 is gone before anything is sent."""
+    if ring.rank == 1:
+        os._exit(3)
+    return ring.shift(q)
+
+
+CALLS: Counter[int] = Counter()
+"""Calls of each rank."""
+
+
+def first_call_only(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring in its first call, and zeros from then on."""
+    CALLS[ring.rank] += 1
+    if CALLS[ring.rank] == 1:
+        return attend(ring, q, k, v, causal=causal, positions=positions)
+    return 0.0 * (q + k + v)
+
+
+def one_call_wrong(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring that forgets a shift once: in its fifth call, which is timed."""
+    CALLS[ring.rank] += 1
+    scale = 1.01 if CALLS[ring.rank] == 5 else 1.0
+    return attend(ring, scale * q, k, v, causal=causal, positions=positions)
+
+
+class _Remembered(torch.autograd.Function):
+    """What the first call gave, for every call."""
+
+    kept: ClassVar[dict[int, dict[str, Any]]] = {}
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rank: int, run: Any) -> Tensor:
+        kept = ctx.own = _Remembered.kept.setdefault(rank, {})
+        if not kept:
+            with torch.enable_grad():
+                kept["leaves"] = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+                kept["out"] = run(*kept["leaves"])
+        return kept["out"].detach().clone()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        kept = ctx.own
+        if "grads" not in kept:
+            kept["grads"] = torch.autograd.grad(kept["out"], kept["leaves"], dout)
+        return (*kept["grads"], None, None)
+
+
+def remembers(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring whose results are remembered, whatever comes next."""
+    return _Remembered.apply(
+        q, k, v, ring.rank, lambda *x: attend(ring, *x, causal=causal, positions=positions)[0]
+    )
+
+
+def no_gradient_no_work(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring where gradients are wanted, zeros where none are."""
+    if not q.requires_grad:
+        return torch.zeros_like(q)
+    return attend(ring, q, k, v, causal=causal, positions=positions)
+
+
+class Later(Tensor):
+    """A tensor of a class of its own, which might compute when somebody looks."""
+
+
+def computes_later(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring whose result is not computed when it returns."""
+    out, _ = attend(ring, q, k, v, causal=causal, positions=positions)
+    return out.as_subclass(Later)
+
+
+def out_of_memory(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
+    """A ring that rank 1 has no memory for once forward has been timed."""
+    if q.requires_grad and ring.rank == 1:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+    return attend(ring, q, k, v, causal=causal, positions=positions)
