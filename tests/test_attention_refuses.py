@@ -29,7 +29,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
-from tests.plain_block import Plain
+from tests.schedules.problems import Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]

@@ -38,7 +38,7 @@ from tests.hf.models import (
     qwen2,
     run,
 )
-from tests.plain_block import Plain
+from tests.schedules.problems import Plain
 
 S, P = 12, 2
 BATCH = batch_of(S)

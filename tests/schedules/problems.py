@@ -1,4 +1,7 @@
-"""Attention problems, and the program that computes one with any schedule."""
+"""Attention problems, and the program that computes one with any schedule.
+
+A block that knows no soft caps and no dropout, as somebody's own may be.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ringlab import VirtualCluster, ring_attention
+from ringlab.blocks.native import Native
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.layout import Layout
@@ -65,3 +69,8 @@ def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
     measured = errors(results, true)
     wrong = {name: (measured[name], allowed[name]) for name in NAMES if not measured[name] <= allowed[name]}
     assert not wrong, f"(error, allowed) {wrong}"
+
+
+class Plain(Native):
+    name = "plain"
+    supported_rules: frozenset[str] = frozenset()

@@ -32,7 +32,7 @@ from ringlab.mask import Mask
 from ringlab.schedules.cache import GROWTH, ShardedCache
 from ringlab.schedules.decode import decode
 from tests.laws.draw import LAYOUTS
-from tests.plain_block import Plain
+from tests.schedules.problems import Plain
 
 Filled = tuple[list[int], np.ndarray, Tensor, Tensor]
 

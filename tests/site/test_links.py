@@ -14,7 +14,7 @@ import pytest
 from ringlab_course.builder.sources import Target, targets
 from ringlab_course.catalogue import LESSONS
 from tools.website import __main__ as website
-from tools.website import docstrings, front, kill_matrix, links, members, moving_ring, stage
+from tools.website import docstrings, front, kill_matrix, links, members, moving_ring, notebooks, stage
 
 SOUND = {
     "index.html": '<link rel="stylesheet" href="style.css"><h1 id="top-of-all">A</h1>'
@@ -216,7 +216,7 @@ def test_text_is_not_taken_for_markup() -> None:
 def test_what_a_learner_wrote_is_not_published(tmp_path: Path) -> None:
     """The page comes from the source, whatever lies in `exercises/`; each stage has its place on it."""
     (target,) = (t for t in targets(CHECKOUT, ("exercises/05",)) if t.kind == "exercise")
-    page = stage.exercise_page(
+    page = notebooks.exercise_page(
         Target(target.kind, target.slug, target.source, tmp_path / "edited.ipynb"), CHECKOUT
     )
     text = "\n".join(cell.source for cell in page.cells)
@@ -235,7 +235,7 @@ def test_a_picture_without_a_description_is_refused(tmp_path: Path) -> None:
     next(o for o in outputs if "image/png" in o.get("data", {})).metadata = {}
     nbformat.write(notebook, tmp_path / "bare.ipynb")
     with pytest.raises(ValueError, match="described picture"):
-        stage.lesson_page(Target("lesson", target.slug, target.source, tmp_path / "bare.ipynb"), None)
+        notebooks.lesson_page(Target("lesson", target.slug, target.source, tmp_path / "bare.ipynb"), None)
 
 
 def test_a_lesson_that_the_catalogue_does_not_know_is_refused() -> None:
