@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ringlab.cli.output import Json, errors_told, finish, people, print_json
 
-exercise = typer.Typer(help="Get an exercise anew.", no_args_is_help=True)
+exercise = typer.Typer(help="Get a fresh copy of an exercise.", no_args_is_help=True)
 
 Names = Annotated[list[str] | None, typer.Argument(help="05, 05_emulated_ring, exercises/05 …; all if none.")]
 
@@ -48,7 +48,7 @@ def build(
 def fresh(
     name: Annotated[str, typer.Argument(help="The exercise's number, as in 05.")], as_json: Json = False
 ) -> None:
-    """Write an exercise anew; an edited one is kept beside it under another name."""
+    """Write a fresh copy of an exercise; an edited one is kept beside it under another name."""
     with errors_told(as_json):
         from ringlab_course.builder import build as builder
 

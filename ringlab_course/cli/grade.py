@@ -22,18 +22,20 @@ UNSAFE = typer.Option("--unsafe", help="Run submissions without the sandbox; wri
 def grade(
     paths: Annotated[list[Path], typer.Argument(help="Notebooks, or folders of them.", exists=True)],
     only: Annotated[
-        str | None, typer.Option("--exercise", help="Take them for this exercise, as in 05.")
+        str | None, typer.Option("--exercise", help="The exercise that the notebooks belong to, such as 05.")
     ] = None,
     book: Annotated[Path | None, BOOK] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Notebooks side by side; a core each by default.")
     ] = None,
     regrade: Annotated[
-        list[str] | None, typer.Option("--regrade", help="Grade this exercise anew; the history stays.")
+        list[str] | None, typer.Option("--regrade", help="Grade this exercise again; the history stays.")
     ] = None,
     late: Annotated[str | None, LATE] = None,
     due: Annotated[str | None, DUE] = None,
-    learner: Annotated[str | None, typer.Option("--learner", help="They are all this learner's.")] = None,
+    learner: Annotated[
+        str | None, typer.Option("--learner", help="The learner who handed in all of them.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write scores as CSV.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write pages into this folder.")] = None,

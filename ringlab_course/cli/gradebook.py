@@ -75,11 +75,13 @@ def override(
     exercise: Annotated[str, typer.Argument(help="The exercise, as in 05.")],
     score: Annotated[float | None, typer.Argument(help="The score that counts from now on.")] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the score.")] = "",
-    by: Annotated[str | None, typer.Option("--by", help="Who says so; your login by default.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Take an override back.")] = False,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Your name in the book; your login by default.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove an override.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let your word count in place of a score; what was earned stays in the book."""
+    """Override a score; the earned score stays in the book."""
     from ringlab_course.gradebook.export import entry_data
     from ringlab_course.gradebook.readable import headline
     from ringlab_course.gradebook.store import Gradebook

@@ -50,7 +50,7 @@ def preflight(
     connect_timeout: Connect = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Look at versions, machines, devices, memory and an exchange, and measure nothing. Status 1 where a lab would not begin."""
+    """Check versions, machines, devices, memory and one exchange; measures nothing. Exits 1 if a lab could not start."""
     with errors_told(as_json):
         from dataclasses import asdict
 
@@ -161,7 +161,7 @@ def l3(
     connect_timeout: Connect = 120.0,
     force: Force = False,
 ) -> None:  # fmt: skip
-    """Make it faster: each entrant beside ringlab, in a run of its own; who is wrong is not ranked. Status 1 where a run fails."""
+    """Make it faster: each entrant is timed beside ringlab in its own run; wrong entrants are not ranked. Exits 1 if a run fails."""
     from ringlab_course.lab.start import under_torchrun
 
     if len(targets) > 1 and under_torchrun():

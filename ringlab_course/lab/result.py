@@ -171,7 +171,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_all(paths: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
-    """Return the results of files, and of those in folders, by path, sorted; and what is none, with the reason.
+    """Return the results of files, and of those in folders, by path, sorted; and the invalid files, each with the reason.
 
     Raises: LabError where there is no file at all.
     """

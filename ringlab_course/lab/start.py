@@ -48,7 +48,7 @@ class Start:
     output: the result file; one that is there stays, and another name is taken, unless force, which replaces it once
     the new one is finished. ranks: processes, where torchrun is not there. nodes: machines that are meant, None for
     any. allow_busy: measure although somebody else uses a device. timeout: seconds for the whole lab; connect: for
-    all ranks to come, under torchrun. Raises: LabError for seconds that are none.
+    all ranks to come, under torchrun. Raises: LabError for invalid seconds.
     """
 
     output: Path

@@ -31,7 +31,7 @@ class UnknownForm(Exception):
 
 @dataclass
 class Traffic:
-    """Messages and elements that the device sends which sends most; a message to oneself is none.
+    """Messages and elements sent by the busiest device; self-sends excluded.
 
     others: other collectives, by name, each as often as it stands there. in_branch: whether a message
     stands in a branch, so that some devices may wait for others that do not send. turns_unknown:

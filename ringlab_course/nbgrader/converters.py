@@ -46,7 +46,7 @@ class Judged(NbGraderPreprocessor):
 
     unsafe = Bool(
         False,
-        help="Grade without the sandbox, where there is none: what learners wrote runs with all your rights.",
+        help="Grade without the sandbox if there is none: learners' code then runs with all your rights.",
     ).tag(config=True)
 
     patience = Float(1.0, help="Multiplies all limits of time; 2 for a slow machine.", min=0.1, max=100).tag(

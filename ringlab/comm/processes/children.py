@@ -25,7 +25,7 @@ stays for a while, so that distant ranks notice only after some seconds.
 """
 _POLL = 0.05
 _STRIDE = 1.0
-"""The most seconds that count between two looks: when the machine stood still, its ranks did so too."""
+"""Cap on the elapsed time per poll: a suspended machine suspends its ranks too."""
 _FAILED = 1  # the exit status of a rank that reported an error
 
 
