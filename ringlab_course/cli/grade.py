@@ -55,7 +55,7 @@ def grade(
     scheduler: Annotated[str | None, SCHEDULER] = None,
     as_json: Json = False,
 ) -> None:
-    """Grade exercises in a sandbox, with inputs that nobody has seen. Status 1 where points are missing.
+    """Grade exercises in a sandbox, with inputs that nobody has seen. Exits 1 if points are missing.
 
     With --book, or with files to write, the paths are a class: one submission per learner and exercise
     counts, and the status is 1 only where something could not be graded.

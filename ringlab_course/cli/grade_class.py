@@ -32,7 +32,7 @@ def grade_into_book(request: Request) -> None:
     from ringlab_course.gradebook.store import Gradebook
 
     if request.regrade and request.book is None:
-        raise CourseError("a gradebook to grade anew", "no --book", "name it with --book FILE")
+        raise CourseError("a gradebook to grade again", "no --book", "name it with --book FILE")
     if request.html is not None:
         from ringlab_course.gradebook.pages import require_pages
 
@@ -86,7 +86,7 @@ def _refuse_unknown(request: Request, exercises: set[str]) -> None:
     if strange := sorted(request.regrade - exercises):
         known = ", ".join(sorted(filter(None, exercises))) or "none"
         raise CourseError(
-            "exercises that were handed in, to grade anew", ", ".join(strange), f"there are: {known}"
+            "exercises that were handed in, to grade again", ", ".join(strange), f"there are: {known}"
         )
 
 
