@@ -24,7 +24,7 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.plan import Tile
 from ringlab.scores import ScoreRules
 from tests.blocks.compiled import small_tiles
-from tests.laws.draw import factors
+from tests.philox import factors
 
 SMALL = small_tiles()
 

@@ -1,9 +1,5 @@
 """Inputs for the laws: seeded tensors of given shapes, and hypothesis strategies for the shapes.
 
-Philox4x32-10 once more, in plain Python integers and NumPy, from the paper: what dropout must draw.
-
-Source: Salmon et al. 2011, doi 10.1145/2063384.2063405, section 3.3.
-
 A law is worth as much as what it refutes: every law is shown to hold for the real thing and to fail for a mutant.
 """
 
@@ -75,39 +71,6 @@ MAKERS: tuple[Callable[[int, int], Layout], ...] = (
 LAYOUTS = st.builds(
     lambda make, S, P: make(S, P), st.sampled_from(MAKERS), st.integers(1, 24), st.integers(1, 5)
 )
-
-
-def words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
-    """Return the four words of one counter."""
-    L0, R0, L1, R1 = counter
-    k0, k1 = key
-    for _ in range(10):
-        (hi0, lo0), (hi1, lo1) = divmod(0xD2511F53 * L0, 2**32), divmod(0xCD9E8D57 * L1, 2**32)
-        L0, R0, L1, R1 = hi1 ^ R0 ^ k0, lo1, hi0 ^ R1 ^ k1, lo0
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return L0, R0, L1, R1
-
-
-def words_of_all(counters: np.ndarray, seed: int) -> np.ndarray:
-    """Return the words of counters (…, 4), uint64 arrays."""
-    x0, x1, x2, x3 = np.moveaxis(counters.astype(np.uint64), -1, 0)
-    low, half = np.uint64(2**32 - 1), np.uint64(32)
-    k0, k1 = seed % 2**32, seed >> 32
-    for _ in range(10):
-        a, b = np.uint64(0xD2511F53) * x0, np.uint64(0xCD9E8D57) * x2
-        x0, x1, x2, x3 = b >> half ^ x1 ^ np.uint64(k0), b & low, a >> half ^ x3 ^ np.uint64(k1), a & low
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return np.stack([x0, x1, x2, x3], -1)
-
-
-def factors(B: int, H: int, S: int, rate: float, seed: int) -> np.ndarray:
-    """Return what the weights of all pairs are multiplied by, (B, H, S, S): 0, or 1/(1 − rate)."""
-    b, group, i, j = np.meshgrid(
-        np.arange(B), np.arange(-(-H // 4)), np.arange(S), np.arange(S), indexing="ij"
-    )
-    drawn = words_of_all(np.stack([j, i, b, group], -1), seed)
-    by_head = np.moveaxis(drawn, -1, 2).reshape(B, -1, S, S)[:, :H]
-    return (by_head >= np.uint64(round(rate * 2**32))) / (1 - rate)
 
 
 def refute(law: Callable[..., None], real: Any, mutant: Any, examples: Iterable[tuple[Any, ...]]) -> None:

@@ -22,7 +22,7 @@ from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zig
 from ringlab.mask import Mask
 from ringlab.scores import ScoreRules, philox
 from ringlab.tile import Tile, band
-from tests.laws import draw as twin
+from tests import philox as twin
 from tests.laws.draw import refute
 
 Planner = Callable[[Layout, int, int, Mask, int | None], tuple[Tile, ...]]

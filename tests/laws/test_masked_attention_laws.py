@@ -21,8 +21,9 @@ from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules import available, get_schedule
-from tests.laws.draw import SEEDS, Shape, factors, refute, tensors
+from tests.laws.draw import SEEDS, Shape, refute, tensors
 from tests.laws.test_mask_laws import problems
+from tests.philox import factors
 
 Whole = tuple[Tensor, ...]
 Attention = Callable[[Whole, Layout, Mask, "Way"], Results]

@@ -119,7 +119,7 @@ def test_another_recipe_or_text_is_refused(tmp_path: Path) -> None:
         train(None, replace(RECIPE, model=replace(CONFIG, width=32)), tmp_path)
     with pytest.raises(TrainingError, match="text #"):
         train(None, RECIPE, tmp_path, text=Text("abc", b"abc" * 100))
-    with pytest.raises(TrainingError, match="3 steps gone already, now steps=2"):
+    with pytest.raises(TrainingError, match="3 steps done already, now steps=2"):
         train(None, replace(RECIPE, steps=2), tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
         train(None, RECIPE, tmp_path)
     for told in (b"../step-00000006", b"\xff\xfe", b""):
         (tmp_path / "latest").write_bytes(told)
-        with pytest.raises(TrainingError, match="no name of a checkpoint"):
+        with pytest.raises(TrainingError, match="not the name of a checkpoint"):
             train(None, RECIPE, tmp_path)
     (tmp_path / "latest").write_text("step-00000003")
     (tmp_path / "step-00000003" / ".metadata").unlink()

@@ -18,7 +18,7 @@ from ringlab.conformance.cases import Case, attend, covering, inputs, join, refu
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules, TileRules
-from tests.laws.draw import factors
+from tests.philox import factors
 
 SEED = 2**40 + 17
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.scores import ScoreRules
 from tests.blocks.compiled import small_tiles
 from tests.blocks.kernel_checks import poisoned
-from tests.laws.draw import factors
+from tests.philox import factors
 from tests.substrates.test_scores import KINDS, beyond, on_virtual_ranks, program
 
 pytestmark = pytest.mark.needs_triton

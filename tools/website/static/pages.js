@@ -1,3 +1,6 @@
+// Opened from a folder (file://), a page may not read its neighbours: search then lists titles without excerpts.
+if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
 // On a phone the list of a page's sections lies over the page: a choice in it closes it.
 document.addEventListener("click", (event) => {
   const drawer = document.getElementById("__toc");
