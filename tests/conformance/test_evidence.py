@@ -125,7 +125,6 @@ def test_a_row_of_the_matrix_is_what_the_checks_say_today() -> None:
         assert evidence.row(MUTANTS[name].target()) == rows[name]
 
 
-@pytest.mark.xfail(strict=True, reason="the checks were annotated and merged; the sweep has to be run again")
 def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure() -> None:
     told = json.loads(SEEDS.read_text(encoding="utf-8"))
     sweeps = told["sweeps"]

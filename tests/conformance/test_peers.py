@@ -314,11 +314,15 @@ def test_wrong_gradients_of_k_and_v_are_found() -> None:
 @pytest.mark.slow
 @needs("ring-flash-attn")
 def test_dq_rounded_to_bfloat16_and_a_sum_in_a_scratch_buffer_are_found() -> None:
-    """The first in float16. The second in float32, where `.to(float32)` copies nothing: the sums of dq, dk and dv."""
+    """The first in float16. The second in float32, where `.to(float32)` copies nothing: dq is summed wrongly.
+
+    The sums of dK and dV alias the scratch buffer, too. Whether they come out wrong depends on whether
+    they were sent before the buffer was written again.
+    """
     found = report("ring-flash-attn", dtypes=("float16", "float32"))
-    assert found.failed == ["dq", "dk", "dv", "precision"]
+    assert {"dq", "precision"} <= set(found.failed) <= {"dq", "dk", "dv", "precision"}
     assert evidence(found, "precision").startswith("dq is float16, and every number of it is one of bfloat16")
-    assert "float32" in evidence(found, "dk")
+    assert "float32" in evidence(found, "dq")
     assert "kernel: a stand-in" in evidence(found, "loads")
 
 
