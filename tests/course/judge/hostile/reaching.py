@@ -177,7 +177,7 @@ def reach():
     "takes another name": """
 def reach():
     return any_of((lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]), lambda: os.setresuid(0, 0, 0),
-                   lambda: os.seteuid(61184), lambda: socket.sethostname('x'), lambda: os.nice(-1)))
+                   lambda: os.seteuid(os.geteuid() + 1), lambda: socket.sethostname('x'), lambda: os.nice(-1)))
 """,
     "makes namespaces": """
 def reach():
