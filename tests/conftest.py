@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy
@@ -110,11 +113,13 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line that nobody overlooks for each thing whose tests did not run, with their number."""
+    """One line that nobody overlooks for each thing whose tests did not run, and the most memory that was held."""
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)
         terminalreporter.write_line(f"!!! {count} TESTS NOT RUN: {reason} !!!", yellow=True, bold=True)
+    peaks = ", ".join(f"{peak / 1e9:.2f} GB in {name}" for name, peak in sorted(_peaks.items()))
+    terminalreporter.write_line(f"peak of memory of any process: {peaks}")
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
@@ -122,6 +127,28 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     if needs.all_required() and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped although RINGLAB_REQUIRE_ALL=1: {report.longrepr}"
+
+
+_peaks: dict[str, int] = {}
+"""By worker: the most bytes that it, or a process that it started, held at any time."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Have a worker hand its peak of memory to the process that prints the summary."""
+    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    unit = 1 if sys.platform == "darwin" else 1024
+    most = unit * max(resource.getrusage(each).ru_maxrss for each in whose)
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["peak_bytes"] = most
+    elif not _peaks:
+        _peaks["pytest"] = most
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Keep the peak of a worker that has ended."""
+    if peak := getattr(node, "workeroutput", {}).get("peak_bytes"):
+        _peaks[node.gateway.id] = peak
 
 
 @pytest.fixture(autouse=True)

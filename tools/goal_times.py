@@ -1,13 +1,15 @@
-"""How long what a person waits for takes: `python tools/goal_times.py [notebooks | tiers]`, on a quiet machine.
+"""How long a person waits: `python tools/goal_times.py [notebooks | tiers | tests]`, on a quiet machine.
 
-Writes benchmarks/results/waiting/notebooks.json, each lesson from its first cell to its last in a fresh kernel, and
-tiers.json, `ringlab check` from the start of its process to its end. Tests hold both to their goals.
+Writes files in benchmarks/results/waiting: notebooks.json, each lesson from its first cell to its last in a fresh
+kernel; tiers.json, `ringlab check` from the start of its process to its end; tests.json, `make test` in a fresh clone
+of the last commit, set-up included. Tests hold them to their goals.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,9 +66,25 @@ def tiers() -> dict[str, Any]:
     return {"cases": cases}
 
 
+def tests() -> dict[str, Any]:
+    """Return the seconds of `make test`, its number of passed tests, and the most bytes that a process of it held."""
+    with tempfile.TemporaryDirectory(prefix="make test ") as folder:
+        clone = Path(folder) / "ringlab"
+        subprocess.run(["git", "clone", "-q", CHECKOUT, clone], check=True)
+        begin = time.perf_counter()
+        done = subprocess.run(["make", "test"], cwd=clone, capture_output=True, text=True)
+        took = round(time.perf_counter() - begin)
+    if done.returncode:
+        sys.exit(done.stdout[-3000:] + done.stderr[-1000:])
+    (summary,) = re.findall(r"(\d+) passed.* in ", done.stdout)
+    (peaks,) = re.findall(r"^peak of memory of any process: (.*)$", done.stdout, re.MULTILINE)
+    most = max(map(float, re.findall(r"([\d.]+) GB", peaks)))
+    return {"seconds": took, "passed": int(summary), "peak_gb": most}
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("notebooks", "tiers"):
-        found = {"notebooks": notebooks, "tiers": tiers}[name]()
+    for name in sys.argv[1:] or ("notebooks", "tiers", "tests"):
+        found = {"notebooks": notebooks, "tiers": tiers, "tests": tests}[name]()
         RESULTS.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**found, "machine": machine()}, indent=1, ensure_ascii=False)
         (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -29,6 +29,9 @@ TREE = {
     "ringlab_course/exercises/e01_one/right/loops.py": "import ringlab.nowhere\n",
     **{f"ringlab_course/exercises/e02_two/part{number}.py": "" for number in range(9)},
     "tests/course/submissions/01/wrong_adds.py": "# misconception: adds\n\n",
+    "benchmarks/results/waiting/tests.json": (
+        '{"seconds": 630, "peak_gb": 0.5, "machine": {"cores": 2, "date": "2026-11-23T10:00:00"}}'
+    ),
 }
 KNOWN = {
     "circles of imports": ("1: ringlab.errors ↔ ringlab.layout", False),
@@ -51,6 +54,8 @@ KNOWN = {
     "public methods without a docstring": ("1", False),
     "public functions that raise without `Raises:`": ("1", False),
     "public functions with arrays without axes": ("1", False),
+    "`make test` from a fresh clone": ("10.5 min on 2 cores, 2026-11-23", False),
+    "memory of a process of `make test`": ("0.50 GB on 2 cores, 2026-11-23", True),
     "files in git": ("3", True),
 }  # fmt: skip
 

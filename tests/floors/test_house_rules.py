@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_its_guard_exists_and_is_not_thorough(start: str) -> None:
     for name in _FILE.findall(THOROUGH[start]):
         assert (CHECKOUT / name).exists()
         assert guard_of(name) is None
+
+
+def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config) -> None:
+    """A sweep of answers is the exception: there it runs those of an exercise."""
+    plugin: Any = pytestconfig.pluginmanager.getplugin(str(CHECKOUT / "conftest.py"))
+    group_of = plugin.group_of
+    assert group_of("tests/test_plan.py::a[1]") == group_of("tests/test_plan.py::b") == "tests/test_plan.py"
+    sweep = "tests/course/test_submissions.py::test_a_right_submission_passes_every_tier"
+    assert group_of(f"{sweep}[05/right_plain]") == group_of(f"{sweep}[05/right_loops]")
+    assert group_of(f"{sweep}[05/right_plain]") != group_of(f"{sweep}[06/right_plain]")
 
 
 def test_a_test_is_thorough_by_the_beginning_of_its_name() -> None:

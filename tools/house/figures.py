@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import tomllib
@@ -172,6 +173,20 @@ def of_docstrings(root: Path) -> Iterator[Figure]:
         yield _at_most(name, sum(map(len, found[kind].values())), 0)
 
 
+def of_tests(root: Path) -> Iterator[Figure]:
+    """Yield the time and the memory of `make test`, as measured when they were last committed."""
+    path = root / "benchmarks/results/waiting/tests.json"
+    if not path.exists():
+        yield Figure("`make test` from a fresh clone", "not measured", "< 10 min", False)
+        yield Figure("memory of a process of `make test`", "not measured", "< 1 GB", False)
+        return
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    where = f"on {measured['machine']['cores']} cores, {measured['machine']['date'][:10]}"
+    minutes, peak = measured["seconds"] / 60, measured["peak_gb"]
+    yield Figure("`make test` from a fresh clone", f"{minutes:.1f} min {where}", "< 10 min", minutes < 10)
+    yield Figure("memory of a process of `make test`", f"{peak:.2f} GB {where}", "< 1 GB", peak < 1)
+
+
 def of_git(root: Path) -> Iterator[Figure]:
     """Yield the number of files in git."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
@@ -181,7 +196,7 @@ def of_git(root: Path) -> Iterator[Figure]:
 
 MEASURES: tuple[Callable[[Path], Iterator[Figure]], ...] = (
     of_imports, of_readme, of_the_ring, of_exercises, of_submissions, of_mistakes, of_layouts, of_dependencies,
-    of_lengths, of_docstrings, of_git,
+    of_lengths, of_docstrings, of_tests, of_git,
 )  # fmt: skip
 
 
