@@ -47,7 +47,7 @@ def _command_of(entry: EntryPoint) -> Any:
     try:
         found = entry.load()
     except ImportError as error:
-        app.command(entry.name, context_settings=_ANY_ARGUMENTS)(_unavailable(entry.name, error))
+        app.command(entry.name, context_settings=_ANY_ARGUMENTS)(_unavailable(entry, error))
         return get_command(app)
     if not isinstance(found, typer.Typer):
         app.command(entry.name)(found)
@@ -60,11 +60,12 @@ def _command_of(entry: EntryPoint) -> Any:
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def _unavailable(name: str, error: ImportError) -> Any:
+def _unavailable(entry: EntryPoint, error: ImportError) -> Any:
     """Return a command that reports why another cannot be imported, so that `--help` and the others still work."""
+    package = entry.dist.name if entry.dist else entry.module.partition(".")[0]
 
     def unavailable() -> None:
-        sys.exit(f"ringlab: the command {name} cannot be imported: {error}")
+        sys.exit(f"ringlab: the command {entry.name} cannot be imported: {error}; install {package} again")
 
     unavailable.__doc__ = f"Cannot be imported here: {error}."
     return unavailable
