@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from ringlab import oracle
-from ringlab.viz import error_runs
+from ringlab_course.figures import error_curves
 
 
 def relative_error(x, truth):
@@ -40,7 +40,7 @@ def accept(out, q, k, v):
 
 @functools.cache
 def templates(ranks):
-    return {name: signature(error_runs.curves(name, ranks, seed=99, rows=16, gain=12.0)) for name in error_runs.FAULTS}
+    return {name: signature(error_curves.curves(name, ranks, seed=99, rows=16, gain=12.0)) for name in error_curves.FAULTS}
 
 
 def signature(errors):
