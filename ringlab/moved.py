@@ -75,7 +75,7 @@ class _Moved(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__path__ = []  # what is inside is found by `Finder` as well, and nothing is loaded a second time
+        self.__path__ = []  # `Finder` finds the modules inside it as well; nothing is loaded a second time
 
     def __getattr__(self, name: str) -> Any:
         place, old = importlib.import_module(new_name(self.__name__)), f"{self.__name__}.{name}"

@@ -280,7 +280,7 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson: what was learned, put together."""
+"""An exercise without a lesson, which combines all of them."""
 
 
 def lesson(lesson_id: str) -> Lesson:

@@ -45,11 +45,11 @@ def _answered(arguments: Sequence[str]) -> float:
     done = subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True)
     seconds = time.perf_counter() - begin
     try:
-        told = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
-        told = {"error": done.stderr.strip()[-300:]}
-    if "error" in told or done.returncode not in (0, 1):
+        answer = {"error": done.stderr.strip()[-300:]}
+    if "error" in answer or done.returncode not in (0, 1):
         raise RinglabError(
-            f"an answer of ringlab {' '.join(arguments)}", f"status {done.returncode}: {told.get('error')}"
+            f"an answer of ringlab {' '.join(arguments)}", f"status {done.returncode}: {answer.get('error')}"
         )
     return seconds

@@ -1,8 +1,8 @@
 """Known packages of ring attention compared with ringlab's ring: the same causal work, in turn, in one process group.
 
-What each call returned is looked at: a sample of tokens against float64. One that is wrong is timed too, and listed
+Each call's result is compared with float64 on a sample of tokens. A wrong one is timed, too, and listed
 as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead, which is the one that
-ringlab's `native` block uses: what differs then is messages, masks and sums, not the kernel.
+ringlab's `native` block uses: they then differ in messages, masks and sums, not in the kernel.
 """
 
 from __future__ import annotations

@@ -70,11 +70,11 @@ def recorded(path: Path | None = None) -> Recorded:
     """
     from ringlab.checkout import find_checkout
 
-    told = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
-    at = told["machine"]
+    recorded = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
+    at = recorded["machine"]
     words = f"{at['processor']}, {at['cores']} cores, torch {at['torch']}, {at['date'][:10]}"
-    runs = {name: [Span(**span) for span in spans] for name, spans in told["runs"].items()}
-    return Recorded(runs, told["label"], words)
+    runs = {name: [Span(**span) for span in spans] for name, spans in recorded["runs"].items()}
+    return Recorded(runs, recorded["label"], words)
 
 
 def save(path: Path, label: str, runs: Mapping[str, Sequence[Span]]) -> None:

@@ -115,14 +115,14 @@ def _row(slot: Slot, able: Mapping[Config, Compiled], final: Mapping[Config, flo
     fastest = min(final.values())
     level = [config for config, seconds in final.items() if seconds <= fastest * (1 + TIE)]
     best = min(level, key=lambda config: (able[config].shared_bytes, final[config]))
-    told = f"{final[best] * 1e3:.3f} ms {PASS[slot.kernel]}, of {len(able)} that keep the budgets"
+    summary = f"{final[best] * 1e3:.3f} ms {PASS[slot.kernel]}, of {len(able)} that keep the budgets"
     rest = sorted((seconds, str(config)) for config, seconds in final.items() if config != best)
     if rest:
-        told += f"; next {rest[0][1]}: {rest[0][0] * 1e3:.3f} ms"
+        summary += f"; next {rest[0][1]}: {rest[0][0] * 1e3:.3f} ms"
     numbers = able[best]
     return slot.row(
         best,
-        f"{told} ({where})" if where else told,
+        f"{summary} ({where})" if where else summary,
         (numbers.registers, numbers.spill_bytes, numbers.shared_bytes),
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ringlab.cli.contributed import ExtensibleBench
-from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar
+from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors
 
 app = typer.Typer(
     cls=ExtensibleBench, help="Paired timings against torch's own attention.", no_args_is_help=True
@@ -41,7 +41,7 @@ def emulate(
     """Compare virtual ranks with one call of torch's attention, both with all threads."""
     from ringlab.bench.emulate import Work, bench_emulate
 
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         task = bar.add_task("bench emulate", total=2 * (pairs + 2))
         work = Work(H=heads, S=tokens, D=head_dim)
         measured = bench_emulate(work, ranks, pairs, lambda: bar.advance(task))
@@ -62,7 +62,7 @@ def processes(
     from ringlab.bench.emulate import Work
     from ringlab.bench.processes import bench_processes
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         measured = bench_processes(Work(H=heads, S=tokens, D=head_dim), ranks, pairs)
     _report(measured, output, as_json)
 
@@ -85,7 +85,7 @@ def peers(
     numbers = [each.strip() for each in ranks.split(",")]
     if not all(each.isdigit() for each in numbers):
         raise typer.BadParameter("comma-separated numbers are needed", param_hint="--ranks")
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.emulate import Work
         from ringlab.bench.peers import PEERS, bench_peers
 
@@ -110,7 +110,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Measure how long `ringlab plan` takes to answer, from the start of its process to its end."""
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.answers import bench_answers
 
         task = bar.add_task("bench plan", total=runs + 1)
@@ -137,7 +137,7 @@ def kernels(
     """Compare the kernels on one GPU with torch's cuDNN and flash attention, bf16. Status 1 without a GPU."""
     if mask not in MASKS:
         raise typer.BadParameter(f"{mask!r} is not one of {', '.join(MASKS)}", param_hint="--mask")
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.kernels import bench_kernels
         from ringlab.bench.problem import Problem
 
@@ -161,7 +161,7 @@ def ring(
     as_json: Json = False,
 ) -> None:
     """Compare the whole zig-zag ring on one GPU with the same kernel in one call, bf16, causal. Status 1 without a GPU."""
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.emulated_ring import bench_ring
         from ringlab.bench.problem import Problem
 
@@ -181,7 +181,7 @@ def draw(
     as_json: Json = False,
 ) -> None:
     """Draw results: bars for each, and a roofline for kernels, as PNG and SVG with a text for each."""
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from ringlab.bench.draw import draw_all
 
         drawn = draw_all(files or sorted(RESULTS.glob("*.json")), out)

@@ -166,8 +166,8 @@ def _device(device: str) -> None:
 def _bad(error: RinglabError, as_json: bool) -> NoReturn:
     """End with status 2: the request itself is invalid."""
     if as_json:
-        told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
-        print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
+        fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+        print_json({"ok": False, "error": {"kind": type(error).__name__, **fields}})
     stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
     raise typer.Exit(2)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import errors_told, finish, people, print_json, progress_bar
+from ringlab.cli.output import finish, people, print_json, progress_bar, reporting_errors
 
 if TYPE_CHECKING:
     from ringlab.blocks.triton.offline import Compiled
@@ -42,7 +42,7 @@ def kernels(
     if not offline:
         _print_tables(archs, names, as_json)
         return
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         found = _compile(archs, names, processes)
         if record:
             _record(archs, found)

@@ -35,14 +35,14 @@ def finish(ok: bool) -> NoReturn:
 
 
 @contextmanager
-def errors_told(as_json: bool) -> Iterator[None]:
+def reporting_errors(as_json: bool) -> Iterator[None]:
     """Print a RinglabError inside the block on stderr (and `{"ok": false, …}` on stdout), and exit with status 1."""
     try:
         yield
     except RinglabError as error:
         if as_json:
-            told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
-            print_json({"ok": False, "error": {"kind": type(error).__name__, **told}})
+            fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+            print_json({"ok": False, "error": {"kind": type(error).__name__, **fields}})
         one_line = isinstance(error, MissingExtraError)
         text = f"ringlab: {error}" if one_line else f"{type(error).__name__}\n{error}"
         stderr.print(text, style="red", markup=False, highlight=False, soft_wrap=one_line)

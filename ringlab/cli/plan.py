@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ringlab.cli.output import Json, errors_told, finish, print_json
+from ringlab.cli.output import Json, finish, print_json, reporting_errors
 from ringlab.errors import CostError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def plan(
     from ringlab.cli import plan_bounds
     from ringlab.cost import units
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         if show:
             return plan_bounds.show_tables(as_json)
         edges = kernel_tile(tile)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringlab.cli.output import Json, errors_told, finish, people, print_json, stderr
+from ringlab.cli.output import Json, finish, people, print_json, reporting_errors, stderr
 from ringlab.cli.simulate_output import Files
 from ringlab.errors import CostError
 
@@ -139,7 +139,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Draw when every rank computes, sends and waits in one layer's attention: the real program, without data."""
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.units import tokens as tokens_of
 
@@ -164,7 +164,7 @@ def simulate(
             jitter=jitter,
             seed=seed,
         )
-        told = {
+        report = {
             "ok": True,
             **done.as_dict(),
             "simulated": {
@@ -186,14 +186,14 @@ def simulate(
             },
             "assumptions": _assumptions(machine, kernel, schedule),
         }
-        told["written"] = files.write(done)
-        files.publish(told)
+        report["written"] = files.write(done)
+        files.publish(report)
     if as_json:
-        print_json(told)
+        print_json(report)
     else:
         from ringlab.cli.simulate_output import show
 
-        show(people, done, told)
+        show(people, done, report)
     finish(True)
 
 

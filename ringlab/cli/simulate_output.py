@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 COMPUTES, SOME, WAITS, ENDED = "█", "▒", "·", " "
 
 
-def show(console: Console, done: Simulation, told: dict[str, Any]) -> None:
+def show(console: Console, done: Simulation, report: dict[str, Any]) -> None:
     """Print a row of characters per rank, and the figures."""
     from ringlab.cost.units import short
 
-    P, asked = done.recording.P, told["simulated"]
+    P, asked = done.recording.P, report["simulated"]
     shown = shown_ranks(P)
 
     def say(text: str = "") -> None:
@@ -62,15 +62,15 @@ def show(console: Console, done: Simulation, told: dict[str, Any]) -> None:
         ),
         ("longest waiting rank", short(max(done.waited_s), "seconds")),
         ("peak memory of a rank", short(int(done.peak_bytes.max()), "bytes")),
-        ("bytes sent, all ranks", short(told["bytes_sent"], "bytes")),
+        ("bytes sent, all ranks", short(report["bytes_sent"], "bytes")),
         ("simulated in", f"{done.wall_s:.2f} s"),
     ]
     for name, value in rows:
         say(f"{name:>26}  {value}")
     say()
-    for assumption in told["assumptions"]:
+    for assumption in report["assumptions"]:
         say(f"  assumed: {assumption}")
-    for kind, file in told["written"].items():
+    for kind, file in report["written"].items():
         say(f"  {kind}: {file}")
 
 
@@ -146,7 +146,7 @@ class Files:
             raise CostError(f"files that can be written: {', '.join(written.values())}", f"{error}") from None
         return {**written, "ranks": shown}
 
-    def publish(self, told: dict[str, Any]) -> None:
+    def publish(self, report: dict[str, Any]) -> None:
         """Write the result with its cost and the machine. Raises: CostError if the file cannot be written."""
         if self.output is None:
             return
@@ -163,7 +163,7 @@ class Files:
             "peak_rss_bytes": usage.ru_maxrss * 1024,
             "machine": machine(),
         }
-        text = json.dumps({**told, "measured": measured}, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps({**report, "measured": measured}, indent=2, ensure_ascii=False) + "\n"
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             self.output.write_text(text, encoding="utf-8")

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import Json, check_writable, errors_told, finish, people, print_json, progress_bar
+from ringlab.cli.output import (
+    Json,
+    check_writable,
+    finish,
+    people,
+    print_json,
+    progress_bar,
+    reporting_errors,
+)
 from ringlab.errors import CostError
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def tune(
 ) -> None:
     """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU."""
     wanted = _wanted(kernel, head_dim, dtype)
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         tuned, arch = _measure(wanted, tokens, heads, rounds, processes)
         path = _write(tuned, arch, processes, output)
     ok = all(each.row for each in tuned)
@@ -139,7 +147,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure tiles, links and the ring on this machine; write a hardware file; compare with the simulator."""
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from ringlab.bench.calibrate import calibrate as run
         from ringlab.cost.hardware import write_hardware
         from ringlab.cost.sizes import Attention

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import Json, errors_told, finish, people, print_json, progress_bar
+from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors
 
 if TYPE_CHECKING:
     from ringlab.conformance.verify import Finding
@@ -22,7 +22,7 @@ def verify(
     from ringlab.conformance.verify import verify as run
 
     selected = jobs(quick)
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         with progress_bar() as bar:
             task = bar.add_task("verify", total=len(selected))
             findings = run(selected, lambda finding: bar.advance(task))

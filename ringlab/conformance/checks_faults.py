@@ -45,10 +45,10 @@ def _noticed(what: str) -> Judge:
             return Verdict(False, f"{what}, and the others never end: {ran.trouble} ({ran.run})")
         waiting = [rank for rank in ran.stopped if rank != 1]
         if waiting:
-            told = (
+            evidence = (
                 f"{what}, and rank {waiting[0]} goes on until it is stopped, {GRACE:g} s after the last error"
             )
-            return Verdict(False, f"{told} ({ran.run})")
+            return Verdict(False, f"{evidence} ({ran.run})")
         if ran.spared:
             return Verdict(True, f"does not apply: rank 1 sends no message at which it could die ({ran.run})")
         if others:

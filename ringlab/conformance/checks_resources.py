@@ -48,7 +48,7 @@ def _unseen(ran: Ran) -> bool:
 
 
 def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    told = []
+    figures = []
     for ran in rans:
         run, hops = ran.run, ran.run.P - 1
         block, state = _block_bytes(run), _state_bytes(run)
@@ -60,14 +60,14 @@ def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             return Verdict(False, f"no message was seen on {run.P} ranks ({run})")
         for which, meters, allowed, meaning in most:
             sent = max(meter.sent for meter in meters)
-            told.append(f"{which} {sent:,} of {allowed:,} (P={run.P} {run.dtype})")
+            figures.append(f"{which} {sent:,} of {allowed:,} (P={run.P} {run.dtype})")
             if sent > allowed:
                 return Verdict(
                     False,
                     f"{which} sends {sent:,} bytes a rank, {sent / allowed:.3g} times the {allowed:,} of {meaning} ({run})",
                     run,
                 )
-    return Verdict(True, f"bytes sent by a rank, of those allowed: {'; '.join(told[:4])}")
+    return Verdict(True, f"bytes sent by a rank, of those allowed: {'; '.join(figures[:4])}")
 
 
 def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
@@ -135,10 +135,10 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         few.run.P < 4 or few is many
     ):  # a block in use, one arriving and one still being sent fit into three hops
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
-    block, told = _block_bytes(many.run), []
+    block, figures = _block_bytes(many.run), []
     for which in ("forward", "backward"):
         peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
-        told.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
+        figures.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
         if peaks[1] - peaks[0] >= block:
             return Verdict(
                 False,
@@ -147,7 +147,7 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             )
     return Verdict(
         True,
-        f"peak in K/V blocks, {few.run.P} → {many.run.P} ranks of {_SHARE} tokens each: {', '.join(told)}",
+        f"peak in K/V blocks, {few.run.P} → {many.run.P} ranks of {_SHARE} tokens each: {', '.join(figures)}",
     )
 
 
@@ -164,7 +164,7 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """All tiles once, forward and backward; under a causal mask a rank's own block whole, and half of the others."""
-    told = []
+    figures = []
     for ran in rans:
         run = ran.run
         share = (run.P + 1) / (2 * run.P) if run.causal else 1.0
@@ -176,13 +176,13 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                     True,
                     f"does not apply: no product of matrices was seen {which}, so work cannot be counted",
                 )
-            told += [f"{which} {mask} {done:.3f} of {share:.3f}"] if meters else []
+            figures += [f"{which} {mask} {done:.3f} of {share:.3f}"] if meters else []
             if done > MORE_WORK * share:
                 tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
                 return Verdict(
                     False, f"{which} computes {done:.3g} of the S² pairs, where {tiles} ({run})", run
                 )
-    return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(told)}")
+    return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(figures)}")
 
 
 def _flops_of_all_pairs(run: Run, which: str) -> int:

@@ -158,12 +158,12 @@ def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             False,
             f"{worst[1]}; up to {GROWTH:g}-fold is allowed: a state in {worst[1].split(' in ')[1].split()[0]} rounds at each block",
         )
-    told = "; ".join(curves) if curves else within.evidence
+    evidence = "; ".join(curves) if curves else within.evidence
     return Verdict(
         True,
-        f"root mean square errors over {', '.join(map(str, sorted({ran.run.P for ran in rans})))} ranks: {told}"
+        f"root mean square errors over {', '.join(map(str, sorted({ran.run.P for ran in rans})))} ranks: {evidence}"
         if curves
-        else told,
+        else evidence,
     )
 
 
@@ -276,8 +276,8 @@ def _digits(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             looked += 1
             narrow = rounded_to(ran.arrays[name], ran.run.dtype)
             if narrow is not None:
-                told = f"{name} is {ran.run.dtype}, and every number of it is one of {narrow}: it was rounded to that ({ran.run})"
-                return Verdict(False, told, ran.run)
+                evidence = f"{name} is {ran.run.dtype}, and every number of it is one of {narrow}: it was rounded to that ({ran.run})"
+                return Verdict(False, evidence, ran.run)
     return Verdict(
         True, f"{looked} results in {', '.join(plan.claims.dtypes)} have the digits of their dtype"
     )

@@ -35,7 +35,7 @@ def main(folder: Path, parent: int) -> int:
         target = job["spec"].target()
         perform.leave(folder / "claims", target.claims())
     except BaseException as error:
-        perform.leave(folder / "claims", perform.told_by(error))
+        perform.leave(folder / "claims", perform.described(error))
         return 1
     number = 0
     while True:  # until the parent ends this process
@@ -82,9 +82,9 @@ def _launched(
             perform.leave(perform.ran_path(folder, index), ran)
             continue
         parts = perform.ranks_left(folder, index, run)
-        told = perform.first_told(failure, parts)
+        reported = perform.first_trouble(failure, parts)
         crash = None if run.ends else perform.crash_in(failure)  # a rank that its fault ended is expected
-        trouble = crash or told or perform.told_by(failure or RuntimeError("a rank left no result"))
+        trouble = crash or reported or perform.described(failure or RuntimeError("a rank left no result"))
         ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure))
         perform.leave(perform.ran_path(folder, index), ran)
         return numbered[place + 1 :]

@@ -176,9 +176,11 @@ class _Child:
         elif code is not None:
             self._output.pump(0.0)
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            trouble = Trouble("crashed", f"the process ended with {how}{self._output.told()}")
+            trouble = Trouble("crashed", f"the process ended with {how}{self._output.last_words()}")
         elif self._clock.tick() > deadline:
-            trouble = Trouble("hung", f"the limit of {limit:g} s for {what} was hit{self._output.told()}")
+            trouble = Trouble(
+                "hung", f"the limit of {limit:g} s for {what} was hit{self._output.last_words()}"
+            )
         if trouble is not None:
             self.kill()
         return trouble
@@ -238,7 +240,7 @@ class _Output:
             if not content:
                 self.selector.unregister(self.pipe)
 
-    def told(self) -> str:
+    def last_words(self) -> str:
         """Return the end of the output, for a report."""
         text = self.tail.decode(errors="replace").strip()
         return f"; its last words: …{text[-300:]}" if text else ""

@@ -75,7 +75,7 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
         outcome = VirtualCluster(run.P, memory=False).run(program)
         ran = join(run, outcome.results)
     except Exception as error:
-        ran = Ran(run, trouble=told_by(error), returned=tuple(sorted(returned)))
+        ran = Ran(run, trouble=described(error), returned=tuple(sorted(returned)))
     ran.spared = run.fault.startswith("dies") and not struck
     ran.seconds = time.monotonic() - start
     return ran
@@ -107,7 +107,7 @@ def _program(
             result = RankPart(target, run, ring.rank, given, spec.device, on_send).result()
             result.seconds = time.monotonic() - start
         except BaseException as error:
-            leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=told_by(error)))
+            leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=described(error)))
             raise
         leave(rank_path(Path(folder), index, ring.rank), result)
 
@@ -130,29 +130,29 @@ def _faults(run: Run) -> tuple[Fault, ...]:
     return ()
 
 
-def told_by(error: BaseException) -> Trouble:
+def described(error: BaseException) -> Trouble:
     """Return the text of an exception of a run, or if it has none its type and the line that raised it."""
-    told = trouble_of(error)
-    if not told.text.endswith(": "):
-        return told
+    trouble = trouble_of(error)
+    if not trouble.text.endswith(": "):
+        return trouble
     while type(error).__name__.endswith("FailedError") and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     where = f", raised by {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return replace(told, text=f"{told.text.removesuffix(': ')} without a text{where}")
+    return replace(trouble, text=f"{trouble.text.removesuffix(': ')} without a text{where}")
 
 
-def first_told(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:
+def first_trouble(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:
     """Return the report of the rank that failed first; others often report only that it has ended."""
-    told = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
+    troubles = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
-    order = sorted(told, key=lambda rank: (told[rank].kind == RAISED, rank != first, rank))
-    return told[order[0]] if order else None
+    order = sorted(troubles, key=lambda rank: (troubles[rank].kind == RAISED, rank != first, rank))
+    return troubles[order[0]] if order else None
 
 
 def crash_in(failure: Exception | None) -> Trouble | None:
     """Return how the first process without a result ended, if there is one."""
-    for rank, text in sorted(_told_by_ranks(failure).items()):
+    for rank, text in sorted(_texts_of_ranks(failure).items()):
         if text.startswith(("its process ended", "killed by signal")):
             return Trouble("crashed", f"rank {rank}: {text}")
     return None
@@ -161,11 +161,11 @@ def crash_in(failure: Exception | None) -> Trouble | None:
 def stopped_in(failure: Exception | None) -> tuple[int, ...]:
     """Return the ranks that went on after another one had failed, and had to be stopped."""
     return tuple(
-        rank for rank, text in _told_by_ranks(failure).items() if text.startswith("stopped by launch")
+        rank for rank, text in _texts_of_ranks(failure).items() if text.startswith("stopped by launch")
     )
 
 
-def _told_by_ranks(failure: Exception | None) -> dict[int, str]:
+def _texts_of_ranks(failure: Exception | None) -> dict[int, str]:
     return failure.errors if isinstance(failure, ProcessesFailedError) else {}
 
 

@@ -77,8 +77,10 @@ def junit(report: Report) -> str:
         if not finding.applies:
             ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
         elif not finding.ok:
-            told = _xml(finding.evidence)
-            ElementTree.SubElement(case, "failure", message=told).text = _xml(finding.counterexample) or told
+            evidence = _xml(finding.evidence)
+            ElementTree.SubElement(case, "failure", message=evidence).text = (
+                _xml(finding.counterexample) or evidence
+            )
         else:
             ElementTree.SubElement(case, "system-out").text = _xml(finding.evidence)
     root = ElementTree.Element("testsuites")

@@ -197,8 +197,8 @@ class _Suite:
         else:
             self.result.target, self.result.over = self.result.target or claims.name, claims.over
             self.result.transport = transport_of(claims.over, self.result.transport)
-            told = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}; q is ({', '.join(claims.axes)})"
-            self._found(Finding(checks.LOADS, "the target can be imported", True, told, took))
+            evidence = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}; q is ({', '.join(claims.axes)})"
+            self._found(Finding(checks.LOADS, "the target can be imported", True, evidence, took))
             self._run(Plan(claims, self.result.quick, self.result.seed))
         order = [checks.LOADS, *(each.name for each in self.selected)]
         self.result.findings = [self.findings[name] for name in order]
@@ -252,11 +252,11 @@ class _Suite:
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
         where = f"P = {', '.join(map(str, numbers))}"
-        told = f"not run: {len(hung)} runs in a row hung, {where}; {last.trouble} ({last.run})"
+        evidence = f"not run: {len(hung)} runs in a row hung, {where}; {last.trouble} ({last.run})"
         for each in self.selected:
             left = [run for run in planned[each.name] if run not in self.done]
             if each.name not in self.findings and (len(numbers) > 1 or any(run.P in numbers for run in left)):
-                self._found(Finding(each.name, each.asks, False, told, 0.0))
+                self._found(Finding(each.name, each.asks, False, evidence, 0.0))
                 self._let_go(each.name, planned)
 
     def _let_go(self, name: str, planned: dict[str, list[Run]]) -> None:

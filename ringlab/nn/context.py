@@ -66,12 +66,12 @@ class Context:
             context = cls(ring, layout, **options)
         except RinglabError as raised:
             error = raised
-        agree(ring.comm, "" if context is None else repr(context._told), error)
+        agree(ring.comm, "" if context is None else repr(context._compared), error)
         assert context is not None  # or agree has raised
         return context
 
     @property
-    def _told(self) -> tuple[object, ...]:
+    def _compared(self) -> tuple[object, ...]:
         block, schedule = (x if isinstance(x, str) else x.name for x in (self.block, self.schedule))
         return self.layout, schedule, block, self.mask, self.position_ids is None
 

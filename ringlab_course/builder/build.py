@@ -60,7 +60,7 @@ def find_root() -> Path:
 def build(
     names: Sequence[str] = (), *, root: Path | None = None, report: Callable[[Result], None] | None = None
 ) -> list[Result]:
-    """Build the named notebooks, or all; return what became of each. `report` is told one by one."""
+    """Build the named notebooks, or all; return what became of each. `report` is called with each."""
     return _each(names, root, report, _build_one)
 
 
@@ -208,7 +208,7 @@ def _first_line(cell: Any) -> str:
 def _read(path: Path) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
-    except Exception as error:  # whatever is in the file, it is not ours to overwrite
+    except Exception as error:  # the file is not ours to overwrite, even if it is damaged
         remedy = "move it away"
         raise CourseError(f"a notebook in {path}", f"{type(error).__name__}: {error}", remedy) from None
 

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
     """Run `notebook` in place with `folder` as its working directory; return it with normal outputs.
 
-    The progress file is an empty temporary one and no person is there: what is recorded is what a
+    The progress file is an empty temporary one and no person is there: the record is what a
     learner who has done nothing yet would see.
 
     Raises: CourseError when a cell raises, or its output cannot be the same twice; MissingExtraError without nbclient.

@@ -1,4 +1,4 @@
-"""The backward ring in float64: what every pair of shards adds, and how exact a float32 answer can be."""
+"""The backward ring in float64: each pair of shards' contribution, and how exact a float32 answer can be."""
 
 from __future__ import annotations
 

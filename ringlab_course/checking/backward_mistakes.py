@@ -1,4 +1,4 @@
-"""Common mistakes of the backward ring: what is seen, who adds to what, and where a courier ends.
+"""Common mistakes of the backward ring: masks, the target of each sum, and the end of a courier's way.
 
 Imitations take (rank, problem) and return (dq, dk, dv) in float64.
 """
@@ -95,7 +95,7 @@ def _other_way(rank: int, problem: Problem) -> Gradients:
 
 
 def _added_to_what_was_sent(rank: int, problem: Problem) -> Gradients:
-    """What has arrived is added to what was sent away, which therefore counts again in every step."""
+    """The arriving sum is added to the sum that was sent away, which therefore counts again in every step."""
     P, sums = (
         problem.world_size,
         [[np.zeros(tuple(x.shape)) for x in xs] for xs in zip(problem.ks, problem.vs, strict=True)],

@@ -15,7 +15,7 @@ from ringlab_course.judge.offlimits import LEFT_TO_OTHERS, PACKAGES, OffLimits, 
 def borrowed(exercise: Exercise, functions: Iterable[str], namespace: Mapping[str, Any]) -> str:
     """Return what to tell a learner whose functions use what is off limits in this exercise; "" where none does.
 
-    Looks at the functions and at those of the notebook that they call. What is hidden better is found
+    Looks at the functions and at those of the notebook that they call. Calls that are hidden better are found
     by the judge, or by nobody.
     """
     limits = OffLimits.of(exercise)

@@ -23,7 +23,7 @@ KINDS = ("function", "ring", "kernel", "mesh")
 ATTENTION = "torch attention"
 """Names PyTorch's own attention among what an exercise may use."""
 CHECK_KINDS = ("correctness", "cost", "speed")
-"""What a check is about. Each kind counts only where every check of the kinds before it holds."""
+"""The subject of a check. Each kind counts only where every check of the kinds before it holds."""
 
 
 @dataclass(frozen=True)

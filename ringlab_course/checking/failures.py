@@ -83,18 +83,18 @@ def as_failure(name: str, error: BaseException) -> Failure:
 
 
 def stuck(function: str, error: CommError) -> Crashed:
-    """Return the Failure for an error of communication; a deadlock is told in words, rank by rank."""
-    told = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
+    """Return the Failure for an error of communication; a deadlock is described rank by rank."""
+    text = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
     drawn = (error.got.splitlines() or [""])[
         -1
     ]  # no other line: tags are the learner's, and may say anything
     if isinstance(error, DeadlockError) and (found := _CYCLE.fullmatch(drawn.strip())):
         ranks = found[1].split(" → ")
         waits = [f"waits for rank {rank}" for rank in ranks[1:]]
-        told += f" They wait for each other in a circle: rank {ranks[0]} {', which '.join(waits)}."
+        text += f" They wait for each other in a circle: rank {ranks[0]} {', which '.join(waits)}."
     elif isinstance(error, DeadlockError):
-        told += " Somebody waits for a rank that has ended already."
-    return Crashed(told, str(error))
+        text += " Somebody waits for a rank that has ended already."
+    return Crashed(text, str(error))
 
 
 def crashed(function: str, error: str, text: str) -> Crashed:
@@ -134,15 +134,15 @@ def broken_rule(crash: Crashed) -> str | None:
 
 def reason(crash: Crashed, *, ragged: bool) -> str | None:
     """Return the name of the mistake that made the ranks break off, None if it is not a known one."""
-    told = crash.counterexample
+    text = crash.counterexample
     if name := broken_rule(crash):
         return name
-    if re.search(r"'tuple' (object )?(has no|and )|concatenate tuple|and 'tuple'|not tuple|a tuple of", told):
+    if re.search(r"'tuple' (object )?(has no|and )|concatenate tuple|and 'tuple'|not tuple|a tuple of", text):
         return "does_not_unpack"
-    if ragged and ("MismatchError" in crash.message or re.search(r"size of tensor|shape", told)):
+    if ragged and ("MismatchError" in crash.message or re.search(r"size of tensor|shape", text)):
         return "assumes_equal_lengths"
     if not any(name in crash.message for name in ("DeadlockError", "UnreceivedError", "PeerDiedError")):
         return None
-    if "ended without it" not in told and "never waited" in told:
+    if "ended without it" not in text and "never waited" in text:
         return "never_waits"
     return "leaves_the_ring"

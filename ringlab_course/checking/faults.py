@@ -1,4 +1,4 @@
-"""What may go wrong between the ranks of a ring program, as data: one name, in the notebook and in the judge.
+"""Faults between the ranks of a ring program, as data: one name, in the notebook and in the judge.
 
 A program that keeps the rules of `Comm.exchange` cannot tell one network from another: it waits for what
 it needs, from the rank that it needs it from, in the order of sending. So its answers are the same, bit

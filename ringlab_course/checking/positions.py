@@ -94,7 +94,7 @@ def judge(
         except Failure:
             if wrong is None:
                 raise
-            break  # what came out wrong before is told first
+            break  # an earlier wrong result is reported first
         answered.append(latest)
         if wrong is None and not right(latest.got, latest.truth):
             wrong = latest
@@ -218,7 +218,7 @@ def narrow(case: Shards) -> Shards:
 
 
 def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
-    """Return the name of the mistake that made the ranks break off, None where it is none that we know."""
+    """Return the name of the mistake that made the ranks break off, None if it is unknown."""
     if re.search(r"'tuple' (object )?(has no|and )|and 'tuple'|not tuple|a tuple of", crash.counterexample):
         return "does_not_unpack"
     if "MismatchError" in crash.message:

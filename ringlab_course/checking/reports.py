@@ -26,7 +26,7 @@ NOT_COUNTED = {
         "cost fails, speed earns nothing."
     ),
 }
-"""What is said of a check that holds while one of this kind, which comes before its own, fails."""
+"""The text for a check that holds while a check of this kind, which comes first, fails."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a notebook needs beyond the learner's install, Triton or an extra: without it the notebook ends with the remedy."""
+"""Needs of a notebook beyond the learner's install, Triton or an extra: without them the notebook ends with the remedy."""
 
 from __future__ import annotations
 

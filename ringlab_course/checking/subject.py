@@ -25,7 +25,7 @@ class Recorded:
     """A call's answer and the `Access`es of its Triton kernels, in the order in which they happened.
 
     Whoever runs the kernels wrote them down. For a sandboxed submission that is its own worker: what a
-    check proves by values is certain, what it counts here is only as honest as the submission.
+    check proves by values is certain; its counts here are only as honest as the submission.
     """
 
     answer: Any

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ringlab.cli.bench import Output, write_result
-from ringlab.cli.output import Json, errors_told, people, print_json, progress_bar
+from ringlab.cli.output import Json, people, print_json, progress_bar, reporting_errors
 
 
 def judge(
@@ -24,7 +24,7 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Submissions a minute, where the time goes, and the judge's memory; in a checkout, on a quiet machine."""
-    with errors_told(as_json), progress_bar() as bar:
+    with reporting_errors(as_json), progress_bar() as bar:
         from ringlab_course.bench.judge import bench_judge
 
         counts = {"numpy": numpy, "ring": rings, "eight": eight, "flat": flat}

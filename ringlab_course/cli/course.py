@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import Json, errors_told, finish, people, print_json
+from ringlab.cli.output import Json, finish, people, print_json, reporting_errors
 
 exercise = typer.Typer(help="Get a fresh copy of an exercise.", no_args_is_help=True)
 
@@ -24,19 +24,19 @@ def build(
 ) -> None:
     """Make notebooks/, exercises/ and solutions/ from their sources in ringlab_course; edited exercises are never touched."""
 
-    def told(result: Any) -> None:
+    def show(result: Any) -> None:
         if not as_json:
             where = f"{result.path.parent.name}/{result.path.name}"
             line = f"{result.action:9} {where}  {result.message}".rstrip()
             people.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from ringlab_course.builder import build as builder
 
         if check:
-            results = builder.check(names or (), rerun=rerun, report=told)
+            results = builder.check(names or (), rerun=rerun, report=show)
         else:
-            results = builder.build(names or (), report=told)
+            results = builder.build(names or (), report=show)
     ok = all(result.ok for result in results)
     if as_json:
         each = [{"path": str(r.path), "action": r.action, "message": r.message} for r in results]
@@ -49,7 +49,7 @@ def fresh(
     name: Annotated[str, typer.Argument(help="The exercise's number, as in 05.")], as_json: Json = False
 ) -> None:
     """Write a fresh copy of an exercise; an edited one is kept beside it under another name."""
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from ringlab_course.builder import build as builder
 
         path, aside = builder.fresh(name)
@@ -80,7 +80,7 @@ def progress(as_json: Json = False) -> None:
     from ringlab_course.notebook.checks import progress as show
     from ringlab_course.notebook.progressfile import SECTIONS, ProgressFile
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         if as_json:
             file = ProgressFile()
             print_json({"ok": True, **{name: file.section(name) for name in SECTIONS}})

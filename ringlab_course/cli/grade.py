@@ -1,4 +1,4 @@
-"""`ringlab grade`: one notebook told in full, or a class graded into its gradebook."""
+"""`ringlab grade`: one notebook with its full report, or a class graded into its gradebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.output import Json, errors_told
+from ringlab.cli.output import Json, reporting_errors
 from ringlab_course.cli.grade_class import grade_into_book
 from ringlab_course.cli.grade_notebooks import grade_plainly
 from ringlab_course.cli.grading import Request
@@ -64,7 +64,7 @@ def grade(
         paths, only, book, jobs, frozenset(regrade or ()), late, due, learner, csv, json_file, html, explain,
         seed, unsafe, patience, scheduler, as_json,
     )  # fmt: skip
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         if request.of_a_class:
             grade_into_book(request)
         else:

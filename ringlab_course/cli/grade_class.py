@@ -1,4 +1,4 @@
-"""Grading a class into its book: what has a result is left alone, and files are written for others."""
+"""Grading a class into its book: existing results are left alone, and result files are written."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def _tell_class(book: Gradebook, entries: list[Entry], run: Run, request: Reques
             lines = [headline(entry)] if request.book is None else []
         for line in lines:
             people.print(line, markup=False, highlight=False, soft_wrap=True)
-    told = (
+    summary = (
         f"{len(run.graded)} graded, {len(run.kept)} had their result, {len(run.ungraded)} could not be graded"
     )
-    people.print(told, highlight=False)
+    people.print(summary, highlight=False)
 
 
 def _print_class(ok: bool, entries: list[Entry], run: Run, *, stopped: bool) -> None:

@@ -1,4 +1,4 @@
-"""Grading notebooks without a book: every report is told in full."""
+"""Grading notebooks without a book: every report is printed in full."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _outcomes(request: Request, jobs: list[Job]) -> list[Outcome]:
 
 def _failures(jobs: list[Job], failed: list[Outcome]) -> dict[str, Any]:
     """Nothing where nothing failed: the object keeps the keys that it always had."""
-    told = [{"path": _shown(jobs[each.number]), "reason": each.reason} for each in failed]
-    return {"not_graded": told} if told else {}
+    ungraded = [{"path": _shown(jobs[each.number]), "reason": each.reason} for each in failed]
+    return {"not_graded": ungraded} if ungraded else {}
 
 
 def _tell_outcome(job: Job, outcome: Outcome, screen: Console | None) -> None:
@@ -106,21 +106,21 @@ def _keep_progress(report: dict[str, Any]) -> None:
 
 
 def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
-    def told(line: str) -> None:
+    def show(line: str) -> None:
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
     label = f" [{report['label']}]" if report["label"] else ""
-    told(f"{path}: {report['earned']} of {report['points']} points{label}")
+    show(f"{path}: {report['earned']} of {report['points']} points{label}")
     if report["reason"]:
-        told(f"  {report['reason']}")
+        show(f"  {report['reason']}")
     for stage in report["stages"]:
         for check in stage["checks"]:
             mark, earned = ("✓", check["points"]) if check["ok"] else ("✗", 0)
             if not check["counted"]:
                 mark, earned = "○", 0
-            told(f"  {mark} {stage['stage']} {check['title']} ({earned} of {check['points']})")
+            show(f"  {mark} {stage['stage']} {check['title']} ({earned} of {check['points']})")
             if mark != "✓" and check["message"]:
-                told(f"      {check['message']}")
+                show(f"      {check['message']}")
 
 
 def _shown(job: Job) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ringlab.cli.output import Json, errors_told, people, print_json
+from ringlab.cli.output import Json, people, print_json, reporting_errors
 from ringlab.errors import CourseError
 
 app = typer.Typer(help="Read a gradebook, override scores, write files and pages.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def show(
     from ringlab_course.gradebook.export import entry_data, ungraded_data
     from ringlab_course.gradebook.store import Gradebook
 
-    with errors_told(as_json), Gradebook(book, create=False) as grades:
+    with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         entries, ungraded = grades.entries(exercise, learner), grades.ungraded()
         ungraded = [each for each in ungraded if learner in (None, each.learner)]
         if learner is not None and not entries and not ungraded:
@@ -43,9 +43,9 @@ def show(
         if history:
             entries = [past for entry in entries for past in grades.history(entry.learner, entry.exercise)]
         if as_json:
-            told = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
+            found = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
             print_json(
-                {"ok": True, **told, "overrides": [vars(o) for o in grades.overrides(learner, exercise)]}
+                {"ok": True, **found, "overrides": [vars(o) for o in grades.overrides(learner, exercise)]}
             )
         elif explain:
             _explain(grades, entries)
@@ -86,7 +86,7 @@ def override(
     from ringlab_course.gradebook.readable import headline
     from ringlab_course.gradebook.store import Gradebook
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         if (score is None) != clear:
             raise CourseError("a score, or --clear", "both" if clear else "neither")
         with Gradebook(book, create=False) as grades:
@@ -112,7 +112,7 @@ def policy(
     """Set deadlines and what lateness costs, and show them; scores follow at once."""
     from ringlab_course.gradebook.store import Gradebook
 
-    with errors_told(as_json), Gradebook(book, create=False) as grades:
+    with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         if due is not None or late is not None:
             grades.set_policy(exercise, due=due, late=late)
         rows = [
@@ -141,7 +141,7 @@ def export(
     from ringlab_course.gradebook.export import csv_text
     from ringlab_course.gradebook.store import Gradebook
 
-    with errors_told(as_json), Gradebook(book, create=False) as grades:
+    with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         write_files(grades, csv, json_file, None)
         if as_json:
             print_json({"ok": True, "files": [str(path) for path in (csv, json_file) if path is not None]})
@@ -160,7 +160,7 @@ def report(
     from ringlab_course.gradebook.pages import write_pages
     from ringlab_course.gradebook.store import Gradebook
 
-    with errors_told(as_json), Gradebook(book, create=False) as grades:
+    with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         pages = write_pages(grades.entries(), folder, title or book.stem, ungraded=grades.ungraded())
         if as_json:
             print_json({"ok": True, "pages": [str(page) for page in pages]})

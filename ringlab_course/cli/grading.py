@@ -56,7 +56,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class PoolOfFittingSize:
-    """The pool that fits the number of jobs, made when that is known; where there is none, no pool."""
+    """The pool for the number of jobs, made when that is known; None without one."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -103,13 +103,13 @@ class UnderWay:
     def _show(self) -> None:
         from ringlab_course.gradebook.readable import shown_name
 
-        told = ", ".join(shown_name(name)[:24] for name in list(self.names.values())[:4])
-        self.bar.update(self.task, description=f"grade {escape(told)}".rstrip())
+        names = ", ".join(shown_name(name)[:24] for name in list(self.names.values())[:4])
+        self.bar.update(self.task, description=f"grade {escape(names)}".rstrip())
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does: what is graded is kept, what is under way is dropped."""
+    """Let SIGTERM stop a run as Ctrl-C does: finished results are kept, unfinished ones are dropped."""
 
     def stop(*_: Any) -> None:
         raise Stopped

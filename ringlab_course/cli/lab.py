@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ringlab.cli.output import Json, check_writable, errors_told, finish, people, print_json, stderr
+from ringlab.cli.output import Json, check_writable, finish, people, print_json, reporting_errors, stderr
 
 if TYPE_CHECKING:
     from ringlab_course.lab.start import Cases, Settings, Start
@@ -51,7 +51,7 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Check versions, machines, devices, memory and one exchange; measures nothing. Exits 1 if a lab could not start."""
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         from dataclasses import asdict
 
         from ringlab_course.lab.l2 import L2
@@ -91,7 +91,7 @@ def l1(
     force: Force = False,
 ) -> None:  # fmt: skip
     """Bandwidth and overlap: exchanges by size, and how much of a hop hides behind a block."""
-    with errors_told(False):
+    with reporting_errors(False):
         from ringlab_course.lab import l1 as lab
         from ringlab_course.lab.start import Start
 
@@ -125,7 +125,7 @@ def l2(
     force: Force = False,
 ) -> None:  # fmt: skip
     """Layouts and scaling: how much of a perfect split each layout reaches, strong and weak."""
-    with errors_told(False):
+    with reporting_errors(False):
         from ringlab.layout import layout_names
         from ringlab_course.lab import l2 as lab
         from ringlab_course.lab.start import Start
@@ -170,7 +170,7 @@ def l3(
     for target in targets:
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", target)
         try:
-            with errors_told(False):
+            with reporting_errors(False):
                 from ringlab_course.lab import l3 as lab
                 from ringlab_course.lab.start import Start
 
@@ -178,7 +178,7 @@ def l3(
                 file = output / f"{name}.json"
                 start = Start(file, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force)
                 _run("l3", lab.cases, settings, start)
-        except typer.Exit:  # told already; the others have their turn
+        except typer.Exit:  # reported already; the others have their turn
             failed += 1
     finish(not failed)
 
@@ -190,7 +190,7 @@ def report(
     title: Annotated[str, typer.Option("--title", help="Of the page.")] = "Labs of ring attention",
 ) -> None:
     """One page from many result files, with plots and a leaderboard; it loads nothing from anywhere."""
-    with errors_told(False):
+    with reporting_errors(False):
         from ringlab_course.lab.report import report as page
         from ringlab_course.lab.result import load_all
 
@@ -229,12 +229,12 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
 def _line(case: dict[str, Any]) -> str:
     """A case in a line; what a reader wants of it first."""
     if "contenders" in case:
-        told = [
+        parts = [
             f"{name} {_figures(each) if each['correct'] else 'WRONG'}"
             for name, each in case["contenders"].items()
         ]
         where = f"{case.get('scaling', case['case'])}, P={case['P']}, S={case['S']}, {case['pass'].replace('_', ' + ')}"
-        return f"{where}: {', '.join(told)}"
+        return f"{where}: {', '.join(parts)}"
     shown = {k: v for k, v in case.items() if k not in ("case", "times_s")}
     return f"{case['case']}: " + ", ".join(
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()

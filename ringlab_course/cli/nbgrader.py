@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.output import Json, errors_told, people, print_json
+from ringlab.cli.output import Json, people, print_json, reporting_errors
 
 app = typer.Typer(
     help="Grade with nbgrader: its gradebook, feedback and formgrader, our judge's scores.",
@@ -26,7 +26,7 @@ def config(
     """Write nbgrader_config.py, by which nbgrader reads and grades submissions through the judge."""
     from ringlab_course.nbgrader import require_nbgrader
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         require_nbgrader()
         from ringlab_course.nbgrader.course import CONFIG, write_config
 
@@ -49,7 +49,7 @@ def release(
     """Write exercises into the course's source/, ready for nbgrader generate_assignment."""
     from ringlab_course.nbgrader import require_nbgrader
 
-    with errors_told(as_json):
+    with reporting_errors(as_json):
         require_nbgrader()
         from ringlab_course.nbgrader.course import release as write
 

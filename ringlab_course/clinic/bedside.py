@@ -1,4 +1,4 @@
-"""What the patients' programs share, and what is right in all of them: masks, scores, one block's backward, messages.
+"""The sound parts that all patients' programs share: masks, scores, one block's backward, messages.
 
 Exercise 16 shows the same text in its first cell, so that a patient's source runs where it is pasted.
 """

@@ -30,7 +30,7 @@ MOST_RANKS, MOST_TOKENS = 8, 64
 
 @dataclass(frozen=True)
 class Case:
-    """What a patient is given: `ranks` shards of `tokens` tokens each, one head of 4 dimensions."""
+    """The input of a patient: `ranks` shards of `tokens` tokens each, one head of 4 dimensions."""
 
     ranks: int
     tokens: int
@@ -133,8 +133,8 @@ class Findings:
         lines = [f"{self.case}: messages by rank, in order"]
         for rank in range(self.case.ranks):
             sends = [each for each in self.trace.exchanges(rank) if each.bytes_sent]
-            told = ", ".join(f"{each.tag} {each.bytes_sent} B to {each.to}" for each in sends)
-            lines.append(f"  rank {rank}  {told or 'none'}")
+            text = ", ".join(f"{each.tag} {each.bytes_sent} B to {each.to}" for each in sends)
+            lines.append(f"  rank {rank}  {text or 'none'}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Who lies in the ward: names, complaints, programs. What ails them is not written here."""
+"""The patients of the ward: names, complaints, programs. Their faults are not written here."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FAULTS = {
     "shared memory": "a sum lies in memory that is written again",
     "weights of the block": "the backward takes the lse of the block, not the final one",
 }
-"""What may be wrong, by the name that a chart calls it; not all of it is found in this ward."""
+"""Possible faults, by their names in a chart; not all occur in this ward."""
 
 
 def patient(name: str) -> Patient:

@@ -1,4 +1,4 @@
-"""A sound ring in the words of the ward: what patients are compared with, and the half of each that is not ill.
+"""A sound ring in the words of the ward: the standard for all patients, and the sound half of each.
 
 Its text is every patient's too, but for the lines that ward.py changes.
 """

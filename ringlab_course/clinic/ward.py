@@ -125,7 +125,7 @@ FORWARDS: dict[str, tuple[str, Changes]] = {
     ),
     "yew": ("every rank sends its block, then receives the next one.", (*_IN_ORDER, (_ARRIVES, _YEW))),
 }
-"""By patient: what its docstring says that it does, and the changes."""
+"""By patient: its docstring and its changes."""
 BACKWARDS: dict[str, tuple[str, Changes]] = {
     "hazel": ("blocks go forward; gradients go back to where they came from.", ((_COURIERS, _HAZEL),)),
     "larch": (

@@ -1,4 +1,4 @@
-"""All entries, in groups: what costs people most comes first."""
+"""All entries, in groups: the costliest errors come first."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _threshold() -> dict[str, Any]:
     a100, plain = hardware("a100"), Attention(H=32, K=32, D=128, causal=False)
     peak, one_way = a100.peak("bfloat16"), a100.inside.bytes_per_s
     return {
-        "as_told": least_tokens_hidden(peak, 600e9, plain),
+        "as_stated": least_tokens_hidden(peak, 600e9, plain),
         "half": 2 * least_tokens_hidden(peak, 600e9, plain),
         "one_way": least_tokens_hidden(peak, one_way, plain),
         "rate": one_way / 1e9,
@@ -99,15 +99,15 @@ COSTS = (
     Entry(
         "On an A100, communication is hidden from 1,024 tokens per rank",
         "A step of c tokens costs `2·c²·d` FLOPs, so on an A100 with NVLink at 600 GB/s the transfer is hidden "
-        "from {claimed.as_told} tokens on.",
+        "from {claimed.as_stated} tokens on.",
         "A step has two matrix products, scores and values: `4·c²·d` FLOPs. At the rates of the claim, that gives "
-        "{as_told} tokens. But 600 GB/s counts both directions, and a ring sends one way: at {rate} GB/s the "
+        "{as_stated} tokens. But 600 GB/s counts both directions, and a ring sends one way: at {rate} GB/s the "
         "threshold is {one_way}. Two mistakes, each of a factor of two, nearly cancel here. On another machine "
         "they do not.",
         "On InfiniBand, whose rates are given one way, the same formula is off by two.",
         "06",
         (
-            Figure("as_told", "tokens per rank, at the rates of the claim", 1024, "{:,.0f}"),
+            Figure("as_stated", "tokens per rank, at the rates of the claim", 1024, "{:,.0f}"),
             Figure("half", "the same, if a step had half of its FLOPs", None, "{:,.0f}"),
             Figure("one_way", "tokens per rank, at the rate of one direction", None, "{:,.0f}"),
             Figure("rate", "GB/s of one direction", None, "{:.0f}"),

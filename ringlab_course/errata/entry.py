@@ -1,4 +1,4 @@
-"""One wrong claim: what was claimed, what is computed here, and where the two differ."""
+"""One wrong claim: the claimed values, the computed ones, and where they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Values = Mapping[str, Any]
 ROUNDING = 1e-12
-"""What is smaller is printed as that: its digits are another machine's already."""
+"""A smaller value is printed as "below" this: its digits differ from machine to machine."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Figure:
         return value if isinstance(value, str) else self.form.format(value)
 
     @property
-    def told(self) -> str:
+    def claimed_text(self) -> str:
         """The claimed value, with the digits that were claimed."""
         if isinstance(self.claimed, tuple):
             return " to ".join(f"{each:,}" for each in self.claimed)
@@ -74,10 +74,10 @@ class Entry:
     wrong_rings: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
-    def told(self, text: str, values: Values) -> str:
+    def filled(self, text: str, values: Values) -> str:
         """Return a text with its figures."""
         shown = {figure.key: figure.shown(values[figure.key]) for figure in self.figures}
-        claimed = {figure.key: figure.told for figure in self.figures}
+        claimed = {figure.key: figure.claimed_text for figure in self.figures}
         return text.format(**{**values, **shown}, claimed=SimpleNamespace(**claimed))
 
     def refuted(self, values: Values) -> list[str]:

@@ -20,7 +20,7 @@ def published(X: Any, LENGTH: Any, OUT: Any, BLOCK: tl.constexpr) -> None:
 
 @triton.jit
 def mended(X: Any, LENGTH: Any, OUT: Any, BLOCK: tl.constexpr) -> None:
-    """The block's size is the constant; what is beyond the length is masked when the kernel runs."""
+    """The block's size is the constant; the kernel masks the positions beyond the length."""
     index = tl.arange(0, BLOCK)
     tl.store(OUT, tl.sum(tl.load(X + index, mask=index < tl.load(LENGTH), other=0.0), 0))
 

@@ -65,10 +65,10 @@ def _entry(number: int, entry: Entry, values: Values) -> str:
     link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
     parts = [
         f"### {number}. {entry.title}",
-        f"**Claim.** {entry.told(entry.claim, values)}",
-        f"**In fact.** {entry.told(entry.truth, values)}",
+        f"**Claim.** {entry.filled(entry.claim, values)}",
+        f"**In fact.** {entry.filled(entry.truth, values)}",
         _table(entry, values),
-        f"**Why it matters.** {entry.told(entry.matters, values)} Lesson {link}.",
+        f"**Why it matters.** {entry.filled(entry.matters, values)} Lesson {link}.",
         "<details><summary>The computation</summary>",
         f"```python\n{source(entry)}\n```",
         *(f"```diff\n{_difference(name)}\n```" for name in entry.wrong_rings),
@@ -82,7 +82,9 @@ def _table(entry: Entry, values: Values) -> str:
     lines = ["| | claimed | computed |", "|---|--:|--:|"]
     for figure in entry.figures:
         right = " (right)" if figure.holds else ""
-        lines.append(f"| {figure.label} | {figure.told}{right} | {figure.shown(values[figure.key])} |")
+        lines.append(
+            f"| {figure.label} | {figure.claimed_text}{right} | {figure.shown(values[figure.key])} |"
+        )
     return "\n".join(lines)
 
 

@@ -189,8 +189,8 @@ def _inside(sums: np.ndarray) -> str:
     by_owner = {
         owner: [str(rank) for rank in range(len(sums)) if sums[rank, owner]] for owner in range(len(sums))
     }
-    told = [f"dK/dV {owner} from {', '.join(ranks)}" for owner, ranks in by_owner.items() if ranks]
-    return " and ".join(told) or "an empty sum"
+    parts = [f"dK/dV {owner} from {', '.join(ranks)}" for owner, ranks in by_owner.items() if ranks]
+    return " and ".join(parts) or "an empty sum"
 
 
 DARK = {BLUE, RED, GREEN}
@@ -230,7 +230,7 @@ def play(frames: Sequence[Frame], title: str = "") -> None:
 
 
 def astray(frame: Frame, rank: int) -> bool:
-    """Return whether the sum on `rank` is none of one block: it holds others, one twice, or is not this rank's in the end."""
+    """Return whether the sum on `rank` is wrong: it mixes blocks, counts one twice, or ends on another rank."""
     sums = frame.sums[rank]
     if sums is None:
         return frame.home

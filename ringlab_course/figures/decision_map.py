@@ -82,7 +82,7 @@ def figure(
     """Return the map for P ranks of `machine`, with the known machines' links at their own thresholds.
 
     The map takes the machine's dense peak, its inner link's latency and its whole memory for one
-    layer's attention, unless told otherwise. With `hybrids` rings of Ulysses rows are weighed too.
+    layer's attention by default. With `hybrids`, rings of Ulysses rows are weighed, too.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)

@@ -211,7 +211,7 @@ def _parts(
 
 SEEDS = (0, 1, 2)
 ROUNDED = ("nothing", "out", "lse")
-"""What of the state that is carried from block to block is rounded to the dtype of the inputs."""
+"""The parts of the running state that are rounded to the dtype of the inputs."""
 TITLES = {"plain": "plain scores", "large": "large scores", "sloped": "scores that rise"}
 LOOKS: dict[str, dict[str, Any]] = {
     "lse": {"color": RED, "marker": "s", "linestyle": "-"},
@@ -326,12 +326,14 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
     """Return the panels of `fault_figure` in words."""
     sentences = []
     for name, curves in found.items():
-        parts = [f"{probe} {_told(errors[0])} to {_told(errors[-1])}" for probe, errors in curves.items()]
+        parts = [
+            f"{probe} {_in_words(errors[0])} to {_in_words(errors[-1])}" for probe, errors in curves.items()
+        ]
         sentences.append(f"{name}: {', '.join(parts)}.")
     return f"Relative errors from {ranks[0]} to {ranks[-1]} blocks. " + " ".join(sentences)
 
 
-def _told(error: float) -> str:
+def _in_words(error: float) -> str:
     """Return an error in words; of a few roundings of float32 every machine has digits of its own."""
     return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 

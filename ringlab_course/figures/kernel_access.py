@@ -239,7 +239,7 @@ _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": PAPER, "edgecolor": "none",
 
 
 def _look(kind: str) -> dict[str, Any]:
-    """Fill and hatch of what is read and of what is written: told apart without colour, too."""
+    """Fill and hatch of what is read and of what is written: distinct without colour, too."""
     looks: dict[str, dict[str, Any]] = {
         "load": {"facecolor": SKY},
         "store": {"facecolor": ORANGE, "hatch": "///"},

@@ -1,6 +1,6 @@
 """The kill matrix: faults down, checks across, and which check finds which fault; with the evidence for each cell.
 
-A cell is told by sign and by colour: ● found, · held, – does not apply.
+A cell has a sign and a colour: ● found, · held, – does not apply.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def describe(matrix: KillMatrix) -> str:
     lines = []
     for name in matrix.patients:
         found = matrix.found_by(name)
-        told = f"found by {', '.join(found)}" if found else "found by none"
-        lines.append(f"{name}: {told}.")
+        text = f"found by {', '.join(found)}" if found else "found by none"
+        lines.append(f"{name}: {text}.")
     return " ".join(lines)
 
 
@@ -82,11 +82,11 @@ def table(matrix: KillMatrix, row: int, column: int) -> str:
         )
         weight = "bold" if down == row else "normal"
         body.append(f'<tr><th scope="row" style="text-align:left;font-weight:{weight}">{name}</th>{cells}</tr>')  # fmt: skip
-    told = html.escape(evidence(matrix, matrix.patients[row], matrix.checks[column]))
+    text = html.escape(evidence(matrix, matrix.patients[row], matrix.checks[column]))
     style = f"border-collapse:collapse;color:{INK};background:{PAPER}"
     return (
         f'<table style="{style}"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-        f'<p aria-live="polite" style="max-width:56em">{told}</p>'
+        f'<p aria-live="polite" style="max-width:56em">{text}</p>'
     )
 
 

@@ -23,7 +23,7 @@ RECORDED = Path("benchmarks/results/nn/loss-curves.json")
 SAME = 1e-5
 """Relative difference up to which two float32 runs are one: they add up the same terms in another order."""
 FLOOR = 1e-9
-"""What the picture shows of equal bits, whose difference has no logarithm."""
+"""Where the picture draws equal bits, whose difference has no logarithm."""
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": INK, "linewidth": 5.0, "alpha": 0.25},
     {"color": BLUE, "linestyle": "-", "linewidth": 1.6},
@@ -45,10 +45,10 @@ def recorded(path: Path | None = None) -> Recorded:
     """Return the 200-step curves that come with the course. Raises: OSError where the file is not there."""
     from ringlab.checkout import find_checkout
 
-    told = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
-    at = told["machine"]
+    recorded = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
+    at = recorded["machine"]
     words = f"{at['processor']}, {at['cores']} cores, torch {at['torch']}, Python {at['python']}, {at['date'][:10]}"
-    return Recorded(told["curves"], words)
+    return Recorded(recorded["curves"], words)
 
 
 def differences(curves: Curves) -> dict[str, list[float]]:
@@ -82,14 +82,14 @@ def describe(curves: Curves, title: str) -> str:
     """Return the picture in words, without a value of the loss: texts differ from one Python to the next."""
     (first, losses), *_ = curves.items()
     course = "falls" if losses[-1] < losses[0] else "does not fall"
-    told = [f"{title}. The loss of {first} {course} in {len(losses)} steps."]
+    sentences = [f"{title}. The loss of {first} {course} in {len(losses)} steps."]
     for name, found in differences(curves).items():
         if max(found) <= SAME:
-            told.append(f"The curve of {name} lies on it, nowhere further than 1e-5 from it.")
+            sentences.append(f"The curve of {name} lies on it, nowhere further than 1e-5 from it.")
         else:
             step = next(number for number, one in enumerate(found, 1) if one > SAME)
-            told.append(f"The curve of {name} leaves it in step {step}.")
-    return " ".join(told)
+            sentences.append(f"The curve of {name} leaves it in step {step}.")
+    return " ".join(sentences)
 
 
 def player(cases: Mapping[str, Curves]) -> Any:

@@ -91,7 +91,7 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
 
 
 def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
-    """One stacked bar a step: what each block has in the running sum, shrunk where the maximum jumps."""
+    """One stacked bar a step: each block's share of the running sum, shrunk where the maximum jumps."""
     for step in steps[: upto + 1]:
         bottom = 0.0
         for index, share in enumerate(step.shares):

@@ -1,4 +1,4 @@
-"""The map of the papers: what builds on what, and which of them the lessons have explained so far.
+"""The map of the papers: which builds on which, and those that the lessons have explained so far.
 
 Links of known machines are named as in the cost model's table.
 """

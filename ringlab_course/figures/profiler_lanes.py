@@ -62,7 +62,7 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
 
 def describe(runs: Runs, rank: int | None = None) -> str:
     """Return the picture in words. Raises: CommError for a run without spans, or a rank that is not in it."""
-    told = []
+    sentences = []
     for name, spans in runs.items():
         scale, unit = time_unit(duration(spans))
         parts = []
@@ -72,8 +72,8 @@ def describe(runs: Runs, rank: int | None = None) -> str:
                 f"rank {one} computes {in_unit(found.compute_s, scale)} {unit} and copies {in_unit(found.copy_s, scale)} {unit}, "
                 f"{in_unit(found.exposed_s, scale)} {unit} of it exposed"
             )
-        told.append(f"{name}, over after {in_unit(duration(spans), scale)} {unit}: {'; '.join(parts)}.")
-    return " ".join(told)
+        sentences.append(f"{name}, over after {in_unit(duration(spans), scale)} {unit}: {'; '.join(parts)}.")
+    return " ".join(sentences)
 
 
 def player(runs: Runs) -> Any:

@@ -43,7 +43,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Frame:
-    """One step of the ring: the owner of the block on every rank, who computed, what was sent on."""
+    """One step of the ring: the owner of the block on every rank, the ranks that computed, the blocks sent on."""
 
     step: int
     held: tuple[int | None, ...]

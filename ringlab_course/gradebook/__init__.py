@@ -1,4 +1,4 @@
-"""A class's grades: the submissions, who grades them, what is kept, and the pages.
+"""A class's grades: submissions, workers, the stored results, and the pages.
 
 collect    paths → submissions, whatever the folders hold
 policy     deadlines and what lateness costs

@@ -182,7 +182,7 @@ def _mistake_counts(judged: Sequence[Entry], exercise: str) -> list[MistakeCount
 
 
 def _broken(judged: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
-    """Yield (learner, check, what went wrong) where a check, not the answer, is at fault."""
+    """Yield (learner, check, error) where a check, not the answer, is at fault."""
     for entry in judged:
         for stage, _, check in _checks(entry):
             if check.get("broken"):

@@ -64,7 +64,7 @@ class ClusterPool:
             self.client.close()
 
     def _send(self, job: Job) -> Any:
-        """Send a job; what is no notebook that could travel is judged here, where it earns its zero."""
+        """Send a job. A file that is not a notebook is judged here, where it earns its zero."""
         try:
             data = _bytes_of(job)
         except OSError as error:

@@ -69,7 +69,7 @@ def exercise_named(folder: str) -> str:
 def nbgrader_folder(path: Path, root: Path) -> Path | None:
     """Return the folder of one assignment of one learner in nbgrader's submitted/, or None.
 
-    submitted/ is `root`, above it or right in it: further below it is a learner's, who may call
+    submitted/ is `root`, above it or right in it: folders further below are a learner's, who may call
     folders as they like.
     """
     folder, root = _absolute(path).parent, _absolute(root)
@@ -81,7 +81,7 @@ def nbgrader_folder(path: Path, root: Path) -> Path | None:
 
 
 def _without_exercise(stem: str, exercise: str) -> str:
-    """alice_05 → alice; 05_emulated_ring (1) → ""; what names another exercise, or none, stays whole."""
+    """alice_05 → alice; 05_emulated_ring (1) → ""; a name with another exercise, or with none, stays whole."""
     short = _COPY.sub("", stem)
     for name in filter(None, (_slugs().get(exercise, ""), exercise)):
         if short == name and name != exercise:
@@ -103,12 +103,12 @@ def _absolute(path: Path) -> Path:
 
 DEPTH = 12
 ENTRIES = 200_000
-"""What is looked at below one folder of a class."""
+"""Limits of a search below one folder of a class."""
 SKIPPED = {".ipynb_checkpoints", ".git", "__MACOSX"}
 
 
 def notebooks_below(root: Path, notes: list[str]) -> Iterator[Path]:
-    """Yield what is called *.ipynb below `root`, whatever it is, in the order of the names.
+    """Yield everything called *.ipynb below `root`, files or not, in the order of the names.
 
     Links to folders are not entered, so there are no loops. Checkpoints and what archivers of
     macOS add are no submissions. Where a folder is too deep or too full, `notes` say so.

@@ -21,11 +21,11 @@ COLUMNS = (
     "submitted_at", "graded_at", "failed_checks", "reason", "path", "digest",
 )  # fmt: skip
 FORMULA = "=+-@\t\r\n＝＋－＠"
-"""What makes a spreadsheet take a cell for a formula, where it comes first."""
+"""First characters that make a spreadsheet take a cell for a formula."""
 
 
 def failed_briefly(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the checks of a report that do not hold: which, what they are worth, what is wrong."""
+    """Return the failed checks of a report: their names, points and messages."""
     names = ("stage", "id", "title", "tier", "points", "message", "misconception")
     return [{name: check.get(name) for name in names} for check in failed_checks(report)]
 
@@ -48,7 +48,7 @@ def ungraded_data(each: Ungraded) -> dict[str, Any]:
 
 
 def csv_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
-    """Return a line for every entry. What could not be graded has no score, and says so under reason."""
+    """Return a line for every entry. An ungraded entry has no score, and its reason says why."""
     file = io.StringIO()
     # Every cell in quotes: programs that take ; for the separator find no cell inside a cell.
     writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")

@@ -30,7 +30,7 @@ _STATUS = {"ok": "all holds", "wrong": "something is wrong", "not written": "not
 
 @dataclass(frozen=True)
 class CheckView:
-    """One check: what was expected, and where it does not hold why. `repeated`: said above already.
+    """One check: the expectation and, if it fails, the reason. `repeated`: said above already.
 
     `counted` is off where it holds and earns nothing, as correct answers come first; `message` says so.
     """
@@ -165,8 +165,8 @@ def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: 
 
 
 def _check_views(checks: Iterable[Mapping[str, Any]], *, counts: bool) -> list[CheckView]:
-    """As the notebook tells it: what was said above is not said again."""
-    told: set[tuple[str, str]] = set()
+    """As the notebook prints it: a text that stands above is not repeated."""
+    said_before: set[tuple[str, str]] = set()
     views = []
     for check in checks:
         message, example = str(check.get("message") or ""), ""
@@ -174,10 +174,10 @@ def _check_views(checks: Iterable[Mapping[str, Any]], *, counts: bool) -> list[C
         if not check["ok"] and check.get("tier") in SHOWN_TIERS:
             example = legible(check.get("counterexample") or "")
         misconception = check.get("misconception") or ""
-        repeated = bool(message) and any(message == said for said, _ in told)
-        if repeated and (misconception or (message, example) in told):
+        repeated = bool(message) and any(message == said for said, _ in said_before)
+        if repeated and (misconception or (message, example) in said_before):
             example = ""
-        told.add((message, example))
+        said_before.add((message, example))
         views.append(
             CheckView(
                 id=legible(check["id"], 60),

@@ -1,6 +1,6 @@
 """Grades as pages: one for each learner, an index and a class report. They ask nobody for anything and run no script.
 
-What learners wrote is escaped, made visible where it would steer, and cut; a second wall, the pages'
+Learners' text is escaped, control characters are made visible, and long text is cut; a second wall, the pages'
 own security policy, forbids every script, every address and every style but the one they bring.
 """
 

@@ -102,7 +102,7 @@ def utc(moment: datetime) -> str:
 
 
 def lateness_s(submitted_at: str | None, due: str) -> float:
-    """Return the seconds after the deadline; 0 where there is none, or nobody knows when."""
+    """Return the seconds after the deadline; 0 without a deadline or a known time."""
     if not submitted_at or not due:
         return 0.0
     late = datetime.fromisoformat(submitted_at) - datetime.fromisoformat(due)

@@ -107,8 +107,8 @@ class Here:
 
 def one_line(error: BaseException) -> str:
     """Return an error as a line of bounded length."""
-    told = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-    return "".join(c if c.isprintable() else "�" for c in told[:1000])
+    text = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+    return "".join(c if c.isprintable() else "�" for c in text[:1000])
 
 
 def cores() -> int:

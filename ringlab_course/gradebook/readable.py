@@ -90,7 +90,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(iso: object) -> str:
-    """Return an ISO 8601 time as 2026-11-02 23:59 UTC; what is none, as text."""
+    """Return an ISO 8601 time as 2026-11-02 23:59 UTC; anything else as text."""
     try:
         when = datetime.fromisoformat(str(iso))
     except ValueError:
@@ -161,11 +161,11 @@ def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
         took = sum(check.get("seconds") or 0.0 for check in stage["checks"])
         head = f"{len(stage['checks']) - len(failed)} of {len(stage['checks'])} checks hold"
         yield f"  {stage['stage']}: {stage['status']}, {head}, {took:.2f} s"
-        told: set[str] = set()
+        said: set[str] = set()
         for check in failed:
             yield f"    ✗ {check['title']} ({check['tier']}, {check['points']} points, {check.get('seconds') or 0.0:.2f} s)"
-            message = "the same as above" if check["message"] in told else check["message"]
-            told.add(check["message"])
+            message = "the same as above" if check["message"] in said else check["message"]
+            said.add(check["message"])
             if check.get("misconception"):
                 message = f"{message} [{check['misconception']}]"
             yield from textwrap.wrap(message, 100, initial_indent=_INDENT, subsequent_indent=_INDENT)
@@ -180,8 +180,8 @@ def lateness(late_s: float) -> str:
     """Return seconds as "2 d 3 h late"."""
     minutes = int(late_s // 60)
     parts = ((minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "min"))
-    told = [f"{count} {unit}" for count, unit in parts if count][:2]
-    return f"{' '.join(told) or 'less than a minute'} late"
+    largest = [f"{count} {unit}" for count, unit in parts if count][:2]
+    return f"{' '.join(largest) or 'less than a minute'} late"
 
 
 def _failures(stage_id: str, history: Iterable[Entry]) -> int:

@@ -1,4 +1,4 @@
-"""Grading a class into its gradebook: what has its result is left alone, the rest is graded as it can be.
+"""Grading a class into its gradebook: existing results are left alone, and all else that can be graded is graded.
 
 A result that older checks gave stands until its exercise is graded anew on request, and the run says so.
 """
@@ -109,13 +109,13 @@ def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: R
 
 
 def older_checks_notes(entries: Iterable[Entry]) -> list[str]:
-    """Return a line on the results that older checks gave, and how to have new ones; none where there are none."""
+    """Return a line about results of older checks and how to grade them again; an empty list without such results."""
     counts = sorted(Counter(entry.exercise for entry in entries if entry.older_checks).items())
     if not counts:
         return []
-    told = ", ".join(f"{count} of exercise {exercise}" for exercise, count in counts)
+    counted = ", ".join(f"{count} of exercise {exercise}" for exercise, count in counts)
     options = " ".join(f"--regrade {exercise}" for exercise, _ in counts)
-    return [f"graded by older checks, and kept as they are: {told}; {options} grades them again"]
+    return [f"graded by older checks, and kept as they are: {counted}; {options} grades them again"]
 
 
 def _without_report(entry: Entry) -> Entry:

@@ -82,7 +82,7 @@ def _open(book: sqlite3.Connection, path: Path | None) -> None:
         except BaseException:
             book.execute("ROLLBACK")
             raise
-    book.execute("PRAGMA synchronous = FULL")  # a result that was told survives a power cut too
+    book.execute("PRAGMA synchronous = FULL")  # a result that was reported survives a power cut, too
     _check_tables(book, path)
 
 
@@ -219,4 +219,4 @@ def checked_moment(value: Any) -> str:
             return str(value)
     except ValueError:
         pass
-    raise DamagedError("a time that is none, or has no zone")
+    raise DamagedError("an invalid time, or one without a zone")

@@ -59,7 +59,7 @@ Key = tuple[str, str]
 
 
 class Gradebook:
-    """The gradebook in the file `path`, made where there is none (unless `create` is off); None: in memory.
+    """The gradebook in the file `path`, created if it does not exist (unless `create` is off); None: in memory.
 
     Of a learner's results in an exercise the one that was handed in last counts, of those the one
     graded last. Nothing is ever deleted. Raises: CourseError where the file is no gradebook of ours.
@@ -186,7 +186,7 @@ class Gradebook:
         return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
 
     def want(self, keys: Iterable[Key]) -> None:
-        """Ask for these to be graded again; what was asked for and is outstanding stays asked for."""
+        """Ask for these to be graded again, in addition to earlier requests that are outstanding."""
         with self._transaction():
             self._book.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", list(keys))
 

@@ -87,7 +87,7 @@ def _imported(source: str) -> Iterator[Path]:
 def seed_of(class_seed: int, learner: str, exercise: str, digest: str) -> int:
     """Return the seed of the probes for one submission, 64 bits: the same whenever this file is graded.
 
-    A changed notebook, which has another digest, is met by new probes: what an earlier one saw is of no use to it.
+    A changed notebook has another digest and meets new probes: knowledge of earlier ones is of no use to it.
     """
     text = "\0".join((str(class_seed), learner, exercise, digest))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")

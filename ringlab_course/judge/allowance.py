@@ -24,7 +24,7 @@ SECONDS = {"visible": 5.0, "stress": 30.0, "held-out": 30.0}
 
 
 class Allowance:
-    """What is left of the seconds of one tier's checks of one function; `patience` multiplies them all.
+    """The remaining seconds of one tier's checks of one function; `patience` multiplies them all.
 
     A call under way is not cut off: the next one is refused. So what is used may exceed the allowance by one
     call, which has a deadline of its own.
@@ -59,7 +59,7 @@ class Allowance:
         return self._total() - self._begin
 
     def require(self) -> None:
-        """Return while something is left. Raises: Crashed, with what the learner is told."""
+        """Return while something is left. Raises: Crashed, with a message for the learner."""
         if self.tier and self.used > self.seconds:
             raise Crashed(
                 f"Not run: the {self.tier} checks of one function may take {self.seconds:g} s of computing together, and "
@@ -79,7 +79,7 @@ INTERVAL_S = 0.1
 
 
 class Watch:
-    """Ends all workers it is told of as soon as together they hold more memory, or run more tasks, than they may.
+    """Ends all registered workers as soon as together they hold more memory, or run more tasks, than they may.
 
     A limit of the kernel's holds for one process; ranks, and processes where they can be started,
     multiply it. `exceeded` then says which bound it was; empty until then.

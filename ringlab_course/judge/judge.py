@@ -145,7 +145,7 @@ def _graded(
 ) -> tuple[StageReport, ...]:
     """Return the reports of all stages.
 
-    No text is told that was written after a worker had seen a hidden probe: so the hidden checks of all
+    No text is reported that was written after a worker had seen a hidden probe: so the hidden checks of all
     stages come after all others, and of what they raise only the check's own words are kept.
     """
     parts = {
@@ -172,7 +172,7 @@ def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed
 
 
 def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:
-    """Return one report of `parts`, in the contract's order; what is not written in one part is not written."""
+    """Return one report of `parts`, in the contract's order; a function that is unwritten in one part counts as unwritten."""
     for part in parts:
         if part.status == "not written" and part.checks:
             return not_written(stage, Failure(part.checks[0].message, part.checks[0].counterexample))

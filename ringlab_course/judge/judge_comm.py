@@ -1,4 +1,4 @@
-"""A rank's transport inside a worker: every message goes to the judge, who is the network.
+"""A rank's transport inside a worker: every message goes to the judge, which is the network.
 
 What a rank sends, when it waits and what it then holds, the judge sees. That it computes between two of
 these, and that real work is done there, only the worker says: `compute` tells the judge when it begins

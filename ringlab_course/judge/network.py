@@ -1,8 +1,8 @@
 """The judge as the network between ranks: routes every message, and so knows what was sent.
 
-Each rank is a worker of its own that holds only its shard. What the trace says of exchanges was seen
+Each rank is a worker of its own that holds only its shard. The trace's exchanges were seen
 here, not reported: who exchanged with whom, how many bytes, how often, and in which order a rank
-posted and waited. What it says of computations is the worker's word: that it computed between two
+posted and waited. Its computations are the worker's word: that it computed between two
 such frames, and under which label. That the work was done is proved by values, if at all.
 
 Times are those of a virtual clock per rank, the virtual cluster's: a computation takes a second, a
@@ -11,7 +11,7 @@ rank's frames and on nothing else, and a program gives the same times here as in
 
 The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
 chance, a rank that dies. All of that is done here. Only that an exchange is posted late is left to the
-worker, who alone can read a tensor at the last moment.
+worker, the only process that can read a tensor at the last moment.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Rank:
     """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
 
     time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the computation under way. ended: why the rank has
-    no result, in a run in which one was killed. aborted: its worker has been told to end the call.
+    no result, in a run in which one was killed. aborted: its worker has been asked to end the call.
     """
 
     rank: int
@@ -170,7 +170,7 @@ class Network:
             self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
 
     def _stuck(self, works: dict[int, Posted]) -> None:
-        """Nobody can go on: a deadlock, or the ranks that are left are told who died."""
+        """Nobody can go on: a deadlock, or the remaining ranks learn which rank died."""
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():
@@ -179,11 +179,11 @@ class Network:
     def _tell(self, rank: _Rank, error: RinglabError) -> None:
         """Let the exchange that the rank waits for raise `error`."""
         rank.waiting = None
-        told = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
-        self._send(rank, "lost", error=type(error).__name__, **told)
+        fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
+        self._send(rank, "lost", error=type(error).__name__, **fields)
 
     def _kill(self, rank: _Rank) -> None:
-        """Let the rank's program end where it stands; what it sends from now on is not listened to."""
+        """Let the rank's program end where it stands; its later messages are ignored."""
         self.dead, rank.ended, rank.state = rank, Ended(Killed.__name__), "killed"
         self._abort(rank)
 
@@ -256,7 +256,7 @@ class Network:
 
     def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
         work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)
-        if aborting:  # nobody meets it: the rank will wait for it, and is told then
+        if aborting:  # nobody meets it: the rank will wait for it, and learns it then
             work.open_ends.clear()
             rank.works.append(work)
             rank.unwaited[work.index] = work

@@ -1,4 +1,4 @@
-"""What a submission may not leave its work to: ringlab's own answers and PyTorch's attention.
+"""The functions that a submission may not call in place of its own work: ringlab's answers and PyTorch's attention.
 
 In a worker the sources of what is off limits are not there, and importing it gives a stand-in that raises
 once it is used, with words that say why. Importing alone costs nothing, as notebooks compare themselves
@@ -42,7 +42,7 @@ NEEDED = (
     *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "requirements")),
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
 )  # fmt: skip
-"""What a worker itself needs of ringlab, and what notebooks use beside their answers."""
+"""The modules of ringlab that a worker needs, and those that notebooks use beside their answers."""
 KERNELS = tuple(
     f"ringlab.blocks.triton.{name}" for name in ("__init__", "accesses", "interpreter", "rounding")
 )
@@ -227,7 +227,7 @@ def _closing(spec: Any) -> Any:
     return spec
 
 
-_libraries: list[Any] = []  # what they register is undone when they are collected
+_libraries: list[Any] = []  # their registrations are undone when they are collected
 
 
 def _close_torch() -> None:

@@ -61,7 +61,7 @@ class WorkerProcess:
         self.frames: list[Frame] = []
         self.pid = self._init = 0
         self._mark = secrets.token_hex(16)  # by which a process that was started without a sandbox is known
-        # What starts the worker may complain. No file: without root a worker can open what bubblewrap has open.
+        # The launcher may complain. Not into a file: without root a worker can open bubblewrap's open files.
         self._complaints, self._complain = os.pipe()
         os.set_blocking(self._complaints, False)
         self.socket, theirs = socket.socketpair()

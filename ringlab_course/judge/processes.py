@@ -53,7 +53,7 @@ def cpu_seconds(pid: int) -> float:
 def precise_cpu_seconds(pids: Iterable[int]) -> float:
     """Return the seconds that these processes have computed, every thread's, to the nanosecond where the kernel says it.
 
-    Two such figures of one process can be told apart where a clock tick, a hundredth of a second, is too coarse.
+    Two such figures of one process differ even where a clock tick, a hundredth of a second, is too coarse.
     """
     return sum(map(_precise, pids))
 
@@ -87,7 +87,7 @@ def end_all(root: int, mark: bytes, seconds: float = 10.0) -> None:
     All are stopped before the first is killed, so that none starts another meanwhile. `root` is stopped first and
     killed last: orphans fall to it, and while it takes no notice of ends the kernel leaves none out of the list of
     its children. One look can miss whoever changes its parent or its program just then: two in a row have to find
-    nobody. What has neither mark nor descent is not found, nor is what belongs to another user.
+    nobody. A process with neither mark nor descent is not found, nor is one of another user.
     """
     deadline, ended, quiet = time.monotonic() + seconds, set[int](), 0
     _signal([root], signal.SIGSTOP)
@@ -137,13 +137,13 @@ def status_text(path: Path) -> str:
 
 def _status(pid: int) -> str:
     """The status of `pid`; once its first thread has ended, and with it all that its file says of memory, another's."""
-    told = status_text(Path(f"/proc/{pid}/status"))
-    if told and not _HAS_MEMORY.search(told):
+    status = status_text(Path(f"/proc/{pid}/status"))
+    if status and not _HAS_MEMORY.search(status):
         for path in Path(f"/proc/{pid}/task").glob("*/status"):
             thread = status_text(path)
             if _HAS_MEMORY.search(thread):
                 return thread
-    return told
+    return status
 
 
 def _bytes(status: str, name: str) -> int:

@@ -5,7 +5,7 @@
     payload   the arrays' bytes, C order, in the order of `arrays`, each begun at a multiple of 16
 
 A value is a tree of None, bool, int, float, str, lists, tuples, dicts with text keys, layouts
-and arrays. There is no field for a verdict. Whatever breaks a rule is a ProtocolError.
+and arrays. There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SPEC = {"dtype", "shape", "torch", "grad"}
 
 
 class ProtocolError(CourseError):
-    """A frame breaks the protocol; whoever sent it is not listened to any more."""
+    """A frame breaks the protocol; its sender is not listened to any more."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one frame may hold; sizes in bytes."""
+    """Limits of one frame; sizes in bytes."""
 
     header: int = 1 << 20
     array: int = 1 << 28

@@ -46,9 +46,9 @@ MESH_TASKS = 128
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one worker may use: bytes of address space and scratch, CPU seconds, threads, open files.
+    """Limits of one worker: bytes of address space and scratch, CPU seconds, threads, open files.
 
-    total_memory_bytes, total_tasks: what all workers of a submission may hold together.
+    total_memory_bytes, total_tasks: limits of all workers of a submission together.
     """
 
     memory_bytes: int = 4 << 30

@@ -43,8 +43,8 @@ class Condemned(Failure):
 class Session:
     """Workers that have loaded one submission's code.
 
-    limits: what the code may not use; without it all of ringlab but its checks is there.
-    seconds: for each call. total_seconds: for the whole submission; what comes later fails unrun.
+    limits: modules that the code may not use; without it all of ringlab but its checks is available.
+    seconds: for each call. total_seconds: for the whole submission; later calls fail unrun.
     patience: multiplies these, and what the checks of a tier may compute (`allowance.begin`).
     """
 
@@ -159,8 +159,8 @@ class Session:
         """Return the failure for a worker that had to be ended because of `error`."""
         self.losses += 1
         if isinstance(error, ProtocolError):
-            told = "in a hidden check" if self.concealed else f"needed {error.needed}, got {error.got}"
-            self.condemned = f"it interfered with the judge: {told}"
+            reason = "in a hidden check" if self.concealed else f"needed {error.needed}, got {error.got}"
+            self.condemned = f"it interfered with the judge: {reason}"
             return Condemned("This submission interfered with the judge; nothing in it counts.")
         if isinstance(error, Endless):
             return Crashed(f"{what} was ended: {error.got}. Is there a loop that never ends?")

@@ -1,4 +1,4 @@
-"""Reading a submitted notebook as data: whatever the file holds, the answer is cells or a reason."""
+"""Reading a submitted notebook as data: for any file, the answer is cells or a reason."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ def main() -> None:
         from ringlab_course.judge.offlimits import OffLimits, install
 
         install(OffLimits.from_text(sys.argv[4]))
-    gc.disable()  # what the imports make is there to stay: looking through it again and again takes a tenth of a start
+    gc.disable()  # the imports' objects stay: collecting them again and again takes a tenth of a start
     _warm_up(arrays)
     gc.freeze()
     gc.enable()
     warnings.simplefilter("ignore")
     if "RINGLAB_WORKER" not in os.environ:  # set where there is no sandbox
         forbid_programs()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, what goes wrong is told to the judge
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, errors are reported to the judge
     channel.send("hello")
     namespace: dict[str, Any] = {}
     while True:

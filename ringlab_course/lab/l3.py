@@ -70,7 +70,7 @@ class L3:
 
 
 def cases(ring: Ring, settings: L3, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield, by pass and as each ends: who is right in a first call; then errors of all calls, bounds, times and scores."""
+    """Yield, by pass and as each ends: which entrants are right in a first call; then errors of all calls, bounds, times and scores."""
     P = ring.world_size
     settings.check(P)
     problem = Problem(settings.H, settings.S, settings.D, True, settings.dtype)

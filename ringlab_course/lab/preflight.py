@@ -1,4 +1,4 @@
-"""What must be right before anything is measured, looked at by every rank and told to every rank.
+"""The conditions for measuring: every rank looks at them, and every rank learns what all have seen.
 
 All ranks draw the same conclusions from the same facts, so a lab begins on all of them or on none.
 """
@@ -32,7 +32,7 @@ _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: its name, whether it is as it should be, what was seen, what to do."""
+    """One finding: its name, whether it is as it should be, the observation, the remedy."""
 
     name: str
     ok: bool
@@ -116,7 +116,7 @@ def judge(
 ) -> Iterator[Finding]:
     """Yield what the facts of all ranks say.
 
-    needed_bytes: what a rank will allocate that does not say it itself. nodes: how many machines were meant. shared:
+    needed_bytes: what a rank will allocate if it does not say so itself. nodes: how many machines were meant. shared:
     whether ranks may share a GPU, and then see each other's use of it.
     """
     yield _alike("versions", everyone, "install requirements.lock on every machine")
@@ -141,7 +141,9 @@ def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bo
     """The memory, a GPU's or a machine's, in which the ranks that use it find the least beyond what they need together."""
     by_memory: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in everyone:
-        of_gpu = each["id"] if shared else f"of rank {each['rank']}"  # two on one are told elsewhere
+        of_gpu = (
+            each["id"] if shared else f"of rank {each['rank']}"
+        )  # two ranks on one GPU are reported elsewhere
         by_memory[of_gpu if each["kind"] == "cuda" else each["host"]].append(each)
 
     def needed(ranks: list[dict[str, Any]]) -> int:
@@ -185,7 +187,7 @@ def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
 
 
 def _load(everyone: list[dict[str, Any]]) -> str:
-    """Which CPUs were more than busy before the ranks began: told, not refused, for no rank has a CPU to itself."""
+    """Which CPUs were more than busy before the ranks began: reported, not refused, since no rank has a CPU to itself."""
     busy = {each["host"]: each for each in everyone if each["kind"] == "cpu" and each["load"] > each["cores"]}
     told = [f"load {each['load']:.1f} on {each['cores']} cores of {host}" for host, each in busy.items()]
     return f"over the last minute {', '.join(told)}: what is measured beside that says little" if told else ""

@@ -110,7 +110,7 @@ def report(
         try:
             runs[path] = _run(found, f"run{number}")
             leaderboard({path: found})
-        except Exception as error:  # anybody's data: whatever it leads to, the others are shown
+        except Exception as error:  # anybody's data: if it fails, the others are shown
             runs.pop(path, None)
             left_out[path] = f"cases of {found['lab']}: {type(error).__name__}: {error}"
     if not runs:
@@ -163,7 +163,7 @@ def _standing(before: dict[str, Any] | None, entry: dict[str, Any]) -> dict[str,
 
 
 def _where(found: Mapping[str, Any]) -> str:
-    """Machine and versions of a run: who is compared with ringlab of another day stands on another board."""
+    """Machine and versions of a run: an entrant that was compared with ringlab of another day stands on another board."""
     machine = found["machine"]
     code = found.get("code", {})
     versions = f"torch {machine.get('torch', '?')}, ringlab {code.get('commit') or code.get('ringlab', '?')}"
@@ -185,7 +185,7 @@ def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, cases: list[dict[str, Any]], path: Path, ended_by: str) -> dict[str, Any]:
-    """What is said of one entrant in one run; one that was not timed in both passes is not right yet."""
+    """The entry of one entrant in one run; one that was not timed in both passes is not right yet."""
     own = {each["pass"]: each["contenders"][name] for each in cases if name in each["contenders"]}
     wrong = [
         f"{result} off by {_number(one['errors'][result]):.2g}, {_number(one['bounds'][result]):.2g} are allowed ({of.replace('_', ' + ')})"

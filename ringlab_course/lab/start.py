@@ -23,7 +23,7 @@ from ringlab_course.lab.result import ResultFile, blame, header, reserve
 
 
 class Settings(Protocol):
-    """What is measured: a frozen dataclass of plain values; `seed` is one of them."""
+    """The settings of a lab: a frozen dataclass of plain values; `seed` is one of them."""
 
     @property
     def seed(self) -> int: ...
@@ -81,7 +81,7 @@ def run(
 ) -> Path | None:
     """Run a lab, and return its file where this process tells of it: rank 0, or the one that started all; else None.
 
-    `began` is told there, before any rank starts, which file will have every case as soon as it ends.
+    `began` is called there, before any rank starts, with the file that will have every case as soon as it ends.
 
     Raises: LabError before any rank starts for what cannot be measured, and on every rank where preflight finds
     something; whatever ends a rank. The file then holds what was measured until then, and says what ended it.
@@ -92,14 +92,14 @@ def run(
     if tells:
         began(written)
     try:
-        with _end_told():
+        with _reporting_the_end():
             _on_all(on_rank, start, lab, cases, settings, replace(start, output=written))
         if tells and start.force and written != start.output:
             written = written.replace(start.output)
     except BaseException as error:
         if tells:
-            told = _first_failure(error) if isinstance(error, RankFailedError) else _in_one_line(error)
-            blame(written, told)
+            described = _first_failure(error) if isinstance(error, RankFailedError) else _in_one_line(error)
+            blame(written, described)
         raise
     finally:
         if tells and written.exists() and not written.stat().st_size:  # no rank began
@@ -108,7 +108,7 @@ def run(
 
 
 @contextmanager
-def _end_told() -> Iterator[None]:
+def _reporting_the_end() -> Iterator[None]:
     """Have the signal by which torchrun ends the others, when a rank has died, end this one as an error does."""
 
     def end(*_: Any) -> None:
@@ -158,12 +158,12 @@ def on_rank(ring: Ring, lab: str, cases: Cases, settings: Settings, start: Start
     everyone, found = _preflight(ring, settings, start)
     expect_ready(found, allow_busy=start.allow_busy)
     device = device_of(start.transport)
-    told: Mapping[str, Any] = {
+    head: Mapping[str, Any] = {
         **header(lab, _plain(settings), everyone, start.transport),
         "preflight": [asdict(each) for each in found],
         "topology": topology() if ring.rank == 0 else "",
     }
-    file = ResultFile(start.output, told)
+    file = ResultFile(start.output, head)
     torch.manual_seed(settings.seed)
     try:
         if ring.rank == 0:

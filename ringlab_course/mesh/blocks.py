@@ -1,7 +1,7 @@
 """One block in JAX, as lesson 17 writes it: attention with lse, the merge, its identity, and the backward of a pair.
 
 Each has a device's arrays, (B, H, L, D), and a mask (L, L) that is True where a query sees a key. Scores and
-state are float32, whatever q, k and v are.
+state are float32, for every dtype of q, k and v.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _hosts(jaxpr: Any) -> Iterator[str]:
 
 
 def _inside(equation: Any) -> Iterator[Any]:
-    """Yield what is written down inside of an operation: a loop's body, branches, what is called."""
+    """Yield the programs inside an operation: a loop's body, branches, called functions."""
     for value in equation.params.values():
         for part in value if isinstance(value, (tuple, list)) else (value,):
             inner = getattr(part, "jaxpr", part)
@@ -101,7 +101,7 @@ def _inside(equation: Any) -> Iterator[Any]:
 
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Halves the time to compile. It is about machine code: what is sent and held is decided before."""
+"""Halves the time to compile. It concerns machine code: messages and buffers are decided before."""
 BRANCH, TURNS = "branch", "turns"
 LONGEST_WORD = 200
 
@@ -204,22 +204,22 @@ def examine(
         return Examined(fault=str(error)[:LONGEST_WORD])
     block = given[1].size / len(positions)
     written = Written.of(traced.jaxpr.jaxpr)
-    told = Examined(
+    typed = Examined(
         dtypes=tuple(str(part.dtype) for part in traced.out_info),
         types=_in_blocks(written.elements, block),
         others=tuple(sorted(written.hosts)),
     )
     if written.hosts or not (run or written.loops):
-        return told
+        return typed
     compiled, examined, loops = _compiled(traced.lower(), block)
     if examined.not_run:
         return examined
     elements = written.with_loops(loops)
-    told = replace(told, types=_in_blocks(elements or written.elements, block), untold=elements is None)
+    typed = replace(typed, types=_in_blocks(elements or written.elements, block), untold=elements is None)
     if not run:
-        return told
+        return typed
     results = tuple(np.asarray(part).astype(np.float32) for part in compiled(*given))
-    return replace(examined, results=results, dtypes=told.dtypes, types=told.types, untold=told.untold)
+    return replace(examined, results=results, dtypes=typed.dtypes, types=typed.types, untold=typed.untold)
 
 
 def _in_blocks(elements: Counter[str], block: float) -> dict[str, float]:
@@ -231,7 +231,7 @@ def _mesh(P: int) -> Any:
     import jax
     from jax.sharding import AxisType
 
-    with contextlib.suppress(RuntimeError):  # it has computed before: what it has then is looked at below
+    with contextlib.suppress(RuntimeError):  # if it has computed before, its setting is checked below
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", DEVICES)
     devices = jax.devices("cpu")

@@ -27,7 +27,7 @@ NOT_OURS = "this cell is not one of ringlab's, and nothing is run here: grade it
 
 
 class Submitted(NotebookExporter):
-    """In place of nbgrader's exporter: reads a submission as data, whatever is in the file."""
+    """In place of nbgrader's exporter: reads any submitted file as data."""
 
     def from_filename(
         self, filename: str, resources: dict[str, Any] | None = None, **keywords: Any
@@ -74,7 +74,7 @@ class Judged(NbGraderPreprocessor):
 
 
 class Saved(SaveAutoGrades):
-    """nbgrader's saving of scores; what the judge cannot decide is marked for a person."""
+    """nbgrader's saving of scores; undecided cells are marked for a person."""
 
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Return the notebook as it is; the scores are in nbgrader's gradebook then."""
@@ -107,7 +107,7 @@ def known_cells(names: dict[str, str]) -> list[Known]:
 
 
 def exercise_of(known: list[Known]) -> Exercise | None:
-    """Return the exercise whose points these cells hold: what was released says it, not the submission."""
+    """Return the exercise whose points these cells hold: the released notebook says so, not the submission."""
     stages = {cell.stage for cell in known if cell.stage and cell.grade}
     ids = {stage.partition(".")[0] for stage in stages}
     return load_exercise(ids.pop()) if len(ids) == 1 else None

@@ -80,7 +80,7 @@ def _as_written(path: Path) -> bool:
     try:
         return not is_edited(nbformat.read(path, as_version=4))
     except (ValueError, LookupError, AttributeError, nbformat.ValidationError):
-        return False  # whatever is in the file, it is not ours to overwrite
+        return False  # the file is not ours to overwrite, even if it is damaged
 
 
 def _exercises(root: Path, name: str) -> list[Target]:

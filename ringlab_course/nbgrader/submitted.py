@@ -90,7 +90,7 @@ def read(path: str | os.PathLike[str], known: Sequence[Known], released: Iterabl
     """Return the submission at `path` as a notebook whose graded cells are `known`, each exactly once.
 
     released: Markdown that is the course's own and is shown as Markdown; other text is shown as text.
-    What cannot be read gives a notebook that says why and has every graded cell.
+    An unreadable file gives a notebook that says why and has every graded cell.
     """
     try:
         submission = read_submission(path)
@@ -128,7 +128,7 @@ def _names(cells: Sequence[Cell], ids: Sequence[str | None], known: Sequence[Kno
 
 
 def _own_ids(path: str | os.PathLike[str]) -> list[str | None]:
-    """Return the grade_id that each cell claims; what it claims besides is of no interest."""
+    """Return the grade_id that each cell claims; its other claims are ignored."""
     try:
         cells = json.loads(Path(path).read_bytes().decode("utf-8-sig"))["cells"]
         marks = [(cell.get("metadata") or {}).get("nbgrader") for cell in cells]
@@ -162,7 +162,7 @@ def _plain(cell: Cell, trusted: set[str]) -> NotebookNode:
 
 
 def _as_text(source: str) -> str:
-    """Return Markdown that shows `source` letter by letter, whatever is in it."""
+    """Return Markdown that shows `source` letter by letter, for any content."""
     shown = legible(source, SHOWN)
     fence = "`" * (max(map(len, _FENCES.findall(shown)), default=0) + 3)
     return f"{fence}text\n{shown}\n{fence}"
@@ -224,8 +224,8 @@ def _box(score: float, maximum: float, view: EntryView, stage: StageView | None)
 def _stage(stage: StageView) -> Markup:
     if not stage.written:
         said = stage.checks[0] if stage.checks else None
-        told = _why(said) if said else Markup("<p>Not written yet.</p>")
-        return told + _hints(stage.hints)
+        text = _why(said) if said else Markup("<p>Not written yet.</p>")
+        return text + _hints(stage.hints)
     rows = [Markup('<li style="list-style: none">{}</li>').format(_check(check)) for check in stage.checks]
     return Markup('<ul style="padding-left: 0">{}</ul>{}').format(_joined(rows), _hints(stage.hints))
 

@@ -187,8 +187,8 @@ def _about(report: Mapping[str, Any]) -> str:
         if isinstance(claims[name], list)
     ]
     kernel = f"kernel: {report['kernel']}" if report.get("kernel") else ""
-    told = [kernel, *less, tier, str(report.get("date", ""))]
-    return f" ({'; '.join(filter(None, told))})"
+    parts = [kernel, *less, tier, str(report.get("date", ""))]
+    return f" ({'; '.join(filter(None, parts))})"
 
 
 def _column(name: str, report: Mapping[str, Any], about: str = "") -> Column:

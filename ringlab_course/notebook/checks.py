@@ -37,8 +37,8 @@ def check(stage_id: str, namespace: Mapping[str, Any] | None = None) -> None:
         namespace = sys._getframe(1).f_globals
     exercise, stages = _stages(stage_id)
     for stage in stages:
-        if told := borrowed(exercise, (stage.function, *stage.helpers), namespace):
-            report = replace(not_written(stage, Failure(told), "visible"), status="wrong")
+        if said := borrowed(exercise, (stage.function, *stage.helpers), namespace):
+            report = replace(not_written(stage, Failure(said), "visible"), status="wrong")
         else:
             report = run_in_process(stage, namespace)
         print(described(stage, report))
@@ -66,7 +66,7 @@ def hint(stage_id: str) -> None:
 
 
 def progress() -> None:
-    """Print a table of the exercises: what is written, which visible checks hold, what was graded."""
+    """Print a table of the exercises: functions written, visible checks that hold, grades."""
     file = ProgressFile()
     checks, hints, grades = (file.section(name) for name in ("checks", "hints", "grades"))
     rows: list[tuple[str, ...]] = [("stage", "status", "visible points", "hints", "grade")]
@@ -85,9 +85,9 @@ def described(stage: Stage, report: StageReport) -> str:
     if report.status == "not written":
         return f"{head}\n  – not written yet: {_without_prefix(report.checks[0].message, stage)}"
     lines = [head]
-    told: set[str] = set()
+    said: set[str] = set()
     for item in report.checks:
-        lines += _check_lines(item, told)
+        lines += _check_lines(item, said)
     passed = sum(item.ok for item in report.checks)
     if report.ok:
         lines.append(f"  visible checks passed ({passed} of {passed})")
@@ -96,17 +96,17 @@ def described(stage: Stage, report: StageReport) -> str:
     return "\n".join(lines)
 
 
-def _check_lines(item: CheckReport, told: set[str]) -> list[str]:
-    """Return the lines of one check; a text in `told` is not told again, and what is told goes into it.
+def _check_lines(item: CheckReport, said: set[str]) -> list[str]:
+    """Return the lines of one check; a text in `said` is not repeated, and each new text is added to it.
 
     Where a mistake has a name, its smallest counterexample has been shown; where it has none, the next may help.
     """
     if item.ok and item.counted:
         return [f"  ✓ {item.title}"]
-    repeated = item.message in told
+    repeated = item.message in said
     message = "the same as above" if repeated else item.message
-    example = "" if repeated and (item.misconception or item.counterexample in told) else item.counterexample
-    told |= {item.message, item.counterexample}
+    example = "" if repeated and (item.misconception or item.counterexample in said) else item.counterexample
+    said |= {item.message, item.counterexample}
     return [
         f"  {'○' if item.ok else '✗'} {item.title}",
         *textwrap.wrap(message, 92, initial_indent="      ", subsequent_indent="      "),

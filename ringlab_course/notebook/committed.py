@@ -9,7 +9,7 @@ from ringlab_course.notebook.progressfile import ProgressFile
 
 SECTION = "charts"
 _HERE: dict[tuple[str, str], dict[str, Any]] = {}
-"""By progress file and patient: what was committed in this process, where the file cannot be written."""
+"""By progress file and patient: the diagnosis committed in this process, where the file cannot be written."""
 
 
 def committed(name: str) -> dict[str, Any]:

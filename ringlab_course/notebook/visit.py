@@ -1,4 +1,4 @@
-"""What a learner does in the ward: read complaints, examine, order a report, commit a diagnosis, then open a source."""
+"""A learner's work in the ward: read complaints, examine, order a report, commit a diagnosis, then open a source."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_no_number_of_a_text_is_typed_by_hand(title: str, computed: Mapping[str,
     """Numbers beside the figures are the claim's own, or stand in the computation that is shown."""
     entry, values = ENTRIES[title], computed[title]
     known = page.source(entry) + json.dumps({key: str(value) for key, value in values.items()})
-    known += " ".join(f" {each.told} {each.shown(values[each.key])}" for each in entry.figures)
+    known += " ".join(f" {each.claimed_text} {each.shown(values[each.key])}" for each in entry.figures)
     allowed = set(re.findall(r"\d+(?:\.\d+)?", known.replace(",", "").replace("_", "")))
     for text in (entry.title, entry.claim, entry.truth, entry.matters):
         plain = NAMES.sub("", re.sub(r"\{[^}]*\}|`[^`]*`", "", text)).replace(",", "")
@@ -117,15 +117,19 @@ def test_agreement_is_to_the_last_digit_that_was_claimed(claimed: object, value:
 
 
 def test_what_is_shown() -> None:
-    assert Figure("x", "x", 1024).told == "1,024"
-    assert (Figure("x", "x", 0.0).told, Figure("x", "x").told, Figure("x", "x", (1.0, 2.0)).told) == (
+    assert Figure("x", "x", 1024).claimed_text == "1,024"
+    assert (
+        Figure("x", "x", 0.0).claimed_text,
+        Figure("x", "x").claimed_text,
+        Figure("x", "x", (1.0, 2.0)).claimed_text,
+    ) == (
         "0",
         "–",
         "1.0 to 2.0",
     )
     assert (Figure("x", "x").shown(True), Figure("x", "x").shown(3e-16)) == ("yes", "below 1e-12")
     entry = Entry("t", "{claimed.x}", "{x} of {n}", "", "01", (Figure("x", "x", 5, "{:.2f}"),), dict)
-    assert (entry.told(entry.claim, {"x": 4.0, "n": 7}), entry.told(entry.truth, {"x": 4.0, "n": 7})) == (
+    assert (entry.filled(entry.claim, {"x": 4.0, "n": 7}), entry.filled(entry.truth, {"x": 4.0, "n": 7})) == (
         "5",
         "4.00 of 7",
     )

@@ -115,9 +115,9 @@ def sweep(target: str, seeds: int = SEEDS, processes: int = 2) -> dict[str, Any]
     closest: the largest share of its bound that an error of a check that passes takes, over all seeds.
     """
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        told = pool.map(partial(_with_seed, target), range(seeds), chunksize=1)
-    failed = {str(seed): failures for seed, (failures, _) in enumerate(told) if failures}
-    closest = round(max(share for _, share in told), 2)
+        found = pool.map(partial(_with_seed, target), range(seeds), chunksize=1)
+    failed = {str(seed): failures for seed, (failures, _) in enumerate(found) if failures}
+    closest = round(max(share for _, share in found), 2)
     return {
         "target": target,
         "seeds": seeds,

@@ -79,9 +79,9 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         package = f"{each['package']} {each['version']}"
         applied = [one for one in each.get("checks", []) if one["applies"]]
         failed = ", ".join(one["name"] for one in applied if not one["ok"]) or "none"
-        told = "cannot run on a CPU" if "cannot_run" in each else failed
+        cell = "cannot run on a CPU" if "cannot_run" in each else failed
         lines.append(
-            f"| [{each['study']}](#{each['study']}) | {package} | {each['kernel']} | {told} | {len(applied)} |"
+            f"| [{each['study']}](#{each['study']}) | {package} | {each['kernel']} | {cell} | {len(applied)} |"
         )
     for each in found:
         lines += ["", f"## {each['study']}", "", _run_of(each), ""]

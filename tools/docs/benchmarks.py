@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what was measured and committed, read from benchmarks/results."""
+"""docs/benchmarks.md: the committed measurements, read from benchmarks/results."""
 
 from __future__ import annotations
 

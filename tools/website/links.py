@@ -36,7 +36,7 @@ _IN_SCRIPT = re.compile(
 
 @dataclass
 class Page(HTMLParser):
-    """What one page has and wants: anchors, links, things to load, styles and scripts written into it."""
+    """The parts of one page: anchors, links, files to load, inline styles and scripts."""
 
     path: Path
     anchors: set[str] = field(default_factory=set)

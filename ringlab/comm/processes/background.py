@@ -57,7 +57,7 @@ class Lane:
             job, function = task
             del task
             self._do(job, function)
-            # First this, because it holds tensors: whoever waits for the job may count live tensors afterwards.
+            # First this, because it holds tensors: a caller that waits for the job may count live tensors afterwards.
             del function
             job.over.set()
             del job

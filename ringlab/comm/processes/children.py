@@ -156,7 +156,7 @@ class Children:
             if code is None and not child.overdue():
                 continue
             self.running.remove(child)
-            child.kill()  # what the rank started itself may still run
+            child.kill()  # processes that the rank started may still run
             if not child.reported():
                 self.board.record(child.rank, f"{child.ending()}; last: {child.doing()}")
             if not child.reported() or code == _FAILED:

@@ -174,10 +174,10 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float)
             missing = [str(each) for each, key in enumerate(come) if not store.check([key])]
         except RuntimeError:  # the process that hosts the store is gone
             raise _not_connected(error, startup) from error
-        told = f"no word from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing)} of {world_size}"
+        got = f"no word from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing)} of {world_size}"
         raise TransportTimeout(
             f"all ranks connected within {startup:g} s",
-            told,
+            got,
             "see how those ranks fare, and on which machine",
         ) from error
 

@@ -74,7 +74,7 @@ class Windows(Carrier):
     def finish(self) -> None:
         if self._block is not None:
             move = self._lane("blocks", self.rank).submit(self._retire, [])
-            with suppress(RuntimeError):  # whoever has failed says so elsewhere
+            with suppress(RuntimeError):  # a failed rank reports its failure elsewhere
                 move.wait(_PATIENCE)
                 if move.event is not None:
                     move.event.synchronize()

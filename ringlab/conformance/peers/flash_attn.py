@@ -5,8 +5,8 @@ later: tensors (B, L, H, D), any number of query heads per key/value head, a cau
 bottom right, out in the inputs' dtype, lse (B, H, L) in float32 with the natural logarithm, +∞ where a row
 sees no key, and gradients written into the dq, dk and dv that are given. It computes in float32, a head
 at a time, with the scores of that head in memory; or, with `Kernel.OPERATOR`, by torch's own flash operator for
-CPUs, which is fast. What a package itself does, which is messages, masks and sums over blocks, is its own code.
-What is not in the contract above (dropout, windows, soft caps, ALiBi, packed sequences) is refused.
+CPUs, which is fast. Messages, masks and sums over blocks are the package's own code.
+Options outside the contract above (dropout, windows, soft caps, ALiBi, packed sequences) are refused.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _scores(rows: Tensor, keys: Tensor, scale: float, causal: bool) -> Tensor:
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """e^(scores − lse), 0 in rows that see no key, whatever infinity their lse is."""
+    """e^(scores − lse), 0 in rows that see no key, for either infinity of their lse."""
     return torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])
 
 
