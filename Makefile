@@ -1,6 +1,6 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about ten minutes on two cores
-# make test-all  the same and everything long: sweeps, compilers, browsers, peers, the site; CI runs this
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs this
 # make site   build the course as web pages that load nothing from anywhere, into build/site
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
@@ -11,10 +11,10 @@ SHELL := /bin/sh
 RUN := .venv/bin/python
 PYTHON ?=
 LAB_ARGS ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 3
 export PYTHON
 
-.PHONY: help lab test test-all site slides gpu check check-all static build docs house format lock clean setup-lab setup-test setup-site
+.PHONY: help lab test test-all site slides gpu check check-all style types build docs house format lock clean setup-lab setup-test setup-site
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -55,17 +55,19 @@ gpu:
 	@sh tools/gpu_check.sh
 
 # Without setting up.
-check: static
+check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval tests notebooks solutions
 
-check-all: static
-	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests notebooks solutions
+check-all: style types
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not brief" --nbval tests notebooks solutions
 
-static:
+style:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
 	.venv/bin/ringlab build --check
+
+types:
+	$(RUN) -m mypy
 
 build: setup-test
 	.venv/bin/ringlab build

@@ -83,10 +83,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         os.environ["RINGLAB_PROGRESS"] = str(progress)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where workers share the tests, begin with files that take long, so that no worker is left alone with one."""
+    if hasattr(config, "workerinput"):
+        long = {
+            item.path for item in items if item.path.suffix == ".ipynb" or item.get_closest_marker("slow")
+        }
+        items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have xdist deal its workers whole files. Its own `--dist loadgroup` deals single tests under pytest 9.2."""
+    """Have xdist deal its workers whole files, in the order of collection.
+
+    Its own `--dist loadgroup` deals single tests under pytest 9.2.
+    """
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

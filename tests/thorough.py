@@ -1,37 +1,106 @@
-"""Tests that only `make test-all` and CI run: long, and each beside a shorter test of the same thing.
+"""Tests that only `make test-all` and CI run, each with a shorter guard of the same behaviour.
 
-A key is the beginning of a test's name, as pytest prints it; its value names what still guards the same
-behaviour in `make test`.
+A key is the beginning of a test's name, as pytest prints it. Its value names the file or test that still guards the
+behaviour in `make test`; where none does, it says "only here" and why a user can do without.
+
+Nearly all of them start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports torch, which
+takes longer than all that it then computes.
 """
 
 from __future__ import annotations
 
+ANSWERS = "tests/course/test_submissions.py::test_a_wrong_submission: the same answers in this process"
+VIRTUAL = (
+    "tests/substrates/test_plain_ring.py::test_processes[gloo-2]; "
+    "notebooks/11_real_processes.ipynb and others start processes"
+)
 THOROUGH = {
-    "tests/bench/test_calibrate.py": "tests/cost/test_hardware.py reads the files that it writes",
+    "solutions/": "tests/course/test_submissions.py::test_the_solution_passes_every_tier runs their graded cells",
+    "tests/bench/test_calibrate.py": "only here: it measures the machine; tests/cost/test_hardware.py reads its files",
     "tests/bench/test_lanes.py": "notebooks/13_multi_gpu.ipynb draws lanes of a recorded profile",
-    "tests/bench/test_peers.py": "tests/conformance/test_peers.py runs each peer on one case",
-    "tests/blocks/test_kernel_mutants.py": "tests/blocks/test_triton_kernels.py holds the kernels to the oracle",
+    "tests/bench/test_peers.py": "only here: it needs other packages of ring attention",
+    "tests/blocks/test_kernel_mutants.py": "tests/blocks/test_triton_kernels.py::test_a_wrong_kernel_is_noticed",
     "tests/blocks/test_offline.py": "tests/blocks/test_interpreter.py runs the same kernels on this CPU",
     "tests/blocks/test_shipped_kernels.py": "tests/blocks/test_interpreter.py runs the same kernels on this CPU",
-    "tests/browser/": "the notebooks run in nbval; tests/viz hold their figures and widgets",
-    "tests/conformance/test_isolation.py": "tests/conformance/test_mutants.py finds every wrong ring",
-    "tests/conformance/test_mutants.py::test_our_ring_passes_on_processes": "test_our_ring_passes_on_virtual_ranks",
-    "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[blockwise]": "the cases of ring and naive",
-    "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[allgather]": "the cases of ring and naive",
+    "tests/browser/": "only here: nbval runs the same lessons without a browser",
+    "tests/cli/test_cli.py::test_doctor_says_what_is_broken": "tests/cli/test_cli.py::test_doctor_prints_one_object",
+    "tests/cli/test_cli.py::test_doctor_tells_of_every": "tests/cli/test_cli.py::test_doctor_prints_one_object",
+    "tests/cli/test_cli.py::test_doctor_tries": "tests/cli/test_cli.py::test_doctor_prints_one_object",
+    "tests/conformance/test_evidence.py::test_a_row": "tests/conformance/test_mutants.py::test_a_mutant_is_found",
+    "tests/conformance/test_faults.py": "tests/conformance/test_mutants.py::test_a_mutant_is_found",
+    "tests/conformance/test_isolation.py": "tests/conformance/test_mutants.py::test_a_mutant_is_found",
+    "tests/conformance/test_mutants.py::test_a_ring_over_torch_distributed_passes": "tests/packaging/test_readme.py",
+    "tests/conformance/test_mutants.py::test_a_wrong_ring_over": "tests/conformance/test_mutants.py::test_a_mutant_is",
+    "tests/conformance/test_mutants.py::test_an_all_to_all": "tests/conformance/test_mutants.py::test_a_mutant_is",
+    "tests/conformance/test_mutants.py::test_our_ring_passes_on_processes": "tests/conformance/test_mutants.py::test_the_plain_ring_passes",
+    "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[blockwise]": "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[naive]",
+    "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[allgather]": "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks[naive]",
+    "tests/conformance/test_peers.py::test_dq_rounded": "tests/conformance/test_peers.py::test_the_stand_in_is_attention",
+    "tests/conformance/test_peers.py::test_torchs": "tests/conformance/test_peers.py::test_the_stand_in_is_attention",
+    "tests/conformance/test_peers.py::test_wrong_gradients": "tests/conformance/test_peers.py::test_the_stand_in_is_attention",
+    "tests/conformance/test_report.py::test_the_exit_status": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/conformance/test_report.py::test_the_plugin": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/cost/test_planner_laws.py": "tests/cost/test_planner.py and tests/cost/test_planner_by_hand.py",
+    "tests/course/bench/test_judge.py": "tests/course/judge/test_network.py::test_a_ring_exercise_is_graded",
+    "tests/course/gradebook/test_cluster.py": "only here: Dask clusters, an extra",
+    "tests/course/gradebook/test_hostile_class.py": "tests/course/judge/test_hostile.py::test_those_that_leave_each_other",
     "tests/course/gradebook/test_killed.py": "tests/course/gradebook/test_store.py: a book is whole after every write",
+    "tests/course/gradebook/test_pages_in_browser.py": "tests/course/gradebook/test_pages.py",
+    "tests/course/gradebook/test_sample_class.py": "tests/course/gradebook/test_runner.py",
+    "tests/course/judge/test_concealed.py::test_in_this": "tests/course/judge/test_concealed.py::test_in_the_judges_workers",
+    "tests/course/judge/test_concealed.py::test_under": "tests/course/judge/test_concealed.py::test_in_the_judges_workers",
+    "tests/course/judge/test_hostile.py::test_hostile": "tests/course/judge/test_hostile.py::test_those_that_leave_each_other",
+    "tests/course/judge/test_hostile_files.py::test_a_file_earns": "tests/course/judge/test_loader.py",
+    "tests/course/judge/test_hostile_rings.py": "tests/course/judge/test_network.py",
+    "tests/course/judge/test_kernels.py::test_wrong": "tests/course/judge/test_kernels.py::test_the_solution",
+    "tests/course/judge/test_watch.py::test_a_rank_that_keeps": "tests/course/judge/test_watch.py::test_memory_that_grows",
+    "tests/course/judge/test_watch.py::test_what_is_changed": "tests/course/judge/test_network.py",
+    "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and tests/course/lab/test_preflight.py",
     "tests/course/nbgrader/test_end_to_end.py": "tests/course/nbgrader/test_submitted.py grades a notebook",
+    "tests/course/test_builder.py::test_a_second_build": "tests/course/test_builder.py::test_a_built_course_has_no_drift",
+    "tests/course/test_e06.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_07.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_08.py::test_two_pieces_of_every": ANSWERS,
+    "tests/course/test_exercise_09.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_11.py::test_real_processes": "notebooks/11_real_processes.ipynb",
+    "tests/course/test_exercise_14.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_15.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_17.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_18.py::test_the_solution_earns": ANSWERS,
+    "tests/course/test_extras_needed.py": "tests/packaging/test_declared.py",
     "tests/course/test_kill_matrix.py": "tests/course/test_submissions.py: each wrong answer falls to its check",
-    "tests/course/test_exercise_08.py::test_two_pieces_of_every_document_keep_within_what_is_asked":
-        "the sweep of exercise 08's right and wrong answers",
-    "tests/fuzz/": "tests/course/judge/test_protocol.py and test_submission_bounds.py: damaged input by kind",
+    "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",
+    "tests/course/test_old_names.py::test_an_old_notebook": "tests/course/test_old_names.py::test_every_import_of",
+    "tests/course/test_seeds.py::test_on_twenty": "tests/course/test_submissions.py: on one draw",
+    "tests/course/test_submissions.py::test_a_right": "tests/course/test_submissions.py::test_the_solution",
+    "tests/fuzz/": "tests/course/judge/test_protocol.py and tests/course/judge/test_loader.py",
+    "tests/hf/test_step.py::test_the_script": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
+    "tests/hf/test_step.py::test_two_processes": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
     "tests/journey/": "tests/packaging/test_readme.py runs the tour",
-    "tests/packaging/test_instructors.py": "tests/course/gradebook: each command of the manual by itself",
-    "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and test_preflight.py: each part of a lab by itself",
-    "tests/site/": "tests/course/test_lint.py and nbval: what the pages are made of",
+    "tests/nn/test_mesh.py": "tests/nn/test_attention.py on virtual ranks",
+    "tests/nn/test_training.py::test_the_example": "notebooks/14_training.ipynb",
+    "tests/packaging/test_guide.py::test_a_program": "tests/packaging/test_readme.py",
+    "tests/packaging/test_guide.py::test_the_script": "notebooks/11_real_processes.ipynb",
+    "tests/packaging/test_instructors.py": "tests/course/gradebook/test_runner.py: each command of the manual by itself",
+    "tests/packaging/test_lean_install.py": "tests/packaging/test_declared.py",
+    "tests/packaging/test_required.py": "only here: it is about CI, where nothing may be skipped",
+    "tests/schedules/test_mesh.py::test_refusals": "tests/schedules/test_exact.py on virtual ranks",
+    "tests/schedules/test_mesh.py::test_rows": "tests/schedules/test_exact.py on virtual ranks",
+    "tests/site/": "only here: `make test` builds no site; tests/course/test_lint.py looks at the sources of its pages",
+    "tests/substrates/test_case_table.py::test_processes": VIRTUAL,
     "tests/substrates/test_case_table_triton.py": "tests/blocks/test_triton_kernels.py",
+    "tests/substrates/test_distributed.py::test_torchrun": VIRTUAL,
+    "tests/substrates/test_faulty.py::test_distributed": "tests/substrates/test_faulty.py: the same faults on virtual ranks",
+    "tests/substrates/test_launch.py::test_a_": "tests/substrates/test_launch.py::test_the_first_failure",
+    "tests/substrates/test_launch.py::test_every_survivor": "tests/substrates/test_launch.py::test_the_first_failure",
+    "tests/substrates/test_launch.py::test_functions_of_cells": "notebooks/11_real_processes.ipynb",
+    "tests/substrates/test_plain_ring.py::test_processes[gloo-3]": VIRTUAL,
+    "tests/substrates/test_plain_ring.py::test_processes[s": VIRTUAL,
+    "tests/substrates/test_scores.py::test_processes": VIRTUAL,
     "tests/substrates/test_scores_triton.py": "tests/blocks/test_triton_kernels.py",
-    "tests/substrates/test_transports.py::test_every_survivor_of_a_kill_names_the_dead_rank":
-        "tests/substrates/test_faulty.py kills ranks over gloo",
+    "tests/substrates/test_transports.py": VIRTUAL,
+    "tests/test_attention_masks.py::test_processes": VIRTUAL,
+    "tests/test_attention_refuses.py::test_processes": VIRTUAL,
 }  # fmt: skip
 
 

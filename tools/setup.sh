@@ -67,9 +67,13 @@ fi
 say "installing the locked versions; the first time this downloads PyTorch"
 rm -f "$stamp"
 # The build backend is locked too, so nothing unlocked is fetched to build ringlab itself.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c requirements.lock hatchling editables
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-    -c requirements.lock -e ".[$extras]"
+pip_install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock "$@"
+}
+pip_install hatchling editables
+pip_install --no-build-isolation -e ".[$extras]"
+# pip compiles one file after the other; this takes every core. Some packages ship templates that do not compile.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 settings="$venv/share/jupyter/lab/settings"
 mkdir -p "$settings"
 cp tools/jupyter/overrides.json "$settings/overrides.json"

@@ -89,7 +89,8 @@ def test_no_room_called_utils() -> None:
     assert parts & {"utils", "util", "helpers", "misc", "common"} == set()
 
 
-_FILE = re.compile(r"(?:tests|notebooks)/[\w/]+\.(?:py|ipynb)")
+_GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[[\w-]+\])?)?")
+_ONLY_HERE = re.compile(r"only here: \w+")
 
 
 @pytest.mark.parametrize("start", THOROUGH)
@@ -101,8 +102,12 @@ def test_a_thorough_test_exists(start: str) -> None:
 
 @pytest.mark.parametrize("start", THOROUGH)
 def test_its_guard_exists_and_is_not_thorough(start: str) -> None:
-    for name in _FILE.findall(THOROUGH[start]):
-        assert (CHECKOUT / name).exists()
+    guards = _GUARD.findall(THOROUGH[start])
+    assert guards or _ONLY_HERE.match(THOROUGH[start])
+    for name in guards:
+        file, _, function = name.partition("::")
+        assert (CHECKOUT / file).exists()
+        assert not function or f"def {function.partition('[')[0]}" in (CHECKOUT / file).read_text()
         assert guard_of(name) is None
 
 
