@@ -56,7 +56,7 @@ gpu:
 
 # Without setting up.
 check: style
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval tests notebooks solutions
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval tests notebooks
 
 check-all: style types
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not brief" --nbval tests notebooks solutions

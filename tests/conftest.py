@@ -19,6 +19,8 @@ from jaxtyping import install_import_hook
 from tests import needs, shapes
 from tests.thorough import guard_of
 
+CHECKOUT = Path(__file__).resolve().parents[1]
+
 # Kernels run on a GPU where there is one, else in Triton's interpreter. Triton asks when it is imported, which
 # nothing has done yet.
 if not torch.cuda.is_available():
@@ -81,6 +83,14 @@ def _resident_bytes() -> int:
     except OSError:  # not Linux
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no thorough test is asked for, leave files of nothing else unread: some import much."""
+    if config.option.markexpr != "not thorough" or not collection_path.is_relative_to(CHECKOUT):
+        return None
+    name = collection_path.relative_to(CHECKOUT).as_posix()
+    return True if guard_of(f"{name}/" if collection_path.is_dir() else name) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

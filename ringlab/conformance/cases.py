@@ -135,7 +135,7 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, dout
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def problem(case: Case) -> Problem:
     """Return the case's tensors with the oracle's results and the bounds derived from them."""
     tensors = inputs(case)

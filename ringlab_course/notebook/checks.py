@@ -66,13 +66,16 @@ def hint(stage_id: str) -> None:
 
 
 def progress() -> None:
-    """Print a table of the exercises: functions written, visible checks that hold, grades."""
+    """Print a line for each exercise, and one for each function of the last exercise that you worked on."""
     file = ProgressFile()
     checks, hints, grades = (file.section(name) for name in ("checks", "hints", "grades"))
-    rows: list[tuple[str, ...]] = [("stage", "status", "visible points", "hints", "grade")]
+    current = max((stage_id.partition(".")[0] for stage_id in {**checks, **hints, **grades}), default="")
+    rows: list[tuple[str, ...]] = [("exercise", "status", "visible points", "hints", "grade")]
     for exercise_id in exercise_ids():
-        for stage in load_exercise(exercise_id).stages:
-            rows.append(_progress_row(stage, checks, hints, grades))
+        exercise = load_exercise(exercise_id)
+        rows.append(_exercise_row(exercise, checks, hints, grades))
+        if exercise_id == current:
+            rows += [_stage_row(stage, checks, hints, grades) for stage in exercise.stages]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -123,16 +126,33 @@ def _stages(stage_id: str) -> tuple[Exercise, tuple[Stage, ...]]:
     return exercise, exercise.stages if "." not in stage_id else (exercise.stage(stage_id),)
 
 
-def _progress_row(stage: Stage, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
-    entry, grade = checks.get(stage.id, {}), grades.get(stage.id, {})
-    visible = sum(item.points for item in stage.checks if item.tier == "visible")
+def _exercise_row(exercise: Exercise, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
+    stages = exercise.stages
+    begun = [checks[stage.id] for stage in stages if stage.id in checks]
+    right = sum(entry.get("status") == "ok" for entry in begun)
+    graded = [grades[stage.id] for stage in stages if {"earned", "points"} <= set(grades.get(stage.id, {}))]
     return (
-        stage.id,
+        f"{exercise.id}  {exercise.title}",
+        f"{right} of {len(stages)} functions right" if begun else "not begun",
+        f"{sum(entry.get('earned', 0) for entry in begun)} of {sum(map(_visible_points, stages))}",
+        str(sum(hints.get(stage.id, {}).get("rung", 0) for stage in stages)),
+        f"{sum(g['earned'] for g in graded)} of {sum(g['points'] for g in graded)}" if graded else "–",
+    )
+
+
+def _stage_row(stage: Stage, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
+    entry, grade = checks.get(stage.id, {}), grades.get(stage.id, {})
+    return (
+        f"    {stage.id}",
         entry.get("status", "not begun"),
-        f"{entry.get('earned', 0)} of {visible}",
+        f"{entry.get('earned', 0)} of {_visible_points(stage)}",
         str(hints.get(stage.id, {}).get("rung", 0)),
         f"{grade['earned']} of {grade['points']}" if {"earned", "points"} <= set(grade) else "–",
     )
+
+
+def _visible_points(stage: Stage) -> int:
+    return sum(item.points for item in stage.checks if item.tier == "visible")
 
 
 def _predictions_line(file: ProgressFile) -> str:

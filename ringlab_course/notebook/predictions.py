@@ -15,7 +15,9 @@ from ringlab_course.notebook.progressfile import ProgressFile
 SECTION = "predictions"
 TOO_LATE = "closed: the measurement was seen before a prediction was made (reopen=True asks again)."
 CLOSE = 1.1
-"""A number within this factor of the measured one counts as right."""
+"""A number within this factor of the measured one counts as right, unless it can be counted."""
+COUNTABLE = 1000
+"""A whole number below this is a count, which has to be exact."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,10 @@ def compare(key: str, measured: Any, *, unit: str = "") -> None:
 
 
 def is_right(guess: Any, measured: Any) -> bool:
-    """Return whether a guess agrees: the same choice, or a number within 10 percent."""
+    """Return whether a guess agrees: the same choice or count, or a number within 10 percent."""
     if isinstance(guess, str) or isinstance(measured, str):
+        return guess == measured
+    if float(measured).is_integer() and abs(measured) < COUNTABLE:
         return guess == measured
     return guess == measured or (guess * measured > 0 and max(guess / measured, measured / guess) <= CLOSE)
 
@@ -159,8 +163,9 @@ def _buttons(question: Question, status: Any) -> list[Any]:
     def clicked(button: Any) -> None:
         status.value = _escaped(commit(question, button.description))
         button.button_style = "primary"
+        # A disabled control loses the focus, and Shift+Enter with it; a second click on this one changes nothing.
         for other in buttons:
-            other.disabled = True
+            other.disabled = other is not button
 
     for button in buttons:
         button.on_click(clicked)
@@ -182,7 +187,7 @@ def _number_field(question: Question, status: Any) -> list[Any]:
         except CourseError:
             status.value = "Please give a number, as in 3.5 or 2e6."
             return
-        field.disabled = button.disabled = True
+        field.disabled = True  # the button keeps the focus: see `_buttons`
 
     button.on_click(clicked)
     return [field, ipywidgets.Label(question.unit), button]

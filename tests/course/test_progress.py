@@ -11,6 +11,7 @@ from ringlab.errors import CourseError
 from ringlab_course import check, compare, hint, predict, progress
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook import checks as notebook
 from ringlab_course.notebook import predictions
 from ringlab_course.notebook.progressfile import ProgressFile, progress_path
@@ -129,7 +130,9 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     predict("91.c", "P or P - 1?", ["P", "P - 1"])
     _, buttons, status = shown[0].children
     buttons.children[1].click()
-    assert status.value == "you predicted: P - 1. Now run on." and all(b.disabled for b in buttons.children)
+    assert status.value == "you predicted: P - 1. Now run on." and buttons.children[0].disabled
+    assert not buttons.children[1].disabled  # it holds the focus, and Shift+Enter goes on from there
+    buttons.children[1].click()
     assert file.get("predictions", "91.c") == {"guess": "P - 1"}
     predict("91.n", "How many?", unit="GB")
     _, row, status = shown[1].children
@@ -139,7 +142,7 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     assert "give a number" in status.value and not button.disabled
     number.value = "1,000"
     button.click()
-    assert file.get("predictions", "91.n") == {"guess": 1000.0} and button.disabled
+    assert file.get("predictions", "91.n") == {"guess": 1000.0} and number.disabled and not button.disabled
 
 
 def test_check_prints_what_is_wrong_and_never_raises(exercise, capsys, file):
@@ -180,10 +183,38 @@ def test_the_table_of_progress(exercise, capsys, file):
     compare("91.n", 1)
     capsys.readouterr()
     progress()
-    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
-    assert [cell.strip() for cell in lines[1] if cell.strip()] == ["91.four", "ok", "1 of 1", "1", "1 of 3"]
-    assert [cell.strip() for cell in lines[2] if cell.strip()] == ["91.five", "not begun", "0 of 1", "0", "–"]
-    assert lines[3][0] == "predictions: 1 made and measured, 1 of them right"
+    printed = capsys.readouterr().out.splitlines()
+    lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
+    assert lines[1][0] == "91" and lines[1][2:] == ["1 of 2 functions right", "1 of 2", "1", "1 of 3"]
+    assert lines[2] == ["91.four", "ok", "1 of 1", "1", "1 of 3"]
+    assert lines[3] == ["91.five", "not begun", "0 of 1", "0", "–"]
+    assert lines[4] == ["predictions: 1 made and measured, 1 of them right"]
+
+
+def test_an_exercise_that_is_not_the_last_has_one_line(capsys, file):
+    """By default there is a line for each, and none for their functions: nobody has begun."""
+    progress()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 + len(exercise_ids()) and all("not begun" in line for line in printed[1:-1])
+    file.update("checks", "05.step", status="ok", earned=1, points=1)
+    file.update("checks", "03.forward", status="ok", earned=1, points=1)
+    progress()
+    opened = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    assert opened == [stage.id for stage in load_exercise("05").stages]
+
+
+@pytest.mark.parametrize(("guess", "right"), [(44, True), (42, False), (43, False)])
+def test_a_count_has_to_be_exact(capsys, guess, right):
+    predict("91.messages", "?", answer=guess)
+    compare("91.messages", 44)
+    assert ("right" in capsys.readouterr().out) is right
+
+
+def test_what_cannot_be_counted_may_be_ten_percent_off(capsys):
+    for number, measured in enumerate((44.4, 35_355)):
+        predict(f"91.{number}", "?", answer=measured * 1.05)
+        compare(f"91.{number}", measured)
+    assert capsys.readouterr().out.count("right") == 2
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"version": 99}', '{"version": 1, "checks": 3}', b"\xff\xfe"])

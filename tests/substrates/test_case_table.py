@@ -17,7 +17,7 @@ from ringlab.errors import RinglabError
 from ringlab.schedules import available as schedules
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=32)
 def on_virtual_ranks(case: Case, block: str, schedule: str) -> Results:
     outcome = VirtualCluster(case.P, memory=False).run(attend, case, block, schedule)
     return join(case, outcome.results)

@@ -63,10 +63,7 @@ def tiled_forward(q, k, v, *, causal, scale, tile):
 check("03.forward")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("03.forward")
+# Stuck? `hint("03.forward")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 03.backward · From lse and delta
@@ -110,8 +107,8 @@ def tiled_backward(dout, q, k, v, out, lse, *, causal, scale, tile):
 # %%
 check("03.backward")
 
-# %% tags=["nbval-ignore-output"]
-hint("03.backward")
+# %% [markdown]
+# Stuck? `hint("03.backward")` in a new cell helps.
 
 # %% [markdown]
 # ## How far you are

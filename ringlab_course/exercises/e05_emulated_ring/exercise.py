@@ -54,10 +54,7 @@ def ring_step(q, k, v, out, lse, mask=None):
 check("05.step")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("05.step")
+# Stuck? `hint("05.step")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 05.forward · The ring
@@ -88,8 +85,8 @@ def ring_forward(ring, q, k, v):
 # %%
 check("05.forward")
 
-# %% tags=["nbval-ignore-output"]
-hint("05.forward")
+# %% [markdown]
+# Stuck? `hint("05.forward")` in a new cell helps.
 
 # %% [markdown]
 # ## 05.causal · Masks by global position
@@ -117,8 +114,8 @@ def ring_forward_causal(ring, q, k, v, positions):
 # %%
 check("05.causal")
 
-# %% tags=["nbval-ignore-output"]
-hint("05.causal")
+# %% [markdown]
+# Stuck? `hint("05.causal")` in a new cell helps.
 
 # %% [markdown]
 # ## The same function on real processes

@@ -61,10 +61,7 @@ def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=
 check("06.threshold")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("06.threshold")
+# Stuck? `hint("06.threshold")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 06.makespan · When the last rank ends
@@ -98,8 +95,8 @@ def makespan(compute_s, hop_s, overlapped):
 # %%
 check("06.makespan")
 
-# %% tags=["nbval-ignore-output"]
-hint("06.makespan")
+# %% [markdown]
+# Stuck? `hint("06.makespan")` in a new cell helps.
 
 # %% [markdown]
 # ## 06.overlap · Beat it
@@ -133,8 +130,8 @@ def overlapped_ring(ring, q, k, v):
 # %%
 check("06.overlap")
 
-# %% tags=["nbval-ignore-output"]
-hint("06.overlap")
+# %% [markdown]
+# Stuck? `hint("06.overlap")` in a new cell helps.
 
 # %% [markdown]
 # When the last two stages hold, run `predicted_and_measured()` in a new cell: your ring on a virtual clock with slow links
@@ -206,8 +203,8 @@ def max_speedup(model, ranks, tokens, attention_weight=1.0):
 # %%
 check("06.table")
 
-# %% tags=["nbval-ignore-output"]
-hint("06.table")
+# %% [markdown]
+# Stuck? `hint("06.table")` in a new cell helps.
 
 # %% tags=["solution-only"]
 model_1b = {"vocabulary": 32000, "d_model": 2048, "d_ff": 5504, "layers": 22, "ffn_matrices": 2}

@@ -72,10 +72,7 @@ def work_per_step(runs):
 check("07.work")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("07.work")
+# Stuck? `hint("07.work")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 07.relation · Skip, full, causal, shifted by one
@@ -113,8 +110,8 @@ def tiles_between(q_run, k_run):
 # %%
 check("07.relation")
 
-# %% tags=["nbval-ignore-output"]
-hint("07.relation")
+# %% [markdown]
+# Stuck? `hint("07.relation")` in a new cell helps.
 
 # %% [markdown]
 # ## 07.ring · The causal ring, on any layout
@@ -168,8 +165,8 @@ def ring_causal(ring, q, k, v, runs):
 # %%
 check("07.ring")
 
-# %% tags=["nbval-ignore-output"]
-hint("07.ring")
+# %% [markdown]
+# Stuck? `hint("07.ring")` in a new cell helps.
 
 # %% [markdown]
 # ## 07.makespan · Who waits
@@ -199,8 +196,8 @@ def who_waits(seconds, hop):
 # %%
 check("07.makespan")
 
-# %% tags=["nbval-ignore-output"]
-hint("07.makespan")
+# %% [markdown]
+# Stuck? `hint("07.makespan")` in a new cell helps.
 
 # %% [markdown]
 # ## All four together

@@ -46,10 +46,7 @@ def deal(S, P, chunk, folded=False):
 check("08.deal")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("08.deal")
+# Stuck? `hint("08.deal")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 08.runs · A few runs
@@ -77,8 +74,8 @@ def runs(positions, step):
 # %%
 check("08.runs")
 
-# %% tags=["nbval-ignore-output"]
-hint("08.runs")
+# %% [markdown]
+# Stuck? `hint("08.runs")` in a new cell helps.
 
 # %% [markdown]
 # ## 08.tiles · What a kernel computes
@@ -112,8 +109,8 @@ def tile_counts(queries, keys, tile):
 # %%
 check("08.tiles")
 
-# %% tags=["nbval-ignore-output"]
-hint("08.tiles")
+# %% [markdown]
+# Stuck? `hint("08.tiles")` in a new cell helps.
 
 # %% [markdown]
 # ## 08.balance · The busiest rank of every step
@@ -140,8 +137,8 @@ def imbalance(positions, tile):
 # %%
 check("08.balance")
 
-# %% tags=["nbval-ignore-output"]
-hint("08.balance")
+# %% [markdown]
+# Stuck? `hint("08.balance")` in a new cell helps.
 
 # %% [markdown]
 # ## 08.packed · Several documents in one sequence
@@ -178,8 +175,8 @@ def pack(lengths, P):
 # %%
 check("08.packed")
 
-# %% tags=["nbval-ignore-output"]
-hint("08.packed")
+# %% [markdown]
+# Stuck? `hint("08.packed")` in a new cell helps.
 
 # %% [markdown]
 # ## Your meter on the layouts of the lesson

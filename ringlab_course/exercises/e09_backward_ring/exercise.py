@@ -40,10 +40,7 @@ def row_delta(dout, out):
 check("09.delta")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("09.delta")
+# Stuck? `hint("09.delta")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 09.block · What a block that is here adds
@@ -78,8 +75,8 @@ def block_backward(dout, q, k, v, lse, delta, mask=None):
 # %%
 check("09.block")
 
-# %% tags=["nbval-ignore-output"]
-hint("09.block")
+# %% [markdown]
+# Stuck? `hint("09.block")` in a new cell helps.
 
 # %% [markdown]
 # ## 09.couriers · The backward ring
@@ -124,8 +121,8 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions):
 # %%
 check("09.couriers")
 
-# %% tags=["nbval-ignore-output"]
-hint("09.couriers")
+# %% [markdown]
+# Stuck? `hint("09.couriers")` in a new cell helps.
 
 # %% [markdown]
 # ## 09.traffic · Bytes, before anything runs
@@ -150,8 +147,8 @@ def bytes_sent(lengths, rank, B, K, D, itemsize):
 # %%
 check("09.traffic")
 
-# %% tags=["nbval-ignore-output"]
-hint("09.traffic")
+# %% [markdown]
+# Stuck? `hint("09.traffic")` in a new cell helps.
 
 # %% [markdown]
 # ## All four together, on real text

@@ -177,8 +177,8 @@ check("10.diagnose")
 # %% [markdown]
 # Stuck, here or above? Each call shows one rung more: a question, a direction, a line of mathematics.
 
-# %% tags=["nbval-ignore-output"]
-hint("10.diagnose")
+# %% [markdown]
+# Stuck? `hint("10.diagnose")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## All of it at once

@@ -80,10 +80,7 @@ def blocking_shift(ring, x):
 check("11.order")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("11.order")
+# Stuck? `hint("11.order")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 11.uneven · Shards of any length
@@ -116,8 +113,8 @@ def uneven_ring(ring, q, k, v):
 # %%
 check("11.uneven")
 
-# %% tags=["nbval-ignore-output"]
-hint("11.uneven")
+# %% [markdown]
+# Stuck? `hint("11.uneven")` in a new cell helps.
 
 # %% [markdown]
 # ## 11.lost · A rank dies
@@ -151,8 +148,8 @@ def ring_with_losses(ring, q, k, v):
 # %%
 check("11.lost")
 
-# %% tags=["nbval-ignore-output"]
-hint("11.lost")
+# %% [markdown]
+# Stuck? `hint("11.lost")` in a new cell helps.
 
 # %% [markdown]
 # ## The same functions on real processes

@@ -84,10 +84,7 @@ def tile_step(q, k, v, visible, acc, m, total):
 check("12.tile")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("12.tile")
+# Stuck? `hint("12.tile")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 12.ends · The first and the last step
@@ -147,8 +144,8 @@ def ends_step(acc, m, total, out, lse, first, last):  # given: a step that sees 
 # %%
 check("12.ends")
 
-# %% tags=["nbval-ignore-output"]
-hint("12.ends")
+# %% [markdown]
+# Stuck? `hint("12.ends")` in a new cell helps.
 
 # %% [markdown]
 # ## 12.step · Block and merge in one launch
@@ -201,8 +198,8 @@ def ring_step(q, k, v, acc, m, total, out, lse, first, last):
 # %%
 check("12.step")
 
-# %% tags=["nbval-ignore-output"]
-hint("12.step")
+# %% [markdown]
+# Stuck? `hint("12.step")` in a new cell helps.
 
 # %% [markdown]
 # ## 12.table · Tiles by the table
@@ -260,8 +257,8 @@ def table_step(q, k, v, acc, m, total, out, lse, programs, segments, first, last
 # %%
 check("12.table")
 
-# %% tags=["nbval-ignore-output"]
-hint("12.table")
+# %% [markdown]
+# Stuck? `hint("12.table")` in a new cell helps.
 
 # %% [markdown]
 # The visible checks are not all: `ringlab grade exercises/12_triton_ring_step.ipynb` runs the hidden ones, on inputs of its

@@ -63,10 +63,7 @@ def preflight(processes):
 check("13.launch")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("13.launch")
+# Stuck? `hint("13.launch")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 13.lanes · Lanes of a profile
@@ -99,8 +96,8 @@ def lanes(events, rank):
 # %%
 check("13.lanes")
 
-# %% tags=["nbval-ignore-output"]
-hint("13.lanes")
+# %% [markdown]
+# Stuck? `hint("13.lanes")` in a new cell helps.
 
 # %% [markdown]
 # ## 13.seconds · Honest seconds
@@ -120,8 +117,8 @@ def seconds(times_s, warmup):
 # %%
 check("13.seconds")
 
-# %% tags=["nbval-ignore-output"]
-hint("13.seconds")
+# %% [markdown]
+# Stuck? `hint("13.seconds")` in a new cell helps.
 
 # %% [markdown]
 # ## 13.report · An honest report
@@ -157,8 +154,8 @@ def report(run):
 # %%
 check("13.report")
 
-# %% tags=["nbval-ignore-output"]
-hint("13.report")
+# %% [markdown]
+# Stuck? `hint("13.report")` in a new cell helps.
 
 # %% [markdown]
 # ## 13.straggler · Who holds the ring up
@@ -201,8 +198,8 @@ def straggler(trace):
 # %%
 check("13.straggler")
 
-# %% tags=["nbval-ignore-output"]
-hint("13.straggler")
+# %% [markdown]
+# Stuck? `hint("13.straggler")` in a new cell helps.
 
 # %% [markdown]
 # ## On a run of yours

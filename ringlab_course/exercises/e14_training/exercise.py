@@ -69,10 +69,7 @@ def shard_batch(tokens, counts, own):
 check("14.shard")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("14.shard")
+# Stuck? `hint("14.shard")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 14.loss · A share of the loss
@@ -96,8 +93,8 @@ def loss_share(ring, logits, labels):
 # %%
 check("14.loss")
 
-# %% tags=["nbval-ignore-output"]
-hint("14.loss")
+# %% [markdown]
+# Stuck? `hint("14.loss")` in a new cell helps.
 
 # %% [markdown]
 # ## 14.sum · The sum of gradients
@@ -122,8 +119,8 @@ def sum_gradients(ring, weights, gradients):
 # %%
 check("14.sum")
 
-# %% tags=["nbval-ignore-output"]
-hint("14.sum")
+# %% [markdown]
+# Stuck? `hint("14.sum")` in a new cell helps.
 
 # %% [markdown]
 # ## 14.step · The step
@@ -161,8 +158,8 @@ def training_step(ring, weights, tokens, counts, owned, rate):
 # %%
 check("14.step")
 
-# %% tags=["nbval-ignore-output"]
-hint("14.step")
+# %% [markdown]
+# Stuck? `hint("14.step")` in a new cell helps.
 
 # %% [markdown]
 # ## On real text

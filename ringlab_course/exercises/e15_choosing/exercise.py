@@ -49,10 +49,7 @@ def bytes_sent(layer, S, P, schedule, ulysses):
 check("15.traffic")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("15.traffic")
+# Stuck? `hint("15.traffic")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 15.choose · A decision report
@@ -120,8 +117,8 @@ def weigh(layer, L, P, schedule, U, sent, machine):
 # %%
 check("15.choose")
 
-# %% tags=["nbval-ignore-output"]
-hint("15.choose")
+# %% [markdown]
+# Stuck? `hint("15.choose")` in a new cell helps.
 
 # %% [markdown]
 # ## 15.decode · A decode step
@@ -152,8 +149,8 @@ def decode_step(ring, q, k, v):
 # %%
 check("15.decode")
 
-# %% tags=["nbval-ignore-output"]
-hint("15.decode")
+# %% [markdown]
+# Stuck? `hint("15.decode")` in a new cell helps.
 
 # %% [markdown]
 # ## On real text

@@ -91,10 +91,7 @@ def chart(patient):
 check("16.chart")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("16.chart")
+# Stuck? `hint("16.chart")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## Sources
@@ -149,8 +146,8 @@ def ash(ring, q, k, v, positions, causal=True):
 # %%
 check("16.ash")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.ash")
+# %% [markdown]
+# Stuck? `hint("16.ash")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.birch
@@ -183,8 +180,8 @@ def birch(ring, q, k, v, positions, causal=True):
 # %%
 check("16.birch")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.birch")
+# %% [markdown]
+# Stuck? `hint("16.birch")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.cedar
@@ -210,8 +207,8 @@ def cedar(ring, q, k, v, positions, causal=True):
 # %%
 check("16.cedar")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.cedar")
+# %% [markdown]
+# Stuck? `hint("16.cedar")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.elm
@@ -234,8 +231,8 @@ def elm(ring, q, k, v, positions, causal=True):
 # %%
 check("16.elm")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.elm")
+# %% [markdown]
+# Stuck? `hint("16.elm")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.fir
@@ -268,8 +265,8 @@ def fir(ring, q, k, v, positions, causal=True):
 # %%
 check("16.fir")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.fir")
+# %% [markdown]
+# Stuck? `hint("16.fir")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.hazel
@@ -297,8 +294,8 @@ def hazel(ring, dout, q, k, v, out, lse, positions, causal=True):
 # %%
 check("16.hazel")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.hazel")
+# %% [markdown]
+# Stuck? `hint("16.hazel")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.larch
@@ -329,8 +326,8 @@ def larch(ring, dout, q, k, v, out, lse, positions, causal=True):
 # %%
 check("16.larch")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.larch")
+# %% [markdown]
+# Stuck? `hint("16.larch")` in a new cell helps.
 
 # %% [markdown]
 # ## 16.oak
@@ -359,8 +356,8 @@ def oak(ring, dout, q, k, v, out, lse, positions, causal=True):
 # %%
 check("16.oak")
 
-# %% tags=["nbval-ignore-output"]
-hint("16.oak")
+# %% [markdown]
+# Stuck? `hint("16.oak")` in a new cell helps.
 
 # %% [markdown]
 # The visible checks are not all: `ringlab grade exercises/16_bug_clinic.ipynb` runs the hidden ones, on inputs of its own.

@@ -85,10 +85,7 @@ def sees(positions, step):
 check("17.forward")
 
 # %% [markdown]
-# Stuck? Each call shows one rung more: a question, a direction, a line of mathematics.
-
-# %% tags=["nbval-ignore-output"]
-hint("17.forward")
+# Stuck? `hint("17.forward")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 17.window · A window, and no hop too many
@@ -131,8 +128,8 @@ def hops(positions, window):
 # %%
 check("17.window")
 
-# %% tags=["nbval-ignore-output"]
-hint("17.window")
+# %% [markdown]
+# Stuck? `hint("17.window")` in a new cell helps.
 
 # %% [markdown]
 # ## 17.couriers · Couriers by custom_vjp
@@ -189,8 +186,8 @@ def backward(kept, cotangents, positions):
 # %%
 check("17.couriers")
 
-# %% tags=["nbval-ignore-output"]
-hint("17.couriers")
+# %% [markdown]
+# Stuck? `hint("17.couriers")` in a new cell helps.
 
 # %% [markdown]
 # ## On real text

@@ -64,8 +64,8 @@ def owned(layout, S, P):
 # %%
 check("18.owned")
 
-# %% tags=["nbval-ignore-output"]
-hint("18.owned")
+# %% [markdown]
+# Stuck? `hint("18.owned")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
 # ## 18.block
@@ -93,8 +93,8 @@ def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
 # %%
 check("18.block")
 
-# %% tags=["nbval-ignore-output"]
-hint("18.block")
+# %% [markdown]
+# Stuck? `hint("18.block")` in a new cell helps.
 
 # %% [markdown]
 # ## 18.merge
@@ -116,8 +116,8 @@ def merge(out, lse, new_out, new_lse):
 # %%
 check("18.merge")
 
-# %% tags=["nbval-ignore-output"]
-hint("18.merge")
+# %% [markdown]
+# Stuck? `hint("18.merge")` in a new cell helps.
 
 # %% [markdown]
 # ## 18.forward
@@ -157,8 +157,8 @@ def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
 # %%
 check("18.forward")
 
-# %% tags=["nbval-ignore-output"]
-hint("18.forward")
+# %% [markdown]
+# Stuck? `hint("18.forward")` in a new cell helps.
 
 # %% [markdown]
 # ## 18.backward
@@ -213,8 +213,8 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
 # %%
 check("18.backward")
 
-# %% tags=["nbval-ignore-output"]
-hint("18.backward")
+# %% [markdown]
+# Stuck? `hint("18.backward")` in a new cell helps.
 
 # %% [markdown]
 # ## The report
