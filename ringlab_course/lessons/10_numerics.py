@@ -244,7 +244,7 @@ def two_ranks(ring):
 virtual, real = VirtualCluster(2).run(two_ranks), launch(two_ranks, 2)
 print("twice on virtual ranks, same bits:", torch.equal(ring((q, k, v), 8), eight))
 print("virtual ranks and gloo processes:", all(map(torch.equal, virtual.results, real.results)))
-# error_runs computes attention block by block on purpose with one named fault; here on 16 query rows
+# error_curves computes attention block by block with one named fault on purpose; here on 16 query rows
 late = error_curves.curves("arrival order", (1, 8), rows=16)["repeat"]
 print("merged as they arrive, two runs differ: 1 block", late[0] > 0, "  8 blocks", late[1] > 0)
 
