@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -84,8 +83,11 @@ class _Moved(ModuleType):
         return getattr(place, name)
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module under its old name, and warns about it."""
+class Finder:
+    """Finds and loads a module under its old name, and warns about it.
+
+    By its methods alone: the base classes in `importlib.abc` would bring tempfile and zlib into every import of ringlab.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -93,7 +95,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Return a spec that leads to the module's new place, or None for all other modules."""
         if not fullname.startswith("ringlab.") or new_name(fullname) == fullname:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self)
+        return importlib.machinery.ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return the module under its old name. Raises: ModuleNotFoundError if its new place does not exist."""

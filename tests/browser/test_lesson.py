@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
 
 PATH = "notebooks/05_emulated_ring.ipynb"
 PICTURE = "img[alt^='Step']"
+ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex === index"
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,28 @@ def lesson(browser, lab) -> NotebookPage:
     press_button(notebook.select(choice.index), "P - 1", told="you predicted: P - 1")
     notebook.run_below(choice.index + 1)
     return notebook
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("notebooks/00_start_here.ipynb", "00.shifts"),
+        (PATH, "05.clock"),
+        ("notebooks/13_multi_gpu.ipynb", "13.local"),
+    ],
+)
+def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, path, key):
+    """Before `lesson`, which answers and closes the questions of its notebook."""
+    notebook = open_notebook(browser.page, path)
+    notebook.run(notebook.find("import").index)
+    index = notebook.run(notebook.find(f'"{key}"').index).index
+    cell = notebook.select(index)
+    if (field := cell.get_by_placeholder("a number")).count():
+        field.fill("12")
+    cell.get_by_role("button").last.click()
+    cell.get_by_text("you predicted").wait_for()
+    browser.page.keyboard.press("Shift+Enter")
+    browser.page.wait_for_function(ACTIVE, arg=index + 1)
 
 
 def test_it_runs_top_to_bottom_without_an_error_or_a_warning(lesson):
