@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ringlab import oracle
 from ringlab_course.checking.answers import named_arrays
 from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Failure
+
+if TYPE_CHECKING:
+    import torch
 
 BOUND = 1e-9
 """Relative: float64 sums of a few hundred terms are far better, a wrong count is far worse."""
@@ -48,6 +50,8 @@ def answered_number(
 
 def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Tensor:
     """Return a float32 tensor of normal numbers."""
+    import torch  # late: exercises in NumPy are judged without it
+
     return torch.from_numpy((size * rng.standard_normal(shape)).astype(np.float32))
 
 

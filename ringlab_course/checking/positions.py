@@ -8,17 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.numbers import NAMES, random, rounding_bound
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, truth
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringlab_course.checking.faults import Faults
 
 LONGEST = 12
 """At most this many positions stand in a counterexample."""
@@ -235,6 +238,8 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
 
 def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception]) -> None:
     """Raise the Failure of the first rank whose (out, lse) are wrong."""
+    import torch  # late: exercises in NumPy are judged without it
+
     shared = (case.qs, case.ks, case.vs, case.positions)
     keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
     for rank, answer in enumerate(results):
