@@ -2,7 +2,7 @@
 
 Writes files in benchmarks/results/waiting: notebooks.json, each lesson from its first cell to its last in a fresh
 kernel; tiers.json, `ringlab check` from the start of its process to its end; tests.json, `make test` in a fresh clone
-of the last commit, set-up included. Tests hold them to their goals.
+of the last commit, set-up included. Tests hold the first two to their goals; `make house` lists the third.
 """
 
 from __future__ import annotations

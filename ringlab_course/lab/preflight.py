@@ -141,9 +141,7 @@ def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bo
     """The memory, a GPU's or a machine's, in which the ranks that use it find the least beyond what they need together."""
     by_memory: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in everyone:
-        of_gpu = (
-            each["id"] if shared else f"of rank {each['rank']}"
-        )  # two ranks on one GPU are reported elsewhere
+        of_gpu = each["id"] if shared else f"of rank {each['rank']}"  # two on one: reported elsewhere
         by_memory[of_gpu if each["kind"] == "cuda" else each["host"]].append(each)
 
     def needed(ranks: list[dict[str, Any]]) -> int:

@@ -127,27 +127,27 @@ def _stages(stage_id: str) -> tuple[Exercise, tuple[Stage, ...]]:
 
 
 def _exercise_row(exercise: Exercise, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
-    stages = exercise.stages
-    begun = [checks[stage.id] for stage in stages if stage.id in checks]
+    begun = [checks[stage.id] for stage in exercise.stages if stage.id in checks]
     right = sum(entry.get("status") == "ok" for entry in begun)
-    graded = [grades[stage.id] for stage in stages if {"earned", "points"} <= set(grades.get(stage.id, {}))]
-    return (
-        f"{exercise.id}  {exercise.title}",
-        f"{right} of {len(stages)} functions right" if begun else "not begun",
-        f"{sum(entry.get('earned', 0) for entry in begun)} of {sum(map(_visible_points, stages))}",
-        str(sum(hints.get(stage.id, {}).get("rung", 0) for stage in stages)),
-        f"{sum(g['earned'] for g in graded)} of {sum(g['points'] for g in graded)}" if graded else "–",
-    )
+    status = f"{right} of {len(exercise.stages)} functions right" if begun else "not begun"
+    return _row(f"{exercise.id}  {exercise.title}", status, exercise.stages, checks, hints, grades)
 
 
 def _stage_row(stage: Stage, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
-    entry, grade = checks.get(stage.id, {}), grades.get(stage.id, {})
+    status = checks.get(stage.id, {}).get("status", "not begun")
+    return _row(f"    {stage.id}", status, (stage,), checks, hints, grades)
+
+
+def _row(
+    label: str, status: str, stages: tuple[Stage, ...], checks: dict, hints: dict, grades: dict
+) -> tuple[str, ...]:
+    graded = [grades[stage.id] for stage in stages if {"earned", "points"} <= set(grades.get(stage.id, {}))]
     return (
-        f"    {stage.id}",
-        entry.get("status", "not begun"),
-        f"{entry.get('earned', 0)} of {_visible_points(stage)}",
-        str(hints.get(stage.id, {}).get("rung", 0)),
-        f"{grade['earned']} of {grade['points']}" if {"earned", "points"} <= set(grade) else "–",
+        label,
+        status,
+        f"{sum(checks.get(stage.id, {}).get('earned', 0) for stage in stages)} of {sum(map(_visible_points, stages))}",
+        str(sum(hints.get(stage.id, {}).get("rung", 0) for stage in stages)),
+        f"{sum(g['earned'] for g in graded)} of {sum(g['points'] for g in graded)}" if graded else "–",
     )
 
 
