@@ -1,4 +1,6 @@
-"""`ring_attention`: attention over a sequence that is spread over the ranks of a ring. Its stages, in call order:
+"""`ring_attention`: attention over a sequence that is spread over the ranks of a ring.
+
+Its stages, in call order:
 
 1. check     this rank's arguments, and fill in every default             `ringlab.arguments`
 2. agree     with all ranks on the call; a wrong one raises on all        `ringlab.agreement`

@@ -120,7 +120,8 @@ def backward(
         if dkv_work is not None:
             arrived_dk, arrived_dv = dkv_work.wait()
             dk, dv = dk + arrived_dk, dv + arrived_dv
-        # Sent after the last step too, one hop before the block's owner: P hops, and the block makes P − 1.
+        # After the last step the block is one hop from its owner. The gradients make that hop too: P in all,
+        # against P − 1 for K and V.
         if ring.world_size > 1:
             dkv_work = ring.post(dk, dv, length=call.length(step + 1), tag="dkv")
         if kv_work is not None:
@@ -173,7 +174,7 @@ class Call:
 
 
 def runs(positions: Int[Tensor, " L"]) -> list[slice]:
-    """Return slices of equal steps, such as the two halves of a zig-zag shard; hidden ones can be skipped."""
+    """Return slices, cut wherever a step differs from the first: the two halves of a zig-zag shard, for example."""
     steps = positions.diff()
     breaks = [0, *(torch.nonzero(steps != steps[:1]).flatten() + 1).tolist(), len(positions)]
     return [slice(a, b) for a, b in pairwise(breaks) if b > a]

@@ -78,7 +78,7 @@ class Block(Protocol):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return the partial of softmax(scale·q·kᵀ)·v over these keys.
+        """Return the partial of softmax(scale·q·kᵀ)·v over these keys; by default `Native.forward`.
 
         Scores are capped by `rules` first. Dropped weights count in lse but not in out.
         """
@@ -94,7 +94,7 @@ class Block(Protocol):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return the contribution of these rows and keys to (dq, dk, dv).
+        """Return the contribution of these rows and keys to (dq, dk, dv); by default `Native.backward`.
 
         P = exp(S − lse), dV = Pᵀ·dout, dS = P·(dout·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
         Under `rules`, S is the capped score, dS has the slope of the cap as a factor, and dropped weights do not
@@ -115,7 +115,7 @@ class Gradient:
 
 @runtime_checkable
 class ForwardSteps(Protocol):
-    """The forward of one rank's queries, a K/V block at a time."""
+    """The forward of one rank's queries, a K/V block at a time: `TilewiseForward`, or with Triton `TritonForward`."""
 
     def attend(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
@@ -130,7 +130,7 @@ class ForwardSteps(Protocol):
 
 @runtime_checkable
 class BackwardSteps(Protocol):
-    """The backward of one rank's queries, a K/V block at a time."""
+    """The backward of one rank's queries, a K/V block at a time: `TilewiseBackward`, or with Triton `TritonBackward`."""
 
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
@@ -145,7 +145,10 @@ class BackwardSteps(Protocol):
 
 @runtime_checkable
 class StepBlock(Block, Protocol):
-    """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance."""
+    """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance.
+
+    `TritonBlock` is one; `Naive`, `Blockwise` and `Native` are not.
+    """
 
     def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
         """Return the forward of `q` over `count` blocks, before the first one."""

@@ -55,6 +55,7 @@ class Ring:
         """Return the work of sending `tensors` to the next rank and receiving as many from the previous one.
 
         It returns at once; `wait` on the work returns the received tensors, in the shapes of the sent ones.
+        The transport does the work: its `relay` if `hops` is given, its `hand_over` if `give` is true, else its `exchange`.
         length: the number of tokens to receive, on axis −2, where ranks hold different numbers.
         into: the receive buffers; new ones by default.
         give: leave the content of `tensors` undefined after `wait`, which may save a copy.

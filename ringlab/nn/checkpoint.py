@@ -1,5 +1,6 @@
-"""Checkpoints through torch.distributed.checkpoint that any world size can resume from. A crash during a save leaves
-the previous one intact.
+"""Checkpoints through torch.distributed.checkpoint that any world size can resume from.
+
+A crash during a save leaves the previous one intact.
 
     folder/
     ├── step-00000100/      parameters and optimizer, as torch writes them; progress.json

@@ -73,13 +73,19 @@ class Call:
         return plan(self.layout, self.mask, self.block.largest_causal)
 
     def begin_forward(self, q: Query, count: int) -> ForwardSteps:
-        """Return the forward of `q` over `count` blocks, before the first: the backend's own, or tile by tile."""
+        """Return the forward of `q` over `count` blocks, before the first.
+
+        That is a `TilewiseForward`, unless the block backend has its own: for `TritonBlock`, a `TritonForward`.
+        """
         if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
             return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
     def begin_backward(self, rows: BackwardRows, count: int) -> BackwardSteps:
-        """Return the backward of `rows` over `count` blocks, before the first: the backend's own, or tile by tile."""
+        """Return the backward of `rows` over `count` blocks, before the first.
+
+        That is a `TilewiseBackward`, unless the block backend has its own: for `TritonBlock`, a `TritonBackward`.
+        """
         if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
             return self.block.begin_backward(rows, count, scale=self.scale)
         return TilewiseBackward(self.block, rows, self.scale)
@@ -90,9 +96,9 @@ class Call:
         return self.mask.window is not None
 
     def run(self, label: str, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(self, *args)`, timed and traced under `label`.
+        """Return `function(self, *args)`, timed and traced under `label` by the transport.
 
-        Where the block is thread-safe, ranks of one process compute side by side.
+        If the block is thread-safe, the function is marked, so that ranks of one process compute side by side.
         """
         if self.block.thread_safe:
             return self.ring.comm.compute(label, side_by_side(partial(function, self)), *args)

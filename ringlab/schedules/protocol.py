@@ -1,6 +1,7 @@
 """The interface of a schedule: the communication of attention, forward and backward.
 
 `ring_attention` calls `check` before any data moves, then `forward`, and `backward` when the loss is differentiated.
+The default schedule, `RingSchedule`, inherits both from `BlockSchedule`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Schedule(Protocol):
         ...
 
     def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
-        """Return attention of this rank's queries over the tokens of all ranks."""
+        """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
@@ -51,13 +52,17 @@ class Schedule(Protocol):
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
 
+        Usually `BlockSchedule.backward`.
         saved: the tensors that the forward saved.
         """
         ...
 
 
 class GradientReturn(Protocol):
-    """Brings the gradients of K/V blocks back to their owners, during one backward of one rank."""
+    """Brings the gradients of K/V blocks back to their owners, during one backward of one rank.
+
+    By default a `RingGradientReturn`.
+    """
 
     def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
         """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""

@@ -1,8 +1,9 @@
 """The ring: K/V blocks travel from neighbour to neighbour, and their gradients follow.
 
-K/V make P − 1 hops; each hop is posted before the block that is here is computed. dK/dV travel the same way, one hop
-behind, and make P hops: the last one takes them home. Under a mask that hides whole distances, blocks skip the ranks
-that see nothing of them, and dK/dV return from the last rank in one message.
+K/V make P − 1 hops; each hop is posted before the block that is here is computed. The sums dK/dV of a block follow it:
+while a rank computes its contribution from the block, the sum of the contributions so far arrives. The sums make P hops:
+the last one takes them home. Under a mask that hides whole distances, blocks skip the ranks that see nothing of them,
+and dK/dV return from the last rank in one message.
 Source: arXiv 2310.01889, algorithm 1.
 """
 
@@ -33,12 +34,14 @@ class RingSchedule(BlockSchedule):
         ring, buffers = call.ring, BlockBuffers(call)
         origin = ring.rank
         here: tuple[Tensor, ...] = k, v
-        neighbours = call.distances[-1] == len(call.distances) - 1
-        for step, (gone, distance) in enumerate(pairwise(call.distances)):
+        skips_none = call.distances[-1] == len(call.distances) - 1
+        for step, (travelled, distance) in enumerate(pairwise(call.distances)):
             next_origin = ring.origin(distance)
             into = buffers.reserve(next_origin, k, v)
+            # From neighbour to neighbour, a transport may fetch the block from its owner. Past ranks that see nothing
+            # of it, it goes by a message; every rank keeps its own block (step 0) and gives up those of others.
             route: dict[str, Any] = (
-                {"hops": step} if neighbours else {"give": step > 0, "stride": distance - gone}
+                {"hops": step} if skips_none else {"give": step > 0, "stride": distance - travelled}
             )
             work = ring.post(k, v, into=into, tag=f"kv {step}", **route)
             yield origin, k, v
@@ -54,7 +57,7 @@ class RingSchedule(BlockSchedule):
 
 
 class RingGradientReturn:
-    """`GradientReturn` around the ring: the gradients of a block travel one hop behind it."""
+    """`GradientReturn` around the ring: the sums of a block's gradients follow the block."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.step = call, 0
@@ -63,16 +66,16 @@ class RingGradientReturn:
         self.sums: tuple[Tensor, Tensor] | None = None
 
     def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
-        """Add `gradients` to the sums that arrive with the block of `origin`, and send them on."""
+        """Add `gradients` to the sums that follow the block of `origin`, and send them on."""
         ring = self.call.ring
         arrived = self._arrived()
         self.sums = ring.compute(f"add dkv {self.step}", sum_gradients, k, v, gradients, arrived)
         distances = self.call.distances
         if self.step + 1 < len(distances):
-            gone, distance = distances[self.step : self.step + 2]
+            travelled, distance = distances[self.step : self.step + 2]
             into = self.buffers.reserve(ring.origin(distance), *self.sums)
             self.work = ring.post(
-                *self.sums, into=into, give=True, stride=distance - gone, tag=f"dkv {self.step}"
+                *self.sums, into=into, give=True, stride=distance - travelled, tag=f"dkv {self.step}"
             )
         elif self.step > 0:
             self.work = self._send_home(origin, self.sums)
@@ -95,7 +98,7 @@ class RingGradientReturn:
         )
 
     def _arrived(self) -> tuple[Tensor, Tensor] | None:
-        """Return the sums that arrive with the block that is here; None on the first step."""
+        """Return the sums that follow the block that is here, once they have arrived; None on the first step."""
         if self.work is None or self.sums is None:
             return None
         dk, dv = self.work.wait()

@@ -1,4 +1,4 @@
-"""What a rank says about an exchange or a computation: checked before anything is done with it."""
+"""Reads and checks each exchange and computation that a rank reports, and counts the bytes itself."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_every_module_of_the_floors_is_listed() -> None:
 def test_a_package_is_listed_with_its_modules_and_their_first_lines(tmp_path: Path) -> None:
     for name, text in {
         "demo/room/__init__.py": '"""A room.\n\nMore of it."""',
-        "demo/room/one.py": '"""Cuts a | b."""',
+        "demo/room/one.py": '"""Cuts\na | b.\n\nNot shown."""',
         "demo/room/inner/__init__.py": '"""An inner room."""',
         "demo/room/inner/two.py": '"""Two."""',
         "demo/room/inner/bare.py": "",
@@ -146,6 +146,16 @@ def test_a_package_is_listed_with_its_modules_and_their_first_lines(tmp_path: Pa
         ("**`inner/`**", "An inner room."),
         ("`inner/two.py`", "Two."),
     ]
+    assert list(architecture._maps(tmp_path, "demo.room")) == ["In `demo/room/`:\n\nMore of it."]
+
+
+@pytest.mark.parametrize("text", ["x = 1", '"""Its stages, in call order:\n\n1. check"""'])
+def test_a_module_without_a_role_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room/__init__.py").write_text('"""A room."""')
+    (tmp_path / "room/one.py").write_text(text)
+    with pytest.raises(ValueError, match=r"one\.py: the docstring's first paragraph is no whole sentence"):
+        list(architecture._rows(tmp_path, "room"))
 
 
 def test_the_picture_shows_every_block_at_every_rank_and_all_pairs_at_the_end() -> None:

@@ -1,4 +1,4 @@
-"""docs/architecture.md: the floors, and every module with the first line of its docstring."""
+"""docs/architecture.md: how a call runs, the floors, and every module with its role."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..house.floors import FLOORS
-from ..website.docstrings import first_sentence
+from ..website.docstrings import first_sentence, to_markdown
 from ..website.links import table
 
 HEAD = """\
 # Architecture
 
 `make docs` writes this page from the modules' docstrings and from the table of floors in `tools/house/floors.py`.
+
+**Read [ringlab/plain_ring.py](../ringlab/plain_ring.py) first**: the ring in one file, forward and backward, without layouts, plans
+and schedules as objects.
 
 Two packages: `ringlab` is the reference, `ringlab_course` the course. The course imports the reference, never the other
 way round. Inside both, imports point down the floors below and form no circle; `tests/floors` holds every module to that.
@@ -23,19 +26,37 @@ Four axes stay apart, so that nothing is written once per combination: the **tra
 says which rank owns which tokens (`ringlab/layout.py`), and the **schedule** says in which order blocks and rows meet
 (`ringlab/schedules`). Traces, faults and clocks are wrappers around a transport.
 
+The lessons are not on the floors: `ringlab_course/lessons/` holds the sources of their notebooks, which nothing imports.
+
 ## How a call runs
 
-`ring_attention` in `attention.py` names the stages → `arguments.py` checks the arguments → `agreement.py` compares them
-between ranks → a `Call` (`schedules/call.py`) holds what stays the same → the schedule (`schedules/ring.py` on
-`schedules/block_schedule.py`) brings one K/V block after the other → `plan.py` says which tiles of it the rows see → the
-block computes the tiles →
-`merge.py` adds each partial result (out, lse) to the running one.
+| Forward, in call order | Where |
+| --- | --- |
+| `ring_attention` runs the stages of a call | `attention.py` |
+| `check_arguments` checks this rank's arguments and makes the `Call`, which stays the same while blocks travel | `arguments.py`, `schedules/call.py` |
+| `agree_on_call` compares the ranks' calls, each described in 512 bytes | `agreement.py` |
+| `_RingAttention.forward` calls the schedule: `BlockSchedule.forward`, with `RingSchedule` by default | `schedules/block_schedule.py` |
+| `RingSchedule.arriving_blocks` yields one K/V block after the other, and posts the next before it yields | `schedules/ring.py` |
+| `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
+| `attend_to_block` hands over the block with the tiles that this rank's rows see | `schedules/call.py`, `plan.py` |
+| `TilewiseForward.attend` has the block backend compute each tile | `schedules/tilewise.py` |
+| `Native.forward`, the default, returns (out, lse) of a tile | `blocks/native.py` |
+| `merge_into` adds this result to that of earlier tiles | `merge.py` |
 
-Backward walks the same way with the saved out and lse: `_RingAttention.backward` calls `BlockSchedule.backward`. K/V blocks
-arrive again; after each, the schedule's `GradientReturn` sends the block's dk and dv one hop behind it, so that they reach the
-owner after the last hop (`RingGradientReturn.add_block` in `schedules/ring.py`).
+| Backward, with the saved out and lse | Where |
+| --- | --- |
+| `_RingAttention.backward` compares the ranks' calls again, then calls `BlockSchedule.backward` | `attention.py`, `schedules/block_schedule.py` |
+| `RingSchedule.arriving_blocks` brings the K/V blocks again, in the same order | `schedules/ring.py` |
+| `differentiate_block` hands over each block with its tiles | `schedules/call.py` |
+| `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
+| `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
+| `RingGradientReturn.add_block` adds dk and dv to the sums from the previous rank, and sends them on | `schedules/ring.py` |
+| `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops | `schedules/ring.py` |
 
-The ring in one file, without layouts, plans and schedules as objects: `ringlab/plain_ring.py`.
+`block="auto"`, the default, is `native` (torch's flash attention), on a CPU and for float16 and bfloat16 on a GPU; where that
+cannot compute a tensor, as float32 on a GPU, and under a soft cap or dropout, it is `blockwise`. `block="triton"` is never
+chosen by itself. It computes all tiles of a K/V block in one launch, so `TritonForward` and `TritonBackward`
+(`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
 BRIEF = {"ringlab_course/exercises"}
 """Packages whose subfolders are listed by their docstring or title only, not file by file."""
@@ -57,6 +78,7 @@ def _parts(root: Path) -> Iterator[str]:
     for number, (name, rooms) in enumerate(FLOORS):
         yield f"## Floor {number}: {name}"
         yield table(("Module", "Role"), [row for room in sorted(rooms) for row in _rows(root, room)])
+        yield from (text for room in sorted(rooms) for text in _maps(root, room))
 
 
 def _rows(root: Path, room: str) -> Iterator[tuple[str, str]]:
@@ -76,15 +98,26 @@ def _rows(root: Path, room: str) -> Iterator[tuple[str, str]]:
         elif brief:
             if file.name == "contract.py":
                 yield f"`{inside.parent.as_posix()}/`", _role(file)
-        elif _has_docstring(file):
+        elif file.read_text(encoding="utf-8").strip():
             yield f"`{inside.as_posix()}`", _role(file)
 
 
-def _has_docstring(file: Path) -> bool:
-    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) is not None
+def _maps(root: Path, room: str) -> Iterator[str]:
+    """Yield what the docstrings of a package, and of packages in it, say beyond their first lines."""
+    path = root.joinpath(*room.split("."))
+    for file in sorted(path.rglob("__init__.py"), key=lambda file: file.parent):
+        _, _, rest = _docstring(file).partition("\n\n")
+        if rest and room.replace(".", "/") not in BRIEF:
+            yield f"In `{file.parent.relative_to(root).as_posix()}/`:\n\n{to_markdown(rest)}"
 
 
 def _role(file: Path) -> str:
-    """The first line of a module's docstring; "" if it has none."""
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return first_sentence(docstring.partition("\n")[0])
+    """Return the first paragraph of a module's docstring. Raises: ValueError unless it is a sentence."""
+    role = _docstring(file).partition("\n\n")[0]
+    if not role.endswith((".", "?", "…")):
+        raise ValueError(f"{file}: the docstring's first paragraph is no whole sentence: {role!r}")
+    return first_sentence(role)
+
+
+def _docstring(file: Path) -> str:
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
