@@ -99,12 +99,12 @@ def _contiguous_time() -> dict[str, Any]:
 
 def _token_tiles() -> dict[str, Any]:
     S, P, tile = 32768, 8, (128, 128)
-    layouts = {"contiguous": contiguous(S, P), "striped": striped(S, P), "zigzag": zigzag(S, P)}
+    layouts = (make(S, P) for make in (contiguous, striped, zigzag))
     return {
         "S": S,
         "P": P,
         "tile": tile[0],
-        **{name: imbalance(layout_work(each, tile=tile), each) for name, each in layouts.items()},
+        **{each.name: imbalance(layout_work(each, tile=tile), each) for each in layouts},
     }
 
 

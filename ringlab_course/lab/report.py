@@ -14,13 +14,14 @@ from typing import Any
 from markupsafe import Markup
 
 from ringlab.errors import LabError
+from ringlab.layout import layout_names
 from ringlab.viz.style import BLUE, HATCHES, INK, ORANGE, PAPER, QUIET, RED, new_figure, styled
 from ringlab_course.gradebook import readable
 from ringlab_course.gradebook.pages import TEMPLATES, environment, rendered, require_pages
 from ringlab_course.gradebook.plots import inline_svg
 
 SIZE = (5.0, 3.2)
-_COLOURS = {"contiguous": RED, "striped": ORANGE, "zigzag": BLUE}
+_COLOURS = dict(zip(layout_names(), (RED, ORANGE, BLUE), strict=False))
 
 
 def link(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:

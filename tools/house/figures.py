@@ -109,9 +109,12 @@ def of_mistakes(root: Path) -> Iterator[Figure]:
 
 
 def of_layouts(root: Path) -> Iterator[Figure]:
-    """Yield the modules with a table of layouts by name, or with a constant that lists their names."""
+    """Yield the modules with a table by layouts' names, or with a constant that lists their names."""
     found = [
-        name for name, path in imports.modules(root) if _has_layout_table(path.read_text(encoding="utf-8"))
+        name
+        for name, path in imports.modules(root)
+        if not name.startswith("ringlab_course.exercises.")  # an exercise may ask for some layouts by name
+        and _has_layout_table(path.read_text(encoding="utf-8"))
     ]
     yield _at_most("tables of layout names", len(found), 1, f": {', '.join(found)}" if found else "")
 
@@ -122,8 +125,7 @@ def _has_layout_table(source: str) -> bool:
     lists = [node.elts for node in constants if isinstance(node, ast.Tuple | ast.List)]
     tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
     return any(sum(map(_names_a_layout, entries)) >= 3 for entries in lists) or any(
-        sum(map(_names_a_layout, node.keys)) >= 3 and sum(map(_makes_a_layout, node.values)) >= 3
-        for node in tables
+        sum(map(_names_a_layout, node.keys)) >= 3 and not _is_of_exports(node) for node in tables
     )
 
 
@@ -131,8 +133,10 @@ def _names_a_layout(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value in LAYOUT_NAMES
 
 
-def _makes_a_layout(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in LAYOUT_NAMES
+def _is_of_exports(table: ast.Dict) -> bool:
+    """Return whether a table says of each layout only in which module it is, as that of the package's exports does."""
+    of_layouts = [value for key, value in zip(table.keys, table.values, strict=True) if _names_a_layout(key)]
+    return len({ast.dump(value) for value in of_layouts}) == 1 and isinstance(of_layouts[0], ast.Constant)
 
 
 def of_dependencies(root: Path) -> Iterator[Figure]:

@@ -12,6 +12,7 @@ from ringlab.cost.planner.wording import again, duration, in_percent
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import short
+from ringlab.layout import is_balanced
 
 KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
@@ -76,9 +77,9 @@ def hidden(best: Candidate) -> list[Hidden]:
     for each in best.time.passes:
         backward = each.name == "backward"
         rate = attention_flops_per_s(request, sizes.D, backward)
-        balanced = sizes if best.layout != "contiguous" else _unmasked(sizes)
+        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # else some rank sees whole blocks
         least = least_tokens_hidden(
-            rate, link.bytes_per_s, balanced, latency_s=link.latency_s, backward=backward
+            rate, link.bytes_per_s, block, latency_s=link.latency_s, backward=backward
         )
         found.append(
             Hidden(each.name, link.name, tokens, -int(-least // 1), each.ring_s, each.ring_exposed_s)

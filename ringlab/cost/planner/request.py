@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import filterfalse
 from typing import Any
 
 from ringlab.cost.hardware import Hardware, hardware
@@ -13,11 +14,11 @@ from ringlab.cost.planner.wording import label, short_count
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
-from ringlab.layout import layout_names
+from ringlab.layout import is_balanced, layout_names
 
 PURPOSES = ("training", "prefill", "decode")
 RECOMPUTATIONS = ("none", "selective", "full")
-LAYOUTS = layout_names()[::-1]
+LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))
 """The layouts in the order in which they are tried: those that balance causal work first."""
 MOST_TOKENS = 2**31
 MOST_OF_A_COUNT = 2**20

@@ -6,7 +6,7 @@ takes longer than a block, no rank waits and the sum is enough (`tests/cost/test
 
 Score elements by rank and step are counted tile by tile if that is quick, otherwise computed by formula.
 
-The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
+The formulas (`ringlab.layout.CAUSAL_WORK`), with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
 causal square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for
 later ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all
 others. They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
@@ -16,7 +16,6 @@ tiles that hold the end of one piece and the beginning of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -24,7 +23,7 @@ from jaxtyping import Int, Num
 
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware
-from ringlab.layout import get_layout
+from ringlab.layout import CAUSAL_WORK, get_layout
 
 LARGEST_FOLLOWED = 64  # ranks: following more, step by step, takes too long for a planner
 
@@ -120,12 +119,6 @@ class _Wire:
         return np.maximum(delivered, delivered[self.previous])
 
 
-FORMULAS: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
-    "contiguous": lambda x, triangle: (triangle, x * x, 0),
-    "striped": lambda x, triangle: (triangle, triangle, triangle),
-    "zigzag": lambda x, triangle: (x * x + 2 * triangle, 2 * x * x, 2 * x * x),
-}
-"""By layout: the work on a rank's own block, on an earlier one and on a later one."""
 MOST_COUNTED = 2**17  # tokens: counting these takes milliseconds
 LONGEST_COUNTED = 2**22  # tokens of a layout without a formula: a second
 
@@ -138,7 +131,7 @@ def ring_work(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) 
     """
     if S * max(1, P // 16) <= MOST_COUNTED:
         return counted(layout, S, P, causal, tile)
-    if layout in FORMULAS:
+    if layout in CAUSAL_WORK:
         return by_formula(layout, S, P, causal, tile)
     return _scaled(layout, S, P, causal, tile)
 
@@ -159,12 +152,14 @@ def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) ->
 
 
 def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Return the table of `ring_work`, computed by FORMULAS, for layouts that have one."""
-    pieces = 2 if layout == "zigzag" and P > 1 else 1
+    """Return the table of `ring_work` from the formulas of CAUSAL_WORK, for layouts that have one."""
+    pieces, formula = CAUSAL_WORK[layout]
+    if P == 1:  # one rank owns the whole sequence in one piece
+        work = staircase(S, tile) if causal else S * S
+        return np.full((1, 1), work, dtype=np.int64), S
     piece = -(-S // (pieces * P))
     if not causal:
         return np.full((1, P), (pieces * piece) ** 2, dtype=np.int64), pieces * piece
-    formula = FORMULAS[layout if P > 1 else "contiguous"]
     own, earlier, later = formula(piece, staircase(piece, tile))
     ranks = np.arange(1 if earlier == later else P)[:, None]
     steps = np.arange(P)[None, :]
