@@ -1,7 +1,6 @@
 """Models of Hugging Face transformers over a ring: the optional extra `hf`; docs/huggingface.md shows it whole.
 
 context.py    context: the ring, the layout and the mask of a model's forward; refuses models and losses that mix tokens
-held.py       the context of the current thread
 masks.py      the mask that a layer of transformers asks for, read without a matrix, or refused by name
 attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it

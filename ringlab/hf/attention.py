@@ -15,8 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ringlab.attention import ring_attention
 from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
-from ringlab.hf.context import guard_the_loss
-from ringlab.hf.held import held, raise_everywhere
+from ringlab.hf.context import guard_the_loss, held, raise_everywhere
 from ringlab.hf.masks import LayerMask, layer_mask
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query

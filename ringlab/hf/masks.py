@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from ringlab.errors import BackendError, MaskError, RinglabError
-from ringlab.hf.context import TESTED
-from ringlab.hf.held import Held, held
+from ringlab.hf.context import TESTED, Held, held
 from ringlab.mask import Mask
 
 _ID = torch.zeros(1, 1, dtype=torch.long)
