@@ -62,6 +62,27 @@ WITH_JAX = (
     "from ringlab.course.mesh.blocks import attend, attend_backward, identity, merge",
     "from ringlab.course.mesh.examine import examine",
 )
+OF_OTHER_CODE = (
+    "from ringlab.bench.four_ranks import FourRanks",
+    "from ringlab.comm.clocked import ClockedCluster",
+    "from ringlab.comm.outcome import Outcome",
+    "from ringlab.comm.recording import Form, Forms, Log, Recording",
+    "from ringlab.comm.timeline import Messages, Program, Timeline",
+    "from ringlab.comm.virtual import VirtualCluster",
+    "from ringlab.course.answers import compare_with",
+    "from ringlab.course.contract import Check, Crashed, Exercise, Failure, Misconception, NotWritten, Stage",
+    "from ringlab.course.extras import needs_extra",
+    "from ringlab.course.growth import Growth",
+    "from ringlab.course.kernels import needs_triton",
+    "from ringlab.course.predictions import predict",
+    "from ringlab.course.reports import CheckReport, run_stage",
+    "from ringlab.course.sources import targets",
+    "from ringlab.course.subject import Subject",
+    "from ringlab.nn.feed_forward import FeedForward",
+    "from ringlab.nn.rotary import rotate",
+    "from ringlab.schedules.trade import to_heads",
+)
+"""Imports that no notebook had, but code of one's own may have."""
 SAID = """
 import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -91,6 +112,41 @@ def test_every_import_of_an_old_notebook_works_and_says_what_to_write() -> None:
     assert not [line for line in said if "clinic.bedside" in line], "it moved along with ringlab.course"
     written = (line.split(": ")[0].split(" is now ")[1] for line in said)
     assert all(importlib.util.find_spec(name) for name in written)
+
+
+def test_imports_of_other_code_work_too() -> None:
+    said = said_by(OF_OTHER_CODE)
+    assert len(said) == len(set(said)) and set(said) <= set(moved.notices(moved.MOVED))
+    assert len(said) >= len(OF_OTHER_CODE) - 2, (
+        "ringlab.comm.clocked and ringlab.comm.virtual are packages now"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "was", "now"),
+    [
+        (
+            "import ringlab.course.contracts.e05",
+            "ringlab.course.contracts",
+            "ringlab.course is now ringlab_course",
+        ),
+        (
+            "import ringlab.course.clinic.nowhere",
+            "ringlab.course.clinic.nowhere",
+            "ringlab.course is now ringlab_course",
+        ),
+        ("from ringlab.lab import everyone", "ringlab.lab.everyone", "ringlab.lab is now ringlab_course.lab"),
+    ],
+)
+def test_an_old_name_without_a_new_one_is_refused_by_the_name_that_was_written(
+    line: str, was: str, now: str
+) -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", line], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert (
+        last
+        == f"ModuleNotFoundError: No module named '{was}': {now}, and docs/architecture.md lists its modules"
+    )
 
 
 @pytest.mark.needs_jax
