@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -127,10 +128,17 @@ def show(figure: Figure, alt: str) -> None:
 
 
 def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
-    """Return the figure as an HTML image; `words` is its alternative text and its caption.
+    """Return the figure as an HTML image; `words` is its alternative text, and their first sentence its caption.
 
     It shrinks to the available width; `widest` is the CSS width that it never exceeds.
     """
-    data, safe = base64.b64encode(png(figure)).decode("ascii"), html.escape(words)
-    image = f'<img alt="{safe}" src="data:image/png;base64,{data}" style="max-width: min({widest}, 100%)">'
-    return f'{image}<p aria-live="polite">{safe}</p>'
+    data, caption = base64.b64encode(png(figure)).decode("ascii"), _SENTENCE.split(words, maxsplit=1)[0]
+    image = (
+        f'<img alt="{html.escape(words)}" src="data:image/png;base64,{data}" '
+        f'style="max-width: min({widest}, 100%)">'
+    )
+    return f'{image}<p aria-live="polite">{html.escape(caption)}</p>'
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")
+"""The end of a sentence; an abbreviation goes on with a small letter."""

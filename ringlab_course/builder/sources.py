@@ -22,6 +22,8 @@ METADATA = {
 }
 _BEGIN = re.compile(r"^(?P<indent>\s*)# BEGIN SOLUTION\s*(?P<task>.*?)\s*$")
 _END = re.compile(r"^\s*# END SOLUTION\s*$")
+_PREDICT = re.compile(r"""\bpredict\(\s*["'](?P<key>[^"']+)["']""")
+_COMPARE = re.compile(r"""\bcompare\(\s*["'](?P<key>[^"']+)["']""")
 _CHECK = re.compile(r"""^check\(["'](?P<stage>\d\d\.\w+)["']\)$""", re.MULTILINE)
 
 
@@ -71,7 +73,9 @@ def prepare(target: Target, root: Path) -> NotebookNode:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.source = skeleton(cell.source, cell.metadata.get("grade", ""), str(target.source))
-    if target.kind != "lesson":
+    if target.kind == "lesson":
+        _hide_answers(notebook)
+    else:
         _add_nbgrader(notebook, target.slug[:2])
     _set_ids(notebook)
     notebook.metadata = nbformat.from_dict(METADATA)
@@ -160,6 +164,16 @@ def _set_ids(notebook: NotebookNode) -> None:
         name = f"grade-{grade.replace('.', '-')}" if grade else _hash(f"{cell.cell_type}\n{cell.source}")[:12]
         seen[name] = seen.get(name, 0) + 1
         cell.id = name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def _hide_answers(notebook: NotebookNode) -> None:
+    """Have JupyterLab fold the recorded outputs from below each prediction to its comparison until their cells are run."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    asked = {found["key"]: n for n, cell in enumerate(code) for found in _PREDICT.finditer(cell.source)}
+    for number, cell in enumerate(code):
+        for found in _COMPARE.finditer(cell.source):
+            for answer in code[asked.get(found["key"], number) + 1 : number + 1]:
+                answer.metadata["jupyter"] = {"outputs_hidden": True}
 
 
 def _add_nbgrader(notebook: NotebookNode, exercise_id: str) -> None:

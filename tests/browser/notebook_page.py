@@ -48,6 +48,15 @@ SELECT = """async index => {
 COMMAND = """name => { window.jupyterapp.commands.execute(name); }"""
 SET_SOURCE = """([index, source]) =>
     window.jupyterapp.shell.currentWidget.content.widgets[index].model.sharedModel.setSource(source)"""
+# The outputs of the cells from first to last of which something can be seen in the window now.
+VISIBLE = """([first, last]) => window.jupyterapp.shell.currentWidget.content.widgets.slice(first, last + 1)
+    .flatMap(cell => [...cell.node.querySelectorAll('.jp-OutputArea-output')])
+    .filter(node => node.checkVisibility({visibilityProperty: true, opacityProperty: true}))
+    .filter(node => {
+        const box = node.getBoundingClientRect();
+        return box.height > 0 && box.bottom > 0 && box.top < window.innerHeight;
+    })
+    .map(node => node.textContent.trim() || 'a picture')"""
 KEEP_BUSY = """seconds => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     kernel.requestExecute({code: `import time; time.sleep(${seconds})`, store_history: false});
@@ -126,6 +135,10 @@ class NotebookPage:
         self.page.evaluate(SELECT, index)
         return self.page.locator(f".jp-Cell[data-cell='{index}']")
 
+    def visible(self, first: int, last: int) -> list[str]:
+        """Return the texts of the outputs of cells `first` to `last` that can be seen in the window now."""
+        return self.page.evaluate(VISIBLE, [first, last])
+
     def write(self, index: int, source: str) -> None:
         """Put `source` into a cell."""
         self.page.evaluate(SET_SOURCE, [index, source])
@@ -160,11 +173,12 @@ def enter(page: Page, lab: Lab) -> None:
     page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
 
 
-def open_notebook(page: Page, path: str) -> NotebookPage:
-    """Open the notebook at `path` below the served folder and wait until its kernel listens."""
+def open_notebook(page: Page, path: str, *, kernel: bool = True) -> NotebookPage:
+    """Open the notebook at `path` below the served folder; with `kernel` wait until its kernel listens."""
     page.evaluate(OPEN, path)
     page.wait_for_function(IS_OPEN, arg=path, timeout=PATIENCE)
-    page.wait_for_function(KERNEL_READY, timeout=PATIENCE)
+    if kernel:
+        page.wait_for_function(KERNEL_READY, timeout=PATIENCE)
     return NotebookPage(page, path)
 
 

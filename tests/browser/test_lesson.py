@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from ringlab_course.catalogue import LESSONS, lesson
 from tests.browser.notebook_page import NotebookPage, open_notebook
 from tests.browser.window import arrow, press_button, type_number
 
@@ -16,8 +18,8 @@ PICTURE = "img[alt^='Step']"
 ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex === index"
 
 
-@pytest.fixture(scope="module")
-def lesson(browser, lab) -> NotebookPage:
+@pytest.fixture(scope="module", name="lesson")
+def lesson_05(browser, lab) -> NotebookPage:
     """The lesson, run top to bottom, with two predictions made on the way."""
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.hops"')
@@ -29,15 +31,41 @@ def lesson(browser, lab) -> NotebookPage:
     return notebook
 
 
-def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser):
-    notebook = open_notebook(browser.page, "notebooks/00_start_here.ipynb")
+@pytest.mark.parametrize("lesson_id", ["00", "05", "13"])
+def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
+    notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb")
     notebook.run(notebook.find("import").index)
-    index = notebook.run(notebook.find('"00.shifts"').index).index
-    cell = notebook.select(index)
-    cell.get_by_role("button", name="3", exact=True).click()
+    asked = next(cell for cell in notebook.cells if "predict(" in cell.source and "choices=" in cell.source)
+    notebook.run(asked.index)
+    cell = notebook.select(asked.index)
+    cell.locator("button.jupyter-button").last.click()
     cell.get_by_text("you predicted").wait_for()
     browser.page.keyboard.press("Shift+Enter")
-    browser.page.wait_for_function(ACTIVE, arg=index + 1)
+    browser.page.wait_for_function(ACTIVE, arg=asked.index + 1)
+
+
+@pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
+def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
+    browser.page.set_viewport_size({"width": 1400, "height": 900})
+    notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb", kernel=False)
+    cells = [cell for cell in notebook.cells if cell.kind == "code"]
+    for asked in cells:
+        for key in re.findall(r'predict\(\s*"([^"]+)"', asked.source):
+            measured = next(cell for cell in cells if f'compare("{key}"' in cell.source)
+            notebook.select(asked.index)
+            assert any("measured" in output.get("text", "") for output in measured.outputs), key
+            assert notebook.visible(asked.index + 1, measured.index) == [], key
+
+
+def test_an_answer_is_seen_once_its_cell_is_run(browser):
+    notebook = open_notebook(browser.page, "notebooks/00_start_here.ipynb")
+    measured = notebook.find('compare("')
+    notebook.select(measured.index)
+    assert notebook.visible(measured.index, measured.index) == []
+    notebook.run_above(measured.index)
+    notebook.run(measured.index)
+    notebook.select(measured.index)
+    assert "measured" in "".join(notebook.visible(measured.index, measured.index))
 
 
 def test_it_runs_top_to_bottom_without_an_error_or_a_warning(lesson):
