@@ -77,7 +77,9 @@ class Stage:
 
     `kind` is "function" (arrays in, arrays out), "ring" (a ring program), "kernel" (a function that
     launches Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX,
-    on simulated devices). `helpers` names other functions of the notebook that it may call.
+    on simulated devices). `helpers` names other functions of the notebook that it may call. `may_change`
+    names the arguments that it may change in place; it has to leave all others as they are, unless its kind is
+    "kernel".
     """
 
     id: str
@@ -88,6 +90,7 @@ class Stage:
     misconceptions: tuple[Misconception, ...] = ()
     kind: str = "function"
     helpers: tuple[str, ...] = ()
+    may_change: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -130,6 +133,7 @@ class Exercise:
     may_use: the modules of ringlab that a submission may call though others have to write such a thing,
     and `ATTENTION` for PyTorch's own. All else that answers is off limits: see
     `ringlab_course.judge.offlimits`. about: functions that submissions of all other exercises may call.
+    without: packages that submissions may not use, as "torch" where NumPy has to do.
     """
 
     id: str
@@ -138,6 +142,7 @@ class Exercise:
     stages: tuple[Stage, ...]
     may_use: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _unique([s.id for s in self.stages], f"stages of exercise {self.id!r}")

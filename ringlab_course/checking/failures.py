@@ -9,11 +9,13 @@ import linecache
 import re
 import sysconfig
 import traceback
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ringlab
-from ringlab.errors import CommError, DeadlockError, RankFailedError
+from ringlab.errors import CommError, DeadlockError, OffLimitsError, RankFailedError
 
 
 class Failure(AssertionError):
@@ -45,11 +47,13 @@ def own_lines(error: BaseException) -> str:
 
     Lines of ringlab, of the standard library and of installed packages are left out.
     """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
     lines = []
-    for frame in frames[-3:]:
-        source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
-        lines.append(f"in {frame.name}, line {frame.lineno}: {source}")
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if is_own(code.co_filename) and not is_ours(frame):
+            source = linecache.getline(code.co_filename, number).strip()
+            lines.append(f"in {code.co_name}, line {number}: {source}")
+    lines = lines[-3:]
     text = str(error) or "no message"
     return "\n".join([*lines, f"{type(error).__name__}: {text}"])
 
@@ -63,7 +67,7 @@ def cause_of(error: BaseException) -> BaseException:
         wrapped = type(error).__name__ == "InterpreterError"
         if wrapped and isinstance(inside, NotImplementedError):
             raised = traceback.extract_tb(inside.__traceback__)
-            wrapped = not raised or _is_own(raised[-1].filename)
+            wrapped = not raised or is_own(raised[-1].filename)
         if not wrapped and not isinstance(error, RankFailedError):
             break
         error = inside
@@ -77,6 +81,8 @@ def as_failure(name: str, error: BaseException) -> Failure:
         return NotWritten(
             f"`{name}` is not written yet: {cause}" if str(cause) else f"`{name}` is not written yet."
         )
+    if isinstance(cause, OffLimitsError):
+        return left_to_others(name, own_lines(cause))
     if isinstance(cause, CommError):
         return stuck(name, cause)
     return crashed(name, type(cause).__name__, own_lines(cause))
@@ -108,13 +114,37 @@ def crashed(function: str, error: str, text: str) -> Crashed:
     return Crashed(f"`{function}` raised {error}.", text)
 
 
+def left_to_others(function: str, text: str = "") -> Crashed:
+    """Return the Failure for a call of what is off limits; `text` is `own_lines` of the error, "" if it must not be shown.
+
+    The function that holds the call is blamed, be it another one than `function`, which was run.
+    """
+    lines = text.splitlines()
+    holders = [found[1] for line in lines if (found := _OWN_LINE.match(line))]
+    used = [line.partition("got: ")[2].strip() for line in lines if "got: " in line]
+    message = (
+        f"`{holders[-1] if holders else function}` leaves the work to {used[0] if used else 'ringlab or PyTorch'}. "
+        "This exercise is about writing it: put code of your own in its place."
+    )
+    return Crashed(message, "\n".join(line for line in lines if _OWN_LINE.match(line)))
+
+
+_OWN_LINE = re.compile(r"in ([^\W\d]\w{0,60}|<\w+>), line \d+: ")
 _CYCLE = re.compile(r"cycle: (\d{1,4}(?: → \d{1,4})+)")
 _INSTALLED = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
 _OURS = (str(Path(ringlab.__file__).parent), str(Path(__file__).parents[1]))
 _NOT_OWN = tuple(f"{Path(place).resolve()}/" for place in (*_INSTALLED, *_OURS))
 
 
-def _is_own(filename: str) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Return whether this is a function of ringlab or of the course, also one that a dataclass wrote."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in ("ringlab", "ringlab_course")
+
+
+@cache
+def is_own(filename: str) -> bool:
+    """Return whether a file is the learner's: none of ringlab, of the standard library or of an installed package."""
     if filename.startswith("<frozen"):
         return False
     return not str(Path(filename).resolve() if Path(filename).exists() else filename).startswith(_NOT_OWN)

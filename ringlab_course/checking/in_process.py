@@ -6,41 +6,63 @@ import contextlib
 import copy
 import sys
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure, NotWritten, as_failure
+from ringlab_course.checking.guard import Guard, expect_unchanged, fingerprints
 from ringlab_course.checking.subject import Measured, Recorded
 
 if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
+    from ringlab_course.judge.offlimits import OffLimits
     from ringlab_course.mesh.examine import Examined
 
 
 class InProcessSubject:
     """The learner's function in this process: for the notebook's `check()` and for tests.
 
-    Arguments are copied, so that a function that writes into them cannot alter the check's own.
+    Arguments are copied, so that a function that writes into them cannot alter the check's own, and is found.
+    limits: the code that the function may not call; without them it may call all.
     """
 
     effort = "FLOPs of products, or elements written where there are none"
 
-    def __init__(self, stage: Stage, namespace: Mapping[str, Any]) -> None:
-        self.function, self._function = stage.function, find_function(stage, namespace)
+    def __init__(self, stage: Stage, namespace: Mapping[str, Any], limits: OffLimits | None = None) -> None:
+        self.function, self._own = stage.function, find_function(stage, namespace)
+        self._function = Guard(limits).around(self._own) if limits else self._own
         self._kernels = stage.kind == "kernel"
-        self._stage, self._namespace = stage, namespace
+        self._stage, self._namespace, self._limits = stage, namespace, limits
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if self._kernels:  # recorded, so that an access outside of a tensor is an error and not a crash
             return self.record(*args, **kwargs).answer
-        return _guarded(self.function, self._function, *copied(args), **copied(kwargs))
+        return self._called(args, kwargs, contextlib.nullcontext())[0]
+
+    def _called(
+        self, args: Any, kwargs: Any, watch: contextlib.AbstractContextManager[Any]
+    ) -> tuple[Any, Any]:
+        """Return the answer to copies of the arguments, and the value of `watch`, in which nothing else happens."""
+        given, named = copied(args), copied(kwargs)
+        with self._arguments_kept(given, named), watch as watched:
+            answer = _guarded(self.function, self._function, *given, **named)
+        return answer, watched
+
+    @contextlib.contextmanager
+    def _arguments_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Raise Failure if these arguments of the function are changed inside, unless it launches kernels."""
+        if self._stage.kind == "kernel":  # they write into tensors that they are given
+            yield
+            return
+        before = fingerprints(self._own, args, kwargs)
+        yield
+        after = fingerprints(self._own, args, kwargs)
+        expect_unchanged(self.function, before, after, self._stage.may_change)
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
-        args, kwargs = copied(args), copied(kwargs)
-        with _Peak() as peak:
-            answer = _guarded(self.function, self._function, *args, **kwargs)
+        answer, peak = self._called(args, kwargs, _Peak())
         return Measured(answer, peak.bytes)
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
@@ -52,9 +74,7 @@ class InProcessSubject:
                 "This check runs kernels in Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported, at the "
                 "top of the notebook, and restart the kernel."
             )
-        args, kwargs = copied(args), copied(kwargs)
-        with record_accesses() as accesses:
-            answer = _guarded(self.function, self._function, *args, **kwargs)
+        answer, accesses = self._called(args, kwargs, record_accesses())
         return Recorded(answer, tuple(accesses))
 
     def examine(self, *args: Any, **kwargs: Any) -> Examined:
@@ -109,10 +129,11 @@ class InProcessSubject:
         def program(ring: Any) -> Any:
             return function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
 
-        return _guarded(self.function, run_virtual, world_size, program, faults)
+        with self._arguments_kept((None, *shards), {}):
+            return _guarded(self.function, run_virtual, world_size, program, faults)
 
     def other(self, function: str) -> InProcessSubject:
-        return InProcessSubject(replace(self._stage, function=function), self._namespace)
+        return InProcessSubject(replace(self._stage, function=function), self._namespace, self._limits)
 
 
 def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:

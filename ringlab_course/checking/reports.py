@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +16,12 @@ from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.subject import Subject
 
+if TYPE_CHECKING:
+    from ringlab_course.judge.offlimits import OffLimits
+
 NOT_COUNTED = {
-    "correctness": (
-        "This holds, but it is not counted yet: correct answers first. As long as a check of what you answer fails, "
-        "what it costs earns nothing."
-    ),
-    "cost": (
-        "This holds, but it is not counted yet: first what it costs, then how fast it is. As long as a check of the "
-        "cost fails, speed earns nothing."
-    ),
+    "correctness": "This holds. Memory, traffic and speed count once the values are right.",
+    "cost": "This holds. Speed counts once memory and traffic are right.",
 }
 """The text for a check that holds while a check of this kind, which comes first, fails."""
 
@@ -84,8 +81,8 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
     """Return the report of `stage`'s checks of `tier` ("all" for every tier), in the contract's order.
 
     Each check draws its inputs from its own generator, made from `seed` and the check's id, so that
-    no check's probes depend on another. After "not written" the rest is not run. What holds of cost
-    counts where all that was run of correctness holds, and speed where both hold.
+    no check's probes depend on another. If the first check says "not written", the rest is not run. A check of cost
+    counts where the visible checks of correctness hold, and one of speed where those of cost hold too.
     """
     if tier not in (*TIERS, "all"):
         raise CourseError(f"a tier out of {', '.join(TIERS)}, all", repr(tier))
@@ -95,14 +92,19 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
         try:
             reports.append(_run_check(check, subject, seed))
         except NotWritten as failure:
-            return not_written(stage, failure, tier)
+            if not reports:
+                return not_written(stage, failure, tier)
+            reports.append(_failed(check, failure))  # a case that is left open, in a function that is written
     wrong = any(not report.ok for report in reports)
     return StageReport(stage.id, "wrong" if wrong else "ok", gated(reports))
 
 
 def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
-    """Return the reports of one stage, with those not counted that hold while one of a kind before theirs fails."""
-    failing = {report.kind for report in reports if not report.ok}
+    """Return the reports of one stage, with those not counted that hold while one of a kind before theirs fails.
+
+    Only checks that a learner sees withhold points, so that no green tick is taken back for a hidden reason.
+    """
+    failing = {report.kind for report in reports if not report.ok and report.tier == "visible"}
     counted = []
     for report in reports:
         before = CHECK_KINDS[: CHECK_KINDS.index(report.kind)]
@@ -113,12 +115,36 @@ def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
     return tuple(counted)
 
 
+def after_helpers(stage: Stage, report: StageReport, earlier: Mapping[str, StageReport]) -> StageReport:
+    """Return the report of a stage, with no word on its own faults but on the helper that is wrong, if one is.
+
+    `earlier` holds the reports of the exercise's other stages by the name of their function.
+    """
+    wrong = [name for name in stage.helpers if name in earlier and _is_wrong(earlier[name])]
+    if report.ok or report.status == "not written" or not wrong:
+        return report
+    message = f"First mend `{wrong[0]}` ({earlier[wrong[0]].stage}), which `{stage.function}` calls."
+    checks = [
+        check if check.ok else replace(check, message=message, counterexample="", misconception=None)
+        for check in report.checks
+    ]
+    return replace(report, checks=tuple(checks))
+
+
+def _is_wrong(report: StageReport) -> bool:
+    return any(not check.ok and check.kind == "correctness" for check in report.checks)
+
+
 def run_in_process(
-    stage: Stage, namespace: Mapping[str, Any], tier: str = "visible", seed: int = 0
+    stage: Stage,
+    namespace: Mapping[str, Any],
+    tier: str = "visible",
+    seed: int = 0,
+    limits: OffLimits | None = None,
 ) -> StageReport:
-    """Return the report of `stage` for the function found in `namespace`, run in this process."""
+    """Return the report of `stage` for the function found in `namespace`, run in this process within `limits`."""
     try:
-        subject = InProcessSubject(stage, namespace)
+        subject = InProcessSubject(stage, namespace, limits)
     except NotWritten as failure:
         return not_written(stage, failure, tier)
     except Failure as failure:
@@ -129,14 +155,21 @@ def run_in_process(
 
 def not_written(stage: Stage, failure: Failure, tier: str = "all") -> StageReport:
     """Return the report of a stage that has no code: every check without points, with one message."""
-    checks = tuple(
-        CheckReport(
-            c.id, c.title, c.tier, c.points, False, failure.message, failure.counterexample, kind=c.kind
-        )
-        for c in stage.checks
-        if tier in (c.tier, "all")
-    )
+    checks = tuple(_failed(check, failure) for check in stage.checks if tier in (check.tier, "all"))
     return StageReport(stage.id, "not written", checks)
+
+
+def _failed(check: Check, failure: Failure) -> CheckReport:
+    return CheckReport(
+        check.id,
+        check.title,
+        check.tier,
+        check.points,
+        False,
+        failure.message,
+        failure.counterexample,
+        kind=check.kind,
+    )
 
 
 def _run_check(check: Check, subject: Subject, seed: int) -> CheckReport:

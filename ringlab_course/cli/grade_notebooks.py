@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,8 @@ def _keep_progress(report: dict[str, Any]) -> None:
 
 
 def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
+    from ringlab_course.gradebook.readable import legible
+
     def show(line: str) -> None:
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -114,13 +117,18 @@ def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
     if report["reason"]:
         show(f"  {report['reason']}")
     for stage in report["stages"]:
+        said: set[str] = set()
         for check in stage["checks"]:
             mark, earned = ("✓", check["points"]) if check["ok"] else ("✗", 0)
             if not check["counted"]:
                 mark, earned = "○", 0
             show(f"  {mark} {stage['stage']} {check['title']} ({earned} of {check['points']})")
-            if mark != "✓" and check["message"]:
-                show(f"      {check['message']}")
+            if mark == "✓" or not check["message"]:
+                continue
+            show(f"      {'the same as above' if check['message'] in said else check['message']}")
+            if check["counterexample"] and check["counterexample"] not in said:
+                show(textwrap.indent(legible(check["counterexample"]), "        "))
+            said |= {check["message"], check["counterexample"]}
 
 
 def _shown(job: Job) -> str:

@@ -169,6 +169,10 @@ def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
             if check.get("misconception"):
                 message = f"{message} [{check['misconception']}]"
             yield from textwrap.wrap(message, 100, initial_indent=_INDENT, subsequent_indent=_INDENT)
+            example = legible(check.get("counterexample") or "")
+            if example not in said:
+                yield from textwrap.indent(example, _INDENT + "  ").splitlines()
+            said.add(example)
         for check in stage["checks"]:
             if not check.get("counted", True):
                 yield f"    ○ {check['title']} ({check['tier']}, {check['points']} points): holds, not counted"

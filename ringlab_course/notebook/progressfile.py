@@ -53,7 +53,7 @@ class ProgressFile:
         """
 
         def merge(entries: dict[str, Any]) -> None:
-            entries[key] = {**entries.get(key, {}), **values}
+            entries[key] = {**entries.pop(key, {}), **values}  # the last entry of a section is the latest
 
         self._change(section, merge)
 

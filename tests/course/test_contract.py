@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,8 +161,9 @@ def test_a_function_that_writes_into_its_arguments_cannot_alter_the_checks_own()
         return result
 
     stage = Stage("91.mean", "mean", "t", (VALUES, Check("k", 1, "visible", "t", check_input_is_kept)), HINTS)
-    assert visible(greedy, stage).ok
-    subject = InProcessSubject(STAGE, {"mean": lambda pair: pair[0].zero_()})
+    assert "changed its argument x" in visible(greedy, stage).checks[0].message
+    assert visible(greedy, replace(stage, may_change=("x",))).ok
+    subject = InProcessSubject(replace(STAGE, may_change=("pair",)), {"mean": lambda pair: pair[0].zero_()})
     tensor = torch.ones(2)
     subject.call([tensor, {"x": tensor}])
     assert tensor.sum() == 2

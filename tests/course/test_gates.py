@@ -114,12 +114,12 @@ def test_everybody_who_tells_of_a_check_says_that_it_is_not_counted():
     said = NOT_COUNTED["correctness"]
     visible = replace(result.stages[0], checks=result.stages[0].checks[:3])
     text = described(stage, visible)
-    assert "  ○ P − 1 exchanges" in text and "correct answers first" in text
+    assert "  ○ P − 1 exchanges" in text and "once the values are right" in text
     (view,) = view_of(result).stages
     waiting = [check for check in view.checks if not check.counted]
     assert {check.id for check in waiting} == {"rounds", "bytes", "memory"}
     assert all(check.ok and check.earned == 0 for check in waiting) and said in str(waiting[0].message)
-    assert "○ P − 1 exchanges" in str(told_by_nbgrader(view)) and "correct answers first" in str(
+    assert "○ P − 1 exchanges" in str(told_by_nbgrader(view)) and "once the values are right" in str(
         told_by_nbgrader(view)
     )
 
@@ -140,7 +140,7 @@ def test_the_page_the_command_and_the_explanation_say_it_too():
     assert any("○ P − 1 exchanges" in line for line in explained(entry))
     assert entry_view(entry).stages[0].earned == result.earned
     page = learner_page("ann", [entry], "a class")
-    assert "○ holds" in page and "correct answers first" in page
+    assert "○ holds" in page and "once the values are right" in page
     console = Console(width=300, record=True, file=io.StringIO())
     _print_report(console, "a.ipynb", result.as_dict())
     printed = console.export_text()

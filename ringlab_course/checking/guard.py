@@ -1,0 +1,163 @@
+"""Watches a learner's function while it runs: does it call what is off limits, does it change its arguments?
+
+The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from ringlab_course.checking.failures import Failure, is_ours, is_own
+
+if TYPE_CHECKING:
+    from ringlab_course.judge.offlimits import OffLimits
+
+
+Prints = dict[str, tuple[object, ...]]
+"""Fingerprints of arguments by name."""
+_HOOKS = ("__torch_dispatch__", "__torch_function__")
+"""Methods of meters that PyTorch calls on its own."""
+
+
+class Guard:
+    """Raises OffLimitsError in the learner's function that calls what is off limits, whatever name it uses."""
+
+    def __init__(self, limits: OffLimits) -> None:
+        self._limits, self._seen = limits, dict[CodeType | str, str]()
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch the calls of this thread."""
+        before = sys.getprofile()
+        sys.setprofile(self._on_call)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, watched in whichever thread it runs."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.watch():
+                return function(*args, **kwargs)
+
+        return watched
+
+    def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            used, caller = self._of_code(frame), frame.f_back
+        elif event == "c_call":
+            used, caller = self._of_builtin(called), frame
+        else:
+            return
+        if used and _is_asked_by_own(caller):
+            _refuse(used)
+
+    def _of_code(self, frame: FrameType) -> str:
+        """Return the dotted name of a Python function that is off limits, "" for any other."""
+        code = frame.f_code
+        if code not in self._seen:
+            module, name = str(frame.f_globals.get("__name__", "")), code.co_qualname
+            if code.co_name == "__init__":  # of a dataclass it bears no name of the class
+                name = type(frame.f_locals.get(code.co_varnames[0])).__qualname__
+            refused = any(self._limits.refuses(module, part) for part in (name, *name.split(".")))
+            refused = refused and code.co_name not in _HOOKS
+            self._seen[code] = f"{module}.{name}" if refused else ""
+        return self._seen[code]
+
+    def _of_builtin(self, called: Any) -> str:
+        """Return the dotted name of a compiled function that is off limits, "" for any other."""
+        name = getattr(called, "__name__", "")
+        key = f"{_home(called)}.{name}"
+        if key not in self._seen:
+            refused = self._limits.refuses(_home(called), name) or self._limits.refuses("torch", name)
+            self._seen[key] = key if refused else ""
+        return self._seen[key]
+
+
+def _home(called: Any) -> str:
+    """Return the module of a compiled function, or of the type whose method it is."""
+    module = getattr(called, "__module__", None)
+    if module is None:
+        owner = getattr(called, "__self__", None)
+        module = getattr(owner if isinstance(owner, type) else type(owner), "__module__", "")
+    return str(module)
+
+
+def _is_asked_by_own(frame: FrameType | None) -> bool:
+    """Whether the nearest caller, libraries left out, is the learner's own code and not ringlab's."""
+    while frame is not None:
+        if is_ours(frame):
+            return False
+        if is_own(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _refuse(used: str) -> NoReturn:
+    from ringlab_course.judge.offlimits import refuse
+
+    refuse(used)
+
+
+def expect_unchanged(name: str, before: Prints, after: Prints, may_change: Sequence[str] = ()) -> None:
+    """Return None if a call of the function `name` left its arguments as they were.
+
+    before, after: `fingerprints` of its arguments. may_change: those that it may change.
+    Raises: Failure, which names the argument.
+    """
+    if (argument := changed_argument(before, after, may_change)) is not None:
+        raise changed(name, argument)
+
+
+def changed(function: str, argument: str) -> Failure:
+    """Return the Failure for a function that changed an argument; the name of the argument may be empty."""
+    which = f"its argument {argument}" if argument else "an argument"
+    return Failure(
+        f"`{function}` changed {which} in place. Its caller goes on with the changed array: make a new one, "
+        "as q = q / 2 does and q /= 2 does not."
+    )
+
+
+def changed_argument(before: Prints, after: Prints, may_change: Sequence[str] = ()) -> str | None:
+    """Return the name of the first argument that differs before and after a call, None if none does."""
+    return next((name for name in before if name not in may_change and before[name] != after[name]), None)
+
+
+def fingerprints(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prints:
+    """Return a fingerprint of the arrays in each argument, by the argument's name in `function`."""
+    names = [*_parameters(function), *(f"number {number + 1}" for number in range(len(args)))]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: tuple(_prints(value)) for name, value in named.items()}
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _prints(value: Any) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _prints(item)
+    elif hasattr(value, "detach"):
+        import torch
+
+        yield value.shape, value.dtype, zlib.crc32(value.detach().reshape(-1).view(torch.uint8).numpy())
+    elif hasattr(value, "dtype"):
+        array = np.ascontiguousarray(value)
+        yield array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8))

@@ -1,0 +1,201 @@
+"""`check()` finds code that leaves its work to ringlab or PyTorch, or changes its arguments, and no honest code.
+
+The judge finds the same in the same submissions: neither accepts an answer that the other refuses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab_course import check
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.guard import changed_argument, fingerprints
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import run_in_process
+from ringlab_course.judge.offlimits import OffLimits
+from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.submissions_of import cases, namespace, solution_code, submissions
+
+X = torch.zeros(1, 2, 4, 4)
+BORROWED = {
+    "by name": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x, ring=None, layout=None)",
+    "by module": "import ringlab\ndef f(x): return ringlab.oracle.attention(x, x, x)",
+    "of the package": "import ringlab\ndef f(x): return ringlab.ring_attention(x, x, x, ring=None, layout=None)",
+    "by another name": "from ringlab.oracle import attention as mine\ndef f(x): return mine(x, x, x)",
+    "in a helper": "from ringlab import oracle\ndef g(x): return oracle.attention(x, x, x)\ndef f(x): return g(x)",
+    "in a function inside": "from ringlab import oracle\ndef f(x):\n    def g(y): return oracle.attention(y, y, y)\n    return g(x)",
+    "in a lambda": "from ringlab import oracle\ndef f(x): return (lambda y: oracle.attention(y, y, y))(x)",
+    "imported inside": "def f(x):\n    from ringlab import oracle\n    return oracle.attention(x, x, x)",
+    "by a text": "import importlib\ndef f(x): return getattr(importlib.import_module('ringlab.oracle'), 'atten' + 'tion')(x, x, x)",
+    "as an object": "from ringlab.blocks import get_block\ndef f(x): return get_block('naive', x).forward(x, x, x)",
+    "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0]))",
+    "SDPA": "import torch\ndef f(x): return torch.nn.functional.scaled_dot_product_attention(x, x, x)",
+    "SDPA by name": "from torch.nn.functional import scaled_dot_product_attention\ndef f(x): return scaled_dot_product_attention(x, x, x)",
+    "SDPA by a text": "import torch\ndef f(x): return getattr(torch.nn.functional, 'scaled_dot_' + 'product_attention')(x, x, x)",
+    "a module": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
+}  # fmt: skip
+HONEST = {
+    "a function of that name": "def scaled_dot_product_attention(q, k, v): return q\ndef f(x): return scaled_dot_product_attention(x, x, x)",
+    "a layout": "from ringlab import contiguous\ndef f(x): return contiguous(4, 2).S",
+    "imports that it does not use": "import torch\nfrom ringlab import oracle, ring_attention\ndef f(x):\n    from ringlab import merge\n    return torch.softmax(x, -1)",
+    "what the package has elsewhere": "def f(x):\n    from ringlab import Ring\n    from ringlab.errors import ShapeError\n    return Ring.__name__ + ShapeError.__name__",
+}  # fmt: skip
+
+
+def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[str, ...] = ()) -> str:
+    """Return what `check` says of f(x), "" where it finds nothing to blame."""
+
+    def run(subject, rng):
+        subject.call(x)
+
+    checks = (Check("c", 1, "visible", "t", run),)
+    stage = Stage("91.f", "f", "t", checks, ("Why?", "So.", "$1$"), may_change=may_change)
+    space: dict = {"__name__": "__main__"}
+    exec(compile(source, "<cell 1>", "exec"), space)
+    return run_in_process(stage, space, limits=limits).checks[0].message
+
+
+def in_the_judge(limits: OffLimits, source: str, x: object = X) -> str:
+    """Return the judge's failure of f(x), "" where it answers."""
+    with Session([source], ["f"], torch=True, limits=limits) as session:
+        try:
+            SandboxedSubject(session, "f").call(x)
+        except Failure as failure:
+            return failure.message
+    return ""
+
+
+@pytest.mark.parametrize("use", BORROWED)
+def test_borrowed_code_is_found_in_a_check(use) -> None:
+    message = one_check(OffLimits(), BORROWED[use])
+    assert "put code of your own in its place" in message
+    assert message.startswith(
+        {"in a helper": "`g`", "in a function inside": "`g`", "in a lambda": "`<lambda>`"}.get(use, "`f`")
+    )
+
+
+@pytest.mark.parametrize("code", HONEST)
+def test_honest_code_is_not_blamed(code) -> None:
+    assert one_check(OffLimits(), HONEST[code]) == ""
+
+
+@pytest.mark.needs_bwrap
+def test_the_judge_finds_the_same() -> None:
+    for name, source in BORROWED.items():
+        assert "put code of your own in its place" in in_the_judge(OffLimits(), source), name
+    for name, source in HONEST.items():
+        assert in_the_judge(OffLimits(), source) == "", name
+
+
+def test_exercises_differ_in_the_code_that_they_are_about() -> None:
+    def blamed(use: str, exercise: str) -> bool:
+        return "of your own" in one_check(OffLimits.of(load_exercise(exercise)), {**BORROWED, **HONEST}[use])
+
+    assert not any((blamed("merge", "07"), blamed("by module", "10"), blamed("SDPA", "06")))
+    assert all((blamed("merge", "02"), blamed("by module", "07"), blamed("SDPA", "03")))
+    assert blamed("a layout", "08") and not blamed("a layout", "07")
+
+
+def test_a_package_that_an_exercise_does_without_is_refused() -> None:
+    softmax = "import torch\ndef f(x): return torch.softmax(torch.as_tensor(x), -1).numpy()"
+    method = "import torch\ndef f(x): return torch.from_numpy(x).softmax(-1).numpy()"
+    limits = OffLimits(without=("torch",))
+    for source in (softmax, method):
+        assert "of your own" in one_check(limits, source, np.ones(3))
+        assert one_check(OffLimits(), source, np.ones(3)) == ""
+
+
+CHANGES = {
+    "q": "def f(q): q /= 2; return q",
+    "v": "def f(v): v[0] = 1; return v",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_argument_is_named(name) -> None:
+    for x in (np.arange(4.0), torch.arange(4.0)):
+        assert f"changed its argument {name} in place" in one_check(OffLimits(), CHANGES[name], x)
+        assert one_check(OffLimits(), CHANGES[name], x, may_change=(name,)) == ""
+
+
+@pytest.mark.needs_bwrap
+def test_the_judge_names_it_too() -> None:
+    for name, source in CHANGES.items():
+        assert f"changed its argument {name} in place" in in_the_judge(
+            OffLimits(), source, torch.full((3,), 3.0)
+        )
+
+
+def test_arguments_are_compared_with_nan_and_in_nested_ones_too() -> None:
+    def f(a, b, mask):
+        pass
+
+    a, pair, mask = (
+        np.array([np.nan, -np.inf]),
+        (torch.tensor([1, 2]), 3),
+        torch.ones(2).bool()[None].expand(3, 2),
+    )
+    before = fingerprints(f, [a, pair], {"mask": mask})
+    assert changed_argument(before, fingerprints(f, [a, pair], {"mask": mask})) is None
+    other = fingerprints(f, [a, (torch.tensor([1, 3]), 3)], {"mask": mask})
+    assert changed_argument(before, other) == "b" and changed_argument(before, other, ("b",)) is None
+    assert changed_argument(before, fingerprints(f, [a, pair], {"mask": ~mask})) == "mask"
+    assert changed_argument(before, fingerprints(f, [-a, pair], {"mask": mask})) == "a"
+
+
+def test_a_shard_that_a_rank_changes_is_named() -> None:
+    stage = Stage("91.f", "f", "t", (Check("c", 1, "visible", "t", lambda s, _: None),), ("Why?", "So.", "$1$"), kind="ring")  # fmt: skip
+    space: dict = {"__name__": "__main__"}
+    exec("def f(ring, q, k):\n    k *= 2\n    return q", space)
+    with pytest.raises(Failure, match="changed its argument k in place"):
+        InProcessSubject(stage, space).run_ring(2, [torch.ones(2)] * 2, [torch.ones(2)] * 2)
+
+
+@pytest.mark.parametrize("exercise", cases(exercise_ids()))
+def test_no_solution_is_blamed(exercise) -> None:
+    contract = load_exercise(exercise)
+    for stage in contract.stages:
+        assert run_in_process(stage, solution_code(exercise), limits=OffLimits.of(contract)).ok, stage.id
+
+
+@pytest.mark.parametrize("right", cases(submissions("*/right_*")))
+def test_no_right_answer_is_blamed(right) -> None:
+    contract = load_exercise(right.exercise)
+    for stage in contract.stages:
+        report = run_in_process(stage, namespace(right), limits=OffLimits.of(contract))
+        assert report.ok, (stage.id, report.checks)
+
+
+def chain(first: str) -> Exercise:
+    def needs(value: int):
+        def run(subject, rng):
+            if subject.call() != value:
+                raise Failure("wrong.", "1 for 2", "a_mistake")
+
+        return run
+
+    hints = ("Why?", "So.", "$1$")
+    return Exercise("91", "91_chain", "t", (
+        Stage("91.one", "one", "t", (Check("c", 1, "visible", "t", needs(1)),), hints),
+        Stage("91.two", "two", "t", (Check("c", 1, "visible", "t", needs(2)),), hints, helpers=("one",)),
+    ))  # fmt: skip
+
+
+def test_a_stage_whose_helper_is_wrong_says_that_and_no_more(monkeypatch, capsys) -> None:
+    from ringlab_course.notebook import checks
+
+    monkeypatch.setattr(checks, "load_exercise", lambda _: chain("x"))
+    space = {"one": lambda: 7, "two": lambda: space["one"]() + 1}
+    check("91.two", space)
+    said = capsys.readouterr().out
+    assert "First mend `one` (91.one), which `two` calls." in said and "1 for 2" not in said
+    space["one"] = lambda: 1
+    check("91.two", space)
+    assert "visible checks passed" in capsys.readouterr().out
+    space["two"] = lambda: 5
+    check("91.two", space)
+    assert "wrong." in capsys.readouterr().out

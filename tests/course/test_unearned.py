@@ -1,0 +1,159 @@
+"""Points that nobody has worked for: a lesson's own code pasted into its exercise, and answers that are looked up."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringlab.checkout import find_checkout
+from ringlab_course.builder import sources
+from ringlab_course.checking.contract import Stage
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import run_in_process, run_stage
+from ringlab_course.judge.loader import load
+from tests.course.submissions_of import cases, graded_code, solution_code
+
+SEEDS = (101, 202, 303)
+TAUGHT = [
+    each for each in exercise_ids() if each not in ("00", "18")
+]  # 00 asks for nothing, 18 has no lesson
+
+
+def best_pasted(exercise_id: str) -> dict[str, tuple[int, str]]:
+    """Return, by stage, the most points that a function of the exercise's lesson earns, and that function's name."""
+    space = dict(graded_code("exercises", exercise_id))
+    lesson = _lesson(exercise_id)
+    best = {}
+    for stage in load_exercise(exercise_id).stages:
+        stub, found = space[stage.function], (0, "nothing")
+        for name, function in lesson.items():
+            if _takes_as_much(function, stub):
+                earned = _earned(stage, {**lesson, **space, stage.function: function})
+                found = max(found, (earned, name))
+        best[stage.id] = found
+        if found[0]:
+            space[stage.function] = lesson[found[1]]
+    return best
+
+
+def _lesson(exercise_id: str) -> dict[str, Any]:
+    root = find_checkout()
+    (target,) = sources.targets(root, (f"notebooks/{exercise_id}",))
+    cells = [cell.source for cell in sources.prepare(target, root).cells if cell.cell_type == "code"]
+    names = [
+        node.name
+        for cell in cells
+        for node in (ast.parse(cell).body if not cell.lstrip().startswith(("%", "!")) else ())
+        if isinstance(node, ast.FunctionDef)
+    ]
+    space, _ = load(cells, names)
+    return {name: space[name] for name in names if callable(space.get(name))}
+
+
+def _takes_as_much(function: Callable[..., Any], stub: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*inspect.signature(stub).parameters)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _earned(stage: Stage, namespace: Mapping[str, Any]) -> int:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return run_in_process(stage, namespace, tier="all", seed=5).earned
+
+
+class Noted:
+    """A subject that notes a digest of the inputs of every call, under the name of the check that makes it."""
+
+    def __init__(self, subject: Any, seen: Counter[str]) -> None:
+        self._subject, self._seen = subject, seen
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._subject, name)
+        if name == "other":
+            return lambda function: Noted(made(function), self._seen)
+        if name not in ("call", "measure", "record", "examine", "run_ring", "efforts"):
+            return made
+
+        def noted(*args: Any, faults: Any = None, **kwargs: Any) -> Any:
+            self._seen[digest((self._subject.function, args, kwargs))] += 1
+            return made(*args, **kwargs, **({"faults": faults} if faults is not None else {}))
+
+        return noted
+
+
+def digest(value: Any) -> str:
+    """Return a hash of what a function is given: the bytes of its arrays, the text of all else."""
+    return hashlib.sha256(b"\0".join(_parts(value))).hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, Mapping):
+        value = sorted(value.items(), key=repr)
+    if isinstance(value, tuple | list):
+        yield b"("
+        for item in value:
+            yield from _parts(item)
+        yield b")"
+    elif hasattr(value, "detach"):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().double().numpy().tobytes()
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    else:
+        yield repr(value).encode()
+
+
+def drawn(exercise_id: str, seed: int) -> dict[str, Counter[str]]:
+    """Return, by check, the digests of all inputs that one grading of the exercise's solution draws."""
+    space, found = solution_code(exercise_id), {}
+    for stage in load_exercise(exercise_id).stages:
+        for check in stage.checks:
+            seen: Counter[str] = Counter()
+            with contextlib.suppress(Failure):
+                run_stage(
+                    _alone(stage, check), Noted(InProcessSubject(stage, space), seen), tier="all", seed=seed
+                )
+            found[f"{stage.id}:{check.id}"] = seen
+    return found
+
+
+def _alone(stage: Stage, check: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(stage, checks=(replace(check, tier="visible", kind="correctness"),))
+
+
+def repeated(exercise_id: str) -> list[str]:
+    """Return the checks with inputs that come again in another grading, each with how many of how many do."""
+    runs = [drawn(exercise_id, seed) for seed in SEEDS]
+    lines = []
+    for check in runs[0]:
+        first, others = runs[0][check], [run[check] for run in runs[1:]]
+        again = sum(any(key in other for other in others) for key in first)
+        if again:
+            lines.append(f"{check}: {again} of {len(first)} inputs are the same in another grading")
+    return lines
+
+
+@pytest.mark.parametrize("exercise_id", cases(TAUGHT))
+def test_the_code_of_the_lesson_earns_less_than_half(exercise_id):
+    best = best_pasted(exercise_id)
+    assert 2 * sum(earned for earned, _ in best.values()) < load_exercise(exercise_id).points, best
+
+
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()[1:]))
+def test_no_input_of_one_grading_comes_again_in_another(exercise_id):
+    assert not repeated(exercise_id)
