@@ -1,4 +1,4 @@
-"""Which rank owns which tokens: one family of layouts with two parameters, `chunk` and `folded`, and documents.
+"""Layouts: which rank owns which tokens. One family with two parameters, `chunk` and `folded`, and packed documents.
 
 A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..P-1, P-1..0, …).
 
@@ -8,7 +8,6 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     token fold   folded, chunk 1
 
 `LAYOUTS` registers the first three by name. `per_document` deals packed documents, which do not see each other, one by one.
-
 Every rank stores its tokens as a few runs, one after the other. All runs of a layout have the same step, and their
 starts are such that the causal mask between two runs has one of four forms: skip, full, causal, or causal shifted by
 one (see `ringlab.plan`).
@@ -58,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which of `S` tokens each of `P` ranks owns: `ranks[r]` holds the runs of rank r in local order.
+    """A division of `S` tokens among `P` ranks: `ranks[r]` holds the runs of rank r in local order.
 
     Raises: LayoutError unless there are P ranks, steps are at least 1, and each position is owned exactly once.
 
@@ -220,8 +219,7 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     pieces, period = -(-S // chunk), 2 * P if folded else P
     by_piece = -(-pieces // period) * (2 if folded else 1)
     by_offset = min(chunk, S) * (2 if folded else 1)
-    # Both ways give the same tokens. A plan has about one tile for each piece, because its rows see all earlier pieces
-    # of a rank at once, but one for each pair of runs with a longer step: take the way with fewer tiles.
+    # Fewer tiles: one for each piece, whose rows see a rank's earlier pieces at once, or one for each pair of offsets.
     deal = _runs_of_pieces if by_piece <= by_offset**2 else _runs_of_offsets
     turns = [(rank, period - 1 - rank) if folded else (rank,) for rank in range(P)]
     return Layout(S, P, name, tuple(deal(S, chunk, period, turn) for turn in turns))
@@ -265,8 +263,7 @@ def striped(S: int, P: int) -> Layout:
 def zigzag(S: int, P: int) -> Layout:
     """Return the layout that cuts the sequence into pieces of ceil(S/2P) tokens; rank r owns pieces r and 2P−1−r.
 
-    Under a causal mask token i has i + 1 scores, so all ranks work equally if 2P divides S. Otherwise the
-    last of 2P pieces may be short or missing, and ranks own different numbers of tokens.
+    Token i has i + 1 scores under a causal mask: equal work if 2P divides S. Otherwise the last pieces may be short or missing.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2407.21783, section 3.3.2.
 
     >>> layout = zigzag(16, P=4)
@@ -288,15 +285,6 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
 }
 """The layouts that have a name. A new one is a function of (S, P) and a line here."""
 
-CAUSAL_WORK: dict[str, tuple[int, Callable[[int, int], tuple[int, int, int]]]] = {
-    "contiguous": (1, lambda x, square: (square, x * x, 0)),
-    "striped": (1, lambda x, square: (square, square, square)),
-    "zigzag": (2, lambda x, square: (x * x + 2 * square, 2 * x * x, 2 * x * x)),
-}
-"""Optional, by name: how many pieces a rank owns, each of x tokens, and the causal scores of its rows with the keys of its
-own block, of an earlier rank's and of a later rank's, given x and the scores of a causal square of x tokens. The planner
-uses it where sequences are too long to count; it scales a count for layouts that are not listed."""
-
 
 def layout_names() -> tuple[str, ...]:
     """Return the names that `get_layout` knows."""
@@ -314,19 +302,6 @@ def get_layout(name: str, S: int, P: int) -> Layout:
     if name not in LAYOUTS:
         raise LayoutError(f"a layout among {', '.join(LAYOUTS)}", repr(name))
     return LAYOUTS[name](S, P)
-
-
-def is_balanced(name: str) -> bool:
-    """Return whether the ranks' work under a causal mask differs by less than a tenth on a long sequence.
-
-    Raises: LayoutError for an unknown name.
-
-    >>> [name for name in layout_names() if is_balanced(name)]
-    ['striped', 'zigzag']
-    """
-    layout = get_layout(name, 8192, 8)
-    work = [int((layout.positions(rank) + 1).sum()) for rank in range(layout.P)]  # token i has i + 1 scores
-    return max(work) < 1.1 * min(work)
 
 
 def per_document(lengths: Sequence[int], P: int) -> Layout:

@@ -51,6 +51,12 @@ class ClockedCluster:
     memory: count the bytes of each rank's tensors (about 25 µs per torch operation).
 
     Raises: WorldSizeError unless P is an integer ≥ 1.
+
+    >>> import torch
+    >>> def program(ring):
+    ...     return tuple(ring.shift(torch.empty(1, 2, 1000, 64, device="meta")).shape)
+    >>> ClockedCluster(2).run(program).results
+    [(1, 2, 1000, 64), (1, 2, 1000, 64)]
     """
 
     def __init__(self, P: int, costs: Costs | None = None, *, memory: bool = True) -> None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s
+from ringlab.cost.planner.ring_time import is_balanced
 from ringlab.cost.planner.step_time import StepTime, ring_sizes
 from ringlab.cost.planner.weigh import Candidate, fastest
-from ringlab.cost.planner.wording import again, duration, in_percent
+from ringlab.cost.planner.wording import duration, in_percent, recomputation_words
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import short
-from ringlab.layout import is_balanced
 
 KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
@@ -94,7 +94,7 @@ def _unmasked(sizes: Attention) -> Attention:
 def _memory(best: Candidate) -> Limit:
     free = fastest(best.request)
     saved = best.step_s - free.step_s
-    what = again(free.recomputation)
+    what = recomputation_words(free.recomputation)
     need = short(free.ledger.total_bytes, "bytes")
     return Limit(
         "memory",

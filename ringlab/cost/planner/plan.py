@@ -13,7 +13,7 @@ from ringlab.cost.planner.measured import measured_time
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
-from ringlab.cost.planner.wording import again, counted, in_percent, label
+from ringlab.cost.planner.wording import counted, in_percent, label, recomputation_words
 from ringlab.cost.units import short
 from ringlab.layout import get_layout
 
@@ -135,7 +135,7 @@ class Plan:
         if it.degrees.ring > 1 and request.purpose != "decode":
             how.append(it.layout)
         if request.training:
-            how.append(again(it.recomputation))
+            how.append(recomputation_words(it.recomputation))
         if it.rounds > 1:
             how.append(f"{it.rounds} rounds of {counted(request.batch // it.rounds, 'sequence')}")
         need, usable = short(it.ledger.total_bytes, "bytes"), short(request.usable_bytes, "bytes")

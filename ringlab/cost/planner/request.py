@@ -10,11 +10,12 @@ from typing import Any
 
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.models import Model, model
+from ringlab.cost.planner.ring_time import is_balanced
 from ringlab.cost.planner.wording import label, short_count
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
-from ringlab.layout import is_balanced, layout_names
+from ringlab.layout import layout_names
 
 PURPOSES = ("training", "prefill", "decode")
 RECOMPUTATIONS = ("none", "selective", "full")

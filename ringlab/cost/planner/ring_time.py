@@ -6,7 +6,7 @@ takes longer than a block, no rank waits and the sum is enough (`tests/cost/test
 
 Score elements by rank and step are counted tile by tile if that is quick, otherwise computed by formula.
 
-The formulas (`ringlab.layout.CAUSAL_WORK`), with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
+The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
 causal square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for
 later ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all
 others. They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
@@ -16,6 +16,7 @@ tiles that hold the end of one piece and the beginning of another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +24,7 @@ from jaxtyping import Int, Num
 
 from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware
-from ringlab.layout import CAUSAL_WORK, get_layout
+from ringlab.layout import LAYOUTS, Layout, contiguous, get_layout, striped, zigzag
 
 LARGEST_FOLLOWED = 64  # ranks: following more, step by step, takes too long for a planner
 
@@ -119,6 +120,13 @@ class _Wire:
         return np.maximum(delivered, delivered[self.previous])
 
 
+FORMULAS: dict[Callable[[int, int], Layout], tuple[int, Callable[[int, int], tuple[int, int, int]]]] = {
+    contiguous: (1, lambda x, square: (square, x * x, 0)),
+    striped: (1, lambda x, square: (square, square, square)),
+    zigzag: (2, lambda x, square: (x * x + 2 * square, 2 * x * x, 2 * x * x)),
+}
+"""Optional, by layout: how many pieces a rank owns, each of x tokens; and its work on its own block, on an earlier rank's
+and on a later rank's, given x and the work on a causal square of x. Work of layouts without an entry is counted."""
 MOST_COUNTED = 2**17  # tokens: counting these takes milliseconds
 LONGEST_COUNTED = 2**22  # tokens of a layout without a formula: a second
 
@@ -131,7 +139,7 @@ def ring_work(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) 
     """
     if S * max(1, P // 16) <= MOST_COUNTED:
         return counted(layout, S, P, causal, tile)
-    if layout in CAUSAL_WORK:
+    if LAYOUTS[layout] in FORMULAS:
         return by_formula(layout, S, P, causal, tile)
     return _scaled(layout, S, P, causal, tile)
 
@@ -152,8 +160,8 @@ def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) ->
 
 
 def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Return the table of `ring_work` from the formulas of CAUSAL_WORK, for layouts that have one."""
-    pieces, formula = CAUSAL_WORK[layout]
+    """Return the table of `ring_work`, computed by FORMULAS, for layouts that have one."""
+    pieces, formula = FORMULAS[LAYOUTS[layout]]
     if P == 1:  # one rank owns the whole sequence in one piece
         work = staircase(S, tile) if causal else S * S
         return np.full((1, 1), work, dtype=np.int64), S
@@ -165,6 +173,17 @@ def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int])
     steps = np.arange(P)[None, :]
     work = np.where(steps == 0, own, np.where(steps <= ranks, earlier, later))
     return work.astype(np.int64), pieces * piece
+
+
+def is_balanced(layout: str) -> bool:
+    """Return whether the ranks' work under a causal mask differs by less than a tenth on a long sequence.
+
+    >>> [name for name in LAYOUTS if is_balanced(name)]
+    ['striped', 'zigzag']
+    """
+    dealt = get_layout(layout, 8192, 8)
+    work = [int((dealt.positions(rank) + 1).sum()) for rank in range(dealt.P)]  # token i has i + 1 scores
+    return max(work) < 1.1 * min(work)
 
 
 def staircase(x: int, tile: tuple[int, int]) -> int:

@@ -11,7 +11,7 @@ from ringlab.cost.planner.limits import hidden, split_words
 from ringlab.cost.planner.request import MOST_TOKENS, Request
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
-from ringlab.cost.planner.wording import again, duration, in_percent, short_count
+from ringlab.cost.planner.wording import duration, in_percent, recomputation_words, short_count
 from ringlab.cost.units import short
 from ringlab.errors import CostError
 
@@ -43,7 +43,7 @@ class Suggestion:
         """Return its benefit and its outcome, in one line."""
         it = self.best
         need = f"{short(it.ledger.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
-        how = split_words(it) + (f", {again(it.recomputation)}" if it.request.training else "")
+        how = split_words(it) + (f", {recomputation_words(it.recomputation)}" if it.request.training else "")
         return f"{self.why}: {_step_words(it)}, {need} ({how})"
 
     def as_dict(self) -> dict[str, object]:
@@ -139,7 +139,9 @@ def _gains(best: Candidate) -> Iterator[Suggestion]:
             request.but(tokens=tokens),
         )
     if request.dtype != "float8" and "float8" in request.machine.flops_per_s:
-        yield Suggestion("dtype", "everything in 8 bits, precision left aside", request.but(dtype="float8"))
+        yield Suggestion(
+            "dtype", "everything in 8 bits, effect on precision not considered", request.but(dtype="float8")
+        )
     yield from _other_hardware(request)
 
 
@@ -182,7 +184,7 @@ def _less_memory(best: Candidate) -> Iterator[Suggestion]:
     if request.training and best.recomputation != "full":
         full = request.but(recomputation="full")
         if weigh(full)[0].ledger.total_bytes < enough:
-            yield Suggestion("recomputation", again("full"), full)
+            yield Suggestion("recomputation", recomputation_words("full"), full)
     chunked = _chunked(request)
     if chunked is not None and weigh(chunked)[0].ledger.total_bytes < enough:
         yield Suggestion("logits", f"loss in pieces of {short_count(PIECE)} tokens", chunked)
@@ -218,7 +220,10 @@ def fewest_nodes(request: Request) -> int | None:
 
 
 def most_tokens(request: Request) -> int | None:
-    """Return the largest context that fits, a multiple of 1000 tokens (1024 if the request is none); None if none fits."""
+    """Return the largest context that fits; None if none fits.
+
+    It is a multiple of 1000 tokens, or of 1024 if the request is not a multiple of 1000.
+    """
     unit = 1000 if request.tokens % 1000 == 0 else 1024
     too_many = _least(
         1, MOST_TOKENS // unit, lambda n: not fits(request.but(tokens=n * unit), shrinking=True)
@@ -240,7 +245,7 @@ def fits(request: Request, shrinking: bool = False) -> bool:
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """The least n for which `holds`, if it holds for all above; first by doubling, then by halving."""
+    """Return the least n from which `holds` stays true, None if it is not at most `high`; found by doubling, then bisection."""
     n = low
     while not holds(n):
         if n >= high:

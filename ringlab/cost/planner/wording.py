@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
     return short(seconds, "seconds")
 
 
-def again(recomputation: str) -> str:
+def recomputation_words(recomputation: str) -> str:
     """Return the recomputation in words: "no recomputation", "full recomputation"."""
     return f"{'no' if recomputation == 'none' else recomputation} recomputation"
 
