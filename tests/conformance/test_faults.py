@@ -19,8 +19,8 @@ def evidence(report: Report, name: str) -> str:
     return next(finding.evidence for finding in report.findings if finding.name == name)
 
 
-def on_neighbours(name: str, *only: str, isolate: bool = True) -> Report:
-    return check(f"{NEIGHBOURS}:{name}", quick=False, only=only, limit=LIMIT, isolate=isolate)
+def on_neighbours(name: str, *only: str, isolate: bool = True, limit: float = LIMIT) -> Report:
+    return check(f"{NEIGHBOURS}:{name}", quick=False, only=only, limit=limit, isolate=isolate)
 
 
 @pytest.mark.parametrize("name", ["zeros_instead", "nothing_instead", "text_instead"])
@@ -67,7 +67,7 @@ def test_a_single_message_is_one_at_which_a_rank_can_die() -> None:
 
 
 def test_a_signal_is_named() -> None:
-    report = on_neighbours("segfaults", "strided")
+    report = on_neighbours("segfaults", "strided", limit=120.0)
     assert "crashed: the process ended with signal SIGSEGV" in evidence(report, "strided")
 
 
