@@ -1,7 +1,8 @@
 """An inventory of everything that must survive a change of the house: `python tools/inventory.py > before.json`.
 
 It lists each stage's checks, misconceptions and hints, each right and wrong answer with a digest of its code, each
-wrong ring with the check that finds it, the tables of cases, the public names and the commands with their help.
+wrong ring with the check that finds it, the tables of cases, every public function, class and method with its module
+and parameters, and the commands with their help.
 `--compare before.json` prints each line that differs from an earlier inventory.
 """
 
@@ -85,22 +86,30 @@ def tables() -> Iterator[tuple[str, str]]:
 
 
 def public_names() -> Iterator[tuple[str, str]]:
-    """Yield the names that `import ringlab` and its packages' doors offer, and every public function and class."""
+    """Yield the names that `import ringlab` offers, and the parameters of every public function, class and method."""
     import ringlab
 
     for name in ringlab.__all__:
         yield f"name ringlab.{name}", ""
-    seen: dict[str, int] = {}
     for path in sorted(
         path for package in ("ringlab", "ringlab_course") for path in (CHECKOUT / package).rglob("*.py")
     ):
         if path.name == "exercise.py" or path.parent.name in ("lessons", "right"):
             continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                seen[node.name] = seen.get(node.name, 0) + 1
-    for name, count in sorted(seen.items()):
-        yield f"definition {name}", str(count)
+        module = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__")
+        yield from definitions(ast.parse(path.read_text(encoding="utf-8")).body, module)
+
+
+def definitions(body: list[ast.stmt], place: str, in_class: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield public functions with their parameters, public classes with their bases, and their fields and methods."""
+    for node in body:
+        if in_class and isinstance(node, ast.AnnAssign):
+            yield f"definition {place}.{ast.unparse(node.target)}", ast.unparse(node.annotation)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield f"definition {place}.{node.name}", f"({ast.unparse(node.args)})"
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield f"definition {place}.{node.name}", ", ".join(map(ast.unparse, node.bases))
+            yield from definitions(node.body, f"{place}.{node.name}", in_class=True)
 
 
 def commands() -> Iterator[tuple[str, str]]:
