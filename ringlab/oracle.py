@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 class _Scoring(NamedTuple):
-    """How scores are made and weighed: the keywords of `attention`, resolved for these inputs."""
+    """The keywords of `attention` about scores and weights, resolved for these inputs."""
 
     causal: bool
     mask: Bool[np.ndarray, "B H Lq Lk"]

@@ -31,7 +31,7 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class ScoreRules:
-    """How scores become weights, besides scale and mask. Plain data, equal and hashable by value.
+    """The rules by which scores become weights, besides scale and mask. Plain data, equal and hashable by value.
 
     softcap: scores s become softcap·tanh(s/softcap).
     dropout: weights are dropped with this probability after the softmax, and the others divided by 1 − dropout.

@@ -37,7 +37,7 @@ class MemoryMeter:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.live_bytes = self.peak_bytes = self.largest_bytes = 0
-        # Workers and other ranks' hand-overs count too; a freed storage may call back at any moment.
+        # Worker threads and other ranks' hand-overs update these counts, and a weakref callback may run at any time.
         self._lock = threading.RLock()
         self._storages: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
 

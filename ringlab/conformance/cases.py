@@ -189,7 +189,7 @@ def _pairs_to_cover() -> Iterator[tuple[tuple[str, Any], ...]]:
 
 
 def _gain(missing: set[Any], chosen: dict[str, Any], name: str, value: Any) -> int:
-    """How many uncovered pairs `value` makes with what is chosen already."""
+    """Return how many uncovered pairs `value` makes with the values chosen so far."""
     names = list(AXES)
     met = 0
     for other, its in chosen.items():

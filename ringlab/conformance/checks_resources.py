@@ -43,7 +43,7 @@ def _state_bytes(run: Run) -> int:
 
 
 def _unseen(ran: Ran) -> bool:
-    """Whether the first recorded pass sent nothing."""
+    """Return whether the first recorded pass sent nothing."""
     return ran.run.P > 1 and not any(meter.sent for meter in ran.forward or ran.backward)
 
 

@@ -208,7 +208,7 @@ class _Child:
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended; if the system allows, it keeps its process number, which is its group's, for now."""
+    """Return whether the process has ended. If the system allows, it keeps its number for now, which is its group's too."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

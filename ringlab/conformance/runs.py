@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 
-LAYOUT_OF_ANY_RANK = ""
+ANY_LAYOUT = ""
 CHANCE = 1.5
 """By how much bounds are widened here, against luck: twice the plainest implementation's error is a bound on one result,
 and a report holds M ≈ 400 results to such bounds.
 
-Each error is the largest of N roundings, about σ √(2 ln N) for normal ones, and scatters as largest ones do, by Gumbel's
-law with the scale σ / √(2 ln N): the luckiest of M lies beyond its typical value by the share ln M / (2 ln N). With
+Each error is the largest of N roundings, about σ √(2 ln N) for normal ones, and varies as maxima do, by Gumbel's
+law with the scale σ / √(2 ln N): the unluckiest of M exceeds its typical value by the share ln M / (2 ln N). With
 N = 1,500 entries of a result that is 0.41; a round 1.5 stands for 1.41. For the few entries of a short ragged run it would be
 more, and there the floor of the bounds helps. Roundings are not quite normal, so the sweep over seeds is the proof: without
 the factor ringlab's own ring failed in 2 of 50 (dv of seed 6 by 1.04 times its bound); `closest` in
@@ -33,8 +33,8 @@ class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
     values: how the inputs are drawn (see `inputs`). strided: inputs that do not lie densely in memory.
-    strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), what is
-    different from the run without it. twice: computed again, for equality and for what the second call does
+    strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
+    or row whose values are replaced. twice: computed again, for equality and for what the second call does
     to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
     "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
     """
@@ -77,7 +77,7 @@ class Run:
     def plain(self) -> Run:
         """Return the run that has the same true result and the same bounds."""
         return replace(
-            self, P=1, layout=LAYOUT_OF_ANY_RANK, backward=True, strided=False, strict=False,
+            self, P=1, layout=ANY_LAYOUT, backward=True, strided=False, strict=False,
             twice=False, meter=False, fault="",
         )  # fmt: skip
 
@@ -127,8 +127,8 @@ class RankResult:
 class Ran:
     """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
 
-    returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was to die
-    at a message that it never sent. stopped: ranks that went on without it until their processes were ended.
+    returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was never killed,
+    because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-r"""How large an error may be: derived from the plainest implementation, never guessed.
+r"""The largest allowed error: derived from the plainest implementation, never guessed.
 
 The rule: on the same input, in the same dtype, an error against the float64 oracle may be at most
 twice that of the plainest implementation (softmax(scale · q kᵀ) v with every tensor materialised in
@@ -10,24 +10,25 @@ float64 for float64 inputs):
 
 1. One unit of last place at the result's scale: ε · max |truth|. The result has to be stored.
 2. What storing the state does. Storing `out`: a backward pass is given out, lse and delta = Σ_d dO·out.
-   If each entry of out moves by its own rounding, at most ε/2 of it, delta_i moves with a standard
-   deviation below ε r_i / (2√3), r_i = √(Σ_d (dO·out)²): ε r_i is more than three of them. A change of
-   delta is a change of −dlse, so the oracle says what it does to dq and dk.
+   If rounding moves each entry of out by at most ε/2 of itself, delta_i has a standard deviation below
+   ε r_i / (2√3), r_i = √(Σ_d (dO·out)²). The floor allows ε r_i, over three of these. A change of delta
+   is a change of −dlse, so the oracle gives its effect on dq and dk.
    Storing lse: it is rounded by at most ε'|lse_i|/2, which scales row i of p = e^(s−lse), and a
    partial's weight in a merge, by as much. That moves out_i by as much of itself, and the gradients
    as scaling dO_i would; the oracle says how far.
-   Summing delta: the plainest implementation takes it from the dO·v_j that it subtracts it from, so that a
-   rounding η_j of dO·v_j enters with η_j − Σ_l p_l η_l: not at all where one key has all the weight, and
-   such a row's dS is exactly 0. From a stored out it enters with η_j − η, η from summing delta itself. The
-   difference, Σ_l p_l η_l − η, is a change of delta again: by two sums of D products where p is 1. After d
+   Summing delta: the plainest implementation takes delta from the same dO·v_j from which it subtracts delta,
+   so errors cancel where one key has all the weight: a rounding η_j of dO·v_j enters as η_j − Σ_l p_l η_l,
+   and such a row's dS is exactly 0. A delta from a stored out does not cancel: the rounding enters as
+   η_j − η, with η from summing delta itself. The difference, Σ_l p_l η_l − η, is a change of delta again: by two sums of D products where p is 1. After d
    of D products, in any order, the square of a partial sum is in the mean d/D (1 − d/D) r² + (d/D)² delta²,
    and over all d that is D (r² + 2 delta²) / 6. Each partial sum is rounded by a deviation below ε'/(2√3)
    of it; both sums together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three
    of them.
 3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, ρ = scale · max √(Σ_d (q_d k_d)²),
    n = max(D, S) as rows are summed over S keys too; and lse moves by δ.
-4. The oracle's own rounding, which matters to float64 inputs only: its BLAS may round as that of the
-   plainest implementation does, and then their difference says nothing. With δ from part 3, p moves
+4. The oracle's own rounding, which matters to float64 inputs only: the oracle and the plainest
+   implementation may round alike, and their difference would hide the error. So the oracle's own rounding
+   is added. With δ from part 3, p moves
    by at most 2δ of itself, out by 2δ max|v|, dv by 2δ max|dO| c with c the largest sum of a column of
    p; dS by 4δ p |dO||v|, dq by that times scale |k|, dk by that times scale |q| c.
 
@@ -58,7 +59,7 @@ ORDERS = 4
 
 
 class Scoring(TypedDict, total=False):
-    """How scores are made and weighed: the keywords that `truth`, `plainest`, `bounds` and `score_rounding` share.
+    """The keywords about scores and weights that `truth`, `plainest`, `bounds` and `score_rounding` share.
 
     causal: query i sees keys j ≤ i; False by default. mask: in place of `causal`, a mask of the whole sequence.
     scale: D^−½ by default. softcap and factors: as in `ringlab.oracle`; factors broadcast to (B, H, Lq, Lk).
@@ -168,8 +169,8 @@ def score_rounding(
 ) -> dict[str, float]:
     """Return how far part 3 of the floor, scores rounded in the state's dtype, can move each result at most.
 
-    The plainest implementation normalises the very scores that it computed. An implementation that recomputes them in
-    backward, from a stored lse, does not, and on scores of some hundreds the difference exceeds its error.
+    In backward an implementation may recompute scores that differ from those of its stored lse by a rounding. On scores of
+    some hundreds this difference is larger than the plainest implementation's error, which normalises the scores it computed.
     true: as in `bounds`.
     """
     true = true or truth(q, k, v, dout, **scoring)

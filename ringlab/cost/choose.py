@@ -1,4 +1,4 @@
-"""Which schedule exposes the least communication: the ring, the all-gather, Ulysses and every hybrid compared.
+"""The choice of a schedule by its exposed communication: the ring, the all-gather, Ulysses and every hybrid compared.
 
 The comparison is of one forward of one attention layer, with equally many tokens on each rank, equal links,
 and a balanced layout if causal. A ring's hops overlap with blocks; an all-gather and Ulysses' all-to-alls

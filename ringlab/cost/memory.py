@@ -169,7 +169,6 @@ def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int
 
     Without FSDP (degree 1) nothing is gathered: 0.
     Raises: CostError for a degree below one.
-    Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp)
     return 0 if fsdp == 1 else -(-2 * model.layer_matrix_parameters * element_bytes(dtype) // tp)

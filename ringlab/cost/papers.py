@@ -30,7 +30,7 @@ STRIPED_WEIGHT_GPU = 2.0
 SEQUENCE_BLOCKS = 6
 """Blocks of the Ring Attention paper's shortest sequence per host: q, k, v, the arriving k and v, out."""
 ARCHITECTURES = ("vanilla", "memory-efficient", "blockwise", "ring")
-"""Its four: scores materialised; not materialised; with the feed-forward blockwise too; with attention in a ring."""
+"""The paper's four architectures: scores materialised; not materialised; with the feed-forward blockwise too; with attention in a ring."""
 
 
 def striped_speedup(
@@ -104,11 +104,15 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
     The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
     gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
     ring attention one sequence over all devices, `tokens` of it on each.
-    Assumed: a layer keeps for its backward the activation of table 1, in float32 here: its input
-    (2·b·s·h bytes there, in bfloat16), without a blockwise feed-forward 8·b·s·h instead, and
-    materialised scores 2·b·n·s² as well; one layer at a time uses the ring's six blocks of
-    2·b·c·h. One layer's weights and gradient are gathered. Logits are held once, in float32:
-    their gradient is written over them.
+    Assumed: a layer keeps for its backward the activation of the paper's table 1, in bfloat16 there, in float32 here.
+    With batch b, sequence s, width h, heads n and c tokens a block, in the bytes of that table:
+
+        vanilla           8·b·s·h + 2·b·n·s²    the scores are materialised
+        memory-efficient  8·b·s·h
+        blockwise         2·b·s·h               the feed-forward is computed by blocks, too
+        ring              2·b·s·h               and one layer at a time uses the ring's six blocks of 2·b·c·h
+
+    One layer's weights and gradient are gathered. Logits are held once, in float32: their gradient is written over them.
     Raises: CostError for another architecture.
     """
     if architecture not in ARCHITECTURES:

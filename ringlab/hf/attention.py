@@ -110,7 +110,7 @@ def _check_rest(more: dict[str, Any]) -> None:
 def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
     """Return the seed of this layer, None without dropout. Raises: MaskError if there is dropout and no seed.
 
-    Layers are spaced by the golden ratio of 2⁶⁴, so that no two of them share a seed.
+    Seeds of successive layers differ by 2⁶⁴/φ, so no two layers share one.
     """
     layer = getattr(module, "layer_idx", None)
     if not dropout:

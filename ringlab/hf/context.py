@@ -172,7 +172,7 @@ def context(
     made = make(ring, layout, mask=mask, schedule=schedule, block=block)
     if min(layout.lengths) == 0:
         raise LayoutError(
-            "a layout that gives every rank a token, for models of transformers take no empty batch",
+            "a layout that gives every rank a token, because transformers models reject empty batches",
             f"{layout!r}: {layout.lengths.count(0)} ranks without any",
             "fewer ranks, or longer sequences",
         )

@@ -1,4 +1,4 @@
-"""How a shard's sequence is spread over a ring, and how attention is computed over it."""
+"""The context of a shard: its sequence's layout over a ring, and the attention over that sequence."""
 
 from __future__ import annotations
 

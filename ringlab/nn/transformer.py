@@ -31,9 +31,6 @@ class FeedForward(nn.Module):
 
     >>> FeedForward(width=8, hidden=32, block=4)(torch.zeros(1, 10, 8)).shape
     torch.Size([1, 10, 8])
-
-    >>> FeedForward(width=8, hidden=32, block=4)(torch.zeros(1, 10, 8)).shape
-    torch.Size([1, 10, 8])
     """
 
     def __init__(self, width: int, hidden: int, block: int | None = None) -> None:
@@ -153,9 +150,10 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw(self, seed: int) -> None:
-        """Draw matrices from N(0, 0.02²), smaller ones if they write into the residual stream; norms stay at one.
+        """Draw matrices from N(0, 0.02²), with a smaller deviation where they write into the residual stream.
 
-        The generator is its own, because virtual ranks share torch's global one.
+        Norms stay at one.
+        The model has a generator of its own, because virtual ranks share torch's global one.
         """
         generator = torch.Generator().manual_seed(seed)
         into_the_stream = (2 * self.config.layers) ** -0.5

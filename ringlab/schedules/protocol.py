@@ -29,7 +29,7 @@ class ForwardResult(NamedTuple):
 
 @runtime_checkable
 class Schedule(Protocol):
-    """How the rows and the K/V blocks of all ranks meet, and how gradients return to the blocks' owners."""
+    """A way for the rows and the K/V blocks of all ranks to meet, and for gradients to return to the blocks' owners."""
 
     @property
     def name(self) -> str:

@@ -36,8 +36,9 @@ _POINTER_STEPS = (
 class Access:
     """One load or store of one program.
 
-    offsets: elements from the argument's first one, in the order of the block, without the `masked` ones. shape: that of
-    the block, (1,) for a single number. An atomic operation is a load and a store.
+    offsets: distance in elements from the argument's first element, in block order; masked elements are left out.
+    shape: the block's shape, (1,) for a single number. masked: how many elements are masked. An atomic operation is a load
+    and a store.
     """
 
     program: tuple[int, int, int]
@@ -138,7 +139,7 @@ def _listen(interpreter: ModuleType) -> None:
     _before(builder, "create_masked_load", _on_load)
     _before(builder, "create_masked_store", _on_store)
     _before(builder, "create_atomic_rmw", _on_update)
-    _before(builder, "create_atomic_cas", _on_exchange)
+    _before(builder, "create_atomic_cas", _on_compare_and_swap)
 
 
 def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
@@ -204,7 +205,7 @@ def _on_update(
     recording.note(builder.grid_idx, "store", pointers, mask)
 
 
-def _on_exchange(recording: _Recording, builder: Any, pointers: Any, *_: Any) -> None:
+def _on_compare_and_swap(recording: _Recording, builder: Any, pointers: Any, *_: Any) -> None:
     everything = np.ones(pointers.data.shape, dtype=bool)
     recording.note(builder.grid_idx, "load", pointers, everything)
     recording.note(builder.grid_idx, "store", pointers, everything)

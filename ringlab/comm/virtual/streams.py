@@ -17,7 +17,7 @@ _NOTHING = nullcontext()
 class Stall:
     """The time for which computations on a GPU's current stream wait for messages.
 
-    `float` returns it in seconds and waits until the GPU has got that far; pickling does so too.
+    `float` waits for the GPU and returns seconds; pickling converts to float first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,7 +66,8 @@ class RankStreams:
     def meeting(self, sender: int, receiver: int, *tensors: AnyTensor) -> Any:
         """Return a context manager in which to hand `tensors` over.
 
-        Kernels launched inside run after everything that both ranks have launched, and before everything they will.
+        Kernels launched inside run after everything that both ranks have launched, and before anything that either
+        launches later.
         """
         on_gpu = self._streams and any(t.is_cuda for t in tensors)
         return self._handing_over(sender, receiver, tensors) if on_gpu else _NOTHING
@@ -78,7 +79,7 @@ class RankStreams:
         with torch.cuda.stream(other):
             yield
         one.wait_stream(other)
-        for tensor in tensors:  # each may be freed by the other rank than the one that made it
+        for tensor in tensors:  # the rank that frees a tensor may not be the one that made it
             tensor.record_stream(one)
             tensor.record_stream(other)
 

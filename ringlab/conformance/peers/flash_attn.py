@@ -30,7 +30,7 @@ CONTRACT = "2.7.4"
 
 
 class Kernel(Enum):
-    """How blocks are computed: plainly, or by torch's flash operator for CPUs if the mask allows it."""
+    """A way to compute blocks: plainly, or by torch's flash operator for CPUs if the mask allows it."""
 
     DENSE = "dense"
     OPERATOR = "operator"

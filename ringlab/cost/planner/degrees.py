@@ -1,4 +1,4 @@
-"""How the GPUs are divided: dp × tp × ring × ulysses, and where each group lies in the nodes.
+"""The division of the GPUs: dp × tp × ring × ulysses, and where each group lies in the nodes.
 
 Neighbours in the numbering of GPUs belong to one tensor-parallel group; then come the ranks of one
 Ulysses group, then those of one ring, then the replicas: groups that communicate most lie closest together.
