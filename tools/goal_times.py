@@ -1,4 +1,4 @@
-"""How long a person waits: `python tools/goal_times.py [notebooks | tiers | tests]`, on a quiet machine.
+"""Measure how long a person waits: `python tools/goal_times.py [notebooks | tiers | tests]`, on a quiet machine.
 
 Writes files in benchmarks/results/waiting: notebooks.json, each lesson from its first cell to its last in a fresh
 kernel; tiers.json, `ringlab check` from the start of its process to its end; tests.json, `make test` in a fresh clone

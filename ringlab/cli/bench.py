@@ -81,7 +81,7 @@ def peers(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare known packages of ring attention with ringlab's: causal, gloo processes of one thread. Status 1 if ringlab is wrong."""
+    """Compare known packages of ring attention with ringlab's: causal, gloo processes of one thread. Exits 1 if ringlab is wrong."""
     numbers = [each.strip() for each in ranks.split(",")]
     if not all(each.isdigit() for each in numbers):
         raise typer.BadParameter("comma-separated numbers are needed", param_hint="--ranks")
@@ -134,7 +134,7 @@ def kernels(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the kernels on one GPU with torch's cuDNN and flash attention, bf16. Status 1 without a GPU."""
+    """Compare the kernels on one GPU with torch's cuDNN and flash attention, bf16. Exits 1 without a GPU."""
     if mask not in MASKS:
         raise typer.BadParameter(f"{mask!r} is not one of {', '.join(MASKS)}", param_hint="--mask")
     with reporting_errors(as_json), progress_bar() as bar:
@@ -160,7 +160,7 @@ def ring(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the whole zig-zag ring on one GPU with the same kernel in one call, bf16, causal. Status 1 without a GPU."""
+    """Compare the whole zig-zag ring on one GPU with the same kernel in one call, bf16, causal. Exits 1 without a GPU."""
     with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.emulated_ring import bench_ring
         from ringlab.bench.problem import Problem

@@ -58,7 +58,7 @@ class Diagnosis:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what works here, what does not, and how to fix it. Status 1 only if something needed is broken."""
+    """Say what works here, what does not, and how to fix it. Exits 1 only if something needed is broken."""
     findings = list(examine())
     ok = all(finding.state != "broken" for finding in findings)
     if as_json:

@@ -32,7 +32,7 @@ def kernels(
     processes: Processes = 2,
     as_json: JsonList = False,
 ) -> None:
-    """List the kernels' launch configurations; with --offline, compile them. Status 1 if a budget is exceeded."""
+    """List the kernels' launch configurations; with --offline, compile them. Exits 1 if a budget is exceeded."""
     from ringlab.blocks.triton.configs import ARCHITECTURES, COMPILED, KERNELS
 
     if record and (kernel or not offline):

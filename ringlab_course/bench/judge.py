@@ -1,4 +1,4 @@
-"""How many submissions a minute the judge grades, where the time goes, and whether its memory stays flat."""
+"""The judge's speed in submissions a minute, its time by part, and whether its memory stays flat."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bench_judge(
 def notebooks(
     checkout: Path, exercise: str, count: int, found_by: Sequence[str] = ()
 ) -> list[tuple[str, bool]]:
-    """Return `count` notebooks as text, no two the same, each with whether it is right; by turns.
+    """Return `count` different notebooks as (text, is_right), right and wrong in turn.
 
     `found_by` names the checks, as in 05.forward:values, whose wrong answers are taken; () takes all.
     """
@@ -97,7 +97,7 @@ def measure(
     submissions: Sequence[tuple[str, bool]], exercise: str, processes: int, tick: Tick = lambda: None,
     judge: Callable[[Path], Any] = Watched,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what grading these takes: `judge` makes what grades of the folder for its notes."""
+    """Grade these notebooks and return rates, times and memory; `judge(folder)` returns the grader."""
     with tempfile.TemporaryDirectory(prefix="ringlab-bench-") as folder:
         notes = Path(folder, "notes")
         notes.mkdir()

@@ -46,7 +46,7 @@ class Request:
 
     @property
     def of_a_class(self) -> bool:
-        """Whether there is a book, or something that only a book can give."""
+        """Return whether a book, or an option that needs one, was given."""
         wants = (self.book, self.csv, self.json_file, self.html, self.late, self.due, self.learner)
         return self.explain or bool(self.regrade) or any(each is not None for each in wants)
 
@@ -126,12 +126,12 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_status(stop: KeyboardInterrupt) -> int:
-    """Return what a shell expects of a command that ended so."""
+    """Return the exit status of a command ended by this signal."""
     return 128 + (signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
 
 
 def above(bar: Progress) -> Console:
-    """Return where lines for people go while `bar` is drawn: where both share a terminal, through the bar."""
+    """Return the console for messages: the progress bar's if both share a terminal."""
     return bar.console if not bar.disable and sys.stdout.isatty() else people
 
 

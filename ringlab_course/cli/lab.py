@@ -255,5 +255,5 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _tells() -> bool:
-    """Whether this process speaks for all ranks."""
+    """Return whether this process prints for all ranks."""
     return os.environ.get("RANK", "0") == "0"

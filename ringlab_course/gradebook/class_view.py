@@ -1,4 +1,4 @@
-"""What a class report says of one exercise: scores, failing checks, misconceptions, time, and who has no grade."""
+"""A class report of one exercise: scores, failing checks, misconceptions, time, and who has no grade."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOWEST = 5
 
 @dataclass(frozen=True)
 class CheckCount:
-    """How often one check fails, and how often its stage was not written, among `of` submissions."""
+    """The number of submissions, among `of`, in which one check fails, and in which its stage was not written."""
 
     stage: str
     id: str
@@ -34,7 +34,7 @@ class CheckCount:
 
 @dataclass(frozen=True)
 class MistakeCount:
-    """How many learners made one of the named mistakes, and what the course tells them."""
+    """One of the named mistakes: how many learners made it, and what the course tells them."""
 
     stage: str
     name: str
@@ -79,17 +79,17 @@ class ClassView:
 
     @property
     def full(self) -> int:
-        """How many have every point."""
+        """Return how many have every point."""
         return sum(percent >= 100 for percent in self.percents)
 
     @property
     def late(self) -> int:
-        """How many were handed in late."""
+        """Return how many were handed in late."""
         return sum(entry.late_s > 0 for entry in self.entries)
 
     @property
     def overridden(self) -> int:
-        """How many scores an instructor has set."""
+        """Return how many scores an instructor has set."""
         return sum(entry.override is not None for entry in self.entries)
 
 

@@ -1,4 +1,4 @@
-"""What the gradebook holds of one learner in one exercise, as others read it."""
+"""The gradebook's record of one learner in one exercise, as others read it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """What counts: the override, else what was earned less the penalty, never below 0."""
+        """Return the score that counts: the override, else the points earned less the penalty, never below 0."""
         if self.override is not None:
             return self.override
         return max(0.0, self.earned - self.penalty)

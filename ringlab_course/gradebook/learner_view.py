@@ -1,4 +1,4 @@
-"""What a learner's page shows of their entries: everything that helps them, nothing that is somebody else's.
+"""A learner's page of their entries: everything that helps them, nothing of anybody else.
 
 Neither a probe of a hidden check nor the seed that draws it gets here: `Shown` has no field for a seed,
 and a check of a hidden tier none for a counterexample.
@@ -99,12 +99,12 @@ class EntryView:
 
     @property
     def ok(self) -> bool:
-        """Whether every check holds and counts."""
+        """Return whether every check holds and counts."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     @property
     def first(self) -> tuple[int, StageView, CheckView] | None:
-        """Where to begin: the first stage that fails, counted from 1, and its first failing check."""
+        """Return where to begin: the first stage that fails, counted from 1, and its first failing check."""
         for number, stage in enumerate(self.stages, 1):
             for check in stage.checks:
                 if not check.ok:

@@ -23,7 +23,7 @@ _HELP = 'as in "10%/day, max 50%, grace 15 min" or "2 points/hour"'
 
 @dataclass(frozen=True)
 class Late:
-    """What lateness costs: `amount` for every unit of `unit_s` seconds that has begun, `most` in all.
+    """The cost of lateness: `amount` for every unit of `unit_s` seconds that has begun, `most` in all.
 
     Amounts are points, or where `…_is_share` says so shares of the exercise's maximum. A submission
     that is up to `grace_s` late costs nothing; a later one counts from the deadline.

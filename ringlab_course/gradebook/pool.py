@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: `report` (`GradeReport.as_dict()`), or the `reason` why we could not grade."""
+    """The outcome of a job: `report` (`GradeReport.as_dict()`), or the `reason` why it could not be graded."""
 
     number: int
     report: dict[str, Any] | None
@@ -52,7 +52,7 @@ class Outcome:
 
 
 class Pool(Protocol):
-    """What grades jobs side by side."""
+    """A pool that grades jobs side by side."""
 
     def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
         """Yield an outcome for every job, as they come; `started` hears of each that begins."""

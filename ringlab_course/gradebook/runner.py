@@ -21,7 +21,7 @@ from ringlab_course.gradebook.versions import contract_version, seed_of
 
 @dataclass
 class Run:
-    """What a run did: entries that it graded, those that had their result, and what it could not grade.
+    """The outcome of a run: entries that it graded, entries that had a result already, and those it could not grade.
 
     The entries come without their reports, which are in the book: a run over hundreds holds no more than one over a few.
     """

@@ -1,4 +1,4 @@
-"""What a result depends on: the version of the checks, the seed of the probes, and the SHA-256 of the notebook."""
+"""The inputs of a result: the version of the checks, the seed of the probes, and the SHA-256 of the notebook."""
 
 from __future__ import annotations
 

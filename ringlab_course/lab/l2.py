@@ -89,7 +89,7 @@ def cases(ring: Ring, settings: L2, device: torch.device) -> Iterator[dict[str, 
 
 
 def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What the first p ranks find, pass by pass; empty but on rank 0."""
+    """Yield the first p ranks' results, pass by pass; on rank 0 only."""
     part = Ring(SubGroup(ring.comm, range(p)))
     problem = Problem(settings.H, S, settings.D, True, settings.dtype)
     generator = torch.Generator(device=device).manual_seed(settings.seed)

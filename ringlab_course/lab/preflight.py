@@ -174,7 +174,7 @@ def _alike(what: str, everyone: list[dict[str, Any]], remedy: str) -> Finding:
 
 
 def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
-    """Who else uses the device; nobody can tell on one in `shared`, where the other ranks are."""
+    """Return how much others use the device of a rank, if they do; unknown if other ranks use it, too (`shared`)."""
     if each["kind"] != "cuda" or each["id"] in shared:
         return ""
     at = f"rank {each['rank']}, {each['device']} on {each['host']}"
@@ -185,7 +185,7 @@ def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
 
 
 def _load(everyone: list[dict[str, Any]]) -> str:
-    """Which CPUs were more than busy before the ranks began: reported, not refused, since no rank has a CPU to itself."""
+    """Return the machines whose CPUs were overloaded before the ranks began: reported, not refused, as ranks share CPUs."""
     busy = {each["host"]: each for each in everyone if each["kind"] == "cpu" and each["load"] > each["cores"]}
     told = [f"load {each['load']:.1f} on {each['cores']} cores of {host}" for host, each in busy.items()]
     return f"over the last minute {', '.join(told)}: what is measured beside that says little" if told else ""

@@ -43,7 +43,7 @@ Cases = Callable[[Ring, Any, torch.device], Iterator[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Start:
-    """How a lab's ranks come to be.
+    """The way in which a lab's ranks are started.
 
     output: the result file; one that is there stays, and another name is taken, unless force, which replaces it once
     the new one is finished. ranks: processes, where torchrun is not there. nodes: machines that are meant, None for
@@ -133,7 +133,7 @@ def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[F
 
 
 def _on_all(program: Callable[..., Any], start: Start, *args: Any) -> Any:
-    """What the program gives on this rank under torchrun, on rank 0 of new processes elsewhere."""
+    """Return the program's result on this rank under torchrun, otherwise on rank 0 of new processes."""
     if under_torchrun():
         with connect(start.transport, start.timeout, start.connect) as ring:
             return program(ring, *args)
@@ -206,7 +206,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _first_failure(error: RankFailedError) -> str:
-    """Which rank failed first, and what its error was."""
+    """Return the rank that failed first, and its error."""
     rank, cause = getattr(error, "rank", -1), error.__cause__
     if cause is not None:
         return _short(f"rank {rank} failed first: {type(cause).__name__}", str(cause))

@@ -1,4 +1,4 @@
-"""What each device sends in a compiled program, read off the text in which XLA writes it down. No JAX is needed.
+"""The messages of each device in a compiled program, read off XLA's text of it. No JAX is needed.
 
 A computation is called by others: a loop's body as often as the loop turns, a branch only where its
 condition holds. So messages are counted from the entry down, each as often as its computation is run.

@@ -39,7 +39,7 @@ class Written:
 
     @classmethod
     def of(cls, jaxpr: Any) -> Written:
-        """Return what is written down of a program; what the compiler leaves out, as nobody uses it, is not sent."""
+        """Return the operations of a program without those whose results are unused."""
         from jax.interpreters import partial_eval
 
         needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
@@ -50,8 +50,8 @@ class Written:
     def with_loops(self, compiled: Sequence[tuple[int, int]]) -> Counter[str] | None:
         """Return all elements by type; None where it is not known how often some while loop turns.
 
-        compiled: (elements of one turn, turns) of the loops in the compiled program. Which of them a written one has
-        become only its size says: all of that size have to turn as often.
+        compiled: (elements of one turn, turns) of the loops in the compiled program. Loops are matched by size, so all
+        loops of a size must turn equally often.
         """
         total = Counter(self.elements)
         for times, once in self.loops:
@@ -108,7 +108,7 @@ LONGEST_WORD = 200
 
 @dataclass(frozen=True)
 class Examined:
-    """What came of a program on a mesh.
+    """The outcome of a program on a mesh.
 
     results: its arrays, float32, whole; none where it was not run. dtypes: what they were. fault: what is
     wrong with the form of the answer. not_run: why it was compiled and not run: BRANCH, as a message stands

@@ -1,4 +1,4 @@
-"""What nbgrader's configuration names in place of its own: reading, executing and saving, without running anything.
+"""The classes that nbgrader's configuration names in place of its own: they read, execute and save, but run nothing.
 
 This module alone imports nbgrader; `course.CONFIG` names its classes as text, so that nbgrader stops where
 they cannot be imported instead of executing what learners wrote.

@@ -113,7 +113,7 @@ def read(path: str | os.PathLike[str], known: Sequence[Known], released: Iterabl
 
 
 def _names(cells: Sequence[Cell], ids: Sequence[str | None], known: Sequence[Known]) -> dict[int, Known]:
-    """Return which cell stands for which known one: the last of its name and type that is there."""
+    """Match cells to known ones by name and type; the last match counts."""
     by_id = {each.grade_id: each for each in known}
     if len(ids) != len(cells):
         raise UnreadableError("a Jupyter notebook", "a file that changed while it was read")

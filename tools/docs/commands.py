@@ -92,7 +92,7 @@ def _row(parameter: Any, command: Any) -> tuple[str, str, str]:
 
 
 def _placeholder(parameter: Any, command: Any) -> str:
-    """What stands for a value of the parameter's type."""
+    """Return the placeholder of a value of the parameter's type."""
     annotation = inspect.signature(command.callback, eval_str=True).parameters[parameter.name].annotation
     found = _types(annotation)
     return next((text for kind, text in _PLACEHOLDERS.items() if kind in found), "VALUE")

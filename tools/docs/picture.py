@@ -80,7 +80,7 @@ def _rank(rank: int, origin: int | None) -> Iterator[str]:
 
 
 def _pairs(met: set[tuple[int, int]]) -> Iterator[str]:
-    """Which queries have met which keys so far: rows of queries, columns of keys."""
+    """Yield a square for each pair of ranks, filled if these queries (rows) have met these keys (columns)."""
     for rank in range(P):
         yield f'<text x="-12" y="{(rank + 0.5) * CELL + 4:g}" fill="{COLOURS[rank]}" font-size="11">q{rank}</text>'
         yield f'<text x="{(rank + 0.5) * CELL:g}" y="-6" fill="{COLOURS[rank]}" font-size="11">{rank}</text>'

@@ -1,4 +1,4 @@
-"""What the docstrings and annotations of the reference package leave out, read from its source without importing it.
+"""Gaps in the docstrings and annotations of the reference package, read from its source without importing it.
 
 Public here means: for examples, what `ringlab.__all__` and the packages' `__init__` export, commands excepted; for the
 other three, every module-level function and every method of a module-level class without a leading underscore.
@@ -126,7 +126,7 @@ def exported(package: Package) -> Iterator[tuple[Source, str, Function | ast.Cla
 
 
 def _defined(package: Package, home: str, name: str) -> Iterator[tuple[Source, str, Function | ast.ClassDef]]:
-    """What an exported name stands for: a function or a class, or all public functions of a module."""
+    """Return the definitions of an exported name: a function or a class, or all public functions of a module."""
     if module := package.sources.get(f"{home}.{name}"):
         yield from ((module, real, node) for real, node, owner in public_functions(module) if owner is None)
     elif source := package.sources.get(home):
@@ -165,7 +165,7 @@ def _has_example(node: Function | ast.ClassDef) -> bool:
 
 
 def _documented(package: Package, source: Source, owner: ast.ClassDef, function: Function) -> bool:
-    """Whether a method has a docstring, or a class that it inherits from documents it."""
+    """Return whether a method has a docstring, or a class that it inherits from documents it."""
     if (
         ast.get_docstring(function)
         or {"overload", "override"} & _decorators(function)
@@ -203,7 +203,7 @@ def says_what_it_raises(function: Function) -> bool:
 
 
 def _raises(source: Source, function: Function, owner: ast.ClassDef | None) -> bool:
-    """Whether a function, or a private helper that it calls directly, raises something that callers may handle."""
+    """Return whether a function, or a private helper that it calls directly, raises something that callers may handle."""
     if _raises_itself(function):
         return True
     helpers = [source.functions.get(name) for name in _calls(function, "")]
@@ -242,7 +242,7 @@ def _takes_bare_arrays(function: Function) -> bool:
 
 
 def _bare(annotation: ast.expr) -> bool:
-    """Whether an annotation names an array without axes around it."""
+    """Return whether an annotation names an array without axes around it."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return _bare(ast.parse(annotation.value, mode="eval").body)
     if isinstance(annotation, ast.Subscript) and _last(annotation.value) in _WITH_AXES:

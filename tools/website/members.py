@@ -90,7 +90,7 @@ def _method(node: Function) -> Member:
 
 
 def _construction(node: ast.ClassDef) -> str:
-    """How an object is made: from `__init__`, or from the fields of a dataclass or named tuple."""
+    """Return the signature that makes an object: from `__init__`, or from the fields of a dataclass or named tuple."""
     for child in node.body:
         if isinstance(child, ast.FunctionDef) and child.name == "__init__":
             return _signature(child, own=True).removeprefix("__init__").split(" -> ")[0]
@@ -115,7 +115,7 @@ def _default(value: ast.expr | None) -> str:
 
 
 def _signature(node: Function, own: bool = False) -> str:
-    """How a function is called; without its first parameter where that is `self` or `cls`."""
+    """Return a function's signature, without its first parameter if that is `self` or `cls`."""
     arguments = node.args
     if own:
         places = arguments.posonlyargs or arguments.args
@@ -142,7 +142,7 @@ def spelled_out(module: str, tree: ast.Module, everything: frozenset[str]) -> as
 
 
 def _meaning(module: str, tree: ast.Module, everything: frozenset[str]) -> dict[str, str]:
-    """What the names stand for that a module imports or defines."""
+    """Return the meaning of each name that a module imports or defines."""
     ends = {name.rpartition(".")[2] for name in everything}
     found: dict[str, str] = {}
     for node in ast.walk(tree):
