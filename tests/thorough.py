@@ -3,12 +3,14 @@
 A key is the beginning of a test's name, as pytest prints it. Its value names the file or test that still guards the
 behaviour in `make test`; where none does, it says "only here" and why a user can do without.
 
-Nearly all of them start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports torch, which
-takes longer than all that it then computes.
+Most of them start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports torch, which takes
+longer than all that it then computes. The others hold rules for contributors, whom CI tells: what they try is the same on
+every machine.
 """
 
 from __future__ import annotations
 
+AUTHORS = "only here: it is about this repository's own files, which are the same on every machine"
 ANSWERS = "tests/course/test_submissions.py::test_a_wrong_submission: the same answers in this process"
 VIRTUAL = (
     "tests/substrates/test_plain_ring.py::test_processes[gloo-2]; "
@@ -20,10 +22,7 @@ PEERS = "only here: they try out other packages of ring attention, not ringlab"
 SKIPS = "only here: they start pytest, and are about what CI may skip"
 THOROUGH = {
     "solutions/": "tests/course/test_submissions.py::test_the_solution_passes_every_tier runs their graded cells",
-    "tests/bench/test_calibrate.py": "only here: it measures the machine; tests/cost/test_hardware.py reads its files",
-    "tests/bench/test_lanes.py": "notebooks/13_multi_gpu.ipynb draws lanes of a recorded profile",
-    "tests/bench/test_peers.py": "only here: it needs other packages of ring attention",
-    "tests/bench/test_device.py::test_every_result": "tests/bench/test_device.py::test_a_roof_is_drawn",
+    "tests/bench/": "only here: it is about measuring, which contributors do; notebooks/13_multi_gpu.ipynb reads results",
     "tests/blocks/test_kernel_mutants.py": "tests/blocks/test_triton_kernels.py::test_a_wrong_kernel_is_noticed",
     "tests/blocks/test_offline.py": "tests/blocks/test_interpreter.py runs the same kernels on this CPU",
     "tests/blocks/test_shipped_kernels.py": "tests/blocks/test_interpreter.py runs the same kernels on this CPU",
@@ -31,38 +30,36 @@ THOROUGH = {
     "tests/cli/test_cli.py::test_doctor_says_what_is_broken": "tests/cli/test_cli.py::test_doctor_prints_one_object",
     "tests/cli/test_cli.py::test_doctor_tells_of_every": "tests/cli/test_cli.py::test_doctor_prints_one_object",
     "tests/cli/test_cli.py::test_doctor_tries": "tests/cli/test_cli.py::test_doctor_prints_one_object",
-    "tests/conformance/test_evidence.py::test_a_row": "tests/conformance/test_mutants.py::test_a_mutant_is_found",
-    "tests/conformance/test_faults.py::test_who_never": "tests/conformance/test_faults.py::test_whatever_is_returned",
-    "tests/conformance/test_faults.py::test_who_ends": "tests/conformance/test_faults.py::test_whatever_is_returned",
+    "tests/conformance/test_evidence.py::test_a_row": "tests/conformance/test_report.py::test_the_command_writes",
     "tests/conformance/test_faults.py::test_a_process": ISOLATED,
     "tests/conformance/test_faults.py::test_each": ISOLATED,
+    "tests/conformance/test_faults.py::test_who_ends": "tests/conformance/test_faults.py::test_whatever_is_returned",
+    "tests/conformance/test_faults.py::test_who_never": "tests/conformance/test_faults.py::test_whatever_is_returned",
     "tests/conformance/test_isolation.py::test_a_run": f"only here: some wait for their limit; crashes: {ISOLATED}",
     "tests/conformance/test_isolation.py::test_a_target": "only here: it waits for its limit",
     "tests/conformance/test_isolation.py::test_an_import": "only here: it waits for its limit",
-    "tests/conformance/test_isolation.py::test_nonsense_is_named[lea": ISOLATED,
     "tests/conformance/test_isolation.py::test_nonsense_is_named[int": ISOLATED,
+    "tests/conformance/test_isolation.py::test_nonsense_is_named[lea": ISOLATED,
     "tests/conformance/test_isolation.py::test_what_cannot": "tests/conformance/test_target.py::test_a_reference_names",
     "tests/conformance/test_isolation.py::test_while": "only here: it waits, and a machine seldom stands still",
-    "tests/conformance/test_mutants.py::test_a_ring_over_torch_distributed_passes": "only here: the suite over gloo processes",
-    "tests/conformance/test_mutants.py::test_a_wrong_ring_over": "tests/conformance/test_mutants.py::test_a_mutant_is",
-    "tests/conformance/test_mutants.py::test_an_all_to_all": "tests/conformance/test_mutants.py::test_a_mutant_is",
-    "tests/conformance/test_mutants.py::test_our_ring_passes_on_processes": "tests/conformance/test_mutants.py::test_the_plain_ring_passes",
-    "tests/conformance/test_mutants.py::test_a_check_of_the_full": "tests/conformance/test_mutants.py::test_a_mutant_is",
-    "tests/conformance/test_mutants.py::test_our_ring_passes_on_virtual_ranks": "tests/conformance/test_mutants.py::test_the_plain_ring_passes",
+    "tests/conformance/test_mutants.py": "tests/conformance/test_report.py::test_the_command_writes finds one wrong ring of them",
     "tests/conformance/test_peers.py::test_dq_rounded": PEERS,
     "tests/conformance/test_peers.py::test_torchs": PEERS,
     "tests/conformance/test_peers.py::test_wrong_gradients": PEERS,
     "tests/conformance/test_report.py::test_the_exit_status": "tests/conformance/test_report.py::test_the_command_writes",
     "tests/conformance/test_report.py::test_the_plugin": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/cost/test_closed_form.py": "tests/cost/test_traffic.py",
     "tests/cost/test_planner_by_hand.py": "tests/cost/test_planner.py",
     "tests/cost/test_planner_laws.py": "tests/cost/test_planner.py",
+    "tests/cost/test_planner_mutants.py": "tests/cost/test_planner.py",
     "tests/cost/test_simulate.py::test_its_messages_under": "tests/cost/test_simulate.py::test_its_messages_are",
     "tests/course/bench/test_judge.py": "tests/course/judge/test_network.py::test_a_ring_exercise_is_graded",
-    "tests/course/figures/test_load_mosaic.py::test_every_word": "notebooks/08_striped_and_zigzag.ipynb draws it",
+    "tests/course/figures/": "only here: the notebooks draw these pictures, and make test runs them",
     "tests/course/gradebook/test_cluster.py": "only here: Dask clusters, an extra",
     "tests/course/gradebook/test_hostile_class.py": "tests/course/judge/test_hostile.py::test_those_that_leave_each_other",
     "tests/course/gradebook/test_killed.py": "tests/course/gradebook/test_store.py: a book is whole after every write",
-    "tests/course/gradebook/test_pages_in_browser.py": "tests/course/gradebook/test_pages.py",
+    "tests/course/gradebook/test_pages.py": "only here: tests/course/gradebook/test_runner.py tries the runs, not the pages",
+    "tests/course/gradebook/test_pages_in_browser.py": "only here: tests/course/gradebook/test_runner.py tries the runs, not the pages",
     "tests/course/gradebook/test_sample_class.py": "tests/course/gradebook/test_runner.py",
     "tests/course/judge/test_allowance.py::test_a_tier": "tests/course/judge/test_allowance.py::test_patience",
     "tests/course/judge/test_concealed.py::test_in_this": "tests/course/judge/test_concealed.py::test_in_the_judges_workers",
@@ -75,7 +72,7 @@ THOROUGH = {
     "tests/course/judge/test_watch.py::test_what_is_changed": "tests/course/judge/test_network.py",
     "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and tests/course/lab/test_preflight.py",
     "tests/course/nbgrader/test_end_to_end.py": "tests/course/nbgrader/test_submitted.py grades a notebook",
-    "tests/course/test_builder.py::test_a_second_build": "tests/course/test_builder.py::test_a_built_course_has_no_drift",
+    "tests/course/test_builder.py": AUTHORS,
     "tests/course/test_e06.py::test_the_judge": ANSWERS,
     "tests/course/test_exercise_07.py::test_the_judge": ANSWERS,
     "tests/course/test_exercise_08.py::test_two_pieces_of_every": ANSWERS,
@@ -84,14 +81,19 @@ THOROUGH = {
     "tests/course/test_exercise_14.py::test_the_judge": ANSWERS,
     "tests/course/test_exercise_15.py::test_the_judge": ANSWERS,
     "tests/course/test_exercise_17.py::test_the_judge": ANSWERS,
+    "tests/course/test_exercise_17_bfloat16.py": ANSWERS,
     "tests/course/test_exercise_18.py::test_the_solution_earns": ANSWERS,
     "tests/course/test_extras_needed.py::test_its_notebook": "only here: it starts pytest twice; learners do not run pytest",
+    "tests/course/test_guard.py::test_no_right": "tests/course/test_guard.py::test_no_solution",
     "tests/course/test_kill_matrix.py": "tests/course/test_submissions.py: each wrong answer falls to its check",
     "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",
     "tests/course/test_old_names.py::test_an_old_notebook": "tests/course/test_old_names.py::test_every_import_of",
     "tests/course/test_seeds.py::test_on_twenty": "tests/course/test_submissions.py: on one draw",
     "tests/course/test_seeds.py::test_the_judge": ANSWERS,
     "tests/course/test_submissions.py::test_a_right": "tests/course/test_submissions.py::test_the_solution",
+    "tests/course/test_unearned.py": AUTHORS,
+    "tests/floors/test_house.py": AUTHORS,
+    "tests/floors/test_shape_checks.py": AUTHORS,
     "tests/fuzz/": "tests/course/judge/test_protocol.py and tests/course/judge/test_loader.py",
     "tests/hf/test_step.py::test_the_script": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
     "tests/hf/test_step.py::test_two_processes": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
@@ -126,12 +128,12 @@ THOROUGH = {
     "tests/substrates/test_plain_ring.py::test_processes[gloo-3]": VIRTUAL,
     "tests/substrates/test_plain_ring.py::test_processes[s": VIRTUAL,
     "tests/substrates/test_scores.py::test_processes": VIRTUAL,
-    "tests/substrates/test_scores_triton.py": "tests/blocks/test_triton_kernels.py",
     "tests/substrates/test_transports.py": VIRTUAL,
     "tests/test_attention_masks.py::test_processes": VIRTUAL,
     "tests/test_attention_non_finite.py::test_a_query": "tests/test_attention_non_finite.py::test_a_nan_in_a_key",
     "tests/test_attention_non_finite.py::test_what": "tests/test_attention_non_finite.py::test_a_nan_in_a_key",
     "tests/test_attention_refuses.py::test_processes": VIRTUAL,
+    "tests/viz/": "only here: the notebooks draw these pictures, and make test runs them",
 }  # fmt: skip
 
 
