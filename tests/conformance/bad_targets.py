@@ -26,10 +26,21 @@ from torch import Tensor
 
 from ringlab import plain_ring, ring_attention
 from ringlab.comm.ring import Ring
+from ringlab.conformance.peers.peer import Peer
 from ringlab.conformance.plain_distributed import Neighbours, Transfer
 from ringlab.conformance.target import Target
 
 NO_FUNCTION = 3
+
+
+def __getattr__(name: str) -> Any:
+    if name != "of_an_absent_package":
+        raise AttributeError(name)
+    return Peer("absent", "ringlab-no-such-package", "1.0", _never_made).target()
+
+
+def _never_made() -> Any:
+    raise AssertionError("a package that is not there is not imported")
 
 
 def hangs(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

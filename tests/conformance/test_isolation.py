@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,9 +103,11 @@ def test_what_cannot_be_imported_is_said_and_nothing_is_run(reference: str, says
     assert report.runs == 0
 
 
-def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "import_hangs.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 20.0)
-    report = check("tests.conformance.import_hangs:ring", quick=True, only=("dq",), limit=1.0)
+    report = check("import_hangs:ring", quick=True, only=("dq",), limit=1.0)
     assert evidence(report, "loads").startswith("hung: the limit of 11 s for its import")
 
 

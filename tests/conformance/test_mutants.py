@@ -15,8 +15,7 @@ import pytest
 from ringlab import plain_ring
 from ringlab.conformance import checks, own
 from ringlab.conformance.loading import resolve
-from ringlab.conformance.mutants import FILES, MUTANTS
-from ringlab.conformance.mutants.mutant import SOURCE, Mutant, read
+from ringlab.conformance.mutants import FILES, MUTANTS, SOURCE, Mutant, read
 from ringlab.conformance.runner import check
 from ringlab.conformance.target import Target
 from ringlab.errors import BackendError, EditError

@@ -131,7 +131,7 @@ def test_a_missing_package_is_told_with_the_command(name: str, monkeypatch: pyte
 
 def test_a_report_says_what_to_install() -> None:
     """Through the whole suite: the first finding says it, and nothing is run."""
-    report = check("tests.conformance.absent_peer:target", quick=True, only=("forward",))
+    report = check("tests.conformance.bad_targets:of_an_absent_package", quick=True, only=("forward",))
     assert report.failed == ["loads", "forward"] and report.runs == 0
     assert "pip install 'ringlab-no-such-package==1.0'" in report.findings[0].evidence
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
+import venv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.packaging import lean
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -81,13 +90,95 @@ NEED_MORE = {"ringlab.hf": "hf", "ringlab.conformance.plugin": "test", "ringlab.
 Ended = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with a wheel and the packages that its base dependencies need, and the modules that it lacks.
+
+    The packages are links to this environment's own: nothing is downloaded, and none of an extra can be imported.
+    """
+
+    folder: Path
+    site: Path
+    hidden: frozenset[str]
+
+    def run(self, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Return a program of the environment, run far from the checkout."""
+        elsewhere = self.folder.parent / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        ours = ("PYTHON", "RINGLAB", "TRITON")  # what tests set for themselves
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        command = [str(self.folder / "bin" / program), *arguments]
+        return subprocess.run(
+            command,
+            cwd=elsewhere,
+            env={**inherited, "TERM": "dumb", **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+
+def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """Return the installed distributions that the requirements need, their own requirements included."""
+    pending = [(Requirement(text), "") for text in requirements]
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        requirement, of_extra = pending.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": of_extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *requirement.extras):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                found[name] = importlib.metadata.distribution(name)
+                pending += [(Requirement(text), extra) for text in found[name].requires or ()]
+    return found
+
+
+def make(folder: Path, wheel: Path, requirements: Iterable[str]) -> Environment:
+    """Return a new environment in `folder` with the wheel and what the requirements need."""
+    packages = closure(requirements)
+    venv.EnvBuilder(symlinks=True).create(folder)
+    command = [
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+    ]
+    subprocess.run([sys.executable, "-m", "pip", *command, str(wheel)], check=True, capture_output=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    for package in packages.values():
+        for name in _top_level(package):
+            (site / name).symlink_to(str(package.locate_file(name)))
+    hidden = {
+        module
+        for module, owners in importlib.metadata.packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & {*packages, "ringlab"}
+    }
+    stdlib = {
+        *sys.stdlib_module_names,
+        "test",
+    }  # Python's own tests; some packages install theirs by that name
+    return Environment(folder, site, frozenset(hidden - stdlib))
+
+
+def _top_level(package: Distribution) -> set[str]:
+    """Return the names of a distribution's files and folders in site-packages."""
+    names = {file.parts[0] for file in package.files or ()}
+    return {name for name in names if name not in ("..", "__pycache__") and not name.startswith("/")}
+
+
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> lean.Environment:
-    return lean.make(tmp_path_factory.mktemp("lean") / "venv", wheel, PROJECT["dependencies"])
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return make(tmp_path_factory.mktemp("lean") / "venv", wheel, PROJECT["dependencies"])
 
 
 def run(
-    installed: lean.Environment, lines: list[str], refused: tuple[str, ...], setup: str, **variables: str
+    installed: Environment, lines: list[str], refused: tuple[str, ...], setup: str, **variables: str
 ) -> dict[str, Ended]:
     """Return how each command ended where the refused modules cannot be imported."""
     file = installed.folder.parent / "commands.json"
@@ -100,7 +191,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def reference(installed: lean.Environment) -> dict[str, Ended]:
+def reference(installed: Environment) -> dict[str, Ended]:
     return run(installed, list(REFERENCE), ("ringlab_course",), FEW_CASES)
 
 
@@ -143,20 +234,20 @@ def test_verify_met_every_transport(reference: dict[str, Ended]) -> None:
     assert {"virtual", "gloo"} <= set(re.findall(r"│ (\w+) ", reference["verify --quick"]["stdout"]))
 
 
-def test_no_package_of_an_extra_can_be_imported(installed: lean.Environment) -> None:
+def test_no_package_of_an_extra_can_be_imported(installed: Environment) -> None:
     """The checker's own check: an environment that leaked would prove nothing."""
     assert set(OF_THE_LAB) | {"transformers", "jax", "distributed", "pytest"} <= installed.hidden
     assert leaks(installed) == []
 
 
-def leaks(installed: lean.Environment, **variables: str) -> list[str]:
+def leaks(installed: Environment, **variables: str) -> list[str]:
     """Return the modules that should not be in the environment and can be found there."""
     code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
     return installed.run("python", "-c", code, *sorted(installed.hidden), **variables).stdout.split()
 
 
 def test_every_module_of_the_reference_can_be_imported_without_the_course(
-    installed: lean.Environment,
+    installed: Environment,
 ) -> None:
     code = """
 import importlib, sys
@@ -175,13 +266,13 @@ for path in sorted(folder.rglob("*.py")):
 """
     left_out = {
         *NEED_MORE,
-        *(() if "triton" in lean.closure(PROJECT["dependencies"]) else ("ringlab.blocks.triton",)),
+        *(() if "triton" in closure(PROJECT["dependencies"]) else ("ringlab.blocks.triton",)),
     }
     done = installed.run("python", "-c", code, *left_out)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_first_example_of_the_readme_runs(installed: lean.Environment) -> None:
+def test_the_first_example_of_the_readme_runs(installed: Environment) -> None:
     example = (CHECKOUT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     assert "ring_attention" in example
     done = installed.run("python", "-c", example)
@@ -189,7 +280,7 @@ def test_the_first_example_of_the_readme_runs(installed: lean.Environment) -> No
 
 
 @pytest.fixture(scope="module")
-def wanting(installed: lean.Environment) -> dict[str, Ended]:
+def wanting(installed: Environment) -> dict[str, Ended]:
     solution = str(CHECKOUT / "solutions/01_naive_attention.ipynb")
     copied = f"import shutil\nshutil.copy({solution!r}, '.')\n"
     return run(installed, [*NEED_AN_EXTRA, *COURSE], (), copied + FILES)
@@ -209,7 +300,7 @@ def test_a_command_that_needs_an_extra_names_it_in_one_line(wanting: dict[str, E
     assert said.endswith(f"remedy: pip install 'ringlab[{NEED_AN_EXTRA[line]}]'")
 
 
-def test_a_call_that_needs_an_extra_names_it_in_one_line(installed: lean.Environment) -> None:
+def test_a_call_that_needs_an_extra_names_it_in_one_line(installed: Environment) -> None:
     code = """
 import contextlib, io, sys
 from ringlab.errors import MissingExtraError
@@ -228,7 +319,7 @@ for statement in sys.argv[1:]:
         assert line.startswith("needed: ") and line.endswith(f"remedy: pip install 'ringlab[{extra}]'")
 
 
-def test_the_installed_program_runs_and_names_the_extra(installed: lean.Environment) -> None:
+def test_the_installed_program_runs_and_names_the_extra(installed: Environment) -> None:
     """As people call it: a process of its own for each."""
     done = installed.run("ringlab", "plan", "--list", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["models"] and done.stderr == ""
@@ -256,7 +347,7 @@ TOO_MUCH = {
 
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_a_base_module_that_imports_too_much_is_noticed(
-    installed: lean.Environment, tmp_path: Path, name: str
+    installed: Environment, tmp_path: Path, name: str
 ) -> None:
     statement, message = TOO_MUCH[name]
     shutil.copytree(installed.site / "ringlab", tmp_path / "ringlab")
@@ -268,7 +359,7 @@ def test_a_base_module_that_imports_too_much_is_noticed(
     assert any(message in fault for fault in faults(ended, 0)), ended
 
 
-def test_a_leaking_environment_is_noticed(installed: lean.Environment, tmp_path: Path) -> None:
+def test_a_leaking_environment_is_noticed(installed: Environment, tmp_path: Path) -> None:
     (tmp_path / "matplotlib").mkdir()
     (tmp_path / "matplotlib/__init__.py").touch()
     assert leaks(installed, PYTHONPATH=str(tmp_path)) == ["matplotlib"]

@@ -2,12 +2,70 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ringlab.conformance.mutants.mutant import Mutant, read
+from ringlab import edits, plain_ring
+from ringlab.conformance.target import Target
 
 FILES = tuple(Path(__file__).with_name(f"{name}.md") for name in ("forward", "backward", "published", "wire"))
+SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong ring: the plain ring's text with an edit of a few lines. It has a fault, the part of the ring that it is in, and the check that must find it.
+
+    hunks: edits of the plain ring, in the form of `ringlab.edits`.
+    found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
+    "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
+    """
+
+    name: str
+    kind: str
+    fault: str
+    hunks: str
+    found_by: str
+    dtypes: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        """Return the wrong ring's text. Raises: EditError unless every hunk applies exactly once."""
+        return edits.apply(self.hunks, SOURCE, f"wrong ring {self.name!r}")
+
+    def module(self) -> ModuleType:
+        """Return a module with the wrong ring's text, which tracebacks can quote."""
+        source, name = self.source(), f"ringlab_mutant_{self.name}"
+        module = ModuleType(name)
+        linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
+        sys.modules[name] = module  # dataclasses look up their module
+        exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+        return module
+
+    def target(self) -> Target:
+        """Return the wrong ring as a target with the plain ring's claims."""
+        target = Target(self.module().attend, name=self.name)
+        return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
+
+
+def read(path: Path) -> list[Mutant]:
+    """Return the wrong rings of a file of edits. Raises: EditError for a file that is invalid."""
+    return [
+        Mutant(
+            name=entry.name,
+            kind=entry.fields["kind"],
+            fault=entry.text,
+            hunks=entry.hunks,
+            found_by=entry.fields["found_by"],
+            dtypes=tuple(entry.fields.get("dtypes", "").split()),
+        )
+        for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes",))
+    ]
+
+
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for path in FILES for mutant in read(path)}
 
 
