@@ -105,6 +105,8 @@ class Problem:
     lses: list[torch.Tensor]
     positions: list[torch.Tensor]
     text: str
+    window: int | None = None
+    """The number of keys that a query sees, its own and those before it; None: all keys before it."""
 
     @property
     def world_size(self) -> int:
@@ -122,7 +124,7 @@ class Problem:
 
     def mask(self, rank: int, owner: int) -> np.ndarray:
         """True where a query of `rank` sees a key of `owner`."""
-        return self.positions[rank].numpy()[:, None] >= self.positions[owner].numpy()[None, :]
+        return seen(self.positions[rank], self.positions[owner], self.window)
 
     @cached_property
     def deltas(self) -> list[np.ndarray]:
@@ -137,8 +139,8 @@ class Problem:
             np.concatenate([oracle.float64(x) for x in xs], axis=-2)
             for xs in (self.qs, self.ks, self.vs, self.douts)
         ]
-        places = np.concatenate([own.numpy() for own in self.positions])
-        found = oracle.gradients(*whole, mask=places[:, None] >= places[None, :])
+        places = torch.cat(self.positions)
+        found = oracle.gradients(*whole, mask=seen(places, places, self.window))
         cuts = np.cumsum(self.lengths)[:-1]
         dq, dk, dv = (np.split(x, cuts, axis=-2) for x in found)
         return list(zip(dq, dk, dv, strict=True))
@@ -148,15 +150,26 @@ class Problem:
         """What every rank adds to the gradients of every block."""
         return parts_of(self)
 
+    @cached_property
+    def _sizes(self) -> tuple[Gradients, float]:
+        """`sizes` and `terms` of `allowed` for the whole sequence."""
+        whole = [torch.cat(xs, dim=-1 if xs is self.lses else -2) for xs in self.per_rank]
+        places = torch.cat(self.positions)
+        return sizes_of(*whole, seen(places, places, self.window))
+
     def bound(self, rank: int) -> float:
         """The relative error that a float32 answer of `rank` may have."""
-        dout, q, k, v, out, lse = (torch.cat(xs, dim=-1 if xs is self.lses else -2) for xs in self.per_rank)
-        places = torch.cat(self.positions)
-        sizes, terms = sizes_of(dout, q, k, v, out, lse, (places[:, None] >= places[None, :]).numpy())
+        sizes, terms = self._sizes
         begin = sum(self.lengths[:rank])
         rows = slice(begin, begin + self.lengths[rank])
         dq, dk, dv = (size[..., rows, :] for size in sizes)
         return allowed(self.truth[rank], (dq, dk, dv), terms)
+
+
+def seen(rows: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> np.ndarray:
+    """True where a query at one of these positions sees a key: at or before its own, and within the window."""
+    distance = rows.numpy()[:, None] - keys.numpy()[None, :]
+    return (distance >= 0) & (distance < (math.inf if window is None else window))
 
 
 def parts_of(problem: Problem, see: Any = None, here: Any = None, lse: Any = None) -> Parts:
@@ -196,11 +209,12 @@ def problem(
     *,
     lift: float = 0.0,
     narrow: bool = False,
+    window: int | None = None,
     text: str = "",
 ) -> Problem:
     """A random problem on this layout, float32 or, if `narrow`, bfloat16; out and lse are the oracle's in float32.
 
-    `lift` is added to all scores, by one column of q and k.
+    `lift` is added to all scores, by one column of q and k; `window` as in `Problem`.
     """
     positions = [torch.from_numpy(layout.positions(rank)) for rank in range(layout.P)]
     S, dtype = layout.S, torch.bfloat16 if narrow else torch.float32
@@ -208,13 +222,16 @@ def problem(
     k, v = (random(rng, 1, K, S, D).to(dtype) for _ in range(2))
     if lift:
         q[..., 0], k[..., 0] = 4.0 * D**0.5, lift / 4
-    out, lse = (torch.from_numpy(x).float() for x in oracle.attention(q, k, v, causal=True))
+    places = torch.arange(S)
+    state = oracle.attention(q, k, v, mask=seen(places, places, window))
+    out, lse = (torch.from_numpy(x).float() for x in state)
     douts, qs, ks, vs, outs, lses = (
         [x[:, :, own].contiguous() for own in positions] for x in (dout, q, k, v, out, lse)
     )
     heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
-    label = f"{layout.name}, S={S}, P={layout.P}, D={D}{heads}{', bfloat16' if narrow else ''}{text}"
-    return Problem(douts, qs, ks, vs, outs, lses, positions, label)
+    limit = "" if window is None else f", window {window}"
+    label = f"{layout.name}, S={S}, P={layout.P}, D={D}{heads}{limit}{', bfloat16' if narrow else ''}{text}"
+    return Problem(douts, qs, ks, vs, outs, lses, positions, label, window)
 
 
 def sum_over(parts: Sequence[Gradients], which: int, like: Any) -> np.ndarray:

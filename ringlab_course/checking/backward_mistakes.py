@@ -1,4 +1,4 @@
-"""Common mistakes of the backward ring: masks, the target of each sum, and the end of a courier's way.
+"""Common mistakes of the backward ring: masks and windows, the target of each sum, the end of a courier's way.
 
 Imitations take (rank, problem) and return (dq, dk, dv) in float64.
 """
@@ -67,9 +67,24 @@ def _shape(problem: Problem, rank: int, owner: int) -> tuple[int, int]:
     return problem.lengths[rank], problem.lengths[owner]
 
 
+def _distance(problem: Problem, rank: int, owner: int) -> np.ndarray:
+    return problem.positions[rank].numpy()[:, None] - problem.positions[owner].numpy()[None, :]
+
+
+def _width(problem: Problem) -> int:
+    return sum(problem.lengths) if problem.window is None else problem.window
+
+
 def _by_rank(problem: Problem, rank: int, owner: int) -> np.ndarray:
     shape = _shape(problem, rank, owner)
-    return np.tri(*shape, dtype=bool) if rank == owner else np.full(shape, owner < rank)
+    before = np.tri(*shape, dtype=bool) if rank == owner else np.full(shape, owner < rank)
+    return before & (_distance(problem, rank, owner) < _width(problem))
+
+
+def _by_index(problem: Problem, rank: int, owner: int) -> np.ndarray:
+    rows, keys = _shape(problem, rank, owner)
+    distance = np.arange(rows)[:, None] - np.arange(keys)[None, :]
+    return (distance >= 0) & (distance < _width(problem))
 
 
 def _plus_step(problem: Problem, rank: int, owner: int) -> np.ndarray:
@@ -77,7 +92,29 @@ def _plus_step(problem: Problem, rank: int, owner: int) -> np.ndarray:
 
 
 def _strictly(problem: Problem, rank: int, owner: int) -> np.ndarray:
-    return problem.positions[rank].numpy()[:, None] > problem.positions[owner].numpy()[None, :]
+    return problem.mask(rank, owner) & (_distance(problem, rank, owner) > 0)
+
+
+def _wide(more: float) -> Callable[..., Gradients]:
+    """An imitation whose window is wider by `more`."""
+
+    def see(problem: Problem, rank: int, owner: int) -> np.ndarray:
+        distance = _distance(problem, rank, owner)
+        return (distance >= 0) & (distance < _width(problem) + more)
+
+    return _sees(see)
+
+
+def _window_alone(problem: Problem, rank: int, owner: int) -> np.ndarray:
+    if problem.window is None:
+        raise ValueError("without a window this is no mask at all")
+    return _distance(problem, rank, owner) < _width(problem)
+
+
+def _window_by_index(problem: Problem, rank: int, owner: int) -> np.ndarray:
+    rows, keys = _shape(problem, rank, owner)
+    distance = np.arange(rows)[:, None] - np.arange(keys)[None, :]
+    return (_distance(problem, rank, owner) >= 0) & (distance < _width(problem))
 
 
 def _own_sums(rank: int, problem: Problem) -> Gradients:
@@ -160,7 +197,7 @@ SUMS = (
 
 SEEN = (
     mistake("no_mask", _sees(lambda p, r, o: np.ones(_shape(p, r, o), dtype=bool))),
-    mistake("local_mask", _sees(lambda p, r, o: np.tri(*_shape(p, r, o), dtype=bool))),
+    mistake("local_mask", _sees(_by_index)),
     mistake("assumes_contiguous", _sees(_by_rank)),
     mistake("strictly_before", _sees(_strictly)),
     mistake("sees_the_future", _sees(lambda p, r, o: p.mask(o, r).T)),
@@ -171,3 +208,12 @@ SEEN = (
 
 COMPARED = (*SUMS, *SEEN)
 """Those that show in values."""
+
+WINDOWS = (
+    mistake("no_window", _wide(np.inf)),
+    mistake("window_too_wide", _wide(1)),
+    mistake("window_too_narrow", _wide(-1)),
+    mistake("only_the_window", _sees(_window_alone)),
+    mistake("window_by_index", _sees(_window_by_index)),
+)
+"""Those that show in values where queries see a window."""

@@ -1,7 +1,7 @@
 """The couriers of a backward ring as a picture: ranks down, steps across, and what each sum holds by then.
 
-Everything is read off the messages of a real run on probes. Colours tell the contributors apart and are doubled by
-place; the number says whose block was added. With v = 0 and out = 0 the gradient of v is Pᵀ·dO;
+Everything is read off the messages of a real run on probes. Colour and
+place show the contributor; the number says whose block was added. With v = 0 and out = 0 the gradient of v is Pᵀ·dO;
 with lse = 0 a weight is e^score, and k is such that it is 16^o for the keys of rank o. The dO of rank r is
 one in column r and in its last row alone. So column r of a dV holds, in digits to the base 16, how often
 rank r added something of each rank's block to it. No closed form of the ring appears here: a wrong ring
@@ -87,7 +87,8 @@ class Frame:
 def follow(program: Program, layout: Layout) -> list[Frame]:
     """Return the frames of `program(ring, dout, q, k, v, out, lse)`, which returns (dq, dk, dv) of a rank.
 
-    Its scores are q·k/√D, with D of the q that it is given; another scale shows as wrong counts. Its messages have tags that begin with "kv" and "dkv", and carry k, v and dk, dv.
+    Its scores are q·k/√D, with D of the q that it is given; another scale shows as wrong counts. Its messages have
+    tags that begin with "kv" and "dkv", and carry k, v and dk, dv.
     Raises: CommError for more than 6 ranks, whose digits float32 does not hold, and without a token on every rank.
     """
     P = layout.P
@@ -224,8 +225,8 @@ def player(frames: Sequence[Frame], title: str = "") -> Any:
 
 
 def play(frames: Sequence[Frame], title: str = "") -> None:
-    """Show the player to a person; where nobody is there to press Play, say so and leave it to `figure`."""
-    still = f"steps 0 to {len(frames) - 1}: run this cell to play them; they stand side by side below"
+    """Show the player to a person; without one, point to `figure`."""
+    still = f"steps 0 to {len(frames) - 1}: run this cell to play them; below, they are side by side"
     show_player(lambda: player(frames, title), lambda: print(still))
 
 
@@ -330,4 +331,8 @@ def _draw_axes(ax: Axes, frames: Sequence[Frame], title: str) -> None:
         spine.set_visible(False)
     ax.set_title(title)
     keys = [Patch(facecolor=rank_colour(rank), label=f"added by rank {rank}") for rank in range(P)]
-    ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=min(P, 4), fontsize=8.5)
+    key = "A box is a courier when its rank sends it on. A number says whose block a term belongs to."
+    if any(astray(frame, rank) for frame in frames for rank in range(P)):
+        key += "\nDashed: the sum mixes blocks, counts one twice, or is on the wrong rank."
+    look = {"ncols": min(P, 4), "fontsize": 8.5, "title": key, "title_fontsize": 8.5}
+    ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.1), **look)

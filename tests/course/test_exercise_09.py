@@ -14,12 +14,12 @@ from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab import layout as layouts
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.backward import pair, parts_of, problem, sum_over
-from ringlab_course.checking.backward_mistakes import COMPARED
+from ringlab_course.checking.backward_mistakes import COMPARED, WINDOWS
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.exercises.e09_backward_ring import contract as e09_traffic
 from ringlab_course.exercises.e09_backward_ring import ring as e09_ring
-from ringlab_course.exercises.e09_backward_ring import traffic as e09_traffic
 from ringlab_course.judge import grade
 from tests.course.submissions_of import namespace, submission
 
@@ -31,9 +31,16 @@ def drawn(seed, layout, *sizes, **how):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 20), st.integers(1, 3), st.booleans())
-def test_the_parts_of_all_ranks_add_up_to_the_gradients_of_the_oracle(seed, P, S, group, folded):
-    case = drawn(seed, layouts.dealt(S, P, chunk=2, folded=folded), 2 * group, 2, 3)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.booleans(),
+    st.none() | st.integers(1, 20),
+)
+def test_the_parts_of_all_ranks_add_up_to_the_gradients_of_the_oracle(seed, P, S, group, folded, window):
+    case = drawn(seed, layouts.dealt(S, P, chunk=2, folded=folded), 2 * group, 2, 3, window=window)
     for rank in range(P):
         dq, dk, dv = case.truth[rank]
         own, given_away = case.parts[rank], [case.parts[r][rank] for r in range(P)]
@@ -62,7 +69,7 @@ def test_the_plainest_float32_backward_keeps_well_within_the_bound(seed, heads, 
         VirtualCluster(3)
         .run(
             lambda ring: RIGHT["ring_backward"](
-                ring, *(own[ring.rank] for own in case.per_rank), case.positions
+                ring, *(own[ring.rank] for own in case.per_rank), case.positions, 24
             )
         )
         .results
@@ -71,11 +78,13 @@ def test_the_plainest_float32_backward_keeps_well_within_the_bound(seed, heads, 
         assert relative_error(answer, case.truth[rank]) <= case.bound(rank) / 2
 
 
-@pytest.mark.parametrize("mistake", COMPARED, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", (*COMPARED, *WINDOWS), ids=lambda mistake: mistake.name)
 def test_every_imitation_differs_from_the_truth_and_from_every_other(mistake):
     """On a layout in which no two ranks are alike; two names for one answer would name neither."""
-    case = drawn(3, layouts.dealt(20, 5, chunk=2), 1, 1, 3)
-    answers = {other.name: [other.imitate(rank, case) for rank in range(5)] for other in COMPARED}
+    case = drawn(3, layouts.dealt(60, 5, chunk=2), 1, 1, 3, window=9)
+    answers = {
+        other.name: [other.imitate(rank, case) for rank in range(5)] for other in (*COMPARED, *WINDOWS)
+    }
     own = answers.pop(mistake.name)
     assert max(relative_error(a, b) for a, b in zip(own, case.truth, strict=True)) > 1e-3
     for name, others in answers.items():
@@ -142,13 +151,15 @@ def test_a_crash_gets_the_name_of_its_reason(message, told, ragged, name):
 def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but_time():
     """P exchanges instead of 2P − 1: a fair program, which only the clock finds slower."""
 
-    def together(ring, dout, q, k, v, out, lse, positions):
+    def together(ring, dout, q, k, v, out, lse, positions, window):
         P, delta = ring.world_size, RIGHT["row_delta"](dout, out)
         dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
         for step in range(P):
-            mask = positions[ring.rank][:, None] >= positions[ring.origin(step)]
-            part = ring.compute("step", RIGHT["block_backward"], dout, q, k, v, lse, delta, mask)
-            dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
+            distance = positions[ring.rank][:, None] - positions[ring.origin(step)]
+            mask = (distance >= 0) & (distance < window)
+            if mask.any():
+                part = ring.compute("step", RIGHT["block_backward"], dout, q, k, v, lse, delta, mask)
+                dq, dk, dv = dq + part[0], dk + part[1], dv + part[2]
             due = len(positions[ring.origin(step + 1)])
             if step < P - 1:
                 k, v, dk, dv = ring.shift(k, v, dk, dv, length=due)
@@ -199,7 +210,7 @@ class _Answers:
     def __init__(self, value):
         self.value = value
 
-    def run_ring(self, world_size, *per_rank, faults=None, positions=None):
+    def run_ring(self, world_size, *per_rank, faults=None, positions=None, window=None):
         results = [
             tuple(torch.full(x[r].shape, self.value) for x in per_rank[1:4]) for r in range(world_size)
         ]
@@ -261,12 +272,13 @@ def failing(stage_id, **mine):
 def test_couriers_on_a_second_lap_have_right_values_and_are_told_of_the_hop_that_they_save():
     """All terms are kept until the blocks have been everywhere; then the couriers set out, empty of their owner's."""
 
-    def second_lap(ring, dout, q, k, v, out, lse, positions):
+    def second_lap(ring, dout, q, k, v, out, lse, positions, window):
         P, delta, lengths = ring.world_size, RIGHT["row_delta"](dout, out), [len(own) for own in positions]
         dq, terms = torch.zeros(q.shape, dtype=lse.dtype), {}
         for step in range(P):
             owner = ring.origin(step)
-            mask = positions[ring.rank][:, None] >= positions[owner]
+            distance = positions[ring.rank][:, None] - positions[owner]
+            mask = (distance >= 0) & (distance < window)
             part, *terms[owner] = ring.compute(
                 "step", RIGHT["block_backward"], dout, q, k, v, lse, delta, mask
             )
@@ -282,12 +294,61 @@ def test_couriers_on_a_second_lap_have_right_values_and_are_told_of_the_hop_that
         return dq, *sums
 
     found = failing("09.couriers", ring_backward=second_lap)
-    assert {check: found.get(check) for check in ("values", "hops", "bytes")} == {
-        "values": None,
-        "hops": "starts_after_the_owner",
-        "bytes": "starts_after_the_owner",
-    }
-    assert "values" not in found
+    assert found["hops"] == "starts_after_the_owner"
+    assert not {"values", "window", "layouts", "ragged", "bfloat16"} & set(found)
+
+
+COSTS = {check.id for check in load_exercise("09").stage("09.couriers").checks if check.kind != "correctness"}
+
+
+def test_messages_work_and_memory_earn_nothing_with_wrong_values():
+    """Zeros after the right messages, everywhere or only where a check measures: each run that is measured is compared."""
+    right = RIGHT["ring_backward"]
+
+    def zeros(*inputs):
+        return tuple(0 * part for part in right(*inputs))
+
+    def zeros_if_large(*inputs):
+        return zeros(*inputs) if inputs[2].shape[-1] > 1000 else right(*inputs)
+
+    assert COSTS <= set(failing("09.couriers", ring_backward=zeros))
+    assert set(failing("09.couriers", ring_backward=zeros_if_large)) == {"memory"}
+
+
+def test_a_wrong_block_is_not_called_a_rounded_courier():
+    """Without the scale everything is off by much; bfloat16 couriers are off by little, and dq is right."""
+    block, ring = RIGHT["block_backward"], RIGHT["ring_backward"]
+
+    def unscaled(dout, q, k, v, lse, delta, mask=None):
+        return block(dout, 4 * q, k, v, lse, delta, mask)
+
+    def rounded(*inputs):
+        dq, dk, dv = ring(*inputs)
+        return dq, dk.bfloat16().float(), dv.bfloat16().float()
+
+    def rounded_dq(*inputs):
+        dq, dk, dv = ring(*inputs)
+        return dq.bfloat16().float(), dk, dv
+
+    space = RIGHT["ring_backward"].__globals__
+    space["block_backward"] = unscaled
+    try:
+        assert failing("09.couriers", block_backward=unscaled)["bfloat16"] is None
+    finally:
+        space["block_backward"] = block
+    assert failing("09.couriers", ring_backward=rounded)["bfloat16"] == "narrow_couriers"
+    assert failing("09.couriers", ring_backward=rounded_dq)["bfloat16"] is None
+
+
+def test_bytes_may_be_numbers_of_numpy_or_torch():
+    count = RIGHT["bytes_sent"]
+
+    def as_array(*inputs):
+        return tuple(np.array(part) for part in count(*inputs))
+
+    for kind in (np.int64, torch.tensor, float):
+        assert not failing("09.traffic", bytes_sent=lambda *x, kind=kind: tuple(map(kind, count(*x))))
+    assert not failing("09.traffic", bytes_sent=as_array)
 
 
 def test_bfloat16_is_blamed_for_what_it_does_and_for_nothing_else():

@@ -35,13 +35,15 @@ DELTA = (
 )
 
 
-def _pair(*, delta: float = 1.0, dq: float = 1.0, dk: float = 1.0) -> Callable[..., Gradients]:
-    """The right gradients but for factors: of delta, and powers of 1/√D in dQ and dK."""
+def _pair(
+    *, delta: float = 1.0, scores: float = 1.0, dq: float = 1.0, dk: float = 1.0
+) -> Callable[..., Gradients]:
+    """The right gradients but for factors: of delta, and powers of 1/√D in the scores, in dQ and in dK."""
 
     def imitate(dout, q, k, v, lse, row_delta, mask=None) -> Gradients:
-        found = pair(dout, q, k, v, lse, delta * oracle.float64(row_delta), mask)
         unit = q.shape[-1] ** -0.5
-        return found[0] * unit ** (dq - 1), found[1] * unit ** (dk - 1), found[2]
+        found = pair(dout, q, k, v, lse, delta * oracle.float64(row_delta), mask, unit**scores)
+        return found[0] * unit ** (dq - scores), found[1] * unit ** (dk - scores), found[2]
 
     return imitate
 
@@ -52,7 +54,7 @@ def _own_lse(dout, q, k, v, lse, delta, mask=None) -> Gradients:
 
 
 def _own_delta(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    """Σ_j P_ij dP_ij over the keys of this block alone."""
+    """Σ_j W_ij dW_ij over the keys of this block alone."""
     seen = None if mask is None else np.asarray(mask)
     q64, k64, v64, lse64, dout64 = map(oracle.float64, (q, k, v, lse, dout))
     weights = weights_of(q64, k64, lse64, seen, q.shape[-1] ** -0.5)
@@ -114,6 +116,9 @@ BLOCK = (
     mistake("unscaled_dq", _pair(dq=0.0)),
     mistake("unscaled_dk", _pair(dk=0.0)),
     mistake("unscaled", _pair(dq=0.0, dk=0.0)),
+    mistake("no_scale", _pair(scores=0.0, dq=0.0, dk=0.0)),
+    mistake("unscaled_scores", _pair(scores=0.0)),
+    mistake("scale_without_root", _pair(scores=2.0, dq=2.0, dk=2.0)),
     mistake("scales_twice", _pair(dq=2.0)),
     mistake("scales_dk_twice", _pair(dk=2.0)),
     mistake("swaps_dk_and_dv", _swapped),
@@ -132,7 +137,7 @@ BLOCK = (
 OF_DELTA = {mistake.name: mistake for mistake in DELTA}
 OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
 ROUNDED = 2.0**-4
-"""An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
+"""Rounding to bfloat16 (2⁻⁸ at a time) may cause an error below this; a larger one has another cause."""
 
 
 def _delta_case(subject: Any, dout: torch.Tensor, out: torch.Tensor) -> Answered:
@@ -152,27 +157,38 @@ def _check_delta(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     """dout is exact in float32, so only a product or a sum in bfloat16 can differ."""
-    case = _delta_case(subject, random(rng, 1, 2, 8, 64).bfloat16(), random(rng, 1, 2, 8, 64))
-    expect_array(case.answer, case.truth.shape, name="delta")
-    _compare_narrow(case, (case.answer,), DELTA, OF_DELTA["delta_in_bfloat16"])
+    shapes = ((1, 1, 2, 16), (1, 2, 8, 64))
+    cases = [_delta_case(subject, random(rng, *shape).bfloat16(), random(rng, *shape)) for shape in shapes]
+    for case in cases:
+        expect_array(case.answer, case.truth.shape, name="delta")
+    _compare_narrow(cases, DELTA, OF_DELTA["delta_in_bfloat16"])
 
 
 def _compare_narrow(
-    case: Answered, parts: Sequence[Any], known: Sequence[Misconception], rounded: Misconception
+    cases: Sequence[Answered], known: Sequence[Misconception], rounded: Misconception
 ) -> None:
-    """Raise `rounded` for a result of half the digits, or an error as small as theirs; else what is wrong."""
-    narrow = {str(part.dtype).removeprefix("torch.") for part in parts} & {"bfloat16", "float16"}
+    """Raise `rounded` for a 16-bit result or an error as small as bfloat16's; otherwise what is wrong."""
+    narrow = any(_dtypes(case) & {"bfloat16", "float16"} for case in cases)
     try:
-        compare_all([case], known)
+        compare_all(cases, known)
     except Failure as failure:
-        small = relative_error(case.answer, case.truth) < ROUNDED
+        small = all(relative_error(case.answer, case.truth) < ROUNDED for case in cases)
         if failure.misconception is None and (narrow or small):
             raise rounded.failure(failure.counterexample) from None
         raise
-    if narrow:
-        raise rounded.failure(f"{case.text}: {', '.join(case.names)} in {', '.join(sorted(narrow))}")
-    for name, part in zip(case.names, parts, strict=True):
-        expect_array(part, part.shape, name=name, dtype="float32")
+    for case in cases:
+        parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
+        if narrow:
+            raise rounded.failure(
+                f"{case.text}: {', '.join(case.names)} in {', '.join(sorted(_dtypes(case)))}"
+            )
+        for name, part in zip(case.names, parts, strict=True):
+            expect_array(part, part.shape, name=name, dtype="float32")
+
+
+def _dtypes(case: Answered) -> set[str]:
+    parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
+    return {str(part.dtype).removeprefix("torch.") for part in parts}
 
 
 @dataclass(frozen=True)
@@ -227,8 +243,7 @@ def _answered(subject: Any, case: Case) -> Answered:
     mask = None if case.mask is None else case.mask.numpy()
     truth = pair(*case.inputs[:6], mask)
     sizes, terms = sizes_of(case.dout, case.q, case.k, case.v, case.out, case.lse, mask)
-    answer = subject.call(*case.inputs)
-    parts = expect_tuple(answer, NAMES)
+    parts = expect_tuple(subject.call(*case.inputs), NAMES)
     got = [
         expect_array(part, right.shape, name=name)
         for name, part, right in zip(NAMES, parts, truth, strict=True)
@@ -236,7 +251,7 @@ def _answered(subject: Any, case: Case) -> Answered:
     if any(np.isnan(part).any() for part in got):
         blind = not np.isfinite(case.lse.numpy()).all()
         raise OF_BLOCK["nan_in_blind_rows" if blind else "overflows"].failure(case.text)
-    return Answered(answer, truth, allowed(truth, sizes, terms), case.inputs, NAMES, case.text)
+    return Answered(parts, truth, allowed(truth, sizes, terms), case.inputs, NAMES, case.text)
 
 
 def _verify(subject: Any, *cases: Case) -> None:
@@ -281,15 +296,15 @@ def _weighty(rng: np.random.Generator, size: float) -> Case:
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     """bfloat16 inputs are exact in float32, so only what is computed in bfloat16 can differ."""
-    case = _case(rng, 16, 16, 16, 4, 2, narrow=True)
+    cases = [_case(rng, n, n, 16, H, K, narrow=True) for n, H, K in ((4, 1, 1), (16, 4, 2))]
     try:
-        answered = _answered(subject, case)
+        answered = [_answered(subject, case) for case in cases]
     except Crashed as crash:
         if re.search(r"dtype|BFloat16|scalar type", crash.counterexample):
-            raise OF_BLOCK["block_in_bfloat16"].failure(f"{case.text}\n{crash.counterexample}") from None
+            text = f"{cases[0].text}\n{crash.counterexample}"
+            raise OF_BLOCK["block_in_bfloat16"].failure(text) from None
         raise
-    parts = expect_tuple(answered.answer, NAMES)
-    _compare_narrow(answered, parts, BLOCK, OF_BLOCK["block_in_bfloat16"])
+    _compare_narrow(answered, BLOCK, OF_BLOCK["block_in_bfloat16"])
 
 
 DELTA_STAGE = Stage(
@@ -297,36 +312,38 @@ DELTA_STAGE = Stage(
     function="row_delta",
     title="One number per row",
     hints=(
-        "The softmax couples a row's weights: what one gains the others lose. Which one number per row says how much they "
-        "all matter together, and from which two tensors that you have already can it be had?",
-        "Multiply dO and O element by element and sum over one axis. Which one leaves one number per row? And in which dtype, if dO is bfloat16?",
+        "The softmax couples the weights of a row: if one grows, the others shrink. Which single number per row measures "
+        "what they are all worth together? Which two tensors that you already have does it need?",
+        "Multiply dO and O element by element, then sum over one axis. Which axis leaves one number per row? "
+        "And which dtype should the product have if dO is bfloat16?",
         r"$\delta_i = \sum_d dO_{id}\,O_{id}$",
     ),
     misconceptions=DELTA,
     checks=(
         Check("rows", 1, "visible", "rowsum(dO ∘ O)", _check_delta),
-        Check("bfloat16", 1, "stress", "float32 also for a bfloat16 dO", _check_delta_bfloat16),
+        Check("bfloat16", 1, "visible", "a bfloat16 dO: delta is still float32", _check_delta_bfloat16),
     ),
 )  # fmt: skip
 
 BLOCK_STAGE = Stage(
     id="09.block",
     function="block_backward",
-    title="What a block that is here adds",
+    title="What one block adds",
     hints=(
-        "You hold the final lse of your rows. Do you need any other block to know what share of a row's weights the keys "
-        "that are here have?",
-        "Scores again, masked with −inf; the weights are exp(scores − lse), 0 in rows whose lse is −inf. Then dP, dS, and three products. "
-        "With fewer K/V heads, put the heads that share one on an axis of their own and sum dK and dV over it.",
-        r"$P = e^{S-L}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ = \tfrac{1}{\sqrt D}\,dS\,K$, "
-        r"$\;dK_g = \tfrac{1}{\sqrt D}\sum_{h\to g} dS_h^\top Q_h$, $\;dV_g = \sum_{h\to g} P_h^\top dO_h$",
+        "You hold the final lse of your rows. To know which share of a row's weight falls on the keys of this block, "
+        "do you need any other block?",
+        "Compute the scores again and mask them with −inf. The weights are exp(scores − lse), and 0 in rows whose lse is "
+        "−inf. Then come dW = dO Vᵀ, dS and three products. Where query heads share a K/V head, give them an axis of their own "
+        "and sum dK and dV over it.",
+        r"$W = e^{S-L}$, $\;dS = W\circ(dO\,V^\top - \delta)$, $\;dQ = \tfrac{1}{\sqrt D}\,dS\,K$, "
+        r"$\;dK_g = \tfrac{1}{\sqrt D}\sum_{h\to g} dS_h^\top Q_h$, $\;dV_g = \sum_{h\to g} W_h^\top dO_h$",
     ),
     misconceptions=BLOCK,
     checks=(
         Check("values", 2, "visible", "dQ, dK and dV from the final lse", _check_values),
-        Check("masked", 2, "visible", "rows that see some, none of the block, or nothing at all", _check_masked),
-        Check("grouped", 2, "visible", "heads that share a K/V head add up", _check_grouped),
+        Check("masked", 2, "visible", "rows that see part of the block, none of it, or no key at all", _check_masked),
+        Check("grouped", 2, "visible", "query heads that share a K/V head", _check_grouped),
+        Check("bfloat16", 1, "visible", "bfloat16 inputs, float32 gradients", _check_bfloat16),
         Check("large", 1, "stress", "scores in the hundreds", _check_large),
-        Check("bfloat16", 1, "held-out", "bfloat16 inputs, float32 gradients", _check_bfloat16),
     ),
 )  # fmt: skip

@@ -32,7 +32,7 @@ def _one_head(q, k, v, dout, lse, delta, mask):
     )
 
 
-def ring_backward(ring, dout, q, k, v, out, lse, positions):
+def ring_backward(ring, dout, q, k, v, out, lse, positions, window):
     P, delta = ring.world_size, row_delta(dout, out)
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     sums, work = [torch.zeros(x.shape, dtype=lse.dtype) for x in (k, v)], None
@@ -44,12 +44,14 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions):
     for step in range(P):
         coming = len(positions[(ring.rank - step - 1) % P])
         blocks = send((k, v), "blocks", coming) if step + 1 < P else None
-        mask = positions[ring.rank][:, None] >= positions[(ring.rank - step) % P]
-        found = ring.compute("backward", block_backward, dout, q, k, v, lse, delta, mask)
-        dq = dq + found[0]
+        here = positions[(ring.rank - step) % P]
+        mask = torch.tensor([[0 <= i - j < window for j in here.tolist()] for i in positions[ring.rank].tolist()])
+        found = ring.compute("backward", block_backward, dout, q, k, v, lse, delta, mask) if mask.any() else None
         if work:
             sums = work.wait()
-        sums = [total + own for total, own in zip(sums, found[1:], strict=True)]
+        if found:
+            dq = dq + found[0]
+            sums = [total + own for total, own in zip(sums, found[1:], strict=True)]
         work = send(sums, "couriers", coming) if P > 1 else None
         if blocks:
             k, v = blocks.wait()

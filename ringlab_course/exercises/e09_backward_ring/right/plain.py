@@ -23,15 +23,19 @@ def block_backward(dout, q, k, v, lse, delta, mask=None):
     return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)
 
 
-def ring_backward(ring, dout, q, k, v, out, lse, positions):
+def ring_backward(ring, dout, q, k, v, out, lse, positions, window):
     P, mine = ring.world_size, positions[ring.rank]
     delta = row_delta(dout, out)
     dq, courier = torch.zeros(q.shape, dtype=lse.dtype), None
     for step in range(P):
         due = len(positions[ring.origin(step + 1)])
         blocks = ring.post(k, v, length=due) if step < P - 1 else None
-        mask = mine[:, None] >= positions[ring.origin(step)][None, :]
-        part, dk, dv = ring.compute(f"attend backward {step}", block_backward, dout, q, k, v, lse, delta, mask)
+        distance = mine[:, None] - positions[ring.origin(step)][None, :]
+        mask = (distance >= 0) & (distance < window)
+        if mask.any():
+            part, dk, dv = ring.compute(f"attend backward {step}", block_backward, dout, q, k, v, lse, delta, mask)
+        else:
+            part, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
         dq += part
         if courier is not None:
             dk_before, dv_before = courier.wait()

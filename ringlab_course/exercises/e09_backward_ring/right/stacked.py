@@ -23,21 +23,24 @@ def block_backward(dout, q, k, v, lse, delta, mask=None):
     return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)
 
 
-def ring_backward(ring, dout, q, k, v, out, lse, positions):
+def ring_backward(ring, dout, q, k, v, out, lse, positions, window):
     P, delta = ring.world_size, row_delta(dout, out)
     block, dq, courier, total = torch.stack([k, v]), torch.zeros(q.shape, dtype=lse.dtype), None, None
     for step in range(P):
         due = len(positions[ring.origin(step + 1)])
         onward = ring.post(block, length=due, tag=f"kv {step}") if step < P - 1 else None
-        mask = positions[ring.rank].unsqueeze(1) >= positions[ring.origin(step)]
-        part, dk, dv = ring.compute(f"step {step}", block_backward, dout, q, block[0], block[1], lse, delta, mask)
-        dq.add_(part)
+        rows, keys = positions[ring.rank].unsqueeze(1), positions[ring.origin(step)]
+        mask = (keys <= rows) & (rows < keys + window)
+        own = torch.zeros(block.shape, dtype=lse.dtype)
+        if bool(mask.any()):
+            part, *own = ring.compute(f"step {step}", block_backward, dout, q, block[0], block[1], lse, delta, mask)
+            dq.add_(part)
         if courier is None:
-            total = torch.stack([dk, dv])
+            total = torch.stack(list(own))
         else:
             (total,) = courier.wait()
-            total[0] += dk
-            total[1] += dv
+            total[0] += own[0]
+            total[1] += own[1]
         if P > 1:
             courier = ring.post(total, length=due, tag=f"dkv {step}")
         if onward is not None:

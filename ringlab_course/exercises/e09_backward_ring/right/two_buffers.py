@@ -23,7 +23,7 @@ def block_backward(dout, q, k, v, lse, delta, mask=None):
     return dq, dk.unflatten(1, (-1, group)).sum(2), dv.unflatten(1, (-1, group)).sum(2)
 
 
-def ring_backward(ring, dout, q, k, v, out, lse, positions):
+def ring_backward(ring, dout, q, k, v, out, lse, positions, window):
     P, delta = ring.world_size, row_delta(dout, out)
     dq, courier = torch.zeros(q.shape, dtype=lse.dtype), None
     equal = len({len(own) for own in positions}) == 1
@@ -31,9 +31,12 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions):
     for step in range(P):
         due = len(positions[ring.origin(step + 1)])
         blocks = ring.post(k, v, length=due) if step < P - 1 else None
-        mask = positions[ring.rank][:, None] >= positions[ring.origin(step)][None, :]
-        part, *sums = ring.compute("block", block_backward, dout, q, k, v, lse, delta, mask)
-        dq += part
+        behind = positions[ring.rank][:, None] - positions[ring.origin(step)][None, :]
+        mask = (behind >= 0).logical_and(behind < window)
+        sums = [torch.zeros(x.shape, dtype=lse.dtype) for x in (k, v)]
+        if mask.any():
+            part, *sums = ring.compute("block", block_backward, dout, q, k, v, lse, delta, mask)
+            dq += part
         if courier is not None:
             sums = [arrived.add_(own) for arrived, own in zip(courier.wait(), sums, strict=True)]
         if P > 1:
