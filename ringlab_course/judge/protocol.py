@@ -4,8 +4,8 @@
     header    JSON object: kind, fields, value, arrays [{dtype, shape, torch, grad}]
     payload   the arrays' bytes, C order, in the order of `arrays`, each begun at a multiple of 16
 
-A value is a tree of None, bool, int, float, str, lists, tuples, dicts with text keys, layouts
-and arrays. There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
+A value is a tree of None, bool, int, float, str, lists, tuples, sets, dicts, layouts, arrays and NumPy's numbers.
+There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,15 @@ Buffer = bytes | memoryview
 LENGTH = struct.Struct("<I")
 ALIGNMENT = 16
 ITEMSIZE = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1,
+    "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """The dtypes that may pass, and their bytes per item."""
+MESSAGES = ("exchange", "received")
+"""Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
+QUESTIONS = ("call", "ring")  # kinds of frames that carry arguments: only they may hold layouts
+SEQUENCES = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
+MOST_DISTINCT = 10_000  # members of a set, keys of a dict: with more, chosen hashes could collide for hours
 SPEC = {"dtype", "shape", "torch", "grad"}
 
 
@@ -72,13 +80,22 @@ def pack(frame: Frame, limits: Limits = LIMITS) -> list[Buffer]:
 
     Raises: ProtocolError for what the protocol cannot carry.
     """
-    encoder = _Encoder(limits)
+    encoder = _Encoder(limits, frame.kind)
     value = encoder.node(frame.value, 0)
     document = {"kind": frame.kind, "fields": frame.fields, "value": value, "arrays": encoder.specs}
     header = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     _require(len(header) <= limits.header, f"a header of at most {limits.header} bytes", f"{len(header)}")
     _require(encoder.total <= limits.total, f"at most {limits.total} bytes of arrays", f"{encoder.total}")
     return [LENGTH.pack(len(header)) + header, *encoder.payload]
+
+
+def carried(answer: Any) -> Any:
+    """Return an answer as it would reach the judge: what a notebook takes for right, the judge takes for right.
+
+    Raises: ProtocolError for what the protocol cannot carry; `got` names it.
+    """
+    (frame,) = FrameReader().feed(b"".join(pack(Frame("result", {}, answer))))
+    return frame.value
 
 
 class FrameReader:
@@ -109,18 +126,17 @@ class FrameReader:
         return frames
 
     @property
-    def pending(self) -> bool:
-        """Whether a frame has begun and is not complete."""
-        return bool(self.buffer) or self.header is not None
+    def unparsed(self) -> int:
+        """The bytes held of a frame that has begun and is not complete."""
+        return len(self.buffer) + (self.header is not None)
 
     def _next(self) -> Frame | None:
         if self.header is None:
             if len(self.buffer) < LENGTH.size:
                 return None
             (length,) = LENGTH.unpack_from(self.buffer)
-            _require(
-                0 < length <= self.limits.header, f"a header of 1 to {self.limits.header} bytes", f"{length}"
-            )
+            most = self.limits.header
+            _require(0 < length <= most, f"a header of 1 to {most} bytes", f"{length}")
             if len(self.buffer) < LENGTH.size + length:
                 return None
             text = bytes(self.buffer[LENGTH.size : LENGTH.size + length])
@@ -129,7 +145,7 @@ class FrameReader:
             self.needed = _payload_bytes(self.header["arrays"])
             if (
                 len(self.buffer) <= self.needed
-            ):  # what will be taken over whole; else each frame of many copies all
+            ):  # will be taken over whole; else each frame of many copies all
                 self.buffer = bytearray(self.buffer)  # aligned again
         if len(self.buffer) < self.needed:
             return None
@@ -145,53 +161,52 @@ class FrameReader:
 class _Encoder:
     """Walks a value, leaving arrays in `specs` and `payload`."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, kind: str) -> None:
+        self.limits, self.kind = limits, kind
         self.specs: list[dict[str, Any]] = []
         self.payload: list[Buffer] = []
         self.total = 0
 
     def node(self, value: Any, depth: int) -> Any:
-        _require(
-            depth <= self.limits.depth, f"a value at most {self.limits.depth} levels deep", "a deeper one"
-        )
+        _require(depth <= self.limits.depth, f"at most {self.limits.depth} levels deep", "a deeper value")
         if value is None or type(value) in (bool, float, str):
             return value
-        if isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value):
+        if isinstance(value, np.generic) and not isinstance(value, str):
+            return {"scalar": self._array(np.asarray(value))}
+        if isinstance(value, np.ndarray) or _is_tensor(value):
             return {"array": self._array(value)}
         exactly: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__}
         for plain, convert in exactly.items():
             if isinstance(value, plain):  # an enumeration or a version travels as the number or text it is
                 return _in_64_bits(convert(value))
-        if isinstance(value, Layout):
+        if isinstance(value, (Decimal, numbers.Rational)):  # Fraction
+            return _number(value)
+        if isinstance(value, Layout) and self.kind in QUESTIONS:
             runs = [[[run.start, run.step, run.length] for run in rank] for rank in value.ranks]
             return {"layout": {"S": value.S, "P": value.P, "name": value.name, "runs": runs}}
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Layout)):
             value = tuple(getattr(value, f.name) for f in dataclasses.fields(value))
-        if isinstance(value, (list, tuple)):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.node(item, depth + 1) for item in value]}
-        if isinstance(value, dict) and all(type(key) is str for key in value):
-            return {"dict": [[key, self.node(item, depth + 1)] for key, item in value.items()]}
-        raise ProtocolError(
-            "arrays, numbers, text, None, and lists, tuples or dicts of them", f"a {type(value).__name__}"
-        )
+        if isinstance(value, (set, frozenset, dict)):
+            _require_keys(value)
+        if isinstance(value, dict):
+            pairs = value.items()
+            return {"dict": [[self.node(key, depth + 1), self.node(item, depth + 1)] for key, item in pairs]}
+        for kind, types in SEQUENCES.items():
+            if isinstance(value, types):
+                return {kind: [self.node(item, depth + 1) for item in value]}
+        needed = "arrays, numbers, text, None, or lists, tuples, sets or dicts"
+        raise ProtocolError(needed, f"a {type(value).__name__}")
 
     def _array(self, value: Any) -> int:
         _require(len(self.specs) < self.limits.arrays, f"at most {self.limits.arrays} arrays", "more")
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize > 8:
+            value = value.astype(np.float64)  # longdouble
         dtype = _dtype(value)
-        _require(
-            dtype in ITEMSIZE and getattr(value.dtype, "isnative", True),
-            f"an array of {', '.join(ITEMSIZE)}",
-            dtype,
-        )
-        reach = _reach(value.shape, dtype)
+        known = _passes(dtype, self.kind) and getattr(value.dtype, "isnative", True)
+        _require(known, f"an array of {', '.join(ITEMSIZE)}", f"an array of {dtype}")
+        reach, most = _reach(value.shape, dtype), self.limits.dimensions
         _require(reach <= self.limits.array, f"arrays of at most {self.limits.array} bytes", f"{reach}")
-        _require(
-            len(value.shape) <= self.limits.dimensions,
-            f"at most {self.limits.dimensions} dimensions",
-            f"an array of {len(value.shape)}",
-        )
+        _require(len(value.shape) <= most, f"at most {most} dimensions", f"an array of {len(value.shape)}")
         data = _tensor_bytes(value) if _is_tensor(value) else _array_bytes(value)
         self.specs.append({"dtype": dtype, "shape": list(value.shape), **_flags(value)})
         self.payload += [data, bytes(_padded(data.nbytes) - data.nbytes)]
@@ -202,23 +217,20 @@ class _Encoder:
 def _parse_header(text: bytes, limits: Limits) -> dict[str, Any]:
     try:
         header = json.loads(text.decode("utf-8"))
-        json.dumps(header, ensure_ascii=False).encode(
-            "utf-8"
-        )  # refuses lone surrogates, which cannot be printed
+        json.dumps(header, ensure_ascii=False).encode()  # refuses lone surrogates: they cannot be printed
     except (ValueError, RecursionError) as error:  # also Unicode errors and too many digits
         raise ProtocolError("a header that is JSON", type(error).__name__) from None
     _require(isinstance(header, dict), "a header that is an object", type(header).__name__)
-    _require(
-        set(header) == {"kind", "fields", "value", "arrays"}, "kind, fields, value, arrays", "other keys"
-    )
+    parts = ("kind", "fields", "value", "arrays")
+    _require(set(header) == {*parts}, ", ".join(parts), "other keys")
     _require(isinstance(header["kind"], str) and len(header["kind"]) <= 32, "a short kind", "another")
     _require(isinstance(header["fields"], dict), "fields that are an object", "others")
     specs = header["arrays"]
-    _require(
-        isinstance(specs, list) and len(specs) <= limits.arrays, f"at most {limits.arrays} arrays", "others"
-    )
+    few = isinstance(specs, list) and len(specs) <= limits.arrays
+    _require(few, f"at most {limits.arrays} arrays", "others")
     for spec in specs:
         _check_spec(spec, limits)
+        _require(_passes(spec["dtype"], header["kind"]), "real numbers", "complex ones")
     total = _payload_bytes(specs)
     _require(total <= limits.total, f"at most {limits.total} bytes of arrays", f"{total}")
     return header
@@ -230,15 +242,11 @@ def _check_spec(spec: Any, limits: Limits) -> None:
     _require(type(spec["torch"]) is bool and type(spec["grad"]) is bool, "flags: true or false", "others")
     _require(spec["torch"] or spec["dtype"] != "bfloat16", "bfloat16 in torch only", "NumPy")
     shape = spec["shape"]
-    _require(
-        isinstance(shape, list) and len(shape) <= limits.dimensions, "a shape of few dimensions", "another"
-    )
+    few = isinstance(shape, list) and len(shape) <= limits.dimensions
+    _require(few, "a shape of few dimensions", "another")
     _require(all(type(n) is int and 0 <= n <= limits.array for n in shape), "lengths from 0", "others")
-    _require(
-        _reach(shape, spec["dtype"]) <= limits.array,
-        f"arrays of at most {limits.array} bytes",
-        "a larger one",
-    )
+    reach = _reach(shape, spec["dtype"])
+    _require(reach <= limits.array, f"arrays of at most {limits.array} bytes", "a larger one")
 
 
 def _reach(shape: Sequence[int], dtype: str) -> int:
@@ -284,28 +292,59 @@ def _array_from(spec: dict[str, Any], data: memoryview) -> Any:
 
 
 def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_judge: bool) -> Any:
-    _require(depth <= limits.depth, f"a value at most {limits.depth} levels deep", "a deeper one")
+    _require(depth <= limits.depth, f"at most {limits.depth} levels deep", "a deeper value")
     if node is None or type(node) in (bool, float, str):
         return node
     if type(node) is int:
         return _in_64_bits(node)
     _require(isinstance(node, dict) and len(node) == 1, "a node of one kind", "another")
     ((kind, content),) = node.items()
-    if kind == "array":
+    if kind in ("array", "scalar"):
         _require(type(content) is int and 0 <= content < len(arrays), "the number of an array", "another")
-        return arrays[content]
+        if kind == "array":
+            return arrays[content]
+        _require(np.shape(arrays[content]) == (), "an array of one number", "another")
+        return arrays[content][()]
     if kind == "layout":
         _require(from_judge, "no layouts in this direction", "one")
         return _layout(content)
     _require(
-        kind in ("list", "tuple", "dict") and isinstance(content, list), "list, tuple or dict", "another"
+        kind in (*SEQUENCES, "dict") and isinstance(content, list), "list, tuple, set or dict", "another"
     )
-    if kind != "dict":
-        items = [_value(item, arrays, depth + 1, limits, from_judge) for item in content]
-        return tuple(items) if kind == "tuple" else items
-    pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in content)
-    _require(pairs, "pairs of a text and a value", "others")
-    return {key: _value(item, arrays, depth + 1, limits, from_judge) for key, item in content}
+    if kind == "dict":
+        _require(all(isinstance(pair, list) and len(pair) == 2 for pair in content), "pairs", "others")
+        content = [part for pair in content for part in pair]
+    items = [_value(item, arrays, depth + 1, limits, from_judge) for item in content]
+    if kind in ("set", "dict"):
+        _require_keys(items if kind == "set" else items[::2])
+    if kind == "dict":
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return {"tuple": tuple, "set": set, "list": list}[kind](items)
+
+
+def _require_keys(distinct: Collection[Any]) -> None:
+    """Raise ProtocolError unless all may be members of a set, or keys of a dict."""
+    few = len(distinct) <= MOST_DISTINCT and all(map(_is_key, distinct))
+    _require(few, f"at most {MOST_DISTINCT} numbers, texts or tuples as keys or members", "others")
+
+
+def _is_key(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_key, value))
+    return value is None or isinstance(value, (bool, int, float, str, np.generic))
+
+
+def _number(value: Any) -> int | float:
+    """Return a fraction or a decimal number as Python's int or float."""
+    try:
+        wide = float(value)
+    except (OverflowError, ValueError):
+        raise ProtocolError("numbers of 64 bits", "a larger number") from None
+    return int(_in_64_bits(int(value))) if wide.is_integer() and value == int(value) else wide
+
+
+def _passes(dtype: str, kind: str) -> bool:
+    return dtype in ITEMSIZE and (kind in MESSAGES or not dtype.startswith("complex"))
 
 
 def _in_64_bits(value: Any) -> Any:
@@ -314,7 +353,6 @@ def _in_64_bits(value: Any) -> Any:
 
 
 def _layout(content: dict[str, Any]) -> Layout:
-    # Only the judge sends layouts, and only to workers: no bounds are needed on this side.
     ranks = tuple(tuple(Run(*run) for run in runs) for runs in content["runs"])
     return Layout(content["S"], content["P"], content["name"], ranks)
 
@@ -347,7 +385,7 @@ def _dtype(value: Any) -> str:
 
 
 def _tensor_bytes(tensor: Any) -> memoryview:
-    torch, tensor = _torch(), tensor.detach().to("cpu").resolve_neg()
+    torch, tensor = _torch(), tensor.detach().to("cpu").resolve_conj().resolve_neg()
     # NumPy has no bfloat16; its own view knows that strides of empty arrays do not matter.
     return _array_bytes((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
