@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import stat
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 
 from ringlab.errors import CourseError
-from ringlab_course.catalogue import CAPSTONE, LESSONS
 from ringlab_course.checking.loading import exercise_ids
 from ringlab_course.gradebook.policy import parse_due, utc
 from ringlab_course.gradebook.readable import shown_name
 from ringlab_course.gradebook.versions import digest_of
-from ringlab_course.judge.submission import UnreadableError, read_submission
-
-_COPY = re.compile(r"(?:-Copy\d*| ?\(\d+\))$")
-_SEPARATORS = "_. -"
+from ringlab_course.judge.submission import (
+    COPY,
+    SEPARATORS,
+    UnreadableError,
+    exercise_named,
+    exercise_of,
+    is_notebook,
+    read_submission,
+    slugs,
+)
 
 
 def learner_of(path: Path, root: Path, exercise: str) -> str:
@@ -33,37 +37,22 @@ def learner_of(path: Path, root: Path, exercise: str) -> str:
 
     In nbgrader's tree it is the folder below submitted/, else the first folder below `root` that is
     not called as an exercise is. A notebook without such a folder is called after its learner, as in
-    alice_05.ipynb; if it is called as the exercise is, its folder is the learner's.
+    alice_05.ipynb; if it is called as the exercise is, its folder is the learner's. Names are in the composed
+    form of Unicode: macOS decomposes é in file names, and it is one learner all the same.
     """
+    return shown_name(unicodedata.normalize("NFC", _named(path, root, exercise)))
+
+
+def _named(path: Path, root: Path, exercise: str) -> str:
     path, root = _absolute(path), _absolute(root)
     if nbgrader_folder(path, root) is not None:
-        return shown_name(path.parts[-3])
+        return path.parts[-3]
     below = path.relative_to(root).parts[:-1] if root != path else ()
     for folder in below:
         if not exercise_named(folder):
-            return shown_name(folder)
-    rest = _without_exercise(path.name.removesuffix(".ipynb"), exercise)
-    return shown_name(rest or (root.name if root != path else root.parent.name) or "/")
-
-
-def exercise_of(path: Path) -> str:
-    """Return the exercise that the path names: 05_emulated_ring as a folder or file, or …_05.ipynb; or ""."""
-    stem = _COPY.sub("", path.name.removesuffix(".ipynb"))
-    for identifier, slug in _slugs().items():
-        if stem == slug or stem.startswith(slug) or stem.endswith(slug):
-            return identifier
-    last = re.search(rf"[{_SEPARATORS}](\d\d)$", stem)
-    if last and last[1] in exercise_ids():
-        return last[1]
-    return exercise_named(path.parent.name)
-
-
-def exercise_named(folder: str) -> str:
-    """Return the exercise that is called exactly `folder`, as in 05_emulated_ring, or "".
-
-    A bare number may as well be a learner's.
-    """
-    return next((identifier for identifier, slug in _slugs().items() if slug == folder), "")
+            return folder
+    rest = _without_exercise(path.name[: -len(".ipynb")] if is_notebook(path.name) else path.name, exercise)
+    return rest or (root.name if root != path else root.parent.name) or "/"
 
 
 def nbgrader_folder(path: Path, root: Path) -> Path | None:
@@ -82,19 +71,14 @@ def nbgrader_folder(path: Path, root: Path) -> Path | None:
 
 def _without_exercise(stem: str, exercise: str) -> str:
     """alice_05 → alice; 05_emulated_ring (1) → ""; a name with another exercise, or with none, stays whole."""
-    short = _COPY.sub("", stem)
-    for name in filter(None, (_slugs().get(exercise, ""), exercise)):
+    short = COPY.sub("", stem)
+    for name in filter(None, (slugs().get(exercise, ""), exercise)):
         if short == name and name != exercise:
             return ""
         for rest in (short.removeprefix(name), short.removesuffix(name)):
-            if rest != short and rest.strip(_SEPARATORS) != rest:
-                return rest.strip(_SEPARATORS)
+            if rest != short and rest.strip(SEPARATORS) != rest:
+                return rest.strip(SEPARATORS)
     return stem
-
-
-@cache
-def _slugs() -> dict[str, str]:
-    return {lesson.id: lesson.slug for lesson in (*LESSONS, CAPSTONE) if lesson.id in exercise_ids()}
 
 
 def _absolute(path: Path) -> Path:
@@ -108,7 +92,7 @@ SKIPPED = {".ipynb_checkpoints", ".git", "__MACOSX"}
 
 
 def notebooks_below(root: Path, notes: list[str]) -> Iterator[Path]:
-    """Yield everything called *.ipynb below `root`, files or not, in the order of the names.
+    """Yield everything called *.ipynb, in capitals too, below `root`, files or not, in the order of the names.
 
     Links to folders are not entered, so there are no loops. Checkpoints and what archivers of
     macOS add are no submissions. Where a folder is too deep or too full, `notes` say so.
@@ -133,7 +117,7 @@ def _below(entry: os.DirEntry[str], left: list[int], depth: int, notes: list[str
     left[0] -= 1
     if entry.name in SKIPPED or entry.name.startswith("._"):
         return
-    if entry.name.endswith(".ipynb"):
+    if is_notebook(entry.name):
         yield Path(entry.path)
     elif _is_folder(entry):
         if depth >= DEPTH:
@@ -167,6 +151,7 @@ def _listed(folder: str | Path, most: int, notes: list[str]) -> list[os.DirEntry
     return sorted(entries, key=lambda entry: entry.name)
 
 
+MARGIN_S = 60.0  # between two clocks
 MOST_OF_ONE = 200  # notebooks of one learner that are opened
 
 
@@ -222,6 +207,12 @@ def collect(
         found = [each for each in found if each not in others]
     if learner is None:
         _refuse_mixed(found)
+    if doubtful := [each for each in found if each.stamped and _changed_after(each)]:
+        names = ", ".join(f"{each.learner} {each.exercise or '?'}" for each in doubtful[:5])
+        more = f" and {len(doubtful) - 5} more" if len(doubtful) > 5 else ""
+        notes.append(
+            f"changed after the time in their timestamp.txt, a file that a learner can write: {names}{more}"
+        )
     return Collection(_newest(found, notes), notes)
 
 
@@ -310,9 +301,10 @@ def _refuse_mixed(found: list[HandedIn]) -> None:
 
 
 def _submitted_at(path: Path, root: Path) -> tuple[str | None, bool]:
-    """nbgrader's word, else the time of the file."""
+    """nbgrader's word, in a course folder of its own, else the time of the file: elsewhere anybody writes timestamp.txt."""
     folder = nbgrader_folder(path, root)
-    if folder is not None and (stamp := _timestamp(folder / "timestamp.txt")):
+    course = folder is not None and (folder.parents[2] / "nbgrader_config.py").is_file()
+    if folder is not None and course and (stamp := _timestamp(folder / "timestamp.txt")):
         return stamp, True
     try:
         changed = os.stat(path, follow_symlinks=False).st_mtime
@@ -336,6 +328,12 @@ def _timestamp(path: Path) -> str | None:
         except CourseError:
             continue
     return None
+
+
+def _changed_after(each: HandedIn) -> bool:
+    """Whether the file is newer than the time at which it was handed in."""
+    handed_in_at = datetime.fromisoformat(each.submitted_at or "").timestamp()
+    return _changed_ns(each.path) > (handed_in_at + MARGIN_S) * 1e9
 
 
 def _changed_ns(path: Path) -> int:

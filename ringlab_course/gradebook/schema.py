@@ -61,7 +61,8 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
         book.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, BLOB_BYTES)
         book.execute("PRAGMA trusted_schema = OFF")
         book.execute("PRAGMA foreign_keys = ON")
-        _open(book, path)
+        book.execute("PRAGMA wal_autocheckpoint = 1")  # after a kill, the file itself holds the results
+        _open(book, path, create=create)
         return book
     except sqlite3.Error as error:
         book.close()
@@ -71,8 +72,11 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
         raise
 
 
-def _open(book: sqlite3.Connection, path: Path | None) -> None:
+def _open(book: sqlite3.Connection, path: Path | None, *, create: bool) -> None:
     version = _identify(book, path)
+    if version == 0 and not create:
+        remedy = f"after a run was killed, its results may be in {path}-wal: keep both files together"
+        raise CourseError("a gradebook", f"an empty file {path}", remedy)
     if version < len(MIGRATIONS):
         book.execute("PRAGMA journal_mode = WAL")
         book.execute("BEGIN IMMEDIATE")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.errors import CourseError
+from ringlab_course.checking.loading import exercise_ids
 from ringlab_course.gradebook.entry import Entry, Override, Ungraded
 from ringlab_course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
 from ringlab_course.gradebook.schema import (
@@ -209,8 +210,10 @@ class Gradebook:
     def set_policy(self, exercise: str | None, *, due: str | None = None, late: str | None = None) -> None:
         """Keep a deadline and what lateness costs, for one exercise or (None) for all that have none.
 
-        None leaves what was there. Raises: CourseError for text that is neither.
+        None leaves what was there. Raises: CourseError for text that is neither, and for an unknown exercise.
         """
+        if exercise is not None and exercise not in exercise_ids():
+            raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
         stamp = None if due is None else utc(parse_due(due)) if due else ""
         if late is not None:
             parse_late(late)

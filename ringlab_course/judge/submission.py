@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ringlab.errors import CourseError
+from ringlab_course.catalogue import CAPSTONE, LESSONS
+from ringlab_course.checking.loading import exercise_ids
 from ringlab_course.judge.protocol import LIMITS
 
 FILE_BYTES = 32 << 20
@@ -19,6 +23,11 @@ CONTAINERS = 500_000
 VALUES = 4_000_000
 """Lists and objects, and values in all, of a notebook. A file of brackets would grow fiftyfold when it is read; with
 these, and the bound on its bytes, no file takes more than 1 GB or some seconds."""
+
+
+COPY = re.compile(r"(?:-Copy\d*| ?\(\d+\))$")
+SEPARATORS = "_. -"
+"""What is at the end of a copy's name, and between a learner and an exercise in a name."""
 
 
 class UnreadableError(CourseError):
@@ -71,6 +80,37 @@ def read_submission(path: str | os.PathLike[str]) -> Submission:
     submission = Submission(cells, _exercise(document, cells))
     _bound_code(submission)
     return submission
+
+
+def is_notebook(name: str) -> bool:
+    """Return whether a file is called as a notebook is: *.ipynb, in capitals too."""
+    return name.lower().endswith(".ipynb")
+
+
+def exercise_of(path: Path) -> str:
+    """Return the exercise that the path names: 05_emulated_ring as a folder or file, or …_05.ipynb; or ""."""
+    stem = COPY.sub("", path.name[: -len(".ipynb")] if is_notebook(path.name) else path.name)
+    for identifier, slug in slugs().items():
+        if stem == slug or stem.startswith(slug) or stem.endswith(slug):
+            return identifier
+    last = re.search(rf"[{SEPARATORS}](\d\d)$", stem)
+    if last and last[1] in exercise_ids():
+        return last[1]
+    return exercise_named(path.parent.name)
+
+
+def exercise_named(folder: str) -> str:
+    """Return the exercise that is called exactly `folder`, as in 05_emulated_ring, or "".
+
+    A bare number may as well be a learner's.
+    """
+    return next((identifier for identifier, slug in slugs().items() if slug == folder), "")
+
+
+@cache
+def slugs() -> dict[str, str]:
+    """Return by exercise what its notebook is called."""
+    return {lesson.id: lesson.slug for lesson in (*LESSONS, CAPSTONE) if lesson.id in exercise_ids()}
 
 
 def _read(path: Path) -> bytes:

@@ -60,6 +60,9 @@ def keys(*paths: Path, **options) -> list[tuple[str, str]]:
         ("c/submitted/ada/05_emulated_ring/05_emulated_ring.ipynb", "c/submitted", ("ada", "05")),
         ("c/submitted/ada/05_emulated_ring/05_emulated_ring.ipynb", "c/submitted/ada", ("ada", "05")),
         ("submitted/term/class/ada/x.ipynb", "submitted/term/class", ("ada", "05")),
+        ("class/DAVE_05.IPYNB", "class", ("DAVE", "05")),
+        ("class/rene\u0301_05.ipynb", "class", ("ren\u00e9", "05")),
+        ("class/Bjo\u0308rn/05_emulated_ring.Ipynb", "class", ("Bj\u00f6rn", "05")),
     ],
 )
 def test_whose_a_notebook_is(tmp_path: Path, path: str, root: str, key: tuple[str, str]) -> None:
@@ -71,7 +74,7 @@ def test_whose_a_notebook_is(tmp_path: Path, path: str, root: str, key: tuple[st
     ("name", "exercise"),
     [
         ("05_emulated_ring.ipynb", "05"), ("05_emulated_ring-Copy1.ipynb", "05"), ("ada_05.ipynb", "05"),
-        ("ada_77.ipynb", ""), ("ada05.ipynb", ""), ("ada.ipynb", ""), ("05_emulated_ring/broken.ipynb", "05"),
+        ("ADA_05.IPYNB", "05"), ("ada_77.ipynb", ""), ("ada05.ipynb", ""), ("ada.ipynb", ""), ("05_emulated_ring/broken.ipynb", "05"),
     ],
 )  # fmt: skip
 def test_an_unreadable_notebook_is_of_the_exercise_that_its_path_names(
@@ -150,12 +153,27 @@ def test_nbgraders_time_of_submission(tmp_path: Path) -> None:
         notebook(path, at=1e9)
         path.with_name("timestamp.txt").write_text(stamp)
     os.symlink("/etc/hostname", tmp_path / "submitted" / "eve" / "ring" / "link")
+    (tmp_path / "nbgrader_config.py").touch()
     found = {each.learner: (each.submitted_at, each.stamped) for each in collect([tmp_path]).submissions}
     assert found["ada"] == ("2026-11-30T22:10:01.123456+00:00", True)
     assert found["bob"] == ("2026-11-30T21:10:01.123456+00:00", True)
     assert found["cy"] == ("2026-11-30T22:10:01.000000+00:00", True)
     assert found["dee"] == ("2001-09-09T01:46:40.000000+00:00", False)
     assert found["eve"][1], "the first 200 characters are enough"
+
+
+def test_a_learners_own_time_stamp_makes_nothing_earlier(tmp_path: Path) -> None:
+    """A folder called submitted is no nbgrader course; in one, a notebook that is newer than its stamp is named."""
+    path = tmp_path / "submitted" / "mallory" / "05_emulated_ring" / "x.ipynb"
+    notebook(path, at=1e9)
+    path.with_name("timestamp.txt").write_text("2000-01-01 00:00:00 UTC")
+    assert collect([tmp_path]).submissions[0].submitted_at == "2001-09-09T01:46:40.000000+00:00"
+    assert not collect([tmp_path]).notes
+    (tmp_path / "nbgrader_config.py").touch()
+    found = collect([tmp_path])
+    assert found.submissions[0].stamped and found.notes == [
+        "changed after the time in their timestamp.txt, a file that a learner can write: mallory 05"
+    ]
 
 
 def test_a_time_stamp_in_a_plain_folder_is_only_a_file(tmp_path: Path) -> None:

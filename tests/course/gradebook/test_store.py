@@ -213,6 +213,26 @@ def test_a_book_is_nobody_elses_to_read(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600} and {"book", "book-wal"} <= set(modes)
 
 
+def test_after_a_run_was_killed_the_file_alone_holds_its_results(tmp_path: Path) -> None:
+    with Gradebook(tmp_path / "book") as book:
+        book.record(**data())
+        (tmp_path / "copy").write_bytes((tmp_path / "book").read_bytes())  # without what lies beside it
+        with Gradebook(tmp_path / "copy", create=False) as copy:
+            assert [entry.learner for entry in copy.entries()] == [data()["learner"]]
+
+
+def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
+    (tmp_path / "book").touch()
+    with pytest.raises(CourseError, match="an empty file.*\n.*-wal"):
+        Gradebook(tmp_path / "book", create=False)
+    Gradebook(tmp_path / "book").close()
+
+
+def test_a_deadline_of_an_unknown_exercise_is_refused() -> None:
+    with Gradebook(None) as book, pytest.raises(CourseError, match="an exercise out of"):
+        book.set_policy("77", due="2026-11-01T12:00Z")
+
+
 def test_a_full_disk_is_an_error_and_costs_no_result(tmp_path: Path) -> None:
     with Gradebook(tmp_path / "book") as book:
         pages = book._book.execute("PRAGMA page_count").fetchone()[0]
