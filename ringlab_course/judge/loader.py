@@ -7,43 +7,69 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
+import contextlib
 import linecache
+import re
+import signal
 import symtable
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 from ringlab import moved
+from ringlab_course.judge import commands
 
 NAME = "__main__"
+SECONDS = 5.0
+"""Time that one statement may take, on the clock: long enough for a table, too short for a benchmark."""
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 @dataclass
 class _Statement:
-    """One top-level statement: the names it gives a value, and the names it needs for that."""
+    """One top-level statement: the names it gives a value or changes, and the names it needs for that.
+
+    asks: names of which a method is called, or by which a definition is decorated: unless they are modules, they may
+    change. effects: the global names that the functions defined here change once they are called.
+    """
 
     cell: int
     node: ast.stmt
     writes: set[str]
     reads: set[str]
+    asks: set[str] = field(default_factory=set)
+    effects: set[str] = field(default_factory=set)
 
 
-def load(cells: Sequence[str], functions: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+class _TooSlow(BaseException):
+    """A statement has used up its time; no Exception, so that `except Exception` lets it by."""
+
+
+def load(
+    cells: Sequence[str], functions: Sequence[str], seconds: float = SECONDS
+) -> tuple[dict[str, Any], list[str]]:
     """Return the namespace in which `functions` are defined, and notes: what could not be run, old names of modules.
 
-    Of all cells only those statements run that define the functions or a name that they need:
-    imports, helpers, constants. Calls of check(), plots and experiments do not run. Magic and
-    shell lines are left out, and cells of another language.
+    Of all cells only those statements run that define the functions or a name that they need, or that change
+    such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of check(), plots and
+    experiments do not run. Magic and shell lines are left out, and cells of another language. A statement that
+    runs longer than `seconds` is broken off.
     """
     statements, notes = _parsed(cells)
     namespace, flags = _fresh_namespace(), 0
     for statement in _needed(statements, functions):
         flags |= _future(statement.node)
         module = ast.Module([statement.node], type_ignores=[])
+        limit = _limit(statement.node, seconds)
         try:
-            exec(compile(module, _filename(statement.cell), "exec", flags, dont_inherit=True), namespace)
+            with _ended_after(limit):
+                exec(compile(module, _filename(statement.cell), "exec", flags, dont_inherit=True), namespace)
+        except _TooSlow:
+            place = f"cell {statement.cell + 1}, line {statement.node.lineno}"
+            notes.append(f"{place} was broken off: it ran for more than {limit:g} s")
         except BaseException as error:  # SystemExit too: the other cells count all the same
             names = ", ".join(sorted(statement.writes))
             notes.append(
@@ -55,9 +81,40 @@ def load(cells: Sequence[str], functions: Sequence[str]) -> tuple[dict[str, Any]
     return namespace, notes
 
 
+def _limit(node: ast.stmt, seconds: float) -> float:
+    """Return the seconds that a statement may take: 0 for any number, less for a loop than for a definition."""
+    if isinstance(node, DEFINITIONS):
+        return 0.0
+    return seconds if isinstance(node, (ast.Assign, ast.AnnAssign)) else 0.4 * seconds
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Raise _TooSlow in the block after `seconds`, 0 for never; without effect outside the main thread."""
+
+    def ring(number: int, frame: FrameType | None) -> NoReturn:
+        raise _TooSlow
+
+    try:
+        before = signal.signal(signal.SIGALRM, ring) if seconds else None
+    except (ValueError, AttributeError):  # not in the main thread; no such signal on this system
+        seconds = 0.0
+    if not seconds:
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
 def _fresh_namespace() -> dict[str, Any]:
     module = ModuleType(NAME)
     sys.modules[NAME] = module  # dataclasses and pickles look the module up
+    more = {"display": commands.display, "get_ipython": commands.get_ipython}
+    module.__dict__["__builtins__"] = {**vars(builtins), **more}  # where IPython puts them
     return module.__dict__
 
 
@@ -68,67 +125,63 @@ def _filename(cell: int) -> str:
 def _parsed(cells: Sequence[str]) -> tuple[list[_Statement], list[str]]:
     statements: list[_Statement] = []
     notes: list[str] = []
-    for number, source in enumerate(cells):
+    for number, raw in enumerate(cells):
+        source = re.sub("\r\n?", "\n", raw.removeprefix("\ufeff"))
         try:
-            tree, left_out = _python(source)
+            tree, left_out = commands.parsed(source)
             found = [_statement(number, node) for node in tree.body]
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            magic = any(line.lstrip().startswith(("%", "!")) for line in source.splitlines())
-            what = "it holds a magic or shell line" if magic else f"{type(error).__name__}: {error}"
+            what = (
+                "it holds a magic or shell line"
+                if commands.has_commands(source)
+                else f"{type(error).__name__}: {error}"
+            )
             notes.append(f"cell {number + 1} was not run: {what}"[:500])
             continue
         notes += [
             f"cell {number + 1} was run without line {line}, a magic or shell line" for line in left_out
         ]
-        linecache.cache[_filename(number)] = (len(source), None, source.splitlines(True), _filename(number))
+        lines = [f"{line}\n" for line in source.split("\n")]
+        linecache.cache[_filename(number)] = (len(source), None, lines, _filename(number))
         statements += found
     return statements, notes
 
 
-def _python(source: str) -> tuple[ast.Module, list[int]]:
-    """Return the code of a cell, and the numbers of the lines that only a notebook understands and that are left out.
-
-    Left out is the line at which Python stops reading, and no other: a line that begins with % may go on an expression.
-    """
-    lines, left_out = source.splitlines(), list[int]()
-    while True:
-        try:
-            return ast.parse("\n".join(lines) if left_out else source), left_out
-        except SyntaxError as error:
-            number = error.lineno or 0
-            if not (0 < number <= len(lines) and _is_command(lines[number - 1], first=number == 1)):
-                raise
-            lines[number - 1] = ""
-            left_out.append(number)
-
-
-def _is_command(line: str, first: bool) -> bool:
-    """Whether a line is a magic or shell line; a magic of a whole cell only if it leaves the cell Python."""
-    if line.startswith("%%"):
-        return first and line.split()[0] in ("%%time", "%%capture")
-    return line.startswith(("%", "!"))
-
-
 def _statement(cell: int, node: ast.stmt) -> _Statement:
     table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
+    reads = _reads(table)
     writes = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    writes |= {
+    declared = {
         s.get_name() for child in table.get_children() for s in child.get_symbols() if s.is_declared_global()
     }
+    stored, asked = _stored(node), _asked(node)
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        writes |= _changed(node)
-    return _Statement(cell, node, writes, _reads(table))
+        return _Statement(cell, node, writes | stored, reads, asked)
+    heads = [*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else ())]
+    effects = declared | ((stored | asked) & reads)
+    return _Statement(cell, node, writes | declared, reads, _names(heads), effects)
 
 
-def _changed(node: ast.stmt) -> set[str]:
-    """Names whose objects a statement changes: x[0] = …, x.y = …, x.append(…)."""
+def _stored(node: ast.stmt) -> set[str]:
+    """Names whose objects a statement changes: x[0] = …, x.y = …."""
+    parts = (part for part in ast.walk(node) if isinstance(part, (ast.Subscript, ast.Attribute)))
+    return {_base_name(part) for part in parts if isinstance(part.ctx, ast.Store)} - {""}
+
+
+def _asked(node: ast.stmt) -> set[str]:
+    """Names whose objects a statement may change by a call: x.append(…), setattr(x, …)."""
     bases: list[ast.expr] = []
     for part in ast.walk(node):
-        if isinstance(part, (ast.Subscript, ast.Attribute)) and isinstance(part.ctx, ast.Store):
-            bases.append(part)
-        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
-            bases.append(part.value.func)
-    return {name for base in bases if not isinstance(base, ast.Name) and (name := _base_name(base))}
+        if isinstance(part, ast.Expr) and isinstance(call := part.value, ast.Call):
+            if isinstance(call.func, ast.Name) and call.func.id in ("setattr", "delattr"):
+                bases += call.args[:1]
+            elif not isinstance(call.func, ast.Name):
+                bases.append(call.func)
+    return {_base_name(base) for base in bases} - {""}
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def _base_name(node: ast.expr) -> str:
@@ -146,17 +199,87 @@ def _reads(table: symtable.SymbolTable) -> set[str]:
     return names
 
 
-def _needed(statements: Sequence[_Statement], functions: Iterable[str]) -> list[_Statement]:
+def _needed(statements: Sequence[_Statement], functions: Collection[str]) -> list[_Statement]:
+    modules = dict(item for each in statements for item in _imports(each.node))
+    constants = _constants(statements)
+    _add_effects(statements, functions)
+    for each in statements:
+        each.writes |= each.asks - modules.keys()
     wanted, chosen = set(functions), set()
     growing = True
     while growing:
         growing = False
-        for number, statement in enumerate(statements):
-            if number not in chosen and (statement.writes & wanted or _takes_all(statement.node)):
+        for number, each in enumerate(statements):
+            needed = each.writes & wanted or _takes_all(each.node) or _sets(each, modules, constants, wanted)
+            if number not in chosen and needed:
                 chosen.add(number)
-                wanted |= statement.reads
+                wanted |= each.reads
                 growing = True
     return [statements[number] for number in sorted(chosen)]
+
+
+def _sets(
+    statement: _Statement, modules: Mapping[str, str], constants: Collection[str], wanted: Collection[str]
+) -> bool:
+    """Whether a statement changes a setting, as `torch.manual_seed(SEED)` does.
+
+    It calls a function of a module that is needed, or of `sys`, with nothing that has to be computed first.
+    """
+    node = statement.node
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return False
+    base = _base_name(node.value.func)
+    needed = base in modules and (base in wanted or modules[base] == "sys")
+    return needed and all(name in modules or name in constants for name in statement.reads)
+
+
+def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement imports, each with its module."""
+    if hasattr(node, "name"):  # what a function imports is its own
+        return
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import):
+            yield from ((alias.asname or alias.name.partition(".")[0], alias.name) for alias in part.names)
+        elif isinstance(part, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, part.module or "") for alias in part.names)
+
+
+def _constants(statements: Iterable[_Statement]) -> set[str]:
+    """Names that are given numbers, texts and the like, and nothing that has to be computed."""
+    values: dict[str, bool] = {}
+    for each in statements:
+        literal = isinstance(each.node, ast.Assign) and not each.reads
+        for name in each.writes:
+            values[name] = values.get(name, True) and literal
+    return {name for name, literal in values.items() if literal}
+
+
+def _add_effects(statements: Sequence[_Statement], functions: Collection[str]) -> None:
+    """Let statements that call a set-up function, or are decorated with one, write what it changes.
+
+    Not those that call the functions to be graded: experiments call them.
+    """
+    effects: dict[str, set[str]] = {}
+    readers: dict[str, set[str]] = {}
+    for each in statements:
+        name = getattr(each.node, "name", "")
+        if name and name not in functions:
+            effects.setdefault(name, set()).update(each.effects)
+            readers.setdefault(name, set()).update(each.reads)
+    growing = True
+    while growing:
+        sizes = sum(map(len, effects.values()))
+        for name, reads in readers.items():
+            effects[name].update(*(effects[other] for other in reads & effects.keys()))
+        growing = sum(map(len, effects.values())) > sizes
+    for each in statements:
+        each.writes |= _effects_of(each, effects)
+
+
+def _effects_of(statement: _Statement, effects: Mapping[str, set[str]]) -> set[str]:
+    node = statement.node
+    parts: Sequence[ast.AST] = getattr(node, "decorator_list", ()) if hasattr(node, "name") else (node,)
+    return set().union(*(effects[name] for name in _names(parts) & effects.keys()))
 
 
 def _future(node: ast.stmt) -> int:
