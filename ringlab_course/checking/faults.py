@@ -18,9 +18,10 @@ from torch import Tensor
 from ringlab.comm.protocol import CONTROL, Comm, Work
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.comm.wrappers.faulty import Fault
-from ringlab.errors import WorldSizeError
+from ringlab.errors import CommError, PeerDiedError, TransportTimeout, WorldSizeError
 
 T = TypeVar("T")
+EXCHANGES_AFTER_A_DEATH = "an exchange after PeerDiedError was raised"
 LATEST = 256
 """Exchanges of a rank among which `Faults.late` chooses; later ones are posted at once."""
 
@@ -34,7 +35,10 @@ class Faults:
     of one pair never do. slow: (rank, factor), a rank whose computations take `factor` times as long.
     late: the share, from 0 to 1, of exchanges that are posted as late as a transport may: when the rank
     waits, or posts the next. kill: (rank, exchange), a rank that ends before its exchange of that number,
-    counted from 0 without control messages.
+    counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises TransportTimeout
+    when that rank waits for it.
+
+    Once PeerDiedError was raised in a rank, its next exchange raises a CommError, control messages excepted.
 
     In the judge the ranks also go on one after the other, in an order that the seed draws.
     """
@@ -44,6 +48,7 @@ class Faults:
     slow: tuple[int, float] | None = None
     late: float = 0.0
     kill: tuple[int, int] | None = None
+    timeout: tuple[int, int] | None = None
 
     def costs(self) -> Costs:
         """Return what computations and messages take on the virtual clock."""
@@ -65,7 +70,7 @@ class Faults:
 
     def require(self, world_size: int) -> None:
         """Return if the faults are of ranks that exist. Raises: WorldSizeError."""
-        for rank, _ in filter(None, (self.slow, self.kill)):
+        for rank, _ in filter(None, (self.slow, self.kill, self.timeout)):
             if not 0 <= rank < world_size:
                 raise WorldSizeError(f"faults of ranks 0..{world_size - 1}", f"rank {rank} in {self}")
 
@@ -83,6 +88,56 @@ class Killed(BaseException):
 
     def __init__(self) -> None:
         super().__init__("it was killed, as a fault of this run")
+
+
+class Bereft(Comm):
+    """`comm`, with a number `timeout` of an exchange that is waited for in vain, and no exchange after a death."""
+
+    def __init__(self, comm: Comm, timeout: int | None = None) -> None:
+        self.inner, self.timeout = comm, timeout
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.bereft, self._count = False, 0
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        control, number = tag.startswith(CONTROL), self._count
+        if not control:
+            if self.bereft:
+                raise CommError(
+                    "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
+                )
+            self._count += 1
+        work = self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+        return _BereftWork(self, work, not control and number == self.timeout)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.inner.compute(label, function, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+
+class _BereftWork(Work):
+    def __init__(self, comm: Bereft, inner: Work, in_vain: bool) -> None:
+        self.comm, self.inner, self.in_vain = comm, inner, in_vain
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if self.in_vain:
+            raise TransportTimeout(
+                "the message of a rank that lives", "nothing in time", "a rank may be slow"
+            )
+        try:
+            return self.inner.wait()
+        except PeerDiedError:
+            self.comm.bereft = True
+            raise
 
 
 class Mortal(Comm):

@@ -13,7 +13,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.wrappers.strict import Strict
-from ringlab_course.checking.faults import Ended, Faults, Killed, Mortal
+from ringlab_course.checking.faults import Bereft, Ended, Faults, Killed, Mortal
 
 
 def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults | None = None) -> Outcome:
@@ -43,9 +43,11 @@ class _Run:
 
     def rank(self, ring: Ring) -> Any:
         comm: Comm = ring.comm
-        kill = self.faults.kill
+        kill, timeout = self.faults.kill, self.faults.timeout
         if kill and kill[0] == ring.rank:
             comm = Mortal(comm, kill[1])
+        elif kill or (timeout and timeout[0] == ring.rank):
+            comm = Bereft(comm, timeout[1] if timeout and timeout[0] == ring.rank else None)
         try:
             self.ends[ring.rank] = self.program(Ring(Strict(comm)))
             if isinstance(comm, Mortal):

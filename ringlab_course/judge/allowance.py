@@ -4,14 +4,23 @@ Time on the wall belongs to whoever else uses the machine, and a class is graded
 processor time of the workers is counted, of every thread and process in them, from the moment that the
 code is loaded; starting and importing are not the learner's. Sleeping costs nothing here: the deadline of
 each call, on the wall, ends it. Memory is watched from outside while the workers run.
+
+What it takes the judge itself to read an answer is bounded too: a legal answer may be small on the wire and
+endless to whoever compares it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import re
 import threading
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ringlab_course.checking.failures import Crashed
+from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.judge.processes import cpu_seconds, held
 from ringlab_course.judge.sandbox import Bounds
 
@@ -125,3 +134,98 @@ class Watch:
             return
         for worker in self._workers:
             worker.end_at_once()
+
+
+READING_S, READING_BYTES = 60.0, 4 << 30
+"""Seconds of the judge's own thread, and bytes of its process, that one check may take beside what is there before."""
+_limiting = threading.Lock()
+_before: list[
+    tuple[int, int]
+] = []  # bounds of memory that are to be restored, by every thread that bounds it
+
+
+class UnreadableAnswer(Failure):
+    """An answer that takes the judge more time or memory than it may."""
+
+
+class _Exhausted(BaseException):
+    """One check has taken the judge too long; no Exception, so that no check takes it for one of its own."""
+
+
+@contextlib.contextmanager
+def reading(seconds: float = READING_S, nbytes: int = READING_BYTES) -> Iterator[None]:
+    """Bound what the block takes of this thread's processor time and of this process's memory.
+
+    Raises: UnreadableAnswer, with a message for the learner, if it takes more.
+    """
+    try:
+        with _memory_bounded(nbytes), _time_bounded(seconds):
+            yield
+    except _Exhausted:
+        raise UnreadableAnswer(
+            f"It took more than {seconds:g} s to read the answer: it is too large."
+        ) from None
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            needed = f"more than {nbytes / 2**30:g} GiB of memory"
+            raise UnreadableAnswer(f"It takes {needed} to read the answer: it is too large.") from None
+        raise
+
+
+@contextlib.contextmanager
+def _time_bounded(seconds: float) -> Iterator[None]:
+    """Raise _Exhausted in this thread once it has computed for `seconds`, waiting not counted."""
+    if not hasattr(time, "pthread_getcpuclockid"):  # Windows, macOS: there is no sandbox either
+        yield
+        return
+    thread, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
+    clock = time.pthread_getcpuclockid(thread)
+    end = time.clock_gettime(clock) + seconds
+
+    def watch() -> None:
+        while not over.wait(min(1.0, seconds / 4)):
+            with lock:
+                if not over.is_set() and time.clock_gettime(clock) > end:
+                    _raise_in(thread, ctypes.py_object(_Exhausted))
+                    return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+            _raise_in(thread, None)  # what has not struck yet is not to strike later
+        watcher.join()
+
+
+def _raise_in(thread: int, error: Any) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+
+@contextlib.contextmanager
+def _memory_bounded(nbytes: int) -> Iterator[None]:
+    """Let allocations fail once this process holds `nbytes` more than now; the first of several threads sets the bound."""
+    try:
+        import resource
+
+        found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except (ImportError, OSError):
+        found = None
+    if found is None:
+        yield
+        return
+    with _limiting:
+        _before.append(resource.getrlimit(resource.RLIMIT_DATA))
+        if len(_before) == 1:
+            hard, bound = _before[0][1], int(found[1]) * 1024 + nbytes
+            resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
+    try:
+        yield
+    finally:
+        with _limiting:
+            first = _before[0]
+            _before.pop()
+            if not _before:
+                resource.setrlimit(resource.RLIMIT_DATA, first)

@@ -7,6 +7,13 @@ from typing import Any
 
 from ringlab_course.judge.protocol import Frame, FrameReader, pack
 
+CHANGED = "changed argument"
+"""The type of an error frame for a function that changed an argument; its text is the argument's name."""
+
+
+PIECE = 1 << 16
+"""Bytes received at a time. With more, chance would say how much of a message is in memory twice, and so the peak."""
+
 
 class Abort(BaseException):
     """The judge has ended this call; no BaseException of the learner's, so that `except Exception` lets it by."""
@@ -20,6 +27,7 @@ class Channel:
         self.reader = FrameReader(from_judge=True)
         self.frames: list[Frame] = []
         self.call = 0
+        self.misuse: Exception | None = None  # of this call's ring, raised where nobody may see it
 
     def send(self, kind: str, value: Any = None, **fields: Any) -> None:
         """Send one frame, marked with the number of the call under way."""
@@ -29,7 +37,7 @@ class Channel:
     def receive(self) -> Frame:
         """Return the next frame; the end of the judge is the end of the worker."""
         while not self.frames:
-            data = self.socket.recv(1 << 20)
+            data = self.socket.recv(PIECE)
             if not data:
                 raise SystemExit
             self.frames += self.reader.feed(data)

@@ -17,6 +17,8 @@ from ringlab_course.judge.process import Endless
 from ringlab_course.judge.protocol import ITEMSIZE, Frame, ProtocolError
 
 EXCHANGES = 100_000  # that one rank may make in a run
+FORM_BYTES = 1 << 10
+"""Of the judge's memory that an exchange, each tensor in it and each computation take besides the tensors' bytes."""
 
 
 @dataclass
@@ -51,10 +53,16 @@ class Posted:
     shapes: tuple[tuple[int, ...], ...]
     waited: float = 0.0
     arrival: float = 0.0
+    begun: float = math.inf
     error: RinglabError | None = None
     open_ends: list[Half] = field(default_factory=list)
     arrived: dict[int, Any] = field(default_factory=dict)
     data_as_control: bool = False
+
+    @property
+    def form_bytes(self) -> int:
+        """Bytes that the judge keeps of it until the run ends."""
+        return FORM_BYTES * (1 + len(self.open_ends))
 
     @property
     def done(self) -> bool:
@@ -75,6 +83,7 @@ class Posted:
             self.posted,
             self.waited,
             max(self.arrival, self.waited),
+            transit=None if self.begun == math.inf else (self.begun, self.arrival),
         )
 
 

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ringlab.errors import CourseError
 from ringlab_course.checking.contract import TIERS, Exercise, Stage
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.loading import load_exercise
-from ringlab_course.checking.reports import StageReport, gated, not_written, run_stage
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import (
+    CheckReport,
+    StageReport,
+    after_helpers,
+    gated,
+    not_written,
+    run_stage,
+)
 from ringlab_course.checking.requirements import require_extra, require_triton
+from ringlab_course.checking.subject import Subject
+from ringlab_course.judge.allowance import READING_S, UnreadableAnswer, reading
 from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.probe import require
 from ringlab_course.judge.sandbox import MESH_TASKS, Bounds
-from ringlab_course.judge.session import SandboxedSubject, Session
-from ringlab_course.judge.submission import Submission, UnreadableError, read_submission
+from ringlab_course.judge.session import SandboxedSubject, Session, shown
+from ringlab_course.judge.submission import (
+    Submission,
+    UnreadableError,
+    exercise_of,
+    is_notebook,
+    read_submission,
+)
 
 *SHOWN, HIDDEN = TIERS
 UNSAFE = "graded WITHOUT a sandbox (--unsafe): the code ran with all rights of this user"
@@ -71,7 +85,7 @@ def grade(
 ) -> GradeReport:
     """Return the report of the notebook at `path`, all tiers, in sandboxed workers.
 
-    exercise: its id ("05") or contract; by default what the notebook's metadata say. seed: of the
+    exercise: its id ("05") or contract; by default what the notebook's metadata say, or its name. seed: of the
     probes, fresh ones by default. timeout: seconds per call; total_timeout: per submission. patience:
     multiplies these, and the seconds that the checks of a tier may compute; more than 1 for slow machines.
     A notebook that cannot be read earns nothing, with a reason; it raises nothing.
@@ -89,11 +103,12 @@ def grade(
     try:
         submission = read_submission(path)
         if exercise is None:
-            contract = _contract_of(submission)
+            contract = _contract_of(submission, Path(path))
             empty = replace(empty, exercise=contract.id, points=contract.points)
     except UnreadableError as error:
         return replace(empty, reason=": ".join(filter(None, (error.got, error.remedy))))
-    functions = sorted({name for stage in contract.stages for name in (stage.function, *stage.helpers)})
+    functions = {name: () for stage in contract.stages for name in stage.helpers}
+    functions |= {stage.function: stage.may_change for stage in contract.stages}
     kinds = {stage.kind for stage in contract.stages}
     ring, kernels, mesh = (kind in kinds for kind in ("ring", "kernel", "mesh"))
     if kernels:
@@ -124,20 +139,23 @@ def grade_many(
     for path in paths:
         folder = Path(path)
         if folder.is_dir() and not folder.is_symlink():
-            files = sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+            found = (p for p in folder.rglob("*") if is_notebook(p.name))
+            files = sorted(p for p in found if ".ipynb_checkpoints" not in p.parts)
         else:
             files = [folder]
         for file in files:
             yield grade(file, exercise, **options)
 
 
-def _contract_of(submission: Submission) -> Exercise:
+def _contract_of(submission: Submission, path: Path) -> Exercise:
+    """Return the contract of the exercise that the notebook names, or else its file does."""
+    known = exercise_ids()
+    named = submission.exercise if submission.exercise in known else exercise_of(path)
+    if named:
+        return load_exercise(named)
     if submission.exercise is None:
         raise UnreadableError("an exercise notebook", "no cell that is marked as graded", "name the exercise")
-    try:
-        return load_exercise(submission.exercise)
-    except CourseError:
-        raise UnreadableError("an exercise notebook", "an exercise that does not exist here") from None
+    raise UnreadableError("an exercise notebook", "an exercise that does not exist here")
 
 
 def _graded(
@@ -158,7 +176,8 @@ def _graded(
             hidden = _run(stage, session, submission, HIDDEN, seed)
             checks = tuple(replace(check, counterexample="") for check in hidden.checks)
             parts[stage.id].append(replace(hidden, checks=checks))
-    return tuple(joined(stage, parts[stage.id]) for stage in exercise.stages)
+    whole = {stage.function: joined(stage, parts[stage.id]) for stage in exercise.stages}
+    return tuple(after_helpers(stage, whole[stage.function], whole) for stage in exercise.stages)
 
 
 def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed: int) -> StageReport:
@@ -168,7 +187,29 @@ def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed
         return not_written(stage, failure, tier)
     session.turn_to(stage.function)
     session.allowance.begin(tier)
-    return run_stage(stage, SandboxedSubject(session, stage.function), tier, seed)
+    checks = tuple(replace(check, run=_bounded(check.run, session)) for check in stage.checks)
+    report = run_stage(replace(stage, checks=checks), SandboxedSubject(session, stage.function), tier, seed)
+    return replace(report, checks=tuple(map(_shortened, report.checks)))
+
+
+def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
+    """Return the function of a check, bounded in what it may take of the judge's own time and memory."""
+
+    def bounded(subject: Subject, rng: Any) -> None:
+        try:
+            with reading(READING_S * session.allowance.patience):
+                run(subject, rng)
+        except UnreadableAnswer:  # wherever it broke off: no worker may be in the middle of a conversation
+            session.discard_all()
+            raise
+
+    return bounded
+
+
+def _shortened(report: CheckReport) -> CheckReport:
+    """Return the report with texts of a bounded length: they quote answers, and the book keeps them."""
+    texts = {name: getattr(report, name) for name in ("message", "counterexample")}
+    return replace(report, **{name: shown(text) for name, text in texts.items()})
 
 
 def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:

@@ -1,12 +1,17 @@
 """A rank's transport inside a worker: every message goes to the judge, which is the network.
 
 What a rank sends, when it waits and what it then holds, the judge sees. That it computes between two of
-these, and that real work is done there, only the worker says: `compute` tells the judge when it begins
-and ends, and what comes out of it shows in the values alone.
+these only the worker says: `compute` waits for the judge when it begins and when it ends, so that the judge
+can read how much the processor did meanwhile. What came out of it shows in the values alone.
+
+What a program may do wrong without meaning harm is an error here, in its own words: whatever reaches the
+judge in a wrong form is taken for an attack.
 """
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +20,7 @@ from torch import Tensor
 from ringlab.comm.protocol import Comm, Work
 from ringlab.errors import CommError, MismatchError, PeerDiedError, WorldSizeError
 from ringlab_course.judge.channel import Abort, Channel
+from ringlab_course.judge.protocol import ITEMSIZE, LIMITS, ProtocolError
 
 T = TypeVar("T")
 
@@ -25,6 +31,7 @@ class JudgeComm(Comm):
     def __init__(self, channel: Channel, rank: int, world_size: int, second: float = 1.0) -> None:
         self.rank, self.world_size = rank, world_size
         self._channel, self._count = channel, 0
+        self._call, self._thread = channel.call, threading.get_ident()
         self._computing = False
         self._second, self._time = second, 0.0
 
@@ -37,40 +44,89 @@ class JudgeComm(Comm):
         source: int | None = None,
         tag: str = "",
     ) -> Work:
-        self._not_inside("exchange")
-        for name, peer, tensors in (("to", to, send), ("source", source, receive)):
-            if tensors and (peer is None or not 0 <= peer < self.world_size):
-                raise WorldSizeError(f"{name}= a rank from 0 to {self.world_size - 1}", repr(peer))
-        index, self._count = self._count, self._count + 1
-        wanted = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in receive]
-        fields = {"index": index, "to": to, "source": source, "tag": str(tag)[:200], "receive": wanted}
-        self._channel.send("exchange", tuple(t.detach() for t in send), **fields)
-        return _JudgeWork(self, index, tuple(receive))
+        self._require_program("exchange")
+        to, source = (self._peer(*end) for end in (("to", to, send), ("source", source, receive)))
+        for tensors in (send, receive):
+            self._require_messages(tensors)
+        wanted = [[_dtype(t), list(t.shape)] for t in receive]
+        fields = {"index": self._count, "to": to, "source": source, "tag": str(tag)[:200], "receive": wanted}
+        try:
+            self._channel.send("exchange", tuple(t.detach() for t in send), **fields)
+        except ProtocolError as error:
+            needed = f"messages in one exchange that can be sent: {error.needed}"
+            raise CommError(needed, error.got, "send less at a time") from None
+        self._count += 1
+        return _JudgeWork(self, self._count - 1, tuple(receive))
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if self._computing:
+        if self._computing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)  # a computation inside a computation
+        self._require_program("compute")
         self._channel.send("begin", label=str(label)[:200])
+        self._channel.expect("begun")
         self._computing = True
         try:
-            result = function(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             self._computing = False
-        self._channel.send("end")
-        self._time += self._second
-        return result
+            self._channel.send("end")
+            self._channel.expect("ended")
+            self._time += self._second
 
-    def _not_inside(self, what: str) -> None:
-        """The same rule as the virtual cluster's."""
-        if self._computing:
-            raise CommError(
-                f"{what} from the program of rank {self.rank} itself",
-                "a call from inside ring.compute",
-                "exchange before or after ring.compute(...), not inside it",
+    def _require_program(self, what: str) -> None:
+        """Return if the program itself asks, and not inside a computation; the virtual cluster has the same rules.
+
+        Raises: CommError. One in another thread may be lost there, so that the channel keeps it.
+        """
+        if self._channel.call != self._call:
+            got, remedy = (
+                "a ring of an earlier run",
+                "use the ring that your function is given, and keep none",
             )
+        elif threading.get_ident() != self._thread:
+            got = f"a call from the thread '{threading.current_thread().name}'"
+            remedy = (
+                "let the function's own thread exchange: ring.post returns at once, and work.wait() waits"
+            )
+        elif self._computing:
+            got = "a call from inside ring.compute"
+            remedy = "exchange before or after ring.compute(...), not inside it"
+        else:
+            return
+        error = CommError(f"{what} from the program of rank {self.rank} itself", got, remedy)
+        self._channel.misuse = self._channel.misuse or error
+        raise error
+
+    def _peer(self, name: str, peer: Any, tensors: Sequence[Tensor]) -> int | None:
+        """Return the rank at the other end. Raises: WorldSizeError."""
+        if peer is None and not tensors:
+            return None
+        try:
+            rank = operator.index(peer)
+        except TypeError:
+            rank = -1
+        if not 0 <= rank < self.world_size:
+            raise WorldSizeError(f"{name}= a rank from 0 to {self.world_size - 1}", repr(peer))
+        return rank
+
+    def _require_messages(self, tensors: Sequence[Tensor]) -> None:
+        """Return if these can be sent and received. Raises: CommError."""
+        got = f"{len(tensors)} of them" if len(tensors) > LIMITS.arrays else ""
+        for tensor in tensors:
+            if _dtype(tensor) not in ITEMSIZE:
+                got = f"a tensor of {_dtype(tensor)}"
+            elif tensor.ndim > LIMITS.dimensions:
+                got = f"a tensor of {tensor.ndim} dimensions"
+        if got:
+            needed = f"at most {LIMITS.arrays} tensors of at most {LIMITS.dimensions} dimensions, {', '.join(ITEMSIZE)}"
+            raise CommError(needed, got, "convert what you exchange")
 
     def now(self) -> float:
         return self._time  # the virtual clock, as in a notebook
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _JudgeWork(Work):
@@ -80,7 +136,7 @@ class _JudgeWork(Work):
 
     def wait(self) -> tuple[Tensor, ...]:
         if not self._done:
-            self._comm._not_inside("wait")
+            self._comm._require_program("wait")
             self._comm._channel.send("wait", index=self._index)
             frame = self._comm._channel.receive()
             if frame.kind == "lost":

@@ -2,8 +2,8 @@
 
 Each rank is a worker of its own that holds only its shard. The trace's exchanges were seen
 here, not reported: who exchanged with whom, how many bytes, how often, and in which order a rank
-posted and waited. Its computations are the worker's word: that it computed between two
-such frames, and under which label. That the work was done is proved by values, if at all.
+posted and waited. Its computations are the worker's word, but the processor's time in them is read here: where
+it is next to nothing of a longer run, they are left out of the trace. That the work was done is proved by values.
 
 Times are those of a virtual clock per rank, the virtual cluster's: a computation takes a second, a
 message half of one from the moment at which both its ends are posted. So they depend on the order of a
@@ -30,12 +30,16 @@ from ringlab.comm.trace import Compute, Outcome, Trace
 from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, unfinished
 from ringlab.errors import MismatchError, RinglabError
 from ringlab_course.checking.faults import Ended, Faults, Killed
-from ringlab_course.judge.exchanges import Form, Posted, is_integer, read_exchange, read_label
+from ringlab_course.judge.exchanges import FORM_BYTES, Form, Posted, is_integer, read_exchange, read_label
 from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 
-QUEUED_BYTES = 1 << 30  # of messages that no receiver has waited for yet: the judge holds them
+QUEUED_BYTES = (
+    1 << 30
+)  # of all ranks' messages that nobody has taken yet, of parts of frames too: the judge holds them
 ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
+LONG_S, LEAST = 0.05, 0.2
+"""Computations of a rank are believed if they are at least this share of its processor time, or that time is short."""
 ABORT_S = 2.0  # for a rank that is broken off to come to its next exchange; one that does not is ended
 
 
@@ -51,8 +55,9 @@ class RankRaised(RinglabError):
 class _Rank:
     """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
 
-    time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the computation under way. ended: why the rank has
-    no result, in a run in which one was killed. aborted: its worker has been asked to end the call.
+    time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the
+    computation under way. inside: CPU seconds of all computations. ended: why the rank has no result, in a run in
+    which one was killed. aborted: its worker has been asked to end the call.
     """
 
     rank: int
@@ -67,6 +72,7 @@ class _Rank:
     base: int = 0
     peak: int = 0
     computed: float = 0.0
+    inside: float = 0.0
     result: Any = None
     exchanges: int = 0
     ended: Ended | None = None
@@ -93,7 +99,7 @@ class Network:
         self.deadline = time.monotonic() + seconds
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
-        self.queued = 0
+        self.queued = self.kept = 0
 
     def run(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> Outcome:
         """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank.
@@ -146,6 +152,9 @@ class Network:
             place["second"] = self.costs.compute(rank.rank, "", ())
             if self.faults.late:
                 place["late"] = self.faults.late_of(rank.rank)
+            if self.faults.kill or self.faults.timeout:
+                number, exchange = self.faults.timeout or (None, None)
+                place["bereft"] = [exchange] if number == rank.rank else []
             self._send(rank, "ring", (tuple(own), keywords), **place)
         while any(rank.state == "called" for rank in self.ranks):
             self._read()
@@ -204,6 +213,7 @@ class Network:
             try:
                 if rank.worker.socket in readable:
                     rank.worker.read_available()
+                    self._bound(owing)
             except WorkerDied as error:
                 raise WorkerDied(error.needed, f"rank {rank.rank}: {error.got}") from None
             while rank.worker.frames:
@@ -237,6 +247,9 @@ class Network:
             self._wait(rank, frame)
         elif frame.kind == "begin":
             rank.computing = read_label(frame, len(rank.events))
+            self.kept += FORM_BYTES
+            rank.inside -= rank.worker.clock()  # it waits for this answer
+            self._send(rank, "begun")
         elif frame.kind == "end":
             self._computed(rank)
         else:
@@ -244,6 +257,8 @@ class Network:
 
     def _computed(self, rank: _Rank) -> None:
         label, rank.computing = rank.computing or "", None
+        rank.inside += rank.worker.clock()
+        self._send(rank, "ended")
         begin, rank.time = rank.time, rank.time + self.costs.compute(rank.rank, label, ())
         rank.events.append(Compute(rank.rank, label, begin, rank.time))
 
@@ -266,13 +281,21 @@ class Network:
                 return self._kill(rank)
             rank.exchanges += 1
         self.queued += work.sent
-        if self.queued > QUEUED_BYTES:
-            held = f"its ranks had sent more than {QUEUED_BYTES / 2**30:g} GiB that nobody had waited for"
-            raise Endless("messages that are waited for", held)
+        self.kept += work.form_bytes
+        self._bound(self.ranks)
         rank.works.append(work)
         rank.unwaited[work.index] = work
         for half in list(work.open_ends):
             self._match(half)
+
+    def _bound(self, ranks: Sequence[_Rank]) -> None:
+        """Raise Endless if more is held than may be: bytes that are no frame yet, or frames that are not processed, too."""
+        held = self.queued + self.kept
+        for rank in ranks:
+            held += rank.worker.reader.unparsed + sum(frame.nbytes for frame in rank.worker.frames)
+        if held > QUEUED_BYTES:
+            got = f"its ranks had sent more than {QUEUED_BYTES / 2**30:g} GiB that nobody had waited for"
+            raise Endless("messages that are waited for", got)
 
     def _match(self, half: Half) -> None:
         """Pair this end with the first of the other ends that wait for one, if any."""
@@ -294,6 +317,7 @@ class Network:
         for end in (send, receive):
             end.work.open_ends.remove(end)
             end.work.arrival = max(end.work.arrival, arrival)
+            cast(Posted, end.work).begun = min(cast(Posted, end.work).begun, start)
         cast(Posted, receive.work).arrived[receive.place] = sent.data
 
     def _wait(self, rank: _Rank, frame: Frame) -> None:
@@ -323,5 +347,10 @@ class Network:
             for work in rank.works:
                 if work.data_as_control:  # a meter leaves control out
                     work.tag = "data as " + work.tag
-            trace.events += [e if isinstance(e, Compute) else e.event() for e in rank.events]
+            believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed
+            for each in rank.events:
+                if not isinstance(each, Compute):
+                    trace.events.append(each.event())
+                elif believed:
+                    trace.events.append(each)
         return trace

@@ -7,6 +7,7 @@ with ringlab. All this tells honest learners early; it is no wall, as whoever wa
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
@@ -14,7 +15,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from inspect import isfunction
@@ -31,15 +32,11 @@ from ringlab_course.checking.contract import ATTENTION, Exercise
 HOME = Path(ringlab.__file__).resolve().parents[1]
 """The folder in which both packages lie."""
 PACKAGES = ("ringlab", "ringlab_course")
-LEFT_TO_OTHERS = (
-    "`{}` leaves the work to ringlab or to PyTorch. This exercise is about writing it: put code of your own "
-    "in its place."
-)
 
 NEEDED = (
     *(f"ringlab.{name}" for name in ("__init__", "errors", "types", "moved", "layout", "comm", "viz.__init__", "viz.frontend")),
     *(f"ringlab_course.{name}" for name in ("__init__", "judge")),
-    *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "requirements")),
+    *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "guard", "requirements")),
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
 )  # fmt: skip
 """The modules of ringlab that a worker needs, and those that notebooks use beside their answers."""
@@ -51,32 +48,50 @@ _OPERATORS = re.compile(
     r"|transformer_encoder_layer_fwd|triton_scaled_dot_attention)\w*(?:\.\w+)?)$"
 )
 _MODULES = re.compile(r"flex_attention|MultiheadAttention|Transformer(En|De)coder(Layer)?|Transformer")
-_FLEX = "torch.nn.attention.flex_attention"
+_GONE = ("torch.nn.attention.flex_attention", "torch.onnx.ops")
+"""Modules of PyTorch that are about attention, or bring it in operators of their own."""
+_KEYS = (
+    "CPU", "AutogradCPU", "NestedTensorCPU", "AutogradNestedTensor", "QuantizedCPU", "MkldnnCPU",
+    "CompositeImplicitAutograd", "CompositeExplicitAutograd",
+)  # fmt: skip
+"""Kernels by which an operator could be reached: `decompose` takes the composite ones, nested tensors their own."""
+_HOLDING = re.compile(
+    r"torch\.(nn\.functional|ao\.nn\.quantizable\.modules\.activation|nested\._internal\.sdpa|sparse\._triton_ops"
+    r"|testing\._internal\..*|nn\.attention\.(experimental\..*|varlen)|_higher_order_ops\.flex_attention"
+    r"|distributed\.tensor\.experimental\..*)|jax\._src\.(nn\.functions|cudnn\..*)|jax\.experimental\.pallas\.ops\..*"
+)
+_WRITTEN = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
+"""Modules that hold attention written in Python, and the names of what is closed in them."""
+OTHERS = (
+    "diffusers", "flash_attn", "flax", "keras", "ring_attention_pytorch", "ring_flash_attn", "transformers", "xformers", "yunchang",
+)  # fmt: skip
+"""Packages about attention; they may be installed where a class is graded."""
 
 
 @dataclass(frozen=True)
 class OffLimits:
-    """may_use: what an exercise gives, modules of ringlab and `ATTENTION`. about: functions of kept modules it is about."""
+    """may_use, about and without: as in `Exercise`. kernels: whether kernels run, for which more of ringlab is there."""
 
     may_use: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
     kernels: bool = False
+    without: tuple[str, ...] = ()
 
     @staticmethod
     def of(exercise: Exercise) -> OffLimits:
         """Return what submissions of `exercise` may not use."""
         kernels = any(stage.kind == "kernel" for stage in exercise.stages)
-        return OffLimits(exercise.may_use, exercise.about, kernels)
+        return OffLimits(exercise.may_use, exercise.about, kernels, exercise.without)
 
     def as_text(self) -> str:
         """Return what `from_text` reads."""
-        return json.dumps([self.may_use, self.about, self.kernels])
+        return json.dumps([self.may_use, self.about, self.kernels, self.without])
 
     @staticmethod
     def from_text(text: str) -> OffLimits:
         """Return the limits that `as_text` wrote."""
-        may_use, about, kernels = json.loads(text)
-        return OffLimits(tuple(may_use), tuple(about), kernels)
+        may_use, about, kernels, without = json.loads(text)
+        return OffLimits(tuple(may_use), tuple(about), kernels, tuple(without))
 
     def keeps(self, module: str) -> bool:
         """Return whether the module `module` ("ringlab.…", "ringlab_course.…") is there."""
@@ -95,8 +110,10 @@ class OffLimits:
 
     def refuses(self, module: str, name: str) -> bool:
         """Return whether the object called `name` of `module` is off limits."""
-        if module.partition(".")[0] == "torch":
-            return ATTENTION not in self.may_use and is_attention(name)
+        package = module.partition(".")[0]
+        attention = holds_attention(module, name) or (package == "torch" and is_attention(name))
+        if package in self.without or (ATTENTION not in self.may_use and (attention or package in OTHERS)):
+            return True
         module = new_name(module)
         return is_ours(module) and (not self.keeps(module) or f"{module}.{name}" in self.about)
 
@@ -146,6 +163,11 @@ def is_attention(name: str) -> bool:
     return bool(_OPERATORS.match(f"aten::{name}") or _MODULES.fullmatch(name))
 
 
+def holds_attention(module: str, name: str) -> bool:
+    """Return whether `name` of this module of PyTorch or JAX is an attention that is written in Python."""
+    return bool(_HOLDING.fullmatch(module) and _WRITTEN.search(name))
+
+
 class Refusing:
     """Stands for something off limits: it may be imported and handed around, and raises where it is used."""
 
@@ -187,25 +209,40 @@ class _Absent(ModuleType):
 
 
 class _Finder:
-    """Answers for modules that are off limits before anybody else can; also knows when torch is first imported."""
+    """Answers for modules that are off limits before anybody else can, and closes attention in those that hold some.
+
+    In every import of them: whoever reloads one, or takes it out of `sys.modules`, gets it closed again.
+    """
 
     def __init__(self, limits: OffLimits) -> None:
-        self.limits, self._closed = limits, False
+        self.limits, self._torch_closed = limits, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         attention = ATTENTION not in self.limits.may_use
-        if name == "torch" and attention and not self._closed:
-            self._closed = True
-            return _closing(importlib.util.find_spec(name))
         today = new_name(name)
         absent = is_ours(today) and not self.limits.keeps(today)
-        if not absent and not (name == _FLEX and attention):
-            return None
-        folder = HOME.joinpath(*today.split("."))
+        absent = absent or name.partition(".")[0] in (*self.limits.without, *(OTHERS if attention else ()))
+        if absent or (attention and any(name == gone or name.startswith(f"{gone}.") for gone in _GONE)):
+            return self._absent(name, HOME.joinpath(*today.split(".")))
+        if attention and name == "torch" and not self._torch_closed:
+            self._torch_closed = True
+            return _then(self._found(name, path, target), lambda module: _close_torch())
+        if attention and _HOLDING.fullmatch(name):
+            return _then(self._found(name, path, target), _close_written)
+        return None
+
+    def _absent(self, name: str, folder: Path) -> Any:
         spec = importlib.machinery.ModuleSpec(name, self, is_package=folder.is_dir())  # type: ignore[arg-type]
         if folder.is_dir():
             spec.submodule_search_locations = [str(folder)]
+        elif name.partition(".")[0] not in PACKAGES:
+            spec.submodule_search_locations = []  # of a package that may be missing here every part is absent
         return spec
+
+    def _found(self, name: str, path: Any, target: Any) -> Any:
+        """Return what the other finders find."""
+        others = (finder for finder in sys.meta_path if finder is not self)
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
     def create_module(self, spec: Any) -> ModuleType:
         return _Absent(spec.name)
@@ -214,35 +251,44 @@ class _Finder:
         """There is nothing to run."""
 
 
-def _closing(spec: Any) -> Any:
-    """Return torch's spec, changed so that its attention is closed as soon as it is there."""
+def _then(spec: Any, close: Callable[[ModuleType], None]) -> Any:
+    """Return the spec, changed so that `close` is called with the module as soon as it is there."""
     if spec is not None and spec.loader is not None:
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            _close_torch()
+            close(module)
 
         spec.loader.exec_module = exec_module
     return spec
 
 
-_libraries: list[Any] = []  # their registrations are undone when they are collected
-
-
 def _close_torch() -> None:
-    """Have every attention operator of PyTorch raise, by whichever of its names it is called."""
+    """Have every attention operator of PyTorch raise, by whichever of its names and kernels it is called."""
     import torch
 
-    library = torch.library.Library("aten", "IMPL")
-    _libraries.append(library)
+    library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    ctypes.pythonapi.Py_IncRef(
+        ctypes.py_object(library)
+    )  # never collected: that would undo what it registers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for called in torch._C._dispatch_get_all_op_names():
             found = _OPERATORS.match(called)
-            for key in ("CPU", "AutogradCPU") if found else ():
-                library.impl(found[1], _refusal(f"torch's {found[1]}"), key)  # type: ignore[index]
-    torch.nn.functional.multi_head_attention_forward = _refusal("torch.nn.MultiheadAttention")
+            for key in _KEYS if found else ():
+                library.impl(found[1], key, _refusal(f"torch's {found[1]}"))  # type: ignore[index]
+
+
+def _close_written(module: ModuleType) -> None:
+    """Have every attention that is written in this module raise."""
+    for name, value in list(vars(module).items()):
+        refusal = _refusal(f"{module.__name__}.{name}") if holds_attention(module.__name__, name) else None
+        if refusal and isinstance(value, FunctionType):
+            setattr(module, name, refusal)
+        elif refusal and isinstance(value, type):
+            for method in {"forward", "_forward_impl", "__call__"} & vars(value).keys():
+                setattr(value, method, refusal)
 
 
 def _refusal(called: str) -> Any:

@@ -16,11 +16,12 @@ from typing import Any
 
 from ringlab.errors import CourseError, SandboxError
 from ringlab_course.judge.offlimits import HOME, OffLimits
-from ringlab_course.judge.processes import children, descendants, end_all, memory, precise_cpu_seconds
+from ringlab_course.judge.processes import children, descendants, end_all, held, memory, precise_cpu_seconds
 from ringlab_course.judge.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab_course.judge.sandbox import HIDDEN, Bounds, command, environment, launch
 from ringlab_course.judge.seccomp import filter_file
 
+LOOK_S = 0.2
 GRACE_S = 1.0  # for the rest of an answer that was on its way at its deadline
 START_SECONDS = 60.0  # torch takes 2 s of CPU to import, on a machine that may be busy
 
@@ -60,6 +61,7 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
+        self.settled = 0  # tasks once the code is loaded
         self._mark = secrets.token_hex(16)  # by which a process that was started without a sandbox is known
         # The launcher may complain. Not into a file: without root a worker can open bubblewrap's open files.
         self._complaints, self._complain = os.pipe()
@@ -184,7 +186,7 @@ class WorkerProcess:
             raise WorkerDied("an answer", "the end of the worker")
         self.frames += self.reader.feed(data)
         if len(self.frames) > 4096:
-            raise ProtocolError("one frame at a time", "thousands")
+            raise Endless("one frame at a time", "it had sent thousands of messages at once")
 
     def kill(self) -> None:
         """End the worker and every process it started; returns when they are gone."""
@@ -236,6 +238,26 @@ class WorkerProcess:
     def computed(self) -> float:
         """Return the seconds of processor time that the worker, and what it has started, has used."""
         return precise_cpu_seconds(self.processes())
+
+    def clock(self) -> float:
+        """Return the seconds of processor time that the worker's own process has used."""
+        return precise_cpu_seconds([self.pid])
+
+    def tasks(self) -> int:
+        """Return the number of its threads, children's too."""
+        return held(self.processes())[1]
+
+    def goes_on(self) -> bool:
+        """Whether it computes in a thread that it has started since it was settled, although it should wait for a call.
+
+        Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first.
+        """
+        if self.arrays == "jax" or self.tasks() <= self.settled:  # JAX keeps threads of its own
+            return False
+        time.sleep(LOOK_S / 2)
+        before = self.clock()
+        time.sleep(LOOK_S)
+        return self.clock() - before > LOOK_S / 100
 
     def reset_peak(self) -> None:
         """Begin a new peak, where the system lets us."""

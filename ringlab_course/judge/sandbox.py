@@ -55,7 +55,7 @@ class Bounds:
     scratch_bytes: int = 64 << 20
     cpu_seconds: int = 120
     tasks: int = 32
-    open_files: int = 64
+    open_files: int = 32
     total_memory_bytes: int = 6 << 30
     total_tasks: int = 256
 

@@ -3,8 +3,9 @@
 Threads are allowed, processes are not: so there are no fork bombs and no orphans, and a memory
 limit for one process is a limit for the worker. Sockets are those of Unix: some families (vsock) heed
 no namespace. Workers read the same files of the system, so whatever tells one who else uses a file
-(locks, leases, watches, its pages in the cache) would be a wire between ranks past the judge. Memory
-that is no process's own (memfd, System V) would be held where no peak shows it.
+(locks, leases, watches, its pages in the cache, waking who waits at it) would be a wire between ranks
+past the judge. Memory that is no process's own (memfd, System V, long pipes) would be held where no peak
+shows it.
 The filter is a classic BPF program. Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
 
@@ -27,7 +28,8 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _SINCE_5 = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
-    "mount_setattr": 442, "memfd_secret": 447, "cachestat": 451,
+    "mount_setattr": 442, "memfd_secret": 447, "futex_waitv": 449, "cachestat": 451, "futex_wake": 454, "futex_wait": 455,
+    "futex_requeue": 456,
 }  # fmt: skip
 """Newer calls have one number on every machine."""
 _DENIED = {
@@ -56,6 +58,12 @@ _SHARED_BY_FILE = {
     "F_GETLK": 5, "F_SETLK": 6, "F_SETLKW": 7, "F_OFD_GETLK": 36, "F_OFD_SETLK": 37, "F_OFD_SETLKW": 38,
     "F_SETLEASE": 1024, "F_GETLEASE": 1025, "F_NOTIFY": 1026,
 }  # fmt: skip
+_LONG_PIPES = {"F_SETPIPE_SZ": 1031}
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX_PRIVATE = 0x80
+_WAITING = {"FUTEX_WAIT": 0, "FUTEX_WAIT_BITSET": 9}
+"""What a thread may do with a futex that is not its process's own: wait, as for another thread's end."""
+_FUTEX_REALTIME = 0x100
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # typing on behalf of whoever sits there
 _CLONE3 = 435  # its flags lie behind a pointer, out of reach; the C library then takes clone
@@ -78,9 +86,15 @@ def filter_program(machine: str = "") -> bytes | None:
     for number in _DENIED[machine].values():
         steps += [_step(_EQUAL, number, 0, 1), refuse]
     steps += _for_call(_SOCKET[machine], 0, [_step(_EQUAL, _AF_UNIX, 1, 0), refuse])
-    for call, commands in ((_FCNTL, _SHARED_BY_FILE), (_IOCTL, _INTO_TERMINALS)):
+    for call, commands in ((_FCNTL, {**_SHARED_BY_FILE, **_LONG_PIPES}), (_IOCTL, _INTO_TERMINALS)):
         pairs = [(_step(_EQUAL, command, 0, 1), refuse) for command in commands.values()]
         steps += _for_call(call[machine], 1, [step for pair in pairs for step in pair])
+    allow = _step(_RETURN, _ALLOW)
+    shared = [_step(_ANY_BIT, _FUTEX_PRIVATE, 0, 1), allow]
+    for command in _WAITING.values():
+        for flags in (0, _FUTEX_REALTIME):
+            shared += [_step(_EQUAL, command | flags, 0, 1), allow]
+    steps += _for_call(_FUTEX[machine], 1, [*shared, refuse])
     steps += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
     steps += [_step(_EQUAL, _CLONE[machine], 0, 3), _step(_LOAD, _FIRST_ARGUMENT)]
     steps += [_step(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, _step(_RETURN, _ALLOW)]

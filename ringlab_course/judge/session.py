@@ -5,16 +5,18 @@ from __future__ import annotations
 import builtins
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
-from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed, left_to_others
+from ringlab_course.checking.guard import changed
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Watch
-from ringlab_course.judge.offlimits import LEFT_TO_OTHERS, OffLimits
+from ringlab_course.judge.channel import CHANGED
+from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import taken_in
@@ -43,7 +45,8 @@ class Condemned(Failure):
 class Session:
     """Workers that have loaded one submission's code.
 
-    limits: modules that the code may not use; without it all of ringlab but its checks is available.
+    functions: their names, or by name the arguments that each may change in place. limits: modules that the code
+    may not use; without it all of ringlab but its checks is available.
     seconds: for each call. total_seconds: for the whole submission; later calls fail unrun.
     patience: multiplies these, and what the checks of a tier may compute (`allowance.begin`).
     """
@@ -51,7 +54,7 @@ class Session:
     def __init__(
         self,
         cells: Sequence[str],
-        functions: Sequence[str],
+        functions: Mapping[str, Sequence[str]] | Sequence[str],
         *,
         torch: bool,
         kernels: bool = False,
@@ -63,7 +66,9 @@ class Session:
         total_seconds: float = 300.0,
         patience: float = 1.0,
     ) -> None:
-        self.cells, self.functions = list(cells), list(functions)
+        self.cells = list(cells)
+        may_change = functions if isinstance(functions, Mapping) else dict.fromkeys(functions, ())
+        self.functions = {name: list(arguments) for name, arguments in may_change.items()}
         self.torch, self.kernels, self.mesh, self.unsafe = torch, kernels, mesh, unsafe
         bounds = bounds or Bounds()
         self.bounds = replace(bounds, cpu_seconds=math.ceil(bounds.cpu_seconds * max(1.0, patience)))
@@ -72,7 +77,8 @@ class Session:
         self.allowance = Allowance(patience)
         self.seconds, self.total_seconds = seconds * patience, total_seconds * patience
         self.deadline = time.monotonic() + self.total_seconds
-        self.condemned, self.losses, self.calls = "", 0, 0
+        self.condemned, self.losses, self.calls, self.overdue = "", 0, 0, 0
+        self.answered: set[str] = set()  # functions that are written: they have answered
         self._function, self._losses, self._unloaded = "", dict[str, int](), 0
         self._exceeded: dict[str, str] = {}
         self.notes: list[str] = []
@@ -98,8 +104,7 @@ class Session:
         self._losses[self._function] = self.losses
         if self.watch.exceeded:  # it has ended all workers
             self._exceeded[self._function], self.watch.exceeded = self.watch.exceeded, ""
-            for worker in list(self._loaded):
-                self.discard(worker)
+            self.discard_all()
         self._function, self.losses = function, self._losses.get(function, 0)
 
     def prestart(self, count: int) -> None:
@@ -128,9 +133,10 @@ class Session:
         return self._loaded[:count]
 
     def _load(self, worker: WorkerProcess) -> None:
-        deadline = self.limit()
+        deadline = min(time.monotonic() + self.seconds, self.deadline)
+        fields = {"call": 0, "functions": self.functions, "seconds": self.seconds / 4}
         try:
-            worker.send(Frame("load", {"call": 0, "functions": self.functions}, self.cells), deadline)
+            worker.send(Frame("load", fields, self.cells), deadline)
             frame = worker.receive(deadline)
             if frame.kind != "loaded" or not isinstance(frame.value, list):
                 raise ProtocolError("the code loaded", f"a frame {frame.kind[:20]!r}")
@@ -140,12 +146,18 @@ class Session:
             raise self.lost("the notebook's code", error) from None
         if not self.concealed:
             self.notes = [shown(note)[:500] for note in frame.value[:20]]
+        worker.settled = worker.tasks()
         self.allowance.add(worker)
         self._loaded.append(worker)
 
     def limit(self) -> float:
         """Return the time at which a call that begins now must have ended."""
-        return min(time.monotonic() + self.seconds, self.deadline)
+        return min(time.monotonic() + self.call_seconds, self.deadline)
+
+    @property
+    def call_seconds(self) -> float:
+        """The seconds that a call may take: fewer after calls that took too long, which may hang in every check."""
+        return self.seconds / min(4, 2**self.overdue)
 
     def discard(self, worker: WorkerProcess) -> None:
         """End a worker that cannot be used again."""
@@ -154,6 +166,11 @@ class Session:
         worker.kill()
         if worker in self._loaded:
             self._loaded.remove(worker)
+
+    def discard_all(self) -> None:
+        """End all workers that have loaded the code."""
+        for worker in list(self._loaded):
+            self.discard(worker)
 
     def lost(self, what: str, error: Exception) -> Failure:
         """Return the failure for a worker that had to be ended because of `error`."""
@@ -165,7 +182,8 @@ class Session:
         if isinstance(error, Endless):
             return Crashed(f"{what} was ended: {error.got}. Is there a loop that never ends?")
         if isinstance(error, Overdue):
-            return Crashed(f"{what} did not end within {self.seconds:g} s.")
+            seconds, self.overdue = self.call_seconds, self.overdue + 1
+            return Crashed(f"{what} did not end within {seconds:g} s.")
         if self.watch.exceeded:
             return Crashed(f"{what} was ended: the submission's workers together {self.watch.exceeded}.")
         return Crashed(
@@ -220,6 +238,7 @@ class SandboxedSubject:
         (worker,) = self._ready(1)
         try:
             answer, peak = self._converse(worker, args, kwargs, how)
+            self._settle([worker])
             return READ.get(how, lambda answer: answer)(answer), peak
         except (Overdue, WorkerDied, ProtocolError) as error:
             self.session.discard(worker)
@@ -254,9 +273,10 @@ class SandboxedSubject:
             outcome = network.run(self.function, arguments, kwargs)
             if network.dead:
                 self._recover(network, workers)
+            self._settle([worker for worker in workers if worker in self.session._loaded])
             return outcome, network
         except RankRaised as error:
-            failure = _raised(self.function, error.report)
+            failure = self._raised(error.report)
             failure.counterexample = f"rank {error.rank}: {failure.counterexample}".strip()
         except CommError as error:
             failure = as_failure(self.function, error)
@@ -267,6 +287,23 @@ class SandboxedSubject:
 
     def other(self, function: str) -> SandboxedSubject:
         return SandboxedSubject(self.session, function)
+
+    def _settle(self, workers: Sequence[WorkerProcess]) -> None:
+        """Take note that the function is written. Raises: Crashed if a thread of it goes on."""
+        self.session.answered.add(self.function)
+        if going := [worker for worker in workers if worker.goes_on()]:
+            for worker in going:
+                self.session.discard(worker)
+            raise Crashed(
+                f"`{self.function}` answers while a thread that it has started goes on computing. Wait for its end, as with "
+                "thread.join(), before you return."
+            )
+
+    def _raised(self, report: dict[str, Any]) -> Failure:
+        failure = _raised(self.function, report, concealed=self.session.concealed)
+        if isinstance(failure, NotWritten) and self.function in self.session.answered:  # but for this case
+            return crashed(self.function, NotImplementedError.__name__, shown(report.get("text")))
+        return failure
 
     def _recover(self, network: Network, workers: Sequence[WorkerProcess]) -> None:
         """Bring the ranks that are still in the call out of it, or end them."""
@@ -299,7 +336,7 @@ class SandboxedSubject:
             if frame.fields.get("call") != call or frame.kind not in (kind, "error") or worker.frames:
                 raise ProtocolError("one answer to the call under way", f"a frame {frame.kind[:20]!r}")
             if frame.kind == "error":
-                raise _raised(self.function, frame.fields)
+                raise self._raised(frame.fields)
             return frame
 
         say("call", (args, kwargs), function=self.function, **({how: True} if how else {}))
@@ -315,25 +352,27 @@ class SandboxedSubject:
         return result.value, max(peak, worker.peak() - base - result.nbytes - ANSWER_ROOM)
 
 
-def _raised(function: str, report: dict[str, Any]) -> Failure:
+def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failure:
     """Return the failure for an exception in the learner's code, as the worker reports it.
 
-    Text of the learner's making goes into the counterexample only: it may quote the probe, and
-    counterexamples of hidden checks are not shown.
+    Text of the learner's making goes into the counterexample only, and into a message not once hidden probes were
+    seen: it may quote the probe, and counterexamples of hidden checks are not shown.
     """
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)
     if name == "ProtocolError":
         return Failure(
-            f"`{function}` should answer with arrays, numbers or texts, or lists, tuples or dicts of them.",
+            f"`{function}` should answer with arrays, numbers or texts, or with lists, tuples, sets or dicts of them.",
             text,
         )
+    if name == CHANGED:
+        return changed(function, "" if concealed or not text.isidentifier() else text)
     if kind is None:
         return Crashed(f"`{function}` raised an exception of its own.", text)
     if issubclass(kind, NotImplementedError):
         return NotWritten(f"`{function}` is not written yet.")
     if issubclass(kind, OffLimitsError):
-        return Crashed(LEFT_TO_OTHERS.format(function), text)
+        return left_to_others(function, "" if concealed else text)
     if issubclass(kind, CommError):
         return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
     return crashed(function, name, text)

@@ -1,13 +1,14 @@
 """The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
 
 Everything here may be rewritten by the code that it runs; nothing the judge believes depends on it.
-Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `abort`. Frames to it: `hello`,
-`loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
+Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `begun`, `ended`, `abort`. Frames to
+it: `hello`, `loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -16,7 +17,8 @@ import warnings
 from typing import Any
 
 from ringlab.errors import OffLimitsError
-from ringlab_course.judge.channel import Abort, Channel
+from ringlab_course.checking.guard import changed_argument, fingerprints
+from ringlab_course.judge.channel import CHANGED, Abort, Channel
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs
@@ -42,25 +44,31 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, errors are reported to the judge
     channel.send("hello")
     namespace: dict[str, Any] = {}
+    may_change: dict[str, list[str]] = {}
     while True:
         frame = channel.receive()
         channel.call = frame.fields.get("call", 0)
         if frame.kind == "load":
             from ringlab_course.judge.loader import load
 
-            namespace, notes = load(frame.value, frame.fields["functions"])
+            may_change = frame.fields["functions"]
+            namespace, notes = load(frame.value, list(may_change), frame.fields["seconds"])
             channel.send("loaded", notes)
         elif frame.kind in ("call", "ring"):
-            _answer(channel, frame, namespace)
+            _answer(channel, frame, namespace, may_change)
 
 
-def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
+def _answer(
+    channel: Channel, frame: Frame, namespace: dict[str, Any], may_change: dict[str, list[str]]
+) -> None:
     """Run one call. The judge reads this process's memory between `ready` and `done`."""
+    channel.misuse = None
     try:
         function = namespace[frame.fields["function"]]
         arguments, keywords = frame.value
         if frame.kind == "ring":
             arguments = (_ring(channel, frame), *arguments)
+        before = fingerprints(function, arguments, keywords)
         channel.send("ready")
         channel.expect("go")
         with _recording() as accesses:
@@ -70,8 +78,15 @@ def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
                 answer = examine(function, *arguments, **keywords).as_dict()
             else:
                 answer = function(*arguments, **keywords)
+        if channel.misuse is not None:  # in a thread, where its error was lost
+            raise channel.misuse
         channel.send("done")
         channel.expect("deliver")
+        after, allowed = fingerprints(function, arguments, keywords), may_change[frame.fields["function"]]
+        changed = changed_argument(before, after, allowed)
+        if changed is not None and sys.argv[3] != "triton":  # kernels write into what they are given
+            channel.send("error", type=CHANGED, text=changed, own=True)
+            return
         channel.send("result", (answer, written_down(accesses)) if frame.fields.get("record") else answer)
     except ProtocolError as error:
         channel.send("error", type="ProtocolError", text=_bounded(f"the answer holds {error.got}"), own=False)
@@ -123,7 +138,16 @@ def _ring(channel: Channel, frame: Frame) -> Any:
     if "late" in fields:
         late = [Fault("delay", fields["rank"], number, seconds=0.0) for number in fields["late"]]
         comm = Faulty(comm, late)
+    if "bereft" in fields:
+        from ringlab_course.checking.faults import Bereft
+
+        comm = Bereft(comm, *fields["bereft"])
     return Ring(Strict(comm))
+
+
+def _eager(model: Any = None, **options: Any) -> Any:
+    """In place of torch.compile, which would start a compiler: what it is given, as it is."""
+    return model if model is not None else functools.partial(_eager, **options)
 
 
 def _warm_up(arrays: str) -> None:
@@ -150,6 +174,7 @@ def _warm_up(arrays: str) -> None:
     ):
         importlib.import_module(name)
 
+    torch.compile = _eager
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -5,9 +5,12 @@ How much each rank computes: products counted in the notebook, the processor's t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +18,10 @@ from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
-from ringlab_course.judge import allowance
-from ringlab_course.judge.allowance import Allowance
+from ringlab_course.judge import allowance, judge
+from ringlab_course.judge.allowance import Allowance, UnreadableAnswer, reading
 from ringlab_course.judge.judge import grade
+from ringlab_course.judge.process import Overdue
 from ringlab_course.judge.processes import cpu_seconds, precise_cpu_seconds
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import HINTS, notebook
@@ -152,3 +156,47 @@ def test_the_clocks_of_another_process_read_what_its_own_do() -> None:
 
 def test_the_precise_clock_is_0_for_who_is_gone() -> None:
     assert precise_cpu_seconds([2**22 + 1]) == 0.0
+
+
+def test_an_answer_that_takes_the_judge_too_long_is_the_submissions_fault() -> None:
+    with pytest.raises(UnreadableAnswer, match=r"more than 0.1 s to read"), reading(0.1):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+    with reading(0.1):
+        time.sleep(0.3)  # waiting is not reading
+    sum(range(10**6))  # nothing strikes later
+
+
+def test_an_answer_that_takes_the_judge_too_much_memory_is_the_submissions_fault() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    for make in (lambda: np.ones(1 << 27), lambda: [0] * (1 << 27), lambda: torch.ones(1 << 28)):
+        with pytest.raises(UnreadableAnswer, match=r"0.25 GiB of memory to read"), reading(nbytes=1 << 28):
+            make()
+    with reading(nbytes=1 << 28), reading(nbytes=1 << 20):
+        np.ones(1 << 22)  # the first bound holds
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_check_is_not_to_blame_for_what_it_cannot_digest(tmp_path, monkeypatch) -> None:
+    """2.4 MB that a check unfolds: the message is the submission's, and the next check is run."""
+    monkeypatch.setattr(judge, "READING_S", 0.2)
+
+    def unfold(subject, rng):
+        list(range(int(subject.call(0)[0])))
+
+    checks = (
+        Check("huge", 1, "visible", "t", unfold),
+        Check("small", 1, "visible", "t", lambda subject, rng: subject.call(0)),
+    )
+    source = "import numpy as np\ndef runs(x): return np.full((100_000, 3), 10**15)[:, 0]"
+    report = grade(notebook(tmp_path, source, grade="90.slow"), exercise("runs", *checks))
+    huge, small = report.stages[0].checks
+    assert "too large" in huge.message and not huge.broken and small.ok
+
+
+def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
+    with Session([], [], torch=False, seconds=20) as session:
+        for seconds in (20, 10, 5, 5):
+            assert session.call_seconds == seconds
+            assert f"within {seconds} s" in session.lost("`f`", Overdue("an answer", "the deadline")).message

@@ -25,7 +25,7 @@ from ringlab_course.checking.loading import folder_of, load_stage
 from ringlab_course.checking.positions import Shards, compare_ranks, shards
 from ringlab_course.checking.reports import not_written, run_stage
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD
-from ringlab_course.exercises.e05_emulated_ring import causal as e05_causal
+from ringlab_course.exercises.e05_emulated_ring import contract as e05_causal
 from ringlab_course.judge import judge
 from ringlab_course.judge.judge import grade, joined
 from ringlab_course.judge.sandbox import Bounds

@@ -90,7 +90,8 @@ BAD = [
 @pytest.fixture(scope="module")
 def session():
     """Workers that have loaded the programs above."""
-    with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
+    may_change = {name: ["x"] if name == "changes_what_it_sent" else [] for name in NAMES}
+    with Session([PROGRAMS], may_change, torch=True, seconds=60, total_seconds=600) as session:
         yield session
 
 

@@ -26,6 +26,26 @@ def system_calls(numbers):
         answer = LIBC.syscall(number, 0, 0, 0, 0, 0, 0)
         found.append((number, answer, ctypes.get_errno()))
     return found
+def futexes(number):
+    import mmap
+    with open("/usr/lib/os-release", "rb") as file:
+        shared = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    place = ctypes.c_void_p(_address(shared))
+    found = []
+    for command in (1, 3, 4, 5, 10, 1 | 128, 10 | 128, 0, 9, 9 | 256):  # WAKE … WAKE_BITSET, private ones, WAITs
+        ctypes.set_errno(0)
+        LIBC.syscall(number, place, command, 1, None, place, -1)
+        found.append(ctypes.get_errno())
+    return found
+def _address(shared):
+    import numpy as np
+    return np.frombuffer(shared, np.uint8).ctypes.data
+def long_pipe():
+    import fcntl
+    ends = os.pipe()
+    try: return fcntl.fcntl(ends[1], 1031, 1 << 20)
+    except OSError as error: return error.errno
+    finally: [os.close(end) for end in ends]
 def type_into_terminal():
     found = []
     for request in (0x5412, 0x541C, 0x5413):  # TIOCSTI, TIOCLINUX, and the size of the window
@@ -81,7 +101,16 @@ def shared_memory():
             pass
     return made
 """
-NAMES = ["system_calls", "type_into_terminal", "sockets", "descriptors", "of_others", "shared_memory"]
+NAMES = [
+    "futexes",
+    "long_pipe",
+    "system_calls",
+    "type_into_terminal",
+    "sockets",
+    "descriptors",
+    "of_others",
+    "shared_memory",
+]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +152,18 @@ def test_without_the_filter_some_would_get_through(monkeypatch) -> None:
         answers = SandboxedSubject(session, "system_calls").call(list(denied.values()))
         assert refused(denied, answers) < set(denied)
         assert len(SandboxedSubject(session, "sockets").call()) > 1
+
+
+@filtered
+def test_nobody_is_woken_at_a_file_that_others_map_too(look) -> None:
+    """How many waited there would be a message; waiting alone, as for a thread's end, says nothing."""
+    errors = look("futexes", seccomp._FUTEX[platform.machine()])
+    assert errors[:5] == [errno.EPERM] * 5 and errno.EPERM not in errors[5:]
+
+
+@filtered
+def test_pipes_hold_next_to_nothing(look) -> None:
+    assert look("long_pipe") == errno.EPERM
 
 
 @filtered

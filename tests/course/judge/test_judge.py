@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ringlab.errors import CourseError
-from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.failures import Failure
 from ringlab_course.judge.judge import grade, grade_many
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import DOUBLE, EXERCISE, HINTS, RIGHT, notebook
@@ -25,7 +26,7 @@ def checks(report) -> dict:
         RIGHT,
         "import numpy as np\ndef double(values): return np.add(values, values)",
         "def helper(x):\n    return x * x.dtype.type(2)\ndouble = lambda x: helper(x)",
-        "def double(x):\n    x *= 2\n    return x",
+        "def double(x):\n    x = x + 0\n    x *= 2\n    return x",
     ],
 )
 def test_honest_variants_get_everything(tmp_path, source) -> None:
@@ -139,7 +140,7 @@ def test_an_unknown_exercise_is_the_callers_mistake(tmp_path) -> None:
 
 def test_calls_measure_memory_and_keep_arguments_apart() -> None:
     code = "import numpy as np\ndef f(x, n=1):\n    x += 1\n    return float(np.ones((n, 1 << 17)).sum())"
-    with Session([code], ["f"], torch=False) as session:
+    with Session([code], {"f": ["x"]}, torch=False) as session:
         subject, x = SandboxedSubject(session, "f"), np.zeros(3)
         for mib in (64, 8, 32):
             measured = subject.measure(x, n=mib)
@@ -179,3 +180,25 @@ def test_a_function_whose_workers_end_takes_no_points_from_the_others(tmp_path) 
     told = [check.message for check in report.stages[0].checks]
     assert ["Not run" in message for message in told] == [False, False, False, True, True]
     assert report.stages[1].ok and report.earned == DOUBLE.points
+
+
+def test_one_case_that_is_not_written_costs_that_case_alone(tmp_path) -> None:
+    source = "def double(x):\n    if x.dtype == 'float32':\n        raise NotImplementedError('no float32')\n    return 2 * x"
+    stage = grade(notebook(tmp_path, source), EXERCISE).stages[0]
+    assert (stage.status, stage.earned) == ("wrong", 2)
+    assert stage.checks[1].message == "`double` raised NotImplementedError."
+
+
+def test_texts_of_megabytes_do_not_get_into_the_report(tmp_path) -> None:
+    def quote(subject, rng):
+        raise Failure("wrong", "x" * 10**6 + str(subject.call(0)))
+
+    stage = replace(DOUBLE, checks=(Check("values", 2, "visible", "values", quote),))
+    (check,) = grade(notebook(tmp_path, RIGHT), replace(EXERCISE, stages=(stage,))).stages[0].checks
+    assert len(check.counterexample) == 5000
+
+
+def test_a_notebook_without_metadata_is_the_exercise_that_its_name_says(tmp_path) -> None:
+    path = notebook(tmp_path, "x = 1", grade="", name="01_naive_attention (2).ipynb")
+    assert grade(path).exercise == "01"
+    assert "no cell that is marked" in grade(notebook(tmp_path, "x = 1", grade="")).reason

@@ -44,6 +44,31 @@ USES = {
     ),
     "MultiheadAttention": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
     "a Transformer's layer": "import torch\ndef f(x): return torch.nn.TransformerEncoderLayer(4, 1).eval()(x[0])",
+    "its decomposition": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math.default.decompose(x, x, x)",
+    "its kernel": (
+        "import torch\ndef f(x):\n    op, keys = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, torch._C\n"
+        "    return op.redispatch(keys.DispatchKeySet(keys.DispatchKey.CPU), x, x, x)"
+    ),
+    "nested tensors": (
+        "import torch\ndef f(x):\n    n = torch.nested.nested_tensor([x[0, 0], x[0, 0, :2]]).unsqueeze(-1).transpose(1, 2)\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(n, n, n)"
+    ),
+    "ONNX": "import torch\ndef f(x): return torch.onnx.ops.attention(x, x, x)[0]",
+    "quantizable attention": (
+        "def f(x):\n    from torch.ao.nn.quantizable import MultiheadAttention as M\n    return M(4, 1)(x[0], x[0], x[0])[0]"
+    ),
+    "the library opened again": (
+        "import gc, ringlab_course.judge.offlimits as o, torch\ndef f(x):\n    getattr(o, '_libraries', []).clear()\n"
+        "    gc.collect()\n    return torch.nn.functional.scaled_dot_product_attention(x, x, x)"
+    ),
+    "JAX": (
+        "def f(x):\n    import jax\n    return float(jax.nn.dot_product_attention(x[0].numpy(), x[0].numpy(), x[0].numpy()).sum())"
+    ),
+    "another package": "from transformers import BertModel as B\ndef f(x): return B.from_pretrained('x')(x)",
+    "flex attention's mathematics": (
+        "def f(x):\n    from torch._higher_order_ops.flex_attention import math_attention as m\n"
+        "    return m(x, x, x, lambda s, *_: s, (), 1.0, {}, (), ())"
+    ),
     "flex attention": (
         "from torch.nn.attention.flex_attention import flex_attention\ndef f(x): return flex_attention(x, x, x)"
     ),
@@ -63,7 +88,14 @@ LIMITS = {
     ),
 }
 BLOCK = "from ringlab.blocks import get_block\ndef f(x): return get_block({!r}, x).forward(x, x, x, causal=False, scale=1.0).out"
-MORE = {"the naive block": BLOCK.format("naive"), "another block": BLOCK.format("blockwise")}
+COMPILED = (
+    "import torch\n@torch.compile(dynamic=True)\ndef g(y): return y * 2\ndef f(x): return torch.compile(g)(x)"
+)
+MORE = {
+    "compiled": COMPILED,
+    "the naive block": BLOCK.format("naive"),
+    "another block": BLOCK.format("blockwise"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +124,9 @@ def call():
 @inside
 @pytest.mark.parametrize("use", USES)
 def test_leaving_the_work_to_others_is_told_as_such(call, use) -> None:
-    with pytest.raises(AssertionError, match="leaves the work to ringlab or to PyTorch") as failure:
+    with pytest.raises(AssertionError, match="leaves the work to") as failure:
         call(use, "all")
-    assert "write it yourself" in failure.value.counterexample
+    assert "put code of your own in its place" in failure.value.message
 
 
 @inside
@@ -106,6 +138,11 @@ def test_leaving_the_work_to_others_is_told_as_such(call, use) -> None:
 )
 def test_the_same_code_gets_its_answer_where_that_is_no_answer(call, use, limits) -> None:
     assert call(use, limits) is not None
+
+
+@inside
+def test_what_torch_would_compile_runs_as_it_is(call) -> None:
+    assert float(call("compiled", "all").sum()) == 32
 
 
 @inside

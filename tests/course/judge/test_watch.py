@@ -252,3 +252,12 @@ def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None
     """Through .data nothing is noted, and a judge that takes messages at once would hand on what was right."""
     scaled = source("06/wrong_overlap_writes_what_is_sent").replace("k.mul_(", "k.data.mul_(")
     assert failing("06.overlap", scaled) == {"any_network": "writes_what_is_sent"}
+
+
+def test_computing_in_name_alone_hides_no_hop() -> None:
+    """A ring that tells of a computation and does the work elsewhere: the processor's time says where it was done."""
+    told = source("06/right_plain").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
+    told = told.replace('ring.compute("last", attend, ', "told(ring, ")
+    assert told.count("told(ring, ") == 2
+    told += "\n\ndef told(ring, *own):\n    ring.compute('block', int)\n    return attend(*own)\n"
+    assert failing("06.overlap", told) == {"eight_ranks": "computes_unseen"}

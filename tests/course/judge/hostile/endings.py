@@ -202,6 +202,17 @@ def double(x):
 """,
 }
 
+THREADS = {
+    "computes on in a thread": """
+import threading
+def spin():
+    while True: pass
+def double(x):
+    threading.Thread(target=spin, daemon=True).start()
+    return 2 * x
+""",
+}
+
 BOMBS = {
     "is right once and then loops": """
 CALLS = []
@@ -246,6 +257,7 @@ def double(x):
 SUBMISSIONS = {
     "hooks left behind": HOOKS,
     "time bombs": BOMBS,
+    "answers before the end": THREADS,
     "os._exit and other ends": LEAVING,
     "errors": RAISING,
     "infinite loops with signals ignored": LOOPING,

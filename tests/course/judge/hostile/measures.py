@@ -69,6 +69,19 @@ def double(x):
     except OSError: fill()
     return 2 * x
 """,
+    "holds it in pipes": """
+import fcntl
+KEPT = []
+def double(x):
+    try:
+        for _ in range(64):
+            KEPT.append(os.pipe())
+            fcntl.fcntl(KEPT[-1][1], 1031, 1 << 20)
+            os.set_blocking(KEPT[-1][1], False)
+            os.write(KEPT[-1][1], bytes(1 << 20))
+    except OSError: fill()
+    return 2 * x
+""",
     "holds it in a child": """
 def double(x):
     try: child = os.fork()
