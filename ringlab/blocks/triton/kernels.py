@@ -60,12 +60,12 @@ def _tile(
 # fmt: off
 @triton.jit
 def _attend(
-    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, scale, inner, rows_at, KEYS_AT, draw,
+    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """Return the state after one tile of keys, from `key` on. With SOFTCAP, `scale` is the cap."""
+    """Return the state after one tile of keys, from `key` on. `unit` is log2(e) times the scale, or the cap if SOFTCAP."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
@@ -74,14 +74,14 @@ def _attend(
         scores = tanh(scores * inner)
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
-        scores = tl.where(visible, scores * scale, -float("inf"))
-        unit = 1.0
+        scores = tl.where(visible, scores * unit, -float("inf"))
+        factor = 1.0
     else:
-        unit = scale  # left to the exponent, where it is one fused multiply-add
-    m_new = tl.maximum(m, tl.max(scores, 1) * unit)
+        factor = unit  # left to the exponent, where it is one fused multiply-add
+    m_new = tl.maximum(m, tl.max(scores, 1) * factor)
     # A row that has seen no score above −inf: −inf − (−inf) would be NaN.
     m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.math.exp2(scores * unit - m_safe[:, None])
+    p = tl.math.exp2(scores * factor - m_safe[:, None])
     decay = tl.math.exp2(m - m_safe)
     total = total * decay + tl.sum(p, 1)
     if DROPOUT:
@@ -113,8 +113,8 @@ def forward_step(
 
     FIRST starts a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm, instead of
     storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include log2(e); scale is not
-    negative, NEGATIVE holds its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach no row that
-    does not see them; without it, they reach every row that shares a masked tile with them.
+    negative, NEGATIVE holds its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach only the
+    rows that see them. Without it, they may also spoil rows that share a masked tile.
     Grid: n_programs · B · H.
     """
     program = tl.program_id(0) % n_programs
@@ -190,13 +190,13 @@ def _log2(lse):
 # fmt: off
 @triton.jit
 def _add_to_dq(
-    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, scale, inner, rows_at, KEYS_AT, draw,
+    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
     keep,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """Return dQ without the scale after one tile of keys. With SOFTCAP, `scale` is the cap."""
+    """Return dQ without the factor scale after one tile of keys. `unit`: as in `_attend`."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
     k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
@@ -204,7 +204,7 @@ def _add_to_dq(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if SOFTCAP:
         scores = tanh(scores * inner)
-    p = tl.math.exp2(scores * scale - lse[:, None])
+    p = tl.math.exp2(scores * unit - lse[:, None])
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
         p = tl.where(visible, p, 0.0)
@@ -232,8 +232,8 @@ def backward_dq(
     """Add one block's part to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
 
     LSE and DELTA = rowsum(dO·O) are those of the whole attention, contiguous. FIRST starts a sum instead of
-    loading ACC; LAST writes DQ, in its dtype, instead of storing ACC. ACC is the sum without the scale.
-    Grid: n_programs · B · H.
+    loading ACC; LAST writes DQ, in its dtype, instead of storing ACC. ACC is the sum without the factor scale.
+    Neither `scale` nor `cap` includes log2(e); `keep` is 1/(1 − dropout). Grid: n_programs · B · H.
     """
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs
@@ -260,7 +260,7 @@ def backward_dq(
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     else:
         dq = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    inner, log2_scale = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
+    inner, unit = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
     rows_at = tl.load(ROWS_AT + rows, mask=owned, other=0) if DROPOUT else rows
     draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
 
@@ -271,12 +271,12 @@ def backward_dq(
         shift = tl.load(SEGMENTS + 4 * segment + 3)
         for key in tl.range(begin, split, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale, inner, rows_at,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
                 KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, log2_scale, inner, rows_at,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
                 KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
 
@@ -292,13 +292,13 @@ def backward_dq(
 # fmt: off
 @triton.jit
 def _add_to_dkv(
-    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, scale, inner, ROWS_AT,
+    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, unit, inner, ROWS_AT,
     keys_at, draw, keep,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
-    """Return dK without its factors, and dV, after one tile of rows; scores are transposed, keys × rows."""
+    """Return dK without the factor scale, and dV without keep, after one tile of rows; scores are keys × rows."""
     rows = row + tl.arange(0, BLOCK_M)
     inside = rows < end
     q = _tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
@@ -312,7 +312,7 @@ def _add_to_dkv(
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     if SOFTCAP:
         scores = tanh(scores * inner)
-    p = tl.math.exp2(scores * scale - _log2(lse)[None, :])
+    p = tl.math.exp2(scores * unit - _log2(lse)[None, :])
     if MASKED:
         visible = inside[None, :] & (keys[:, None] <= rows[None, :] + shift)
         p = tl.where(visible, p, 0.0)
@@ -346,7 +346,8 @@ def backward_dkv(
 
     A program owns keys and walks over rows, for each of the GROUP query heads that read its key/value head. One
     program writes each entry of DK and DV, contiguous and float32, so the order of the sum is fixed.
-    In a segment the masked rows come first, begin … split, then split … end. Grid: n_programs · B · K.
+    In a segment the masked rows come first, begin … split, then split … end. `scale`, `cap`, `keep`: see `backward_dq`.
+    Grid: n_programs · B · K.
     """
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs
@@ -364,7 +365,7 @@ def backward_dkv(
     v = _tile(V + batch * v_b + key_head * v_h, key, v_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    inner, log2_scale = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
+    inner, unit = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
     keys_at = tl.load(KEYS_AT + keys, mask=owned, other=0) if DROPOUT else keys
 
     for member in tl.range(0, GROUP):
@@ -382,13 +383,13 @@ def backward_dkv(
             for row in tl.range(begin, split, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, keys, q_l, dout_l,
-                    log2_scale, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
+                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
                     SOFTCAP, DROPOUT,
                 )  # fmt: skip
             for row in tl.range(split, end, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l,
-                    log2_scale, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
                     SOFTCAP, DROPOUT,
                 )  # fmt: skip
 
