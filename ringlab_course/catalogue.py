@@ -1,4 +1,4 @@
-"""What the course consists of: its lessons, the capstone after them, and the papers they explain."""
+"""The contents of the course: its lessons, the capstone after them, and the papers they explain."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson, which combines all of them."""
+"""An exercise without a lesson, which combines all of them. It comes last, and keeps its id when lessons follow 17."""
 
 
 def lesson(lesson_id: str) -> Lesson:

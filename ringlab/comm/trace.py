@@ -93,11 +93,14 @@ class Trace:
         return [e for e in self.events if isinstance(e, Choice) and rank in (None, e.rank)]
 
     def rounds(self, rank: int) -> int:
-        """Return how many exchanges `rank` made."""
+        """Return how many exchanges of attention data `rank` made; control messages are not counted."""
         return len(self.exchanges(rank))
 
     def bytes_sent(self, rank: int | None = None) -> int:
-        """Return the bytes that `rank`, or all ranks together, sent."""
+        """Return the bytes that `rank`, or all ranks together, sent in exchanges that carry attention data.
+
+        Control messages are not counted: `exchanges(rank, control=True)` lists them, too.
+        """
         return sum(e.bytes_sent for e in self.exchanges(rank))
 
     def exposed(self, rank: int | None = None) -> float:
