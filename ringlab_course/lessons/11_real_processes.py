@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 11 · Real processes
 #
-# **Afterwards you can** run the ring of lesson 05 on real processes and under torchrun, order sends and receives so that they cannot deadlock, and say what
-# every rank gets when one of them dies, is slow, or was called otherwise.
+# **Afterwards you can** run the ring of lesson 05 on real processes and under torchrun, order sends and receives so that
+# they cannot deadlock, and say what every rank gets when one of them dies, is slow, or was called with other arguments.
 #
 # **You need first** [lesson 05](05_emulated_ring.ipynb), the ring on virtual ranks.
 #
 # **Minutes** 60 to read and run; the exercise takes another 60.
 #
-# So far all ranks lived in this notebook. From here on each is a program of its own, which the operating system starts, runs beside the others, and may kill.
-# Nothing about attention changes. What changes is how things go *wrong*: a virtual ring that is stuck tells you so, and a real one is silent.
+# So far all ranks lived in this notebook. From here on each rank is a program of its own. The operating system starts it,
+# runs it beside the others, and may kill it. Nothing about attention changes. The ways in which things go *wrong* do: a
+# virtual ring that is stuck says so, and a real one is silent.
 
 # %%
 import inspect
@@ -18,7 +19,6 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 
@@ -26,67 +26,67 @@ import torch
 import torch.distributed as dist
 
 from ringlab import VirtualCluster, contiguous, launch, ring_attention
+from ringlab.comm.trace import Trace
 from ringlab.comm.wrappers.faulty import Fault
-from ringlab_course import compare, corpus, predict
-from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.virtual_ranks import run_virtual
-from ringlab.errors import AgreementError, DeadlockError, PeerDiedError, RankFailedError, TransportTimeout
+from ringlab.errors import (AgreementError, DeadlockError, PeerDiedError, RankFailedError,
+                            TransportTimeout)
 from ringlab.merge import Partial, merge
 from ringlab.viz import gantt
 from ringlab.viz.style import show
+from ringlab_course import compare, corpus, predict
+from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.virtual_ranks import run_virtual
 
 torch.set_num_threads(1)
 
 # %% [markdown]
-# ## 1 · A process has its own memory
+# ## 1 · One program, several processes
 #
-# `VirtualCluster(P).run(program)` ran a program on P ranks inside this process. `launch(program, P)` starts P new processes and runs it there, joined by
-# *gloo*, PyTorch's transport for CPUs. (*NCCL* is its sister for NVIDIA's GPUs.) What a rank prints appears here as it comes, behind the rank's number.
+# `VirtualCluster(P).run(program)` ran a program on P ranks inside this process. `launch(program, P)` starts P new processes
+# and runs it there. They are joined by *gloo*, PyTorch's transport for CPUs. (*NCCL* is its counterpart for NVIDIA's GPUs.)
+#
+# The program below appends its rank to a list of this notebook, and prints where it runs. A rank's output appears here as
+# it comes, after the rank's number.
 
 # %% tags=["nbval-ignore-output"]
-def hello(ring):
-    print(f"process {os.getpid()}, started by {os.getppid()}; I send to rank {ring.next}", flush=True)
-    return os.getpid()
-
-
-started = time.monotonic()
-pids = launch(hello, 3).results
-seconds = time.monotonic() - started
-print(f"this notebook is process {os.getpid()}; {len(set(pids))} others came and went in {seconds:.1f} s")
-
-# %% [markdown]
-# How did they find each other? Somebody has to tell each process three things: its **rank**, the **world size**, and an address at which all of them meet, the
-# **rendezvous**: there everybody leaves the port it listens on and reads the ports of the others. After that they talk directly. `launch` chooses a free port,
-# passes all three on, and clears up behind them. Nearly all of the seconds went into importing PyTorch once in every process.
-#
-# Now a program that writes into a list of this notebook, on two ranks.
+predict("11.shared", "Two processes append their rank to a list of this notebook. "
+        "Its length here afterwards?", choices=["0", "1", "2"])
 
 # %% tags=["nbval-ignore-output"]
-predict("11.shared", "Two processes append their rank to a list of this notebook. Its length here afterwards?",
-        choices=["0", "1", "2"])
-
-# %%
 seen = []
 
 
 def remember(ring):
+    print(f"process {os.getpid()}; I send to rank {ring.next}", flush=True)
     seen.append(ring.rank)
-    return len(seen)
+    return os.getpid(), len(seen)
 
 
-lengths = launch(remember, 2).results
-print("length in each process:", lengths)
-compare("11.shared", str(len(seen)))
-print("and on two virtual ranks:", VirtualCluster(2).run(remember).results, "here:", len(seen))
+started = time.monotonic()
+returned = launch(remember, 2).results
+seconds = time.monotonic() - started
+print(f"this notebook is process {os.getpid()}; the two others ran for {seconds:.1f} s in all")
+here = len(seen)
+threads = VirtualCluster(2).run(remember).results
+
+# %%
+compare("11.shared", str(here))
+print("length in each process:", [length for _, length in returned])
+print("on virtual ranks:", [length for _, length in threads], " and here after them:", len(seen))
 
 # %% [markdown]
-# **None.** Program, arguments and globals were *copied* to each process, and each appended to its own copy. A process sees nothing of another but messages.
-# Virtual ranks are threads of one process, so they do share the list: a program that relies on that works there and nowhere else. Return what you want to have;
-# keep nothing in globals.
+# **Zero.** Program, arguments and globals were *copied* to each process, and each appended to its own copy. A process
+# learns of another only by messages. Virtual ranks are threads of one process, so they do share the list: a program that
+# relies on this works there and nowhere else. Return the values that you want, and keep nothing in globals.
+#
+# How did the processes find each other? Each must be given three things: its **rank**, the **world size**, and an address
+# at which all of them meet, the **rendezvous**. There each process leaves the port on which it listens, and reads the ports
+# of the others. After that they talk directly. `launch` chooses a free port, passes all three on, and cleans up afterwards.
+# Nearly all of the seconds went into importing PyTorch in every process.
 #
 # ## 2 · The same program, the same bytes
 #
-# Here is the overlapped ring of lesson 05, word for word. Two ranks, real text.
+# Here is the overlapped ring of lesson 05, word for word, on two ranks and real text.
 
 # %%
 def attend(q, k, v):
@@ -106,34 +106,41 @@ def overlapped_ring(ring, q, k, v):
     return state.out, state.lse
 
 
-def on_shards(ring, layout, program, *whole):
-    return program(ring, *layout.shard(whole, ring.rank))
-
+def on_shards(ring, layout, program, q, k, v, *more):
+    return program(ring, *layout.shard((q, k, v), ring.rank), *more)
 
 # %%
+def same_bits(some, others):
+    """Whether out and lse agree bit for bit, for every rank."""
+    pairs = zip(some, others, strict=True)
+    return [torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True)]
+
+
 layout, qkv = contiguous(S=1024, P=2), corpus.qkv(1024, heads=4, head_dim=32)
 virtual = VirtualCluster(2).run(on_shards, layout, overlapped_ring, *qkv)
 real = launch(on_shards, 2, layout, overlapped_ring, *qkv)
-pairs = zip(virtual.results, real.results, strict=True)
-same = [torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True)]
-print("out and lse of both ranks, bit for bit:", same)
-sent = [sorted((e.rank, e.to, e.shapes, e.bytes_sent) for e in run.trace.exchanges()) for run in (virtual, real)]
+print("out and lse of both ranks, bit for bit:", same_bits(virtual.results, real.results))
+sent = [sorted((e.rank, e.to, e.shapes, e.bytes_sent) for e in run.trace.exchanges())
+        for run in (virtual, real)]
 print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace.bytes_sent(0))
 
 # %% [markdown]
-# Not one bit differs, and the same messages were sent. This is what makes virtual ranks worth having: what is left to differ is **time**, and who is there. On
-# the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, another time on every run. Below are the processes' own
-# clocks: the computations of each rank, and under them its message, from `post` to the end of `wait`. What is hatched was waited for.
+# Not one bit differs, and the same messages were sent. This is why virtual ranks are worth having: only **time** can
+# differ, and whether all ranks are there. On the virtual clock a computation takes a second because we said so. Here it
+# takes as long as it takes, and another time on every run. Below are the processes' own clocks: each rank's computations,
+# and under them its message. Hatched is the time in which a rank waited.
 
 # %% tags=["nbval-ignore-output"]
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
-# The ranks neither begin together nor take equally long, and yet a rank seldom waits: while it computed, the next block came.
+# The ranks neither begin together nor take equally long, and yet a rank seldom waits: while it computed, the next block
+# arrived.
 #
-# ## 3 · A deadlock, produced
+# ## 3 · Send, then receive
 #
-# Underneath are two operations: *send* to one rank, *receive* from one rank. `ring.shift` posts both at once. Take it apart:
+# `ring.post` is made of two operations: *send* to one rank, *receive* from one rank. `ring.shift` posts both at once and
+# waits. Take it apart:
 
 # %%
 def send(ring, x, to):
@@ -152,10 +159,11 @@ def all_send_first(ring):
 
 # %% tags=["nbval-ignore-output"]
 predict("11.send", "Two processes each send 4 bytes to the other, then receive. What happens?",
-        choices=["it works: 4 bytes fit into any buffer", "one of them gets an error at once", "both wait for ever"])
+        choices=["it works: 4 bytes fit into any buffer", "one of them gets an error at once",
+                 "both wait for ever"])
 
 # %% [markdown]
-# To be fair to gloo, we ask it directly, without anything of ours between: `dist.send` and `dist.recv` of PyTorch.
+# To be fair to gloo, we ask it directly, with nothing of ours in between: `dist.send` and `dist.recv` of PyTorch.
 
 # %%
 def plain_torch(ring):
@@ -174,9 +182,10 @@ except TransportTimeout as error:
 compare("11.send", outcome)
 
 # %% [markdown]
-# Nothing would ever have happened: *we* had set a limit, two seconds from when all are connected, and all that can be said is who has not come back. A send is
-# over when the other side has received, and nobody receives. (MPI and NCCL buffer small messages in some cases; such a program then works until the day your
-# tensors grow.) Now the same orders on the virtual cluster, without a limit, and on three ranks, so that one can see which way round they wait:
+# This is a **deadlock**, and nothing would ever have happened. *We* had set a limit of two seconds, and all that the error
+# can say is which ranks have not come back. A send is over when the other side has received, and here nobody receives.
+# (MPI and NCCL buffer small messages in some cases. Such a program then works until the day when your tensors grow.) Now
+# the same order on the virtual cluster, without a limit, and on three ranks, so that one can see which way round they wait:
 
 # %%
 try:
@@ -185,9 +194,11 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# It knows who waits for whom, and so sees the circle. **When a real run hangs, run it on virtual ranks.**
+# The virtual cluster knows which rank waits for which, and so it sees the circle. **When a real run hangs, run it on
+# virtual ranks.**
 #
-# The cure is to break the circle: somebody must receive first. One rank is enough. Or every second one. `in_order` takes the ranks that send first:
+# The cure is to break the circle: somebody must receive first. One rank is enough, and so is every second rank. `in_order`
+# is given the ranks that send first:
 
 # %%
 def in_order(ring, sends_first):
@@ -200,14 +211,17 @@ def in_order(ring, sends_first):
     return arrived.item()
 
 # %% tags=["nbval-ignore-output"]
-predict("11.chain", "8 ranks, all but rank 0 send first. How many messages' time does the shift take?",
-        unit="messages")
+predict("11.chain", "8 ranks, and all but rank 0 send first. "
+        "The time of how many messages does the shift take?", unit="messages")
 
 # %%
+MESSAGE = 0.5  # virtual seconds of a message
+
+
 def in_messages(P, program, *args):
     run = VirtualCluster(P).run(program, *args)
     assert run.results == [(rank - 1) % P for rank in range(P)]
-    return round(max(event.done for event in run.trace.exchanges()) / 0.5)  # a virtual message takes half a second
+    return round(max(event.done for event in run.trace.exchanges()) / MESSAGE)
 
 
 def at_once(ring):
@@ -216,13 +230,14 @@ def at_once(ring):
 
 line = in_messages(8, in_order, range(1, 8))
 evens = [in_messages(P, in_order, range(0, P, 2)) for P in (8, 9)]
-print(f"all but rank 0 send first: {line} messages; even ranks: {evens[0]}, and {evens[1]} among 9 ranks")
-print("both ends posted at once:", in_messages(8, at_once))
 compare("11.chain", line)
+print(f"even ranks send first: {evens[0]} messages, and {evens[1]} among 9 ranks")
+print("both ends posted at once:", in_messages(8, at_once))
 
 # %% [markdown]
-# With one receiver the ranks wait in a *line*: rank 7 can only begin to receive when rank 0 has taken its message, and so on around. With every second rank
-# first it takes 2 messages' time, 3 where P is odd and two neighbours do the same; posting both ends at once needs one. In plain PyTorch that is
+# With one receiver the ranks wait in a *line*: rank 7 begins to receive only when rank 0 has taken its message, and so on
+# around the ring. If every second rank sends first, the shift takes the time of 2 messages, or 3 where P is odd and two
+# neighbours do the same. Posting both ends at once takes the time of one. In plain PyTorch that is
 # `dist.batch_isend_irecv`, and it is what `ring.post` does. Both cures, on real processes:
 
 # %%
@@ -234,14 +249,14 @@ def plain_batch(ring):
     return int(y)
 
 
-cured = launch(lambda ring: (plain_batch(ring), in_order(ring, {0, 2})), 3).results
-print("whose x, batched and in order, on three processes:", cured)
+cured = launch(lambda ring: (plain_batch(ring), in_order(ring, {0})), 2).results
+print("whose x, batched and in order, on two processes:", cured)
 
 # %% [markdown]
-# ## 4 · Called otherwise
+# ## 4 · Called with different arguments
 #
-# Deadlock has an evil twin: ranks that exchange *something else*. Let odd ranks send V before K, all of one shape. Virtual ranks will do, and here they
-# know no more than real ones, since nobody is stuck.
+# There is a quieter fault than a deadlock: ranks that exchange *different things*. Let odd ranks send V before K, both of
+# one shape. Virtual ranks will do. They notice no more than real ones here, since no rank is stuck.
 
 # %%
 def mixed_up(ring):
@@ -253,34 +268,37 @@ def mixed_up(ring):
 print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up).results)
 
 # %% [markdown]
-# No error, no hang: K arrived as V. Messages between two ranks come in the order of sending, and nobody but you knows what they mean. So send K and V in *one*
-# exchange. A wrong shape, dtype or tag is noticed, as ringlab sends a header ahead of each message. And options never travel at all: what if one process was
-# called with `causal=True`, another one without?
+# No error, no hang: K arrived as V. Messages between two ranks arrive in the order in which they were sent, and nobody but
+# you knows what they mean. So send K and V in *one* exchange. A wrong shape, dtype or tag is noticed, because ringlab sends
+# a header ahead of each message. Options, on the other hand, never travel. What if one process was called with
+# `causal=True` and the other without?
 
 # %% tags=["nbval-ignore-output"]
-predict("11.agree", "Rank 0 runs ring_attention with causal=True, rank 1 with False. How many bytes of K and V travel?",
-        unit="bytes")
+predict("11.agree", "Rank 0 runs ring_attention with causal=True, rank 1 with False. "
+        "How many bytes of K and V travel?", unit="bytes")
 
 # %%
-def called_otherwise(ring, layout, *whole):
+def called_differently(ring, layout, *whole):
+    shards = layout.shard(whole, ring.rank)
     try:
-        return ring_attention(*layout.shard(whole, ring.rank), ring=ring, layout=layout, causal=ring.rank == 0)
+        return ring_attention(*shards, ring=ring, layout=layout, causal=ring.rank == 0)
     except AgreementError as error:
         return type(error).__name__, error.remedy
 
 
-asked = launch(called_otherwise, 2, layout, *qkv)
+asked = VirtualCluster(2).run(called_differently, layout, *qkv)
 print(*asked.results, sep="\n")
 compare("11.agree", asked.trace.bytes_sent())
 
 # %% [markdown]
-# **Not one**, and *both* ranks get the error. Before any data moves, ranks compare a description of the call, 512 bytes each. If only the rank that is wrong
-# raised, the others would wait for it: an error on one rank is a hang on all others, unless somebody tells them.
+# **Not one**, and *both* ranks get the error. Before any data moves, ranks compare a description of the call, 512 bytes
+# each; real processes do the same. If only the rank that is wrong raised, the others would wait for it: an error on one
+# rank is a hang on all others, unless they are informed.
 #
 # ## 5 · A rank dies
 #
-# Machines fail, and systems kill what takes too much memory. A process that is killed says nothing. `Fault("kill", rank=2, exchange=1)` is such a death, a
-# SIGKILL before the second of its exchanges. Four processes:
+# Machines fail, and systems kill processes that take too much memory. A process that is killed says nothing.
+# `Fault("kill", rank=2, exchange=1)` is such a death: a SIGKILL before the second of its exchanges. Four processes:
 
 # %% tags=["nbval-ignore-output"]
 def until_the_end(ring):
@@ -303,20 +321,24 @@ except RankFailedError as error:
 print(f"failed first: rank {died.rank}, {died.errors[died.rank].partition(';')[0]}")
 for rank in (0, 1, 3):
     text = died.errors[rank]
-    print(f"rank {rank}: a PeerDiedError: {'PeerDiedError' in text}, which names rank 2: {'rank 2' in text}")
+    kind, named = "PeerDiedError" in text, "rank 2" in text
+    print(f"rank {rank}: a PeerDiedError: {kind}; it names rank 2: {named}")
 
 # %% [markdown]
-# The other three got a `PeerDiedError` that names the dead rank, rank 0 too, which never spoke with it. Look at the seconds: nobody waited for a timeout,
-# which for one message is three quarters of the 120 s that we allowed. The system closes a dead process's connections, so its neighbours know in a moment;
-# rank 0 hears when *they* have gone, and failed ranks stay two seconds for last words. `launch` then gives *one* error, of the rank that failed first, with
-# what the others saw in `errors`, and leaves no process behind. Plain gloo gives a line like "connection closed by peer", and who the peer was is up to you.
+# The other three got a `PeerDiedError` that names the dead rank, and so did rank 0, which never talked to it. Look at the
+# seconds: nobody waited for a timeout, which for one message is three quarters of the 120 s that we allowed. The system
+# closes a dead process's connections, so its neighbours know in a moment. Rank 0 learns it when *they* have gone; failed
+# ranks stay for two seconds, so that their last output arrives. `launch` then raises *one* error, that of the rank which
+# failed first, with the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed
+# by peer", and you have to find out which peer.
 #
-# Who notices when? Not everybody at once: only a missing message tells. Take eight ranks, of which rank 3 dies before its first exchange. Virtual ones, and
-# `run_virtual`, which the exercise's checks use: it goes on when a rank is killed, and gives what the others returned.
+# Which rank notices when? Not all at once: only a missing message shows a death. Take eight ranks, of which rank 3 dies
+# before its first exchange. We use virtual ranks, and `run_virtual`, which the exercise's checks use as well: it goes on
+# when a rank is killed, and returns the results of the others.
 
 # %% tags=["nbval-ignore-output"]
-predict("11.cone", "Rank 3 of 8 dies before its first exchange. How many blocks will rank 7 have had, with its own?",
-        unit="blocks")
+predict("11.cone", "Rank 3 of 8 dies before its first exchange. "
+        "How many blocks will rank 7 have had, with its own?", unit="blocks")
 
 # %%
 def how_many(ring):
@@ -330,25 +352,28 @@ def how_many(ring):
 
 
 lost = run_virtual(8, how_many, Faults(kill=(3, 0))).results
-print("blocks on ranks 0 to 7:", ["dead" if rank == 3 else count for rank, count in enumerate(lost)])
 compare("11.cone", lost[7])
+print("blocks on ranks 0 to 7:", [*lost[:3], "dead", *lost[4:]])
 
 # %% [markdown]
-# News of a death travel **one rank per step**, both ways round: the neighbours miss their first exchange, *their* neighbours the second. So a rank holds as
-# many blocks as it is ranks away. Rank 7, on the other side, gets three blocks more than rank 4. What it holds is a correct partial over the blocks that
-# came. The exercise keeps it.
+# News of a death travels **one rank per step**, both ways round: the neighbours miss their first exchange, *their*
+# neighbours the second. So after a death before the first exchange, a rank holds as many blocks as it is ranks away. Rank 7,
+# on the other side, gets three blocks more than rank 4. It holds a correct partial over the blocks that came. The exercise
+# keeps it.
 #
 # ## 6 · A rank is slow
 #
-# Slow is worse than dead: nothing fails. In a ring of three let a step take half a second, and 1.5 s on rank 1.
+# Slow is worse than dead, because nothing fails. In a ring of three, let a step take half a second, and 1.5 s on rank 1.
+# Every rank posts its exchange, computes, and waits. Rank 1 gets its blocks from rank 0, so it never has to wait, and needs
+# 4.5 s. Rank 0 gets its blocks from rank 2, which is as fast as itself.
 
 # %% tags=["nbval-ignore-output"]
-predict("11.slow", "Three steps of 0.5 s, on rank 1 of 1.5 s. When is the ring done, about?",
-        choices=["1.5 s", "2.5 s", "4.5 s"])
+predict("11.slow", "Three steps of 0.5 s on ranks 0 and 2, of 1.5 s on rank 1. "
+        "When is rank 0 done, about?", choices=["1.5 s", "2.0 s", "4.5 s"])
 
 # %% [markdown]
-# This time the timeline is drawn **while** the processes run: they tell each event as it is over, and the chart grows with what has come. (Drawing takes
-# from the two cores that the ranks compute on; ranks that sleep do not mind.)
+# This time the timeline is drawn **while** the processes run: they report each event as it ends, and the chart grows.
+# (Drawing uses the two cores on which the ranks run. These ranks sleep, so it does not disturb them.)
 
 # %% tags=["nbval-ignore-output"]
 def work_for(seconds):
@@ -360,7 +385,6 @@ def paced(ring):
     for step in range(ring.world_size):
         work = ring.post(x) if step < ring.world_size - 1 else None
         ring.compute(f"step {step}", work_for, 1.5 if ring.rank == 1 else 0.5)
-        print(f"step {step} is done", flush=True)
         if work:
             (x,) = work.wait()
 
@@ -369,78 +393,96 @@ with gantt.live("Rank 1 is slow", until=4.6) as watch:
     slow = launch(paced, 3, watch=watch)
 
 # %%
-end = gantt.chart(slow.trace).makespan
-compare("11.slow", min(("1.5 s", "2.5 s", "4.5 s"), key=lambda choice: abs(float(choice[:3]) - end)))
+mine = slow.trace.computes(0)
+end, choices = mine[-1].end - mine[0].start, ("1.5 s", "2.0 s", "4.5 s")
+compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end)))
 
 # %% [markdown]
-# The run ends when its slowest rank does. The two others get one step ahead of it, wait for its next block, and are then through, as there are only three
-# blocks; in a longer ring they would wait again and again. Who is at fault? **The slow rank is the one that does not wait.** A profile of rank 0 alone would
-# show time spent in `wait`, and blame the network.
+# **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 0's
+# own block is still in its hands, since rank 1 receives nothing while it computes. So **slowness travels backwards too**,
+# against the direction of the blocks: rank 2 waits for the block of the slow rank, and rank 0 waits until its own is taken.
+# Both get one step ahead and no further. In a longer ring they would wait again and again.
+#
+# Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
+# would blame the network.
 #
 # ## 7 · Does `isend` mean overlap?
 #
-# `isend` returns at once. Is the hop then hidden? Three rings, on the virtual clock, where a block takes 1 s and a hop half a second: shift after computing;
-# post, *wait, compute*; post, compute, wait.
+# `isend` returns at once. Is the hop then hidden? Take three rings on the virtual clock, where a block takes 1 s and a hop
+# half a second: shift after computing; post, *wait, compute*; post, compute, wait.
 
 # %% tags=["nbval-ignore-output"]
 predict("11.isend", "Four ranks. Compute, then shift takes 5.5 s. And post, wait, compute?",
         choices=["4.0 s", "4.5 s", "5.5 s"])
 
 # %%
-def ring_in_order(ring, q, k, v, order):
+def ring_in_order(ring, q, k, v, order, name=""):
     state = Partial.identity(q)
     for step in range(ring.world_size):
         block = (k, v)
-        for what in order if step < ring.world_size - 1 else ("compute",):
-            if what == "compute":
-                state = merge(state, ring.compute(f"attend {step}", attend, q, *block))
-            elif what == "post":
+        for action in order if step < ring.world_size - 1 else ("compute",):
+            if action == "compute":
+                state = merge(state, ring.compute(f"{name} {step}", attend, q, *block))
+            elif action == "post":
                 work = ring.post(*block)
             else:
                 k, v = work.wait()
     return state.out
 
 
-ORDERS = [("compute", "post", "wait"), ("post", "wait", "compute"), ("post", "compute", "wait")]
+ORDERS = {"A": ("compute", "post", "wait"), "B": ("post", "wait", "compute"),
+          "C": ("post", "compute", "wait")}
 
 # %%
-four = contiguous(S=64, P=4)
-small = corpus.qkv(64, heads=1, head_dim=8)
-runs = [VirtualCluster(4).run(on_shards, four, partial(ring_in_order, order=order), *small) for order in ORDERS]
-ends = [max(event.end for event in run.trace.computes()) for run in runs]
-for order, run, end in zip(ORDERS, runs, ends, strict=True):
-    print(f"{', '.join(order)}: {end} s, of which rank 0 waited {run.trace.exposed(0)} s")
-compare("11.isend", f"{ends[1]} s")
+four, small = contiguous(S=64, P=4), corpus.qkv(64, heads=1, head_dim=8)
+ends = {}
+for name, order in ORDERS.items():
+    trace = VirtualCluster(4).run(on_shards, four, ring_in_order, *small, order).trace
+    ends[name] = max(event.end for event in trace.computes())
+    waited = trace.exposed(0)
+    print(f"{name}, {', '.join(order)}: {ends[name]} s, of which rank 0 waited {waited} s")
+compare("11.isend", f"{ends['B']} s")
 
 # %% [markdown]
-# `isend` alone hides nothing. A hop hides behind what is computed **between post and wait**, and nothing else. That is a necessary condition, and on the
-# virtual clock, where links work by themselves, a sufficient one. On real machines somebody has to move the bytes: for gloo that is a thread on *your*
-# processor; NCCL takes some of the GPU's multiprocessors; a copy engine takes neither. Measured here, on two processes:
+# `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**. That is a necessary
+# condition; on the virtual clock, where links work by themselves, it is also sufficient. On real machines somebody has to
+# move the bytes. For gloo that is a thread on *your* processor; NCCL takes some of the GPU's multiprocessors; a copy engine
+# takes neither. Measured here, on two processes:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):
-    for order in ORDERS:
+    for name, order in ORDERS.items():
         ring.barrier()
-        ring_in_order(ring, *layout.shard(whole, ring.rank), order)
+        ring_in_order(ring, *layout.shard(whole, ring.rank), order, name)
 
 
-measured = launch(all_orders, 2, contiguous(S=2048, P=2), *corpus.qkv(2048, heads=4, head_dim=64)).trace
-for order, *hops in zip(ORDERS, measured.exchanges(0), measured.exchanges(1), strict=True):
-    waited = " and ".join(f"{1000 * hop.exposed:.1f}" for hop in hops)
-    print(f"{', '.join(order)}: the ranks waited {waited} ms for {hops[0].bytes_received:,} bytes")
-show(gantt.figure(measured, "Three orders, one after another"), gantt.describe(measured, "Three orders"))
+whole = corpus.qkv(2048, heads=4, head_dim=64)
+measured = launch(all_orders, 2, contiguous(S=2048, P=2), *whole).trace
+hops = zip(measured.exchanges(0), measured.exchanges(1), strict=True)
+for (name, order), pair in zip(ORDERS.items(), hops, strict=True):
+    waited = " and ".join(f"{1000 * hop.exposed:.1f}" for hop in pair)
+    print(f"{name}, {', '.join(order)}: waited {waited} ms for {pair[0].bytes_received:,} bytes")
+
+# %% tags=["nbval-ignore-output"]
+parts = []
+for number, name in enumerate(ORDERS):
+    hops = [measured.exchanges(rank)[number] for rank in range(2)]
+    computed = [event for event in measured.computes() if event.label.startswith(name)]
+    parts.append(Trace(2, computed + hops))
+names = [f"{name}: {', '.join(order)}" for name, order in ORDERS.items()]
+show(gantt.compare(parts, names), gantt.describe_all(parts, names))
 
 # %% [markdown]
-# (Dotted is the barrier between two orders: the ranks agree to go on.) Run the cell again: these numbers move. Mind what the wait contains. A rank
-# waits for the *other rank* as well as for the bytes. On a processor with two cores and two ranks no core is left over for gloo's threads, so what a hidden
-# hop saves in waiting, the computation may pay back. What you can say without a stopwatch is the order of the events, and that is what the exercise looks at;
-# for speed, measure on the machine that you mean, more than once. On GPUs, lesson 13 will.
+# Run the cell again: these numbers move. A rank waits for the *other rank* as well as for the bytes. With two ranks on two
+# cores no core is left for gloo's threads, so the computation may pay for what a hidden hop saves. The order of the events
+# is what you can rely on without a stopwatch, and the exercise looks at that. For speed, measure on the machine that you
+# mean, more than once. Lesson 13 will, on GPUs.
 #
 # ## 8 · torchrun
 #
-# On a cluster it is not this notebook that starts processes, but **torchrun**, on each machine. It tells each process what it needs through its environment:
-# `RANK`, `WORLD_SIZE`, and `MASTER_ADDR` with `MASTER_PORT` for the rendezvous. `connect()` reads them. The program below is made of the source of this
-# notebook's cells, and each rank leaves what it has in a file.
+# On a cluster **torchrun**, and not this notebook, starts the processes on each machine. It passes each process what it
+# needs through the environment: `RANK`, `WORLD_SIZE`, and `MASTER_ADDR` with `MASTER_PORT` for the rendezvous. `connect()`
+# reads them. The program below is made of the source of this notebook's cells, and each rank saves its result in a file.
 
 # %%
 PROGRAM = """import math, sys, torch
@@ -451,8 +493,9 @@ from ringlab.merge import Partial, merge
 {functions}
 
 with connect() as ring:
-    layout, qkv = contiguous(S=1024, P=ring.world_size), corpus.qkv(1024, heads=4, head_dim=32)
-    torch.save(overlapped_ring(ring, *layout.shard(qkv, ring.rank)), f"{{sys.argv[1]}}/rank-{{ring.rank}}.pt")
+    layout = contiguous(S=1024, P=ring.world_size)
+    shards = layout.shard(corpus.qkv(1024, heads=4, head_dim=32), ring.rank)
+    torch.save(overlapped_ring(ring, *shards), f"{{sys.argv[1]}}/rank-{{ring.rank}}.pt")
 """
 functions = "\n\n".join(inspect.getsource(function) for function in (attend, overlapped_ring))
 
@@ -462,14 +505,14 @@ def torchrun(program, ranks, *args):
     """Run a file under torchrun; `--standalone` says that all ranks are on this machine."""
     options = ["--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, "-m", "torch.distributed.run", *options, program, *args]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with Popen(command, env=environment, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True) as agent:
+    pipes = {"stdout": PIPE, "stderr": STDOUT, "text": True, "start_new_session": True}
+    with Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) as agent:
         try:
-            said, _ = agent.communicate(timeout=120)
+            output, _ = agent.communicate(timeout=120)
         finally:
-            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them behind
+            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them running
     if agent.returncode:
-        raise RuntimeError(said)
+        raise RuntimeError(output)
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -477,31 +520,49 @@ with tempfile.TemporaryDirectory() as folder:
     program.write_text(PROGRAM.format(functions=functions))
     torchrun(str(program), 2, folder)
     files = [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
-same = [torch.equal(a, b) for x, y in zip(files, virtual.results, strict=True) for a, b in zip(x, y, strict=True)]
-print("torchrun, bit for bit the virtual ranks:", same)
+print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.results))
 
 # %% [markdown]
-# The function has not changed by a letter since lesson 05. On several machines the command names the rendezvous, `torchrun --nnodes 2 --nproc-per-node 8
-# --rdzv-endpoint HOST:29500 program.py`, and on GPUs `connect("nccl")` takes gloo's place. When a rank fails torchrun ends all others and can start the whole
-# world again, from what you saved.
+# The function is the one of lesson 05, to the letter. On several machines the command names the rendezvous,
+# `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 program.py`, and on GPUs `connect("nccl")` takes gloo's
+# place. When a rank fails, torchrun ends all others, and can start all of them again from what you saved.
 #
 # ## Recap
 #
-# - A process shares nothing. Rank, world size and a rendezvous are all it is given; the rest are messages.
-# - The same function gives the same bits on virtual ranks, under `launch` and under torchrun. Time is what differs.
-# - A send ends when it is received. All send first: a deadlock, silent on real processes, drawn on virtual ranks. Post both ends at once, or let even ranks
-#   send first; one rank first makes a line.
-# - Messages of one pair arrive in order, and mean what you think they mean. Send K and V together; agree on the call before data moves.
-# - A dead rank reaches the others as `PeerDiedError`, one rank per step. A slow rank reaches them as waiting; it is the one that does not wait.
-# - `isend` is no overlap. Compute between post and wait, and ask who moves the bytes.
+# - A process shares nothing. It is given a rank, a world size and a rendezvous; everything else is messages.
+# - The same function gives the same bits on virtual ranks, under `launch` and under torchrun. Only time differs.
+# - A send ends when it is received. If all send first, they deadlock: silently on real processes, with a description on
+#   virtual ranks. Post both ends at once, or let even ranks send first. With one rank first they wait in a line.
+# - Messages of one pair arrive in order, and only you know what they mean. Send K and V together, and agree on the call
+#   before data moves.
+# - A death reaches the others as `PeerDiedError`, one rank per step. A slow rank reaches them as waiting, on both sides; it
+#   is the one that does not wait.
+# - `isend` is not overlap. Compute between post and wait, and ask who moves the bytes.
 #
 # ## Self-check
 #
-# 1. A job hangs on 64 GPUs, and all ranks stand in `wait`. What do you do first? *(Run the same program on virtual ranks: it names the circle, or the rank that
-#    left.)*
-# 2. Your program appends losses to a global list and prints it at the end. What does it print under torchrun? *(Every process its own losses.)*
-# 3. 5 ranks, even ones send first: ranks 4 and 0 are neighbours and both send first. Deadlock? *(No. Rank 1 receives from 0, which then receives from 4: a line
-#    of three messages, no circle.)*
-# 4. Rank 6 of 16 dies before its exchange 2. How many blocks does rank 8 hold? *(2 hops away: 2 + 2 = 4.)*
+# <details><summary>1. A job hangs on 64 GPUs, and all ranks are in `wait`. What do you do first?</summary>
 #
-# Now build it yourself: [exercise 11](../exercises/11_real_processes.ipynb), an order, a ring of unknown lengths, and what survives.
+# Run the same program on virtual ranks: they name the circle, or the rank that left.
+# </details>
+#
+# <details><summary>2. Your program appends losses to a global list and prints it at the end. What does it print under
+# torchrun?</summary>
+#
+# Every process prints its own losses.
+# </details>
+#
+# <details><summary>3. 5 ranks, and even ones send first: ranks 4 and 0 are neighbours, and both send first. Is this a
+# deadlock?</summary>
+#
+# No. Rank 1 receives from 0, which then receives from 4: a line of three messages, not a circle.
+# </details>
+#
+# <details><summary>4. Rank 6 of 16 dies before its exchange number 2, counted from 0. How many blocks does rank 8
+# hold?</summary>
+#
+# It is 2 ranks away: 2 + 2 = 4.
+# </details>
+#
+# Now build it yourself: [exercise 11](../exercises/11_real_processes.ipynb), an order, a ring of unknown lengths, and what
+# survives.
