@@ -21,7 +21,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.merge import Partial, merge
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, as_html, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -258,10 +258,12 @@ def figure(panels: Sequence[Panel]) -> Figure:
     with styled():
         drawing = new_figure((3.7 * len(panels) + 0.9, 4.9))
         axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for index, (ax, one) in enumerate(zip(axes, panels, strict=True)):
+        for ax, one in zip(axes, panels, strict=True):
             _draw(ax, one, whole=panel(one.probe, "fp32", one.ranks) if one.dtype != "fp32" else None)
-            if index == 0:
-                ax.set_ylabel("relative error against float64")
+        axes[0].set_ylabel("relative error against float64")
+        drawing.suptitle(
+            "How wrong attention in P blocks is, by what its state is kept in", x=0.01, ha="left"
+        )
     return drawing
 
 
@@ -273,9 +275,6 @@ def describe(panels: Sequence[Panel]) -> str:
 def player() -> Any:
     """Return a widget with buttons for the inputs and the dtype (Tab and Space), picture and words."""
     ipywidgets = import_widgets()
-
-    from ringlab.viz.style import as_html
-
     which = ipywidgets.ToggleButtons(options=[(TITLES[p], p) for p in PROBES], description="inputs")
     dtype = ipywidgets.ToggleButtons(options=list(DTYPES), description="dtype")
     picture = ipywidgets.HTML()
@@ -318,7 +317,10 @@ def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence
         for ax in axes[::columns]:
             ax.set_ylabel("relative error")
         handles, labels = axes[0].get_legend_handles_labels()
-        drawing.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        drawing.legend(handles, labels, loc="outside lower center", ncols=len(labels), title="inputs")
+        drawing.suptitle(
+            "Programs in P blocks: how wrong each is on three kinds of inputs", x=0.01, ha="left"
+        )
     return drawing
 
 
@@ -326,9 +328,7 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
     """Return the panels of `fault_figure` in words."""
     sentences = []
     for name, curves in found.items():
-        parts = [
-            f"{probe} {_in_words(errors[0])} to {_in_words(errors[-1])}" for probe, errors in curves.items()
-        ]
+        parts = [f"{probe} {_in_words(e[0])} to {_in_words(e[-1])}" for probe, e in curves.items()]
         sentences.append(f"{name}: {', '.join(parts)}.")
     return f"Relative errors from {ranks[0]} to {ranks[-1]} blocks. " + " ".join(sentences)
 

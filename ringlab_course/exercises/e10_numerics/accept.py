@@ -100,6 +100,7 @@ def _blind_to_nan(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 ACCEPT = (
     mistake("blind_to_nan", _blind_to_nan),
+    mistake("not_finite_left_out"),
     mistake("atol_1e-2", _allclose(1e-2, 1e-5)),
     mistake("atol_and_rtol", _allclose(1e-2, 1e-2)),
     mistake("atol_0_1", _allclose(0.1, 1e-5)),
@@ -283,7 +284,7 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
         f"{first.case}: {'rejected' if first.honest else 'accepted'}, although it is {first.what}\n"
         f"relative error {error_of(*first.inputs):.1e}, the plainest has {error_of(naive(*first.inputs[1:]), *first.inputs[1:]):.1e}"
     )
-    if mistake := _explanation(subject, tried, got):
+    if mistake := _explanation(subject, tried, got, wrong):
         raise mistake.failure(example)
     both = len({c.honest for c in wrong}) == 2
     raise Failure(
@@ -296,8 +297,13 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
     )
 
 
-def _explanation(subject: Subject, tried: list[Candidate], got: list[bool]) -> Misconception | None:
-    """The mistake that gives these very verdicts, here and on a set of candidates of every kind."""
+def _explanation(
+    subject: Subject, tried: list[Candidate], got: list[bool], wrong: list[Candidate]
+) -> Misconception | None:
+    """The mistake that gives these very verdicts, here and on a set of candidates of every kind.
+
+    Where none does, a rule that fails on a NaN or an infinity alone leaves them out, however wide it is.
+    """
     verdicts = tuple(_verdict(subject.call(*c.inputs)) for c in _gallery())
     for mistake in ACCEPT:
         imitate = mistake.imitate
@@ -307,6 +313,8 @@ def _explanation(subject: Subject, tried: list[Candidate], got: list[bool]) -> M
             and [imitate(*copied(c.inputs)) for c in tried] == got
         ):
             return mistake
+    if not any(torch.isfinite(c.out).all() for c in wrong):
+        return _known("not_finite_left_out")
     q, k, v = (x.bfloat16() for x in error_curves.inputs("large", 0, rows=16, S=256, D=32))
     exact = torch.from_numpy(error_curves.truth(q, k, v)).bfloat16()
     if _verdict(subject.call(naive(q, k, v), q, k, v)) and not _verdict(subject.call(exact, q, k, v)):

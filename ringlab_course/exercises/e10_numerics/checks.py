@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ringlab_course.checking.answers import (
     expect_tuple,
     relative_error,
 )
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import rounding
 from ringlab_course.exercises.e10_numerics import mistakes
@@ -31,44 +33,57 @@ CLOSE = 1e-9
 
 
 def check_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """An example on paper."""
-    _error(subject, [3.0, 5.0], [2.0, 5.0], "x = [3, 5], truth = [2, 5]")
-    _error(subject, [1.0, 2.5, 4.0], [2.0, 2.0, 4.0], "x = [1, 2.5, 4], truth = [2, 2, 4]")
+    """Two or three numbers, to follow on paper."""
+    pairs = [(_tenths(rng, length), _tenths(rng, length)) for length in (2, 3, 3)]
+    _errors(subject, [(x, truth, f"x = {x}, truth = {truth}") for x, truth in pairs])
+
+
+def _tenths(rng: np.random.Generator, length: int) -> list[float]:
+    """Numbers with one decimal, from 1 to 100."""
+    return [int(n) / 10 for n in rng.integers(10, 1000, length)]
 
 
 def check_scale(subject: Subject, rng: np.random.Generator) -> None:
     """The same numbers in another unit have the same error."""
     x, truth = _numbers(rng, 2, 3)
-    for unit in (2.0**-20, 2.0**20):
-        _error(subject, x * unit, truth * unit, f"2 × 3 numbers of size {unit:.0e}")
+    units = 2.0**-20, 2.0**20
+    _errors(subject, [(x * unit, truth * unit, f"2 × 3 numbers of size {unit:.0e}") for unit in units])
 
 
 def check_narrow(subject: Subject, rng: np.random.Generator) -> None:
     """What bfloat16 and float16 lose counts."""
+    cases = []
     for dtype in (torch.bfloat16, torch.float16):
         truth = torch.from_numpy(rng.standard_normal((4, 8)))
-        _error(subject, truth.to(dtype), truth, f"x is the truth, rounded to {str(dtype)[6:]}")
+        cases.append((truth.to(dtype), truth, f"x is the truth, rounded to {str(dtype)[6:]}"))
+    _errors(subject, cases)
 
 
 def check_zero(subject: Subject, rng: np.random.Generator) -> None:
     """A truth that is 0 in places, and one that is 0 everywhere."""
-    _error(subject, [1.0, 0.5], [1.0, 0.0], "x = [1, 0.5], truth = [1, 0]")
-    _error(subject, [0.0, 0.0], [0.0, 0.0], "x = [0, 0], truth = [0, 0]")
-    _error(subject, [3.0, 4.0], [0.0, 0.0], "x = [3, 4], truth = [0, 0]")
+    (a, b), (c, d) = _tenths(rng, 2), _tenths(rng, 2)
+    _error(subject, [a, b], [c, 0.0], f"x = [{a}, {b}], truth = [{c}, 0]")
+    shape = tuple(int(n) for n in rng.integers(1, 200, 2))
+    _error(subject, torch.zeros(shape), torch.zeros(shape).double(), f"x and truth are 0, shape {shape}")
+    _error(subject, [c, d], [0.0, 0.0], f"x = [{c}, {d}], truth = [0, 0]")
 
 
 def check_not_finite(subject: Subject, rng: np.random.Generator) -> None:
     """NaN and infinity where there should be a number."""
     for wrong in (math.nan, math.inf, -math.inf):
-        _error(subject, [1.0, wrong], [1.0, 2.0], f"x = [1, {wrong}], truth = [1, 2]")
+        a, b = _tenths(rng, 2)
+        _error(subject, [a, wrong], [a, b], f"x = [{a}, {wrong}], truth = [{a}, {b}]")
 
 
 def check_empty_rows(subject: Subject, rng: np.random.Generator) -> None:
     """Lse −inf where the truth says −inf."""
-    _error(subject, [-math.inf, 1.0], [-math.inf, 2.0], "x = [−inf, 1], truth = [−inf, 2]")
-    _error(subject, [-math.inf, -math.inf], [-math.inf, -math.inf], "x and truth are [−inf, −inf]")
-    _error(subject, [-1e9, 2.0], [-math.inf, 2.0], "x = [−1e9, 2], truth = [−inf, 2]")
-    _error(subject, [math.inf, 2.0], [-math.inf, 2.0], "x = [inf, 2], truth = [−inf, 2]")
+    a, b = _tenths(rng, 2)
+    _error(subject, [-math.inf, a], [-math.inf, b], f"x = [−inf, {a}], truth = [−inf, {b}]")
+    _error(subject, [-1e9, b], [-math.inf, b], f"x = [−1e9, {b}], truth = [−inf, {b}]")
+    _error(subject, [math.inf, b], [-math.inf, b], f"x = [inf, {b}], truth = [−inf, {b}]")
+    shape = tuple(int(n) for n in rng.integers(1, 200, 2))
+    nothing = torch.full(shape, -math.inf, dtype=torch.float64)
+    _error(subject, nothing.float(), nothing, f"x and truth are −inf, shape {shape}")
 
 
 def check_shape(subject: Subject, rng: np.random.Generator) -> None:
@@ -91,20 +106,31 @@ def check_any_error(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _error(subject: Subject, x: Any, truth: Any, case: str) -> None:
+    """Check one case that only few mistakes can be made on, so that one case tells them apart."""
+    one = _answered(subject, x, truth, case)
+    compare_with(
+        one.answer,
+        one.truth,
+        bound=CLOSE,
+        misconceptions=mistakes.ERROR,
+        inputs=one.inputs,
+        names=one.names,
+        case=case,
+    )
+
+
+def _errors(subject: Subject, cases: Iterable[tuple[Any, Any, str]]) -> None:
+    """Check several cases; a mistake is named if it explains all of them."""
+    compare_all((_answered(subject, *case) for case in cases), mistakes.ERROR)
+
+
+def _answered(subject: Subject, x: Any, truth: Any, case: str) -> Answered:
     x, truth = (t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64) for t in (x, truth))
     answer = _number(subject.call(x, truth))
     right = np.float64(mistakes.relative_error(x, truth))
     if np.isnan(answer):
         raise mistakes.named(mistakes.ERROR, "nan_is_no_number", f"{case}: got nan, expected {right:.4g}")
-    compare_with(
-        answer,
-        right,
-        bound=CLOSE,
-        misconceptions=mistakes.ERROR,
-        inputs=(x, truth),
-        names=("the error",),
-        case=case,
-    )
+    return Answered(answer, right, CLOSE, (x, truth), ("the error",), case)
 
 
 def _number(answer: Any) -> np.float64:
@@ -123,25 +149,24 @@ def _numbers(rng: np.random.Generator, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def check_fold_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """The example on paper: 24.205, in two parts and in one."""
-    out, lse = torch.tensor([[12.689414]]), torch.tensor([2.3132617])
-    _fold(
-        subject,
-        out,
-        lse,
-        torch.tensor([[[30.0]]]),
-        torch.tensor([[3.0]]),
-        "12.689 and lse 2.313, then 30 and lse 3",
-    )
-    _fold(subject, out, lse, out[None][:0], lse[None][:0], "no part at all")
+    """One part into a state of one row, and no part at all."""
+    outs, lses = _parts(rng, 2, 1, 1)
+    outs, lses = (10 * outs).round(decimals=1), lses.round(decimals=1)
+    text = " and ".join(f"out {o:g}, lse {x:g}" for o, x in zip(outs.flatten(), lses.flatten(), strict=True))
+    cases = ((outs[0], lses[0], outs[n:], lses[n:]) for n in (1, 2))
+    _folds(subject, zip(cases, (text, "no part at all"), strict=True))
 
 
 def check_parts(subject: Subject, rng: np.random.Generator) -> None:
     """Several parts, into a state that has seen something, and into one that has not."""
+    cases = []
     for N, L, D in ((1, 1, 2), (3, 2, 4), (8, 4, 8)):
         outs, lses = _parts(rng, N + 1, L, D)
-        _fold(subject, outs[0], lses[0], outs[1:], lses[1:], f"{N} float32 parts, {L} rows, D={D}")
-        _fold(subject, *_nothing(L, D), outs, lses, f"{N + 1} parts into a state that has seen nothing")
+        state = outs[0], lses[0], outs[1:], lses[1:]
+        cases.append((state, f"{N} float32 parts, {L} rows, D={D}"))
+        nothing = *_nothing(L, D), outs, lses
+        cases.append((nothing, f"{N + 1} parts into a state that has seen nothing"))
+    _folds(subject, cases)
 
 
 def check_fold_empty(subject: Subject, rng: np.random.Generator) -> None:
@@ -201,11 +226,23 @@ def check_resumable(subject: Subject, rng: np.random.Generator) -> None:
             if _same(whole, exact)
             else "sorts_the_parts"
             if _same(whole, turned)
+            else "divides_at_the_end"
+            if _divides_once(subject, rng)
             else "not_resumable"
         )
         raise mistakes.named(mistakes.FOLD, name, f"12 parts at once, and {cut} and {12 - cut} of them")
     if not _same(whole, _arrays(subject.call(*state, outs, lses))):
         raise Failure("The same call gives other bits the second time.", "12 parts at once, twice")
+
+
+def _divides_once(subject: Subject, rng: np.random.Generator) -> bool:
+    """Whether N whole numbers of equal weight give their sum, divided by N once: every merge of two rounds besides."""
+    for N in (3, 5, 6, 7, 11, 12):
+        whole = torch.from_numpy(rng.integers(1, 1000, (N, 8, 16))).float()
+        out, _ = _arrays(subject.call(*_nothing(8, 16), whole, torch.zeros(N, 8)))
+        if not np.array_equal(out, (whole.sum(0) / N).numpy()):
+            return False
+    return True
 
 
 def check_any_fold(subject: Subject, rng: np.random.Generator) -> None:
@@ -236,14 +273,29 @@ def _truth(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> tuple[Tensor
 
 
 def _fold(subject: Subject, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, case: str) -> None:
-    inputs = (out, lse, outs, lses)
-    truth = _truth(*inputs)
+    """Check one case that only few mistakes can be made on, so that one case tells them apart."""
+    one = _folded(subject, (out, lse, outs, lses), case)
+    compare_with(
+        one.answer,
+        one.truth,
+        bound=one.bound,
+        misconceptions=mistakes.FOLD,
+        inputs=one.inputs,
+        names=NAMES,
+        case=case,
+    )
+
+
+def _folds(subject: Subject, cases: Iterable[tuple[tuple[Tensor, ...], str]]) -> None:
+    """Check several cases; a mistake is named if it explains all of them."""
+    compare_all((_folded(subject, *case) for case in cases), mistakes.FOLD)
+
+
+def _folded(subject: Subject, inputs: tuple[Tensor, ...], case: str) -> Answered:
+    truth, lses = _truth(*inputs), inputs[3]
     size = max(8.0, float(lses[torch.isfinite(lses)].abs().max()) if len(lses) else 8.0)
     bound = max(bound_from(mistakes.fold(*inputs), truth), rounding(truth, 2 * size))
-    answer = expect_tuple(subject.call(*inputs), NAMES)
-    compare_with(
-        answer, truth, bound=bound, misconceptions=mistakes.FOLD, inputs=inputs, names=NAMES, case=case
-    )
+    return Answered(expect_tuple(subject.call(*inputs), NAMES), truth, bound, inputs, NAMES, case)
 
 
 def _roughly(answer: Any, inputs: tuple[Tensor, ...], case: str) -> None:

@@ -164,6 +164,7 @@ FOLD = (
     mistake("rounds_at_the_end"),
     mistake("sorts_the_parts"),
     mistake("wider_inside"),
+    mistake("divides_at_the_end"),
     mistake("not_resumable"),
 )
 

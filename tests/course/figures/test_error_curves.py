@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab_course.figures import error_curves
+from ringlab.viz.style import png
+from ringlab_course.figures import error_curves, rounding
 from ringlab_course.figures.error_curves import (
     DTYPES,
     FAULTS,
@@ -27,6 +28,43 @@ from ringlab_course.figures.error_curves import (
 )
 
 RANKS = (1, 2, 8, 32)
+
+
+@given(st.floats(-(2.0**15), 2.0**15, allow_subnormal=False).filter(lambda x: abs(x) > 1e-4))
+@settings(max_examples=30, deadline=None)
+def test_the_bits_of_a_number_stand_for_what_is_kept_of_it(value: float) -> None:
+    for each in rounding.FORMATS:
+        digits = each.bits(value)
+        sign, power, fraction = digits[0], digits[1 : 1 + each.exponent], digits[1 + each.exponent :]
+        assert len(fraction) == each.fraction
+        size = (1 + int(fraction, 2) / 2**each.fraction) * 2.0 ** (
+            int(power, 2) - 2 ** (each.exponent - 1) + 1
+        )
+        assert each.kept(value) == (-size if sign == "1" else size)
+        assert abs(each.kept(value) - value) <= torch.finfo(each.dtype).eps / 2 * abs(value)
+
+
+def test_the_grey_lines_are_the_numbers_of_bfloat16() -> None:
+    assert rounding.BFLOAT16.numbers(254, 261).tolist() == [254, 255, 256, 258, 260]
+    assert rounding.BFLOAT16.numbers(-1.01, -0.99).tolist() == [-1.0078125, -1, -0.99609375, -0.9921875]
+
+
+def test_a_sum_that_stands_still_is_drawn_beside_the_exact_one_and_told_in_words() -> None:
+    one = rounding.Steps("sum", "additions", "sum", [255.0, 256.0, 257.0], [255.0, 256.0, 256.0], first=3)
+    (ax,) = rounding.steps([one]).axes
+    exact, kept = ax.lines
+    assert exact.get_ydata().tolist() == one.exact and kept.get_ydata().tolist() == one.rounded
+    assert exact.get_xdata().tolist() == [3, 4, 5]
+    assert "ends at 257, the one kept in bfloat16 at 256" in rounding.describe_steps([one])
+
+
+def test_the_picture_of_bits_has_every_bit_and_what_it_stands_for() -> None:
+    (ax,) = rounding.bits(100.4).axes
+    shown = [text.get_text() for text in ax.texts]
+    assert sum(text in "01" for text in shown) == 32 + 16 + 16 == len(ax.patches)
+    assert {"100.4000015", "100.375", "100.5"} <= set(shown)
+    assert "keeps 100.5" in rounding.describe_bits(100.4)
+    assert png(rounding.bits(100.4)) != png(rounding.bits(3.0))
 
 
 @given(st.integers(0, 1000), st.sampled_from(PROBES), st.integers(1, 40))
