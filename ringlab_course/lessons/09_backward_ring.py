@@ -285,7 +285,7 @@ for P in (1, 2, 3, 4, 6):
     reverse = run(ring_backward, even, cut(even, *pieces, lse[..., :24]), carry=backwards)
     wrong = errors(reverse, even, oracle.gradients(*pieces[1:4], pieces[0], causal=True))
     shown = ["below 1e-5" if error < 1e-5 else f"{error:10.2f}" for error in wrong]
-    print(f"{P} ranks: relative error of dQ {shown[0]}, dK {shown[1]}, dV {shown[2]}")
+    print(f"P = {P}: relative error of dQ {shown[0]}, dK {shown[1]}, dV {shown[2]}")
     fits += [P] if wrong[1] < 1e-5 else []
 names = {(1,): "only 1", (1, 2): "1 and 2", (1, 2, 4, 6): "1, 2, 4 and 6"}
 compare("09.way", names.get(tuple(fits), "all"))
