@@ -172,19 +172,26 @@ def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
 
 def _check_sum(subject: Subject, rng: np.random.Generator, world_sizes: Sequence[int]) -> None:
     for P in world_sizes:
-        xs = [np.round(rng.normal(size=(1, 2)), 2) for _ in range(P)]
-        results = _run_sum(subject, xs).results
-        answer = np.stack([expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(results)])
-        case = f"P={P}; the values are {', '.join(f'rank {rank}: {x.ravel()[0]:g} …' for rank, x in enumerate(xs))}"
-        compare_with(
-            answer,
-            ring_sum(xs),
-            bound=1e-12,
-            misconceptions=RING_MISTAKES,
-            inputs=(xs,),
-            names=("the sum",),
-            case=case,
-        )
+        xs = _values(rng, P)
+        _expect_sum(_run_sum(subject, xs), xs)
+
+
+def _values(rng: np.random.Generator, P: int) -> list[np.ndarray]:
+    return [np.round(rng.normal(size=(1, 2)), 2) for _ in range(P)]
+
+
+def _expect_sum(outcome: Any, xs: Sequence[np.ndarray]) -> None:
+    parts = [expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(outcome.results)]
+    values = ", ".join(f"rank {rank}: {x.ravel()[0]:g} …" for rank, x in enumerate(xs))
+    compare_with(
+        np.stack(parts),
+        ring_sum(xs),
+        bound=1e-12,
+        misconceptions=RING_MISTAKES,
+        inputs=(xs,),
+        names=("the sum",),
+        case=f"P={len(xs)}; the values are {values}",
+    )
 
 
 def check_sum(subject: Subject, rng: np.random.Generator) -> None:
@@ -200,7 +207,9 @@ def check_any_world(subject: Subject, rng: np.random.Generator) -> None:
 def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
     """P − 1 shifts, no more."""
     for P in (3, 5):
-        outcome = _run_sum(subject, [rng.normal(size=(1, 2)) for _ in range(P)])
+        xs = _values(rng, P)
+        outcome = _run_sum(subject, xs)
+        _expect_sum(outcome, xs)
         rounds = outcome.trace.rounds(0)
         if rounds == P:
             raise ONE_SHIFT_TOO_MANY.failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
@@ -222,8 +231,8 @@ EXERCISE = Exercise(
                 Check("torch", 1, "visible", "the version of torch", check_torch),
             ),
             hints=(
-                "Which module knows the interpreter that is running, and which attribute of torch its version?",
-                "`sys.version_info` is a tuple with five entries, of which you need the first two.",
+                "Which module describes the running interpreter, and which attribute of torch holds its version?",
+                "`sys.version_info` is a tuple with five entries. You need the first two.",
                 "$\\{\\text{python}: (\\text{major}, \\text{minor}),\\ \\text{torch}: \\text{version}\\}$",
             ),
             misconceptions=(WHOLE_VERSION, VERSION_AS_TEXT, ANOTHER_PACKAGE, NO_DICT),
@@ -237,8 +246,8 @@ EXERCISE = Exercise(
                 Check("batch", 2, "held-out", "several sequences, other sizes", check_batch),
             ),
             hints=(
-                "In memory, which number stands after x[b, s, i]: the next feature of this token, or the next token?",
-                "Cut the last axis in two first; then exchange two axes. One reshape alone cannot exchange axes.",
+                "In memory, which number comes after x[b, s, i]: the next feature of this token, or the next token?",
+                "Split the last axis into two axes first; then exchange two axes. A reshape alone cannot exchange axes.",
                 "$y_{b,h,s,d} = x_{b,\\,s,\\,hD+d}$",
             ),
             misconceptions=SPLIT_MISTAKES,
@@ -249,13 +258,13 @@ EXERCISE = Exercise(
             title="A sum around the ring",
             kind="ring",
             checks=(
-                Check("sum", 2, "visible", "every rank has the sum of all", check_sum),
+                Check("sum", 2, "visible", "every rank has the sum over all ranks", check_sum),
                 Check("shifts", 1, "visible", "P − 1 shifts", check_shifts, kind="cost"),
                 Check("any-world", 1, "stress", "one, two and eight ranks", check_any_world),
             ),
             hints=(
                 "After one shift you hold your previous neighbour's value. What do you hold after two?",
-                "Keep two variables: the one that travels and the one that grows. Only the first goes into ring.shift.",
+                "Keep two variables: one travels, one grows. Only the one that travels goes into ring.shift.",
                 "$\\text{total}_r = \\sum_{t=0}^{P-1} x_{(r-t) \\bmod P}$",
             ),
             misconceptions=(*RING_MISTAKES, ONE_SHIFT_TOO_MANY),

@@ -3,11 +3,11 @@
 #
 # **Minutes** 15. Comes after [lesson 00](../notebooks/00_start_here.ipynb).
 #
-# Three small functions. The first shows that your machine and the grader run the same software, the second that
-# you read the axes as the course writes them, and the third is your first program for a ring.
+# You write three small functions. The first shows that your machine and the grader run the same software. The second shows
+# that you read the axes as the course writes them. The third is your first program for a ring.
 #
-# Fill in a function, run its cell, then run the `check` below it. It may fail as often as you like. When you are
-# stuck, put `hint("00.axes")` into a new cell: up to three hints, each one plainer than the last.
+# Write a function, run its cell, then run the `check` below it. It may fail as often as you like. When you are
+# stuck, put `hint("00.axes")` into a new cell. There are up to three hints, and each one says more than the one before.
 
 # %%
 import sys
@@ -19,8 +19,8 @@ from ringlab_course import check
 # %% [markdown]
 # ## 1. What runs here?
 #
-# Return a dict with two entries: `python`, the version of the running Python as the pair (major, minor), and
-# `torch`, the version of torch as a text. Ask for both; do not copy them down.
+# Return a dict with two entries: `python` is the version of the running Python as the pair (major, minor), and
+# `torch` is the version of torch as a string. Let the program find out both; do not type them in.
 
 
 # %% grade="00.environment"
@@ -40,13 +40,13 @@ check("00.environment")
 # A layer has computed the queries of all heads at once, side by side: `x` is a NumPy array (B, S, H·D), in which
 # head h owns the features from h·D to (h+1)·D. The course wants (B, H, S, D).
 #
-# The shape alone proves nothing here: there is a famous wrong way which gives the right one.
+# A result of the right shape can still be wrong here, and one wrong way is famous.
 
 
 # %% grade="00.axes"
 def split_heads(x, heads):
     """Return x, (B, S, H·D), as (B, H, S, D), where H = heads."""
-    # BEGIN SOLUTION cut the last axis into heads and move that axis before the tokens
+    # BEGIN SOLUTION the same numbers as (B, H, S, D)
     B, S, width = x.shape
     return x.reshape(B, S, heads, width // heads).transpose(0, 2, 1, 3)
     # END SOLUTION
@@ -58,15 +58,15 @@ check("00.axes")
 # %% [markdown]
 # ## 3. A sum around the ring
 #
-# Every rank holds one tensor `x`. In the end every rank shall hold the sum of all of them. You have
+# Every rank has one tensor `x`. In the end every rank must have the sum of all these tensors. You have
 # `ring.world_size`, the number of ranks, and `ring.shift(t)`, which sends `t` to the next rank and returns
-# what the previous one sent. Use P − 1 shifts, not one more, and let it work for a single rank, too.
+# what the previous rank sent. Use exactly P − 1 shifts. The function must also work for a single rank.
 
 
 # %% grade="00.ring"
 def ring_sum(ring, x):
     """Return the sum of x over all ranks, on every rank, after world_size - 1 shifts."""
-    # BEGIN SOLUTION send on what arrives, and add it up
+    # BEGIN SOLUTION the sum of x over all ranks
     total = travelling = x
     for _ in range(ring.world_size - 1):
         travelling = ring.shift(travelling)
@@ -87,12 +87,12 @@ check("00.ring")
 # ringlab grade exercises/00_start_here.ipynb
 # ```
 #
-# It says which checks hold, the hidden ones included, and how many points that makes.
+# It lists which checks passed, including the hidden ones, and the points that you earned.
 # Next: [lesson 01](../notebooks/01_naive_attention.ipynb).
 
 # %% [markdown] tags=["solution-only"]
 # ## About this solution
 #
-# All checks hold, 10 of 10 points. `split_heads` is one reshape and one transpose, and neither of them copies: NumPy only
-# changes how it walks through the same memory. `ring_sum` sends (P − 1) times the size of `x` from each rank. With
-# large tensors one would cut `x` into P pieces and send less; for this purpose every library has `all_reduce`.
+# All checks pass: 10 of 10 points. `split_heads` is one reshape and one transpose. Neither of them copies; NumPy only
+# steps through the same memory in another order. In `ring_sum`, each rank sends (P − 1) times the size of `x`. For
+# large tensors you would cut `x` into P pieces and send less. Every library has `all_reduce` for this purpose.

@@ -6,17 +6,20 @@ plainest float32 implementation over eight orders of its sums, so that honest ot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringlab import oracle
 from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e01_naive_attention import mistakes
 
 if TYPE_CHECKING:
+    from ringlab_course.checking.contract import Misconception
     from ringlab_course.checking.subject import Subject
 
 NAMES = ("out", "lse")
@@ -50,7 +53,7 @@ def check_softmax_masked(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
     """Many shapes, large scores, masked rows."""
-    for shape in ((1, 1), (7, 64), (2, 3, 5, 9), (3, 1024)):
+    for shape in ((2, 1), (7, 64), (2, 3, 5, 9), (3, 1024)):
         scores = _normal(rng, *shape) * np.float32(20) + rng.choice([-900, 0, 900], (*shape[:-1], 1)).astype(
             np.float32
         )
@@ -61,33 +64,38 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
-    """Queries and keys that both begin at 0."""
-    for queries, keys in ((2, 3), (4, 4)):  # unequal first: a transposed mask shows in its shape
-        _compare_mask(subject, np.arange(queries), np.arange(keys))
+    """Queries and keys in order, from the same position on."""
+    sizes = (2, 3), (4, 4)  # unequal first: a transposed mask shows in its shape
+    _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes], mistakes.CAUSAL)
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
     """Keys from elsewhere in the text."""
-    _compare_mask(subject, np.array([4, 6]), np.array([1, 4, 5, 8]))  # here no two mistakes look alike
-    _compare_mask(subject, np.arange(2, 4), np.arange(2))
-    _compare_mask(subject, np.arange(2), np.arange(2, 4))
-    _compare_mask(subject, np.array([0, 1, 6, 7]), np.array([2, 3, 4, 5]))
+    cases = [
+        ([4, 6], [1, 4, 5, 8]),  # here no two mistakes look alike
+        ([2, 3], [0, 1]),
+        ([0, 1], [2, 3]),
+        ([0, 1, 6, 7], [2, 3, 4, 5]),
+        (np.sort(_some(rng, 20, 3)), np.sort(_some(rng, 20, 5))),
+    ]
+    _compare_masks(subject, rng, cases, mistakes.CAUSAL)
 
 
 def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
     """A window of positions, the query's own among them."""
-    for queries, keys, window in (
+    cases = [
         ([3, 5], [1, 2, 3, 4, 6], 2),
         ([9, 2, 5], [5, 1, 8, 4, 2, 7], 4),
         ([0, 1], [0, 1], 1),
-    ):
-        _compare_mask(subject, np.array(queries), np.array(keys), window)
+        (_some(rng, 20, 4), _some(rng, 20, 6), int(rng.integers(2, 9))),
+    ]
+    _compare_masks(subject, rng, cases, mistakes.WINDOW)
 
 
 def check_mask_any(subject: Subject, rng: np.random.Generator) -> None:
     """Any positions, in any order."""
-    for queries, keys in ((5, 4), (17, 31), (40, 9)):
-        _compare_mask(subject, rng.choice(64, queries, replace=False), rng.choice(64, keys, replace=False))
+    cases = [(_some(rng, 64, queries), _some(rng, 64, keys)) for queries, keys in ((5, 4), (17, 31), (40, 9))]
+    _compare_masks(subject, rng, cases, mistakes.CAUSAL)
 
 
 def check_attention_small(subject: Subject, rng: np.random.Generator) -> None:
@@ -104,9 +112,10 @@ def check_attention_heads(subject: Subject, rng: np.random.Generator) -> None:
 def check_attention_mask(subject: Subject, rng: np.random.Generator) -> None:
     """Hidden keys get no weight, the rest add up to 1."""
     for n in (2, 6):
-        _compare_attention(
-            subject, rng, (1, 2, 2), (n, n), 4, mask=np.tri(n, dtype=bool), note="causal mask, "
-        )
+        mask = np.tri(n, dtype=bool)
+        _compare_attention(subject, rng, (1, 2, 2), (n, n), 4, mask=mask, note="causal mask, ")
+    mask = np.stack([np.tri(3, dtype=bool), ~np.tri(3, k=-2, dtype=bool)])[:, None]
+    _compare_attention(subject, rng, (2, 2, 2), (3, 3), 4, mask=mask, note="a mask per batch entry, ")
 
 
 def check_attention_blind(subject: Subject, rng: np.random.Generator) -> None:
@@ -141,8 +150,8 @@ def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_grouped_pairs(subject: Subject, rng: np.random.Generator) -> None:
     """4 query heads share 2 key/value heads."""
-    for lengths in ((1, 2), (3, 4)):
-        _compare_attention(subject, rng, (1, 4, 2), lengths, 4)
+    for B, lengths in ((1, (1, 2)), (2, (3, 4))):
+        _compare_attention(subject, rng, (B, 4, 2), lengths, 4)
 
 
 def check_grouped_extremes(subject: Subject, rng: np.random.Generator) -> None:
@@ -159,15 +168,18 @@ def check_grouped_mask(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
     """Keys and values are not copied for every query head."""
-    H, Lk, D = 16, 1024, 64
-    q, k, v = (_normal(rng, 1, heads, length, D) for heads, length in ((H, 1), (1, Lk), (1, Lk)))
-    peak, copy = subject.measure(q, k, v).peak_bytes, H * Lk * D * k.itemsize
-    if peak >= copy // 2:
-        mistake = next(m for m in mistakes.GROUPED if m.name == "copies_for_every_head")
-        raise mistake.failure(
-            f"H={H}, K=1, Lq=1, Lk={Lk}, D={D}: {peak / 1e6:.1f} MB at once; k has {k.nbytes / 1e6:.1f} MB, and "
-            f"repeated for every head {copy / 1e6:.1f} MB"
-        )
+    H, Lk, D = 32, 1024, 64
+    for K in (1, 2):  # with K = 1 reshape after np.broadcast_to makes no copy, with K = 2 it does
+        q, k, v = (_normal(rng, 1, heads, length, D) for heads, length in ((H, 1), (K, Lk), (K, Lk)))
+        measured, copy = subject.measure(q, k, v), H * Lk * D * k.itemsize
+        sizes = f"B=1, H={H}, K={K}, Lq=1, Lk={Lk}, D={D}"
+        _expect_attention(measured.answer, q, k, v, None, mistakes.GROUPED, sizes)
+        if measured.peak_bytes >= copy // 2:
+            mistake = next(m for m in mistakes.GROUPED if m.name == "copies_for_every_head")
+            raise mistake.failure(
+                f"{sizes}: {measured.peak_bytes / 1e6:.1f} MB at once; k has {k.nbytes / 1e6:.1f} MB, and a copy for "
+                f"every query head would have {copy / 1e6:.1f} MB"
+            )
 
 
 def check_grouped_any(subject: Subject, rng: np.random.Generator) -> None:
@@ -218,33 +230,38 @@ def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return weights.reshape(scores.shape), lse.reshape(scores.shape[:-1])
 
 
-def _compare_mask(subject: Subject, queries: np.ndarray, keys: np.ndarray, window: int | None = None) -> None:
+def _some(rng: np.random.Generator, below: int, count: int) -> np.ndarray:
+    """Return different positions below `below`, in any order."""
+    return rng.choice(below, count, replace=False)
+
+
+def _compare_masks(
+    subject: Subject,
+    rng: np.random.Generator,
+    cases: Iterable[tuple[Any, ...]],
+    known: tuple[Misconception, ...],
+) -> None:
+    """Compare on (queries, keys) or (queries, keys, window); each case is somewhere in a long text."""
+    answered = (_mask_case(subject, int(rng.integers(1000)), *case) for case in cases)
+    compare_all(answered, known)
+
+
+def _mask_case(subject: Subject, start: int, queries: Any, keys: Any, window: int | None = None) -> Answered:
+    queries, keys = start + np.asarray(queries), start + np.asarray(keys)
     keywords = {} if window is None else {"window": window}
-    case = ", ".join(
-        [
-            f"queries at positions {queries.tolist()}, keys at {keys.tolist()}",
-            *map("window {}".format, keywords.values()),
-        ]
-    )
-    answer = subject.call(queries, keys, **keywords)
-    if len(queries) != len(keys) and getattr(answer, "shape", ()) == (len(keys), len(queries)):
+    case = f"queries at positions {queries.tolist()}, keys at {keys.tolist()}"
+    case += "" if window is None else f", window {window}"
+    answer, shape = subject.call(queries, keys, **keywords), (len(queries), len(keys))
+    if shape[0] != shape[1] and getattr(answer, "shape", ()) == shape[::-1]:
         mistake = next(m for m in mistakes.CAUSAL if m.name == "transposed")
-        raise mistake.failure(f"{case}: shape {answer.shape}, should be {answer.shape[::-1]}")
-    answer = expect_array(answer, (len(queries), len(keys)), name="the mask")
+        raise mistake.failure(f"{case}: shape {answer.shape}, should be {shape}")
+    answer = expect_array(answer, shape, name="the mask")
     if answer.dtype != np.bool_:
         raise Failure(
-            "the mask should be boolean: True where a query may see a key.", f"{case}: dtype {answer.dtype}"
+            "The mask should be boolean: True where a query may see a key.", f"{case}: dtype {answer.dtype}"
         )
-    compare_with(
-        answer.astype(float),
-        _mask_truth(queries, keys, window),
-        bound=0.0,
-        misconceptions=mistakes.CAUSAL if window is None else mistakes.WINDOW,
-        inputs=(queries, keys),
-        keywords=keywords,
-        names=("mask",),
-        case=case,
-    )
+    truth = _mask_truth(queries, keys, window)
+    return Answered(answer.astype(float), truth, 0.0, (queries, keys), ("mask",), case, keywords)
 
 
 def _mask_truth(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
@@ -292,10 +309,17 @@ def _compare_attention(
         _normal(rng, B, K, Lk, D),
         _normal(rng, B, K, Lk, D),
     )
-    truth = oracle.attention(q, k, v, mask=mask)
-    bound = 2 * max(relative_error(_reordered(q, k, v, mask, order), truth) for order in _orders(Lk))
     known = mistakes.GROUPED if subject.function == "grouped_attention" else mistakes.ATTENTION
-    answer = subject.call(q, k, v, mask=mask)
+    case = f"{note}B={B}, H={H}, K={K}, Lq={Lq}, Lk={Lk}, D={D}"
+    _expect_attention(subject.call(q, k, v, mask=mask), q, k, v, mask, known, case)
+
+
+def _expect_attention(
+    answer: Any, q: Any, k: Any, v: Any, mask: Any, known: tuple[Misconception, ...], case: str
+) -> None:
+    truth = oracle.attention(q, k, v, mask=mask)
+    orders = _orders(k.shape[2])
+    bound = 2 * max(relative_error(_reordered(q, k, v, mask, order), truth) for order in orders)
     compare_with(
         answer,
         truth,
@@ -304,7 +328,7 @@ def _compare_attention(
         inputs=(q, k, v),
         keywords={"mask": mask},
         names=NAMES,
-        case=f"{note}B={B}, H={H}, K={K}, Lq={Lq}, Lk={Lk}, D={D}",
+        case=case,
     )
 
 

@@ -10,8 +10,8 @@ SOFTMAX = Stage(
     function="softmax",
     title="softmax that cannot overflow",
     hints=(
-        "What is exp(1000) in float32? Which quantity could you take from every score of a row without changing its weights?",
-        "Take each row's own maximum away before exp, put it back into lse, and ask what that maximum is in a row of -inf.",
+        "What is exp(1000) in float32? Which number could you subtract from every score of a row without changing its weights?",
+        "Subtract each row's own maximum before exp, and add it to lse again. What is that maximum in a row of -inf?",
         "$m = \\max_j s_j$ (0 if $-\\infty$), $w_j = e^{s_j-m} / \\sum_i e^{s_i-m}$, $\\mathrm{lse} = m + \\ln\\sum_i e^{s_i-m}$",
     ),
     misconceptions=mistakes.SOFTMAX,
@@ -39,9 +39,15 @@ CAUSAL = Stage(
     ),
     misconceptions=(*mistakes.CAUSAL, *mistakes.WINDOW),
     checks=(
-        Check("origin", 1, "visible", "queries and keys that both begin at 0", checks.check_mask_origin),
+        Check(
+            "origin",
+            1,
+            "visible",
+            "queries and keys in order, from the same position on",
+            checks.check_mask_origin,
+        ),
         Check("positions", 2, "visible", "keys from elsewhere in the text", checks.check_mask_positions),
-        Check("window", 2, "visible", "a window: not ahead, and not too far back", checks.check_mask_window),
+        Check("window", 2, "visible", "a window: no key ahead, none too far back", checks.check_mask_window),
         Check("any", 1, "held-out", "any positions, in any order", checks.check_mask_any),
     ),
 )
@@ -53,7 +59,7 @@ ATTENTION = Stage(
     helpers=("softmax",),
     hints=(
         "Which numbers must a mask change so that a hidden key gets weight exactly 0 and the others still add up to 1?",
-        "Set the scores of hidden pairs to -inf before softmax; your own softmax then does the rest, rows that see no key too.",
+        "Set the scores of hidden pairs to -inf before softmax. Your own softmax does the rest, also for a row that sees no key.",
         "$s = qk^\\top/\\sqrt D$, capped if asked$,\\quad s_{ij} = -\\infty$ where hidden$,\\quad \\mathrm{out} = \\mathrm{softmax}(s)\\,v$",
     ),
     misconceptions=(*mistakes.ATTENTION, *mistakes.CAP),
@@ -72,7 +78,7 @@ ATTENTION = Stage(
         ),
         Check("cap", 2, "visible", "capped scores, before hiding", checks.check_attention_cap),
         Check("sharp", 1, "stress", "large scores", checks.check_attention_sharp),
-        Check("any", 2, "held-out", "lengths that differ, masks per batch entry", checks.check_attention_any),
+        Check("any", 2, "held-out", "unequal lengths, a mask per batch entry", checks.check_attention_any),
     ),
 )
 
@@ -83,7 +89,8 @@ GROUPED = Stage(
     helpers=("attention", "softmax"),
     hints=(
         "With 4 query heads and 2 key/value heads: which query heads share key/value head 0?",
-        "Neighbours share: heads 0 and 1 use K/V head 0, heads 2 and 3 use head 1. Instead of repeating k and v, give q two axes, (K, H/K), for its heads.",
+        "Neighbours share: heads 0 and 1 use K/V head 0, heads 2 and 3 use K/V head 1. Instead of repeating k and v, give q two axes "
+        "for its heads, (K, H/K).",
         "query head $h$ uses key/value head $\\lfloor h / (H/K) \\rfloor$",
     ),
     misconceptions=mistakes.GROUPED,
@@ -109,4 +116,10 @@ GROUPED = Stage(
     ),
 )
 
-EXERCISE = Exercise("01", "01_naive_attention", "Attention in NumPy", (SOFTMAX, CAUSAL, ATTENTION, GROUPED))
+EXERCISE = Exercise(
+    "01",
+    "01_naive_attention",
+    "Attention in NumPy",
+    (SOFTMAX, CAUSAL, ATTENTION, GROUPED),
+    without=("torch", "jax", "scipy"),
+)

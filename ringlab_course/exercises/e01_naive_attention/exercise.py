@@ -1,18 +1,21 @@
 # %% [markdown]
 # # Exercise 01 · Attention in NumPy
 #
-# **You build** attention from nothing but NumPy: a softmax that cannot overflow, the causal mask, attention, and grouped
+# **You build** attention in NumPy: a softmax that cannot overflow, the causal mask, attention, and grouped
 # heads. **You need** [lesson 01](../notebooks/01_naive_attention.ipynb). **Minutes** 45.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
 # | 01.softmax | `softmax` | values, large scores, rows of different size, rows that see no key |
-# | 01.causal | `causal_mask` | positions from anywhere in the text, a window |
+# | 01.causal | `causal_mask` | positions anywhere in the text, a window |
 # | 01.attention | `attention` | scale, batch and heads, masks, capped scores, queries that see no key |
 # | 01.grouped | `grouped_attention` | which query heads share which key/value head, no copies |
 #
-# Arrays are float32 and (B, H, L, D). `check` runs the visible checks here, in seconds. Some checks stay hidden until you
-# are graded. `hint("01.softmax")` gives a question, then a direction, then a line of mathematics.
+# Arrays are float32 and (B, H, L, D). **Allowed** in all four functions: NumPy, and your own functions. **Not allowed:**
+# torch, jax, scipy, and ringlab's own attention. Do not write into the arguments.
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("01.softmax")` shows a
+# question, then a direction, then a line of mathematics.
 
 # %%
 import numpy as np
@@ -26,14 +29,15 @@ from ringlab_course import check, progress
 # `scores` has any number of axes; the last one runs over the keys. Return `(weights, lse)`: the softmax of every row, in
 # the shape of `scores`, and the natural logarithm of every row's sum of exponentials, without the last axis.
 #
-# - Scores may be ±1000, and one row may lie far below another.
-# - A score of −inf is a hidden key: weight 0. A row of nothing but −inf sees no key: all weights 0, lse −inf, no NaN.
+# - Scores may be near ±1000, and one row may be far below another.
+# - A score of −inf is a hidden key and gets weight 0. A row in which all scores are −inf sees no key: all its weights are 0,
+#   its lse is −inf, and nothing is NaN.
 
 
 # %% grade="01.softmax"
 def softmax(scores):
     """Return (weights, lse) of softmax over the last axis."""
-    # BEGIN SOLUTION each row's own maximum, and what to do where it is -inf
+    # BEGIN SOLUTION weights and lse of every row
     m = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isneginf(m), np.zeros_like(m), m))
     total = powers.sum(axis=-1, keepdims=True)
@@ -50,18 +54,18 @@ check("01.softmax")
 # %% [markdown]
 # ## 01.causal · The causal mask, by position
 #
-# `query_positions` and `key_positions` are whole numbers, in any order: where these tokens stand in the text. Return a
-# boolean array with a row for every query and a column for every key, True where the query **may see** the key. A token
-# sees itself.
+# `query_positions` and `key_positions` are whole numbers, in any order: the positions of these tokens in the text. Return a
+# boolean array with a row for every query and a column for every key. It is True where the query **may see** the key. A
+# token sees itself.
 #
-# New here: with `window=w` a query sees only the last w positions up to and including its own, as in the layers of many
-# models with local attention. With `window=1` a token sees itself and nothing else; None means no such limit.
+# New here: with `window=w` a query sees only the last w positions up to and including its own. Many models have layers with
+# such local attention. With `window=1` a token sees only itself; None means that there is no such limit.
 
 
 # %% grade="01.causal"
 def causal_mask(query_positions, key_positions, window=None):
     """Return the boolean mask (queries, keys), True where a query may see a key."""
-    # BEGIN SOLUTION how far back each key lies, with broadcasting
+    # BEGIN SOLUTION the boolean mask
     back = query_positions[:, None] - key_positions[None, :]
     return (back >= 0) if window is None else (back >= 0) & (back < window)
     # END SOLUTION
@@ -73,18 +77,18 @@ check("01.causal")
 # %% [markdown]
 # ## 01.attention · Attention with any mask
 #
-# `q` is (B, H, Lq, D); `k` and `v` are (B, H, Lk, D). `mask` is None or boolean, True where a query may see a key, and
-# broadcasts to (B, H, Lq, Lk). Scores are divided by √D. Return `(out, lse)`, (B, H, Lq, D) and (B, H, Lq); a query that
-# sees no key has out 0 and lse −inf. You may use your `softmax`.
+# `q` is (B, H, Lq, D); `k` and `v` are (B, H, Lk, D). `mask` is None, or a boolean array that is True where a query may see
+# a key and that broadcasts to (B, H, Lq, Lk). Scores are divided by √D. Return `(out, lse)`, (B, H, Lq, D) and (B, H, Lq). A
+# query that sees no key has out 0 and lse −inf. You may use your `softmax`.
 #
-# New here: some models keep their scores within ±cap. With a number for `cap`, each score s becomes cap · tanh(s / cap)
-# after the division by √D. Think about where that goes: a hidden key must stay hidden.
+# New here: some models keep their scores within ±cap. If `cap` is a number, each score s becomes cap · tanh(s / cap)
+# after the division by √D. Where in your function must that happen, so that a hidden key stays hidden?
 
 
 # %% grade="01.attention"
 def attention(q, k, v, mask=None, cap=None):
     """Return (out, lse) of attention."""
-    # BEGIN SOLUTION scores, cap, mask, softmax, values
+    # BEGIN SOLUTION out and lse of these queries over these keys
     scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     if cap is not None:
         scores = cap * np.tanh(scores / cap)
@@ -102,16 +106,16 @@ check("01.attention")
 # ## 01.grouped · Grouped heads
 #
 # Now `k` and `v` are (B, K, Lk, D), and H is a multiple of K: neighbouring query heads share a key/value head. `mask` is
-# None or (Lq, Lk). Return `(out, lse)` as before. You may use your `attention`.
+# None or (Lq, Lk). Return `(out, lse)` as before. You may use your `attention` and your `softmax`.
 #
-# The lesson copied k and v for every query head, which throws away what grouped heads are for. **Do not copy them**: memory
-# is measured.
+# The lesson copied k and v for every query head, and so lost the memory that grouped heads save. **Do not copy them**: the
+# check measures memory.
 
 
 # %% grade="01.grouped"
 def grouped_attention(q, k, v, mask=None):
     """Return (out, lse) of attention with fewer key/value heads than query heads."""
-    # BEGIN SOLUTION an axis for the group, along which k and v broadcast
+    # BEGIN SOLUTION out and lse, without a copy of k and v for every query head
     B, H, Lq, D = q.shape
     K = k.shape[1]
     out, lse = attention(q.reshape(B, K, H // K, Lq, D), k[:, :, None], v[:, :, None], mask)
@@ -125,8 +129,8 @@ check("01.grouped")
 # %% [markdown]
 # ## All of it at once
 #
-# A causal run on two blocks of one text: queries 4 to 7 look at keys 0 to 7. The oracle gets the mask, you get the
-# positions.
+# Queries 4 to 7 of a text look at keys 0 to 7 under a causal mask. The oracle is given the mask, your functions are given
+# the positions.
 
 # %%
 rng = np.random.default_rng(0)

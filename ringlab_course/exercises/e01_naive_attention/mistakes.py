@@ -127,6 +127,10 @@ def _inverted(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray |
     return grouped(q, k, v, mask=None if mask is None else ~mask)
 
 
+def _first_mask(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray | None = None) -> Pair:
+    return grouped(q, k, v, mask=mask if mask is None or mask.ndim == 2 else mask[:1])
+
+
 def _finite_hidden(number: float) -> Callable[..., Pair]:
     return lambda q, k, v, *, mask=None: grouped(q, k, v, mask=mask, hidden=number)
 
@@ -213,7 +217,7 @@ ATTENTION = (
         for number in (-1e4, -1e10, -1e20, -1e30, float(np.finfo(np.float32).min))
     ),
     mistake("blind_row_is_nan", _with(_nan_row)),
-    mistake("mask_of_first_batch", lambda q, k, v, *, mask=None: grouped(q, k, v, mask=mask[:1])),
+    mistake("mask_of_first_batch", _first_mask),
     mistake("softmax_without_maximum", _with(_no_maximum)),
 )
 

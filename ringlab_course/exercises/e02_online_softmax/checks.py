@@ -23,8 +23,9 @@ from ringlab_course.checking.answers import (
     relative_error,
 )
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.growth import measured
-from ringlab_course.checking.numbers import largest, rounding
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.growth import measured as grown
+from ringlab_course.checking.numbers import fold, largest, rounding
 from ringlab_course.exercises.e02_online_softmax import mistakes
 
 if TYPE_CHECKING:
@@ -36,20 +37,26 @@ STATE = ("maximum", "total", "acc")
 
 
 def check_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """The example on paper: 24.205."""
-    scores, values = torch.tensor([[2.0, 1.0, 3.0]]), torch.tensor([[10.0], [20.0], [30.0]])
-    _compare_merge(
-        subject,
-        [_part(scores[:, :2], values[:2]), _part(scores[:, 2:], values[2:])],
-        _part(scores, values),
-        "scores [2, 1] with values [10, 20], merged with score [3] and value [30]",
+    """The example on paper: 24.205, wherever the scores are; and three parts of two rows."""
+    shift = round(float(rng.uniform(-9, 9)), 2)
+    scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
+    example = (
+        f"scores [2, 1] with values [10, 20], merged with score [3] and value [30], all scores plus {shift:g}"
     )
+    cases = [
+        _merge_case(subject, _parts(scores, values, (2,)), _truth(scores, values), example),
+        _cut_case(subject, _normal(rng, 2, 4), _normal(rng, 4, 3), (1, 3)),
+    ]
+    compare_all(cases, mistakes.MERGE)
 
 
 def check_cut(subject: Subject, rng: np.random.Generator) -> None:
     """Cut anywhere and as often as you like, merged: the softmax of the whole."""
-    for rows, keys, cuts in ((1, 3, (1,)), (2, 5, ()), (2, 5, (1, 3)), (4, 40, (3, 11, 30))):
-        _compare_cuts(subject, _normal(rng, rows, keys), _normal(rng, keys, 4), cuts)
+    cuts = ((1, 3, (1,)), (2, 5, ()), (2, 5, (1, 3)), (4, 40, (3, 11, 30)))
+    cases = (
+        _cut_case(subject, _normal(rng, rows, keys), _normal(rng, keys, 4), at) for rows, keys, at in cuts
+    )
+    compare_all(cases, mistakes.MERGE)
 
 
 def check_empty(subject: Subject, rng: np.random.Generator) -> None:
@@ -62,9 +69,10 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
         scores = _normal(rng, 2, 4)
         scores[1, hidden] = -math.inf
         _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"in row 1 {note}, ")
-    nothing = torch.zeros(0, 2, 3), torch.zeros(0, 2)
-    truth = torch.zeros(2, 3), torch.full((2,), -math.inf)
-    compare_with(subject.call(*nothing), truth, bound=0.0, names=NAMES, case="N=0: no part at all")
+    rows, D = (int(n) for n in rng.integers(2, 100, 2))
+    truth = torch.zeros(rows, D), torch.full((rows,), -math.inf)
+    answer = expect_tuple(subject.call(torch.zeros(0, rows, D), torch.zeros(0, rows)), NAMES)
+    compare_with(answer, truth, bound=0.0, names=NAMES, case=f"no part at all: N=0, {rows} rows, D={D}")
 
 
 def check_large(subject: Subject, rng: np.random.Generator) -> None:
@@ -75,14 +83,14 @@ def check_large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_state(subject: Subject, rng: np.random.Generator) -> None:
-    """The state is float32 at least, and float64 for float64."""
-    scores, values = _normal(rng, 2, 4), _normal(rng, 4, 2)
-    (out_a, lse_a), (out_b, lse_b) = _part(scores[:, :2], values[:2]), _part(scores[:, 2:], values[2:])
+    """The state is float32 at least, and float64 for float64; its values are right."""
+    parts = _parts(_normal(rng, 2, 4), _normal(rng, 4, 2), (2,))
     for dtype, least, mistake in (
         (torch.bfloat16, torch.float32, "state_in_bf16"),
         (torch.float64, torch.float64, "state_forced_to_float32"),
     ):
-        outs, lses = torch.stack([out_a, out_b]).to(dtype), torch.stack([lse_a, lse_b]).to(least)
+        outs = torch.stack([out for out, _ in parts]).to(dtype)
+        lses = torch.stack([lse for _, lse in parts]).to(least)
         answer = expect_tuple(subject.call(outs, lses), NAMES)
         for name, part, shape in zip(NAMES, answer, ((2, 2), (2,)), strict=True):
             expect_array(part, shape, name=name)
@@ -90,6 +98,9 @@ def check_state(subject: Subject, rng: np.random.Generator) -> None:
                 raise _named(mistakes.MERGE, mistake).failure(
                     f"inputs {dtype}, {name} came back as {part.dtype}"
                 )
+        truth = fold(zip(outs.double().numpy(), lses.double().numpy(), strict=True))
+        bound = rounding(truth, 4 * largest(lses))
+        compare_with(answer, truth, bound=bound, names=NAMES, case=f"two parts of two rows, inputs {dtype}")
 
 
 def check_order(subject: Subject, rng: np.random.Generator) -> None:
@@ -160,17 +171,24 @@ def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
-    """One block of scores at a time: what is held beside the keys does not depend on their number."""
-    L, D, block = 256, 4, 256
+    """One block of scores at a time: what is held beside q, k and v does not depend on the number of keys."""
+    D = 4
+    for L, block, sizes, mistake in (
+        (256, 256, (256, 1024, 4096), "whole_row_at_once"),
+        (2048, 8, (128, 512, 2048), "grows_with_the_keys"),
+    ):
 
-    def peak(S: int) -> int:
-        q, k, v = (_normal(rng, n, D) for n in (L, S, S))
-        return subject.measure(q, k, v, block).peak_bytes
+        def peak(S: int, L: int = L, block: int = block) -> int:
+            q, k, v = (_normal(rng, n, D) for n in (L, S, S))
+            measured = subject.measure(q, k, v, block)
+            _expect_stream(measured.answer, q, k, v, block)
+            return measured.peak_bytes
 
-    growth = measured((256, 1024, 4096), peak, order=0)
-    if growth.faster_than(0):
-        example = f"L={L}, block={block}, one block of scores is {L * block * 4 / 2**20:.2f} MiB; {growth}"
-        raise _named(mistakes.STREAM, "whole_row_at_once").failure(example)
+        growth = grown(sizes, peak, order=0)
+        if growth.faster_than(0):
+            one = L * block * 4 / 2**20
+            example = f"L={L}, block={block}, one block of scores is {one:.2f} MiB; {growth}"
+            raise _named(mistakes.STREAM, mistake).failure(example)
 
 
 def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
@@ -250,23 +268,31 @@ def _parts(scores: Tensor, values: Tensor, cuts: tuple[int, ...]) -> list[Pair]:
     return [_part(scores[:, a:b], values[a:b]) for a, b in itertools.pairwise(edges)]
 
 
+def _cut_case(
+    subject: Subject, scores: Tensor, values: Tensor, cuts: tuple[int, ...], note: str = ""
+) -> Answered:
+    cut = f"cut before key {', '.join(map(str, cuts))}" if cuts else "in one part"
+    case = f"{note}{len(scores)} rows, {len(values)} keys {cut}"
+    return _merge_case(subject, _parts(scores, values, cuts), _truth(scores, values), case)
+
+
 def _compare_cuts(
     subject: Subject, scores: Tensor, values: Tensor, cuts: tuple[int, ...], note: str = ""
 ) -> None:
-    cut = f"cut before key {', '.join(map(str, cuts))}" if cuts else "in one part"
-    case = f"{note}{len(scores)} rows, {len(values)} keys {cut}"
-    _compare_merge(subject, _parts(scores, values, cuts), _truth(scores, values), case)
+    case = _cut_case(subject, scores, values, cuts, note)
+    compare_with(
+        case.answer, case.truth, bound=case.bound, misconceptions=mistakes.MERGE, inputs=case.inputs,
+        names=NAMES, case=case.text,
+    )  # fmt: skip
 
 
-def _compare_merge(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> None:
-    """Compare the merge of all parts at once with the truth."""
+def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> Answered:
+    """Return the learner's merge of all parts at once, beside the truth."""
     inputs = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
     answer = expect_tuple(subject.call(*inputs), NAMES)
     bound = rounding(truth, 4 * max(largest(lse) for _, lse in parts))  # four roundings of lse reach a weight
     _expect_last_axis(answer, inputs, case)
-    compare_with(
-        answer, truth, bound=bound, misconceptions=mistakes.MERGE, inputs=inputs, names=NAMES, case=case
-    )
+    return Answered(answer, truth, bound, inputs, NAMES, case)
 
 
 def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
@@ -285,7 +311,10 @@ def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
 def _call(subject: Subject, *parts: Pair) -> Pair:
     outs, lses = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
     out, lse = expect_tuple(subject.call(outs, lses), NAMES)
-    return torch.as_tensor(out), torch.as_tensor(lse)
+    return (
+        torch.as_tensor(expect_array(out, outs.shape[1:], name="out")),
+        torch.as_tensor(expect_array(lse, lses.shape[1:], name="lse")),
+    )
 
 
 def _compare_update(
@@ -322,17 +351,20 @@ def _compare_stream(
     subject: Subject, rng: np.random.Generator, L: int, S: int, D: int, block: int, *, gain: float = 1.0
 ) -> None:
     q, k, v = _normal(rng, L, D) * gain, _normal(rng, S, D), _normal(rng, S, D)
-    truth = _attention_truth(q, k, v)
+    _expect_stream(subject.call(q, k, v, block), q, k, v, block)
+
+
+def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
+    truth, D = _attention_truth(q, k, v), q.shape[-1]
     size = 2 * float((q.abs() @ k.abs().T).max()) * D**-0.5
-    bound = max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size))
     compare_with(
-        subject.call(q, k, v, block),
+        answer,
         truth,
-        bound=bound,
+        bound=max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size)),
         misconceptions=mistakes.STREAM,
         inputs=(q, k, v, block),
         names=NAMES,
-        case=f"L={L}, S={S}, D={D}, block={block}",
+        case=f"L={len(q)}, S={len(k)}, D={D}, block={block}",
     )
 
 

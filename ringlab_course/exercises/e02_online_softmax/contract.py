@@ -11,14 +11,21 @@ MERGE = Stage(
     title="merge any number of partial results",
     hints=(
         "Which part should count more: the one with more keys, or the one with the larger sum of exponentials?",
-        "Build the common lse with torch.logsumexp over the parts and weigh each out by e^(its own lse - the common lse). Ask what "
-        "-inf - (-inf) is, and for which rows it happens.",
-        "$L = \\ln \\sum_i e^{L_i},\\quad o = \\sum_i o_i e^{L_i - L}$, and $(0, -\\infty)$ where $L = -\\infty$",
+        "Build the common lse with torch.logsumexp over the parts. The weight of each out is e^(its own lse - the common lse). What "
+        "is -inf - (-inf), and for which rows does it occur?",
+        "$\\mathrm{lse} = \\ln \\sum_i e^{\\mathrm{lse}_i},\\quad \\mathrm{out} = \\sum_i \\mathrm{out}_i e^{\\mathrm{lse}_i - "
+        "\\mathrm{lse}}$, and $(0, -\\infty)$ where $\\mathrm{lse} = -\\infty$",
     ),
     misconceptions=mistakes.MERGE,
     checks=(
-        Check("worked", 2, "visible", "the example on paper: 24.205", checks.check_worked),
-        Check("cut", 2, "visible", "cut anywhere, merged: the softmax of the whole", checks.check_cut),
+        Check(
+            "worked",
+            2,
+            "visible",
+            "the example on paper: 24.205; and three parts of two rows",
+            checks.check_worked,
+        ),
+        Check("cut", 2, "visible", "cut anywhere and merged: the softmax of the whole", checks.check_cut),
         Check(
             "empty",
             2,
@@ -26,12 +33,12 @@ MERGE = Stage(
             "a part that has seen no key changes nothing; such parts alone, or no part, give (0, -inf)",
             checks.check_empty,
         ),
-        Check("large", 1, "visible", "lse of ±1000 neither overflows nor vanishes", checks.check_large),
+        Check("large", 1, "visible", "an lse near ±1000 neither overflows nor vanishes", checks.check_large),
         Check(
             "state",
             1,
             "visible",
-            "the state is float32 at least, and float64 for float64",
+            "the result is float32 at least, and float64 for float64",
             checks.check_state,
         ),
         Check("order", 1, "stress", "three parts, in any grouping and order", checks.check_order),
@@ -42,11 +49,14 @@ MERGE = Stage(
 UPDATE = Stage(
     id="02.update",
     function="update",
+    may_change=("maximum", "total", "acc"),
     title="one step of a streaming softmax",
     hints=(
         "total and acc are sums of e^(s - m). What happens to them when m becomes larger?",
-        "New maximum first. Then one factor for everything old, and the new block's terms against the new maximum.",
-        "$m' = \\max(m, \\max_j s_j),\\ \\ell' = \\ell e^{m-m'} + \\sum_j e^{s_j-m'},\\ a' = a e^{m-m'} + \\sum_j e^{s_j-m'} v_j$",
+        "Find the new maximum first. Then one factor corrects everything old, and the new block's terms are measured against the new "
+        "maximum.",
+        "$m' = \\max(m, \\max_j s_j),\\ \\mathrm{total}' = \\mathrm{total}\\, e^{m-m'} + \\sum_j e^{s_j-m'},\\ "
+        "\\mathrm{acc}' = \\mathrm{acc}\\, e^{m-m'} + \\sum_j e^{s_j-m'} v_j$",
     ),
     misconceptions=mistakes.UPDATE,
     checks=(
@@ -66,15 +76,21 @@ STREAM = Stage(
     hints=(
         "What must be known about the blocks seen so far, and what may be forgotten?",
         "Start from the state that has seen nothing, loop over blocks with update (or merge), divide once at the end. "
-        "Slicing past the end of a tensor stops by itself.",
-        "$(m, \\ell, a) = (-\\infty, 0, 0) \\to \\dots,\\quad \\mathrm{out} = a/\\ell,\\quad \\mathrm{lse} = m + \\ln \\ell$",
+        "A slice past the end of a tensor stops at the end.",
+        "$(m, \\mathrm{total}, \\mathrm{acc}) = (-\\infty, 0, 0) \\to \\dots,\\quad \\mathrm{out} = "
+        "\\mathrm{acc}/\\mathrm{total},\\quad \\mathrm{lse} = m + \\ln \\mathrm{total}$",
     ),
     misconceptions=mistakes.STREAM,
     checks=(
         Check("small", 2, "visible", "out and lse, whatever the block", checks.check_stream_small),
         Check("ragged", 1, "visible", "a last block that is shorter", checks.check_stream_ragged),
         Check(
-            "memory", 2, "visible", "one block of scores at a time", checks.check_stream_memory, kind="cost"
+            "memory",
+            2,
+            "visible",
+            "what you hold does not grow with the number of keys",
+            checks.check_stream_memory,
+            kind="cost",
         ),
         Check("bf16", 2, "visible", "bfloat16 in, float32 state", checks.check_stream_bf16),
         Check("sharp", 1, "stress", "large scores", checks.check_stream_sharp),

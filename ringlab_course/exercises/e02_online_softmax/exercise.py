@@ -1,16 +1,20 @@
 # %% [markdown]
 # # Exercise 02 · Merge and stream
 #
-# **You build** the merge that the whole course stands on, one step of a streaming softmax, and attention that looks at one
+# **You build** the merge that the whole course uses, one step of a streaming softmax, and attention that looks at one
 # block of keys at a time. **You need** [lesson 02](../notebooks/02_online_softmax.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
-# | 02.merge | `merge` | values, any number of parts, empty parts, lse of ±1000, float32 state, any order |
+# | 02.merge | `merge` | values, any number of parts, empty parts, lse near ±1000, float32 state, any order |
 # | 02.update | `update` | a maximum that rises, one that stays, rows that have seen no key yet |
 # | 02.stream | `streaming_attention` | values, a short last block, memory, bfloat16 inputs, large scores |
 #
-# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("02.merge")` gives a
+# **Allowed** in all three functions: torch without its attention (torch.softmax and torch.logsumexp are fine), NumPy, and your
+# own functions. **Not allowed:** `scaled_dot_product_attention` and its relatives, and ringlab's merge and attention. Do not
+# write into the arguments.
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("02.merge")` shows a
 # question, then a direction, then a line of mathematics.
 
 # %%
@@ -24,19 +28,20 @@ from ringlab_course import check, hint, progress
 # %% [markdown]
 # ## 02.merge · Merge any number of partial results
 #
-# The lesson merged two parts. Here come N: `outs` is (N, …, D) and `lses` is (N, …), the same queries attending to N
-# different sets of keys. Return `(out, lse)`, (…, D) and (…), as if all those keys had been seen together.
+# The lesson merged two parts. Now there are N parts: `outs` is (N, …, D) and `lses` is (N, …). They are results of the same
+# queries over N different sets of keys. Return `(out, lse)`, (…, D) and (…), as if all those keys had been seen together.
 #
-# - N is any number: 1, 7, and 0 too. No part at all gives (0, −inf), what a row has that has seen no key.
-# - A row of a part with lse −inf has seen no key, and its out is 0: it changes nothing. If all are so, so is the result.
-# - lse may be ±1000.
+# - N is any number: 1, 7, and 0 too. If there is no part at all, the result is (0, −inf), as for a row that has seen no key.
+# - A row of a part with lse −inf has seen no key, and its out is 0: it changes nothing. If this is so in all parts, the
+#   result is (0, −inf) as well.
+# - lse may be near ±1000.
 # - The result is float32 at least, for bfloat16 outs too; float64 stays float64.
 
 
 # %% grade="02.merge"
 def merge(outs, lses):
     """Return (out, lse) over the keys of all parts; part i is outs[i], lses[i]."""
-    # BEGIN SOLUTION the common lse, and each part's weight
+    # BEGIN SOLUTION out and lse over the keys of all parts
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.exp(lses - lse).masked_fill(lses == -math.inf, 0.0)
     return (outs * weights[..., None]).sum(dim=0), lse
@@ -50,19 +55,19 @@ check("02.merge")
 # ## 02.update · One step of a streaming softmax
 #
 # The state of L queries is `maximum` (L), `total` (L) and `acc` (L, D): m, Σ e^(s − m) and Σ e^(s − m) v over the keys seen so
-# far. Before the first key it is (−inf, 0, 0). Now come `scores` (L, keys) and `values` (keys, D). Return the new
+# far. Before the first key it is (−inf, 0, 0). The next block has `scores` (L, keys) and `values` (keys, D). Return the new
 # `(maximum, total, acc)`.
 #
-# - `acc` is not divided by anything: that is left to the end.
-# - Hidden keys have the score −inf. A row may see no key of this block, and none of the blocks before: no NaN.
+# - `acc` is not divided by anything; the division comes at the end.
+# - Hidden keys have the score −inf. A row may see no key of this block and none of the blocks before. Nothing is NaN then.
 
 
 # %% grade="02.update"
 def update(maximum, total, acc, scores, values):
     """Return the state (maximum, total, acc) after one more block of keys."""
-    # BEGIN SOLUTION the new maximum, one factor for what is old, the new block's terms
+    # BEGIN SOLUTION the state after this block
     new = torch.maximum(maximum, scores.amax(-1))
-    anchor = torch.where(new == -math.inf, 0.0, new)  # what to measure against while no key was seen
+    anchor = torch.where(new == -math.inf, 0.0, new)  # 0 while no key was seen
     factor = torch.exp(maximum - anchor)
     powers = torch.exp(scores - anchor[:, None])
     return new, total * factor + powers.sum(-1), acc * factor[:, None] + powers @ values
@@ -75,19 +80,19 @@ check("02.update")
 # %% [markdown]
 # ## 02.stream · Attention, one block of keys at a time
 #
-# `q` is (L, D), `k` and `v` are (S, D); every query sees every key, and scores are divided by √D. Take `block` keys at a time
+# `q` is (L, D), `k` and `v` are (S, D). Every query sees every key, and scores are divided by √D. Take `block` keys at a time
 # (the last block may be shorter) and return `(out, lse)`, (L, D) and (L).
 #
-# - Never hold the scores of more than one block.
-# - q, k and v may be bfloat16. Calculate in float32 and return float32.
+# - Hold the scores of one block and the state of the queries. Nothing that you hold may grow with S.
+# - q, k and v may be bfloat16. Compute in float32 and return float32.
 #
-# Use your `update` or your `merge`, as you like.
+# You may use your `update` or your `merge`.
 
 
 # %% grade="02.stream"
 def streaming_attention(q, k, v, block):
     """Return (out, lse) of attention, `block` keys at a time."""
-    # BEGIN SOLUTION a state that has seen nothing, a loop over blocks, one division at the end
+    # BEGIN SOLUTION out and lse, block by block
     L, D = q.shape
     state = torch.full((L,), -math.inf), torch.zeros(L), torch.zeros(L, D)
     for start in range(0, len(k), block):
@@ -104,16 +109,18 @@ check("02.stream")
 # %% [markdown]
 # ## All of it at once
 #
-# 1,000 keys in blocks of 64, in two halves that are merged at the end, as two devices would do it.
+# There are 1,000 keys. Each half is streamed in blocks of 64, and the two results are merged, as two devices would do it.
 
 # %%
 torch.manual_seed(0)
 q, k, v = torch.randn(4, 16), torch.randn(1000, 16), torch.randn(1000, 16)
 truth = oracle.attention(q[None, None], k[None, None], v[None, None])
 try:
-    halves = [streaming_attention(q, k[part], v[part], 64) for part in (slice(0, 500), slice(500, 1000))]
+    parts = slice(0, 500), slice(500, 1000)
+    halves = [streaming_attention(q, k[part], v[part], 64) for part in parts]
     out, lse = merge(*(torch.stack(pieces) for pieces in zip(*halves, strict=True)))
-    print("largest error:", "below 1e-6" if abs(out.numpy() - truth.out[0, 0]).max() < 1e-6 else "too large")
+    error = abs(out.numpy() - truth.out[0, 0]).max()
+    print("largest error:", "below 1e-6" if error < 1e-6 else "too large")
 except NotImplementedError as missing:
     print("not written yet:", missing)
 

@@ -65,6 +65,10 @@ def _maximum_for_lse(outs: Tensor, lses: Tensor) -> Pair:
     return _empty_twice(outs, lses)[0], lses.amax(0)
 
 
+def _over_queries(outs: Tensor, lses: Tensor) -> Pair:
+    return _weighted(outs, lses.softmax(-1)), lses.logsumexp(0)
+
+
 def no_last_axis(outs: Tensor, lses: Tensor) -> Pair:
     """Return the merge with weights that broadcast wrongly. Raises: ValueError when they do not broadcast at all."""
     lse = lses.logsumexp(0)
@@ -185,6 +189,7 @@ MERGE = (
     mistake("weights_swapped", _swapped),
     mistake("winner_takes_all", _winner),
     mistake("lse_is_the_maximum", _maximum_for_lse),
+    mistake("softmax_over_queries", _over_queries),
     mistake("no_last_axis", no_last_axis),
     mistake("empty_twice", _empty_twice),
     mistake("exp_of_lse", _unprotected),
@@ -213,4 +218,5 @@ STREAM = (
     mistake("scores_not_stable", lambda q, k, v, block: _blocks(q, k, v, block, _unprotected)),
     mistake("streams_in_bf16"),
     mistake("whole_row_at_once"),
+    mistake("grows_with_the_keys"),
 )

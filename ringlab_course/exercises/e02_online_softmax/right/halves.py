@@ -38,10 +38,10 @@ def update(maximum, total, acc, scores, values):
 
 
 def streaming_attention(q, k, v, block):
-    outs, lses = [], []
+    state = merge(q.new_zeros(0, *q.shape), q.new_zeros(0, len(q)))
     for i in range((len(k) + block - 1) // block):
         part = slice(i * block, (i + 1) * block)
         scores = q.float() @ k[part].float().T / math.sqrt(q.shape[1])
-        lses.append(scores.logsumexp(1))
-        outs.append(scores.softmax(1) @ v[part].float())
-    return merge(torch.stack(outs), torch.stack(lses))
+        new = scores.softmax(1) @ v[part].float(), scores.logsumexp(1)
+        state = merge(*(torch.stack(both) for both in zip(state, new)))
+    return state
