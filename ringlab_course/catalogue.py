@@ -63,7 +63,7 @@ PAPERS = (
         2022,
         "FlashAttention",
         "2205.14135",
-        "tiles that fit on chip, and the backward",
+        "tiles that fit on chip, and their backward",
         ("memory-efficient",),
     ),
     Paper(
@@ -71,7 +71,7 @@ PAPERS = (
         2023,
         "Blockwise Parallel Transformer",
         "2305.19370",
-        "the feed-forward in blocks too",
+        "the feed-forward layer in blocks too",
         ("memory-efficient",),
     ),
     Paper(
@@ -88,11 +88,11 @@ PAPERS = (
         2023,
         "DeepSpeed Ulysses",
         "2309.14509",
-        "heads against tokens by all-to-all",
+        "exchanges tokens for heads by all-to-all",
         ("transformer",),
     ),
-    Paper("zigzag", 2024, "The Llama 3 Herd of Models", "2407.21783", "2P chunks, head with tail", ("ring",)),
-    Paper("decode", 2024, "Tree Attention", "2408.04093", "one query against a sharded KV cache", ("ring",)),
+    Paper("zigzag", 2024, "The Llama 3 Herd of Models", "2407.21783", "an early and a late chunk for each rank", ("ring",)),
+    Paper("decode", 2024, "Tree Attention", "2408.04093", "one query, a KV cache on many devices", ("ring",)),
 )
 
 LESSONS = (
@@ -289,9 +289,3 @@ def lesson(lesson_id: str) -> Lesson:
         if candidate.id == lesson_id:
             return candidate
     raise CourseError(f"a lesson from {LESSONS[0].id} to {LESSONS[-1].id}", repr(lesson_id))
-
-
-def lit_papers(lessons: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of the papers that the given lessons explain, in the order of PAPERS."""
-    keys = {key for lesson_id in lessons for key in lesson(lesson_id).papers}
-    return tuple(paper.key for paper in PAPERS if paper.key in keys)

@@ -1,8 +1,9 @@
-"""The whole course as one ring: eighteen lessons in a circle, with arrows to what each one needs."""
+"""The whole course as one ring: the lessons in a circle, with arrows from each to those that need it."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, is_live
@@ -42,28 +43,29 @@ def draw_course(selected: str = "05") -> Figure:
     """Return the ring with `selected` and the lessons it needs, directly or not, pointed out."""
     needed = all_needs(selected)
     with styled():
-        figure = new_figure((6.6, 6.2))
+        figure = new_figure((8.4, 6.6))
         axes = figure.subplots()
         axes.set_axis_off()
-        axes.set(xlim=(-1.55, 1.7), ylim=(-1.55, 1.35), aspect="equal")
+        axes.set(xlim=(-2.0, 2.0), ylim=(-1.72, 1.5), aspect="equal")
+        title = f"All lessons of the course, and the way to lesson {selected}"
+        axes.text(-1.95, 1.42, title, va="center", fontsize=11.5, weight="bold", color=INK)
         for item in LESSONS:
             for source in item.needs:
                 is_path = item.id in (*needed, selected) and source in needed
                 _chord(axes, source, item.id, is_path=is_path)
         for item in LESSONS:
             _node(axes, item, is_near=item.id in needed or item.id == selected, is_centre=item.id == selected)
-        _legend(axes)
-        _centre(axes, lesson(selected))
+        _legend(axes, selected)
     return figure
 
 
 def describe_lesson(selected: str) -> str:
     """Return in words what the picture says about one lesson."""
     item, needed = lesson(selected), all_needs(selected)
-    before = f"it needs {', '.join(needed)}" if needed else "it needs nothing before it"
+    before = f"needs {', '.join(needed)}" if needed else "needs no other lesson"
     return (
-        f"The {len(LESSONS)} lessons of the course as a ring. Lesson {item.id}, {item.title} ({item.part}, "
-        f"{item.minutes} minutes): afterwards you can {item.afterwards}; {before}."
+        f"Lesson {item.id}, {item.title}, {before}. It belongs to the part {item.part} and takes {item.minutes} minutes; "
+        f"afterwards you can {item.afterwards}. The picture shows all {len(LESSONS)} lessons of the course as a ring."
     )
 
 
@@ -80,7 +82,7 @@ def all_needs(lesson_id: str) -> tuple[str, ...]:
 
 
 def _place(lesson_id: str, radius: float = 1.0) -> tuple[float, float]:
-    angle = math.pi / 2 - 2 * math.pi * int(lesson_id) / len(LESSONS)
+    angle = math.pi / 2 - 2 * math.pi * [item.id for item in LESSONS].index(lesson_id) / len(LESSONS)
     return radius * math.cos(angle), radius * math.sin(angle)
 
 
@@ -91,16 +93,18 @@ def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
         [x], [y], s=640 if is_centre else 430, color=colour, zorder=3,
         edgecolors=INK if is_near else colour, linewidths=2.6 if is_near else 1.4,
     )  # fmt: skip
-    ink = PAPER if colour in _DARK else INK
+    ink, weight = PAPER if colour in _DARK else INK, "bold" if is_near else "normal"
     axes.text(x, y, item.id, ha="center", va="center", fontsize=10, color=ink, weight="bold", zorder=4)
-    if is_near:
-        tx, ty = _place(item.id, 1.17)
-        side = "center" if abs(tx) < 0.2 else "left" if tx > 0 else "right"
-        axes.text(tx, ty, _short(item.title), ha=side, va="center", fontsize=8.2, color=INK, zorder=4)
+    tx, ty = _place(item.id, 1.17)
+    side = "center" if abs(tx) < 0.2 else "left" if tx > 0 else "right"
+    axes.text(
+        tx, ty, _short(item.title), ha=side, va="center", fontsize=9.5, color=INK, weight=weight, zorder=4
+    )
 
 
 def _short(title: str) -> str:
-    return title.split(",")[0].replace("Naive attention and the ", "").removesuffix(": ring")
+    """Return what comes before a title's list or subtitle, in lines of at most 20 characters."""
+    return textwrap.fill(title.partition(",")[0].partition(":")[0], 20)
 
 
 def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
@@ -111,19 +115,15 @@ def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
     axes.annotate("", xy=_place(target), xytext=_place(source), arrowprops=style, zorder=2 if is_path else 1)
 
 
-def _centre(axes: Axes, item: Lesson) -> None:
-    text = f"{item.id}\n{item.minutes} minutes"
-    axes.text(0, 0, text, ha="center", va="center", fontsize=12, color=QUIET, weight="bold", zorder=5,
-              bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85})  # fmt: skip
-
-
-def _legend(axes: Axes) -> None:
-    for number, (part, colour) in enumerate(PART_COLOURS.items()):
-        x = -1.45 + 0.75 * number
-        axes.scatter([x], [-1.33], s=60, color=colour, zorder=3)
-        axes.text(x + 0.06, -1.33, part, va="center", fontsize=8.2, color=INK)
-    axes.text(-1.51, -1.47, "dark arrows: what the chosen lesson stands on",
-              va="center", fontsize=8.2, color=QUIET)  # fmt: skip
+def _legend(axes: Axes, selected: str) -> None:
+    for x, (part, colour) in zip((-1.9, -0.9, -0.1, 1.08), PART_COLOURS.items(), strict=True):
+        axes.scatter([x], [-1.44], s=70, color=colour, zorder=3)
+        axes.text(x + 0.07, -1.44, part, va="center", fontsize=9.5, color=INK)
+    axes.text(
+        -1.95, -1.62,
+        f"An arrow leads from a lesson to one that needs it. Dark arrows, bold names: what {selected} needs.",
+        va="center", fontsize=9.5, color=QUIET,
+    )  # fmt: skip
 
 
 def _show_player(selected: str) -> None:
@@ -132,12 +132,13 @@ def _show_player(selected: str) -> None:
     from IPython.display import display
 
     slider = ipywidgets.SelectionSlider(
-        options=[item.id for item in LESSONS], value=selected, description="lesson", continuous_update=False
-    )
+        options=[item.id for item in LESSONS], value=selected, description="lesson", continuous_update=False,
+        layout=ipywidgets.Layout(width="36em"),
+    )  # fmt: skip
     picture = ipywidgets.HTML()
 
     def draw(change: Any = None) -> None:
-        picture.value = as_html(draw_course(slider.value), describe_lesson(slider.value), widest="640px")
+        picture.value = as_html(draw_course(slider.value), describe_lesson(slider.value), widest="760px")
 
     slider.observe(draw, names="value")
     draw()

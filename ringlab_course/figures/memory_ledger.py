@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 GB = 10**9
 COLOURS = {"q": SKY, "k and v": GREEN, "scores": RED, "weights": ORANGE, "out": BLUE}
-POWERS = range(10, 25)
-"""The figure's S axis: 2^10 to 2^24 tokens."""
+POWERS = range(4, 25)
+"""The figure's S axis: 2^4 to 2^24 tokens."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
@@ -60,22 +60,18 @@ class Layer:
         return books["q"] + books["k and v"] + books["out"] + 2 * (books["scores"] + books["weights"])
 
     def largest_sequence(self, memory: int) -> int:
-        """The largest S whose scores alone fit into `memory` bytes: floor(√(memory / (B·H·itemsize)))."""
-        return math.isqrt(memory // (self.batch * self.heads * self.itemsize))
+        """The largest S whose whole ledger fits into `memory` bytes.
+
+        The ledger is a·S² + b·S with a = 2·B·H·itemsize and b = 2·(H + K)·B·D·itemsize.
+        """
+        square = 2 * self.batch * self.heads * self.itemsize
+        linear = 2 * (self.heads + self.kv_heads) * self.batch * self.head_dim * self.itemsize
+        return (math.isqrt(linear**2 + 4 * square * memory) - linear) // (2 * square)
 
 
 def kv_cache_bytes(tokens: int, *, layers: int, kv_heads: int, head_dim: int, itemsize: int = 2) -> int:
     """Bytes of the keys AND values of `tokens` tokens in all layers: 2·layers·K·D·itemsize per token."""
     return 2 * layers * kv_heads * head_dim * itemsize * tokens
-
-
-def first_out(layer: Layer, memory: int) -> tuple[str, int]:
-    """The tensor that first exceeds `memory` bytes as S doubles from 1, and that S."""
-    S = 1
-    while max(layer.ledger(S).values()) <= memory:
-        S *= 2
-    books = layer.ledger(S)
-    return max(books, key=lambda name: books[name]), S
 
 
 def readable(count: float) -> str:
@@ -95,20 +91,22 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     """Bytes against S on two logarithmic axes, with the memory of one device and the chosen S."""
     tokens = [2**power for power in POWERS]
     for name, style, label in (
-        ("scores", "-", "scores, weights: each ∝ S²"),
-        ("q", "--", "q, out: each ∝ S"),
-        ("k and v", ":", "k and v: ∝ S"),
+        ("scores", "-", "scores; weights the same: ∝ S²"),
+        ("q", "--", "q; out the same: ∝ S"),
+        ("k and v", ":", "k and v together: ∝ S"),
     ):
         ax.plot(tokens, [layer.ledger(n)[name] for n in tokens], style, color=COLOURS[name], label=label)
     ax.axhline(memory, color=INK, linewidth=1.2)
-    ax.text(tokens[0], memory * 1.3, f"one device, {readable(memory)}", ha="left", color=INK, fontsize=9)
-    ax.axvline(S, color=QUIET, linewidth=1, linestyle=(0, (2, 2)))
+    ax.text(tokens[0], memory * 1.4, f"one device: {readable(memory)}", ha="left", color=INK, fontsize=9)
+    full = layer.largest_sequence(memory)
+    ax.plot([full], [memory], "o", color=INK, markersize=7, label=f"all five fill the device: S = {full:,}")
+    ax.axvline(S, color=QUIET, linewidth=1, linestyle=(0, (2, 2)), label=f"S = {thousands(S)}, shown right")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xticks([2**power for power in POWERS[::2]], [thousands(2**power) for power in POWERS[::2]])
-    ax.set(title="Bytes of one layer against S", xlabel="S (tokens)", ylabel="bytes")
+    ax.set_xticks([2**power for power in POWERS[::4]], [thousands(2**power) for power in POWERS[::4]])
+    ax.set(title="Bytes of one attention layer", xlabel="S (tokens)", ylabel="bytes")
+    ax.set_ylim(top=layer.ledger(tokens[-1])["scores"] * 10)
     ax.yaxis.set_major_formatter(lambda value, _: readable(value))
-    ax.legend(loc="lower right", fontsize=9)
 
 
 def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
@@ -119,36 +117,39 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
         ax.text(count * 1.3, row, readable(count), va="center", fontsize=9)
     ax.axvline(memory, color=INK, linewidth=1.2)
     ax.set_xscale("log")
-    ax.set_xlim(left=1e5, right=max(max(books.values()), memory) * 1e3)
+    ax.set_xticks([1000**n for n in range(1, 7)])
+    ax.minorticks_off()
+    ax.set_xlim(left=min(books.values()) / 10, right=max(max(books.values()), memory) * 1e3)
     ax.xaxis.set_major_formatter(lambda value, _: readable(value))
     ax.set_yticks(range(len(books)), list(books))
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="x", labelsize=8.5)
-    ax.set(title=f"The ledger at S = {thousands(S)}", xlabel="bytes (black line: one device)")
+    ax.set(title=f"Each tensor at S = {thousands(S)}", xlabel="bytes (black line: one device)")
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:
     """Return the curves against S beside the ledger of one S."""
     layer = layer or Layer()
     with styled():
-        figure = new_figure((9.6, 3.9))
+        figure = new_figure((9.6, 4.6))
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         draw_curves(left, layer, memory, S)
         draw_bars(right, layer, memory, S)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", fontsize=9, ncols=3)
     return figure
 
 
 def describe(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> str:
     """Return the ledger in words: the alternative text of `ledger_figure`."""
     layer = layer or Layer()
-    books = layer.ledger(S)
+    books, most = layer.ledger(S), layer.largest_sequence(memory)
     items = ", ".join(f"{name} {readable(count)}" for name, count in books.items())
-    name, limit = max(books, key=lambda tensor: books[tensor]), layer.largest_sequence(memory)
+    fits = "fits into" if S <= most else "does not fit into"
     return (
-        f"One layer, {layer.heads} query heads, {layer.kv_heads} key/value heads, head dim {layer.head_dim}, "
-        f"{layer.itemsize} bytes per element, S = {S:,} tokens: {items}. The largest is {name}. "
-        f"The scores alone fill a device of {readable(memory)} at S = {limit:,}."
+        f"At S = {S:,} tokens one layer takes {readable(sum(books.values()))} and {fits} a device of {readable(memory)}; "
+        f"the largest S that fits is {most:,}. {layer.heads} query heads, {layer.kv_heads} key/value heads, head dim "
+        f"{layer.head_dim}, {layer.itemsize} bytes per element: {items}."
     )
 
 

@@ -71,21 +71,30 @@ def example(S: int = 24) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int, upto: int) -> None:
-    """The scores, coloured by block, and the running maximum as a staircase."""
+    """The scores, coloured and numbered by block, and the running maximum as a staircase."""
+    floor, top = scores.min() - 0.3, scores.max() + 0.25
     for step in steps:
         keys = np.arange(step.block * block, min((step.block + 1) * block, len(scores)))
         seen = step.block <= upto
-        ax.vlines(
+        ax.bar(
             keys,
-            scores.min() - 0.3,
-            scores[keys],
+            scores[keys] - floor,
+            bottom=floor,
+            width=0.75,
             color=rank_colour(step.block) if seen else RULE,
-            linewidth=5,
+            hatch=HATCHES[step.block % 8] if seen else "",
+            edgecolor="white",
+            linewidth=0.5,
         )
         if seen:
             ax.hlines(step.maximum, keys[0] - 0.5, keys[-1] + 0.5, color=INK, linewidth=2)
+        ax.text(keys.mean(), top, f"{step.block + 1}", ha="center", fontsize=9, color=INK if seen else QUIET)
     ax.set(
-        title="Scores; black: running maximum m", xlabel="key", ylabel="score", xlim=(-0.7, len(scores) - 0.3)
+        title=f"Scores of one query, in {len(steps)} blocks",
+        xlabel="key (black line: running maximum m)",
+        ylabel="score",
+        xlim=(-0.7, len(scores) - 0.3),
+        ylim=(floor, top + 0.45),
     )
     ax.grid(visible=False, axis="x")
 
@@ -108,9 +117,9 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
         if step.block:
             ax.text(step.block, bottom, f"old\n×{step.factor:.2f}", ha="center", va="bottom", fontsize=8.5)
     ax.set(
-        title="Running sum Σ e^(s − m)",
+        title="Sum of e^(s − m), by block",
         xlabel="blocks seen",
-        ylabel="sum",
+        ylabel="sum (old: all earlier parts)",
         xlim=(-0.6, len(steps) - 0.4),
         ylim=(0, 1.3 * max(step.total for step in steps)),
     )
@@ -119,16 +128,16 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
 
 
 def draw_result(ax: Axes, steps: Sequence[Step], upto: int) -> None:
-    """out after every block, and the exact answer as a dashed line."""
+    """The output after every block, and the exact answer as a dashed line."""
     seen = steps[: upto + 1]
     ax.plot([step.block for step in seen], [step.out for step in seen], "o-", color=QUIET)
     ax.axhline(steps[-1].out, color=INK, linestyle="--", linewidth=1.2)
     outs = [step.out for step in steps]
     margin = 0.25 * (max(outs) - min(outs) or 1.0)
     ax.set(
-        title="out so far; dashed: exact",
+        title="Output so far",
         xlabel="blocks seen",
-        ylabel="out",
+        ylabel="out (dashed: over all keys)",
         xlim=(-0.6, len(steps) - 0.4),
         ylim=(min(outs) - margin, max(outs) + margin),
     )

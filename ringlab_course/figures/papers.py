@@ -1,99 +1,99 @@
-"""The map of the papers: which builds on which, and those that the lessons have explained so far.
+"""The map of the papers: what each one adds, which one builds on which, and the lesson that explains it.
 
 Links of known machines are named as in the cost model's table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringlab.viz.style import BLUE, INK, PAPER, QUIET, RULE, new_figure, show, styled
-from ringlab_course.catalogue import PAPERS, Paper, lit_papers
+from ringlab.cost.hardware import Hardware, Link, hardware
+from ringlab.viz.style import BLUE, INK, PAPER, QUIET, new_figure, show, styled
+from ringlab_course.catalogue import LESSONS, PAPERS, Paper
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-from dataclasses import dataclass
-
-from ringlab.cost.hardware import Hardware, Link, hardware
-
 _PLACES = {
-    "transformer": (0.0, 1.0), "online-softmax": (1.0, 2.0), "memory-efficient": (2.0, 2.0),
-    "flash": (3.0, 3.0), "blockwise": (3.0, 1.8), "ring": (4.0, 2.4), "ulysses": (4.0, 0.6),
-    "striped": (5.0, 3.4), "zigzag": (5.0, 2.4), "decode": (5.0, 1.4),
+    "transformer": (1.0, 5.0), "ulysses": (2.0, 4.0), "online-softmax": (1.0, 4.0), "memory-efficient": (1.0, 3.0),
+    "flash": (0.0, 2.0), "blockwise": (1.0, 2.0),
+    "ring": (0.5, 1.0),
+    "striped": (0.0, 0.0), "zigzag": (1.0, 0.0), "decode": (2.0, 0.0),
 }  # fmt: skip
-"""Column and height of each paper; the columns run from the oldest to the newest."""
+"""Column and row of each paper; it is below those that it builds on."""
 _NAMES = {
-    "transformer": "Transformer", "online-softmax": "Online softmax", "memory-efficient": "No S × S matrix",
-    "flash": "FlashAttention", "blockwise": "Blockwise\nTransformer", "ring": "Ring Attention",
-    "ulysses": "Ulysses", "striped": "Striped", "zigzag": "Zig-zag\n(Llama 3)", "decode": "Tree decoding",
+    "transformer": "Transformer", "online-softmax": "Online softmax", "memory-efficient": "Memory-efficient attention",
+    "flash": "FlashAttention", "blockwise": "Blockwise Transformer", "ring": "Ring Attention",
+    "ulysses": "Ulysses", "striped": "Striped Attention", "zigzag": "Zig-zag (Llama 3)", "decode": "Tree Attention",
 }  # fmt: skip
+_KEY = "An arrow leads from a paper to one that builds on it. Blue: the subject of this course."
 
 
-def paper_map(lit: Sequence[str] = ()) -> None:
-    """Display the map; `lit` names the lessons done so far, as ("01", "02"): their papers are lit.
-
-    Raises: CourseError for a lesson that does not exist.
-    """
-    show(draw_papers(lit), alt=describe_papers(lit))
+def paper_map() -> None:
+    """Display the map."""
+    show(draw_papers(), alt=describe_papers())
 
 
-def draw_papers(lit: Sequence[str] = ()) -> Figure:
-    """Return the map as a figure: filled boxes are lit, arrows lead to what builds on them."""
-    keys = lit_papers(tuple(lit))
+def draw_papers() -> Figure:
+    """Return the map as a figure: a box for each paper, arrows to those that build on it."""
     with styled():
-        figure = new_figure((9.0, 3.9))
+        figure = new_figure((7.6, 7.8))
         axes = figure.subplots()
         axes.set_axis_off()
-        axes.set(xlim=(-0.5, 5.5), ylim=(0.1, 3.95))
+        axes.set(xlim=(-0.52, 2.52), ylim=(-0.72, 5.42), title="Ring attention among the papers around it")
         for paper in PAPERS:
-            for source in paper.after:
-                _arrow(axes, source, paper.key, both_lit=source in keys and paper.key in keys)
-        for paper in PAPERS:
-            _box(axes, paper, is_lit=paper.key in keys)
+            _box(axes, paper)
+            for source in PAPERS:
+                if source.key in paper.after:
+                    _arrow(axes, source, paper)
+        axes.text(1.0, -0.6, _KEY, ha="center", va="center", fontsize=9.5, color=QUIET)
     return figure
 
 
-def describe_papers(lit: Sequence[str] = ()) -> str:
+def describe_papers() -> str:
     """Return the map in words, paper by paper."""
-    keys = lit_papers(tuple(lit))
-    lines = [f"Map of {len(PAPERS)} papers, {len(keys)} of them lit."]
+    lines = [f"Map of {len(PAPERS)} papers."]
     for paper in PAPERS:
-        sign = "lit" if paper.key in keys else "dark"
-        after = f"; builds on {' and '.join(_flat(source) for source in paper.after)}" if paper.after else ""
-        lines.append(f"{paper.year} {_flat(paper.key)} (arXiv {paper.arxiv}): {paper.gives}{after} [{sign}]")
+        after = f"; builds on {' and '.join(_NAMES[source] for source in paper.after)}" if paper.after else ""
+        lines.append(
+            f"{paper.year} {_NAMES[paper.key]} (arXiv {paper.arxiv}, lesson {explained_in(paper)}): {paper.gives}{after}"
+        )
     return "\n".join(lines)
 
 
-def _flat(key: str) -> str:
-    return _NAMES[key].replace("\n", " ")
+def explained_in(paper: Paper) -> str:
+    """Return the id of the first lesson that explains a paper."""
+    return next(lesson.id for lesson in LESSONS if paper.key in lesson.papers)
 
 
-def _box(axes: Axes, paper: Paper, *, is_lit: bool) -> None:
-    x, y = _PLACES[paper.key]
+def _text(paper: Paper) -> str:
+    gives = textwrap.fill(paper.gives, 22)
+    return f"{_NAMES[paper.key]}\n{paper.year} · lesson {explained_in(paper)}\n{gives}"
+
+
+def _box(axes: Axes, paper: Paper) -> None:
+    is_goal = paper.key == "ring"
     box = {
-        "boxstyle": "round,pad=0.35",
-        "facecolor": BLUE if is_lit else PAPER,
-        "edgecolor": INK if is_lit else QUIET,
-        "linestyle": "-" if is_lit else ":",
-        "linewidth": 1.4,
+        "boxstyle": "round,pad=0.45",
+        "facecolor": BLUE if is_goal else PAPER,
+        "edgecolor": INK,
+        "linewidth": 1.2,
     }
-    colour = PAPER if is_lit else QUIET
-    weight = "bold" if is_lit else "normal"
-    text = f"{_NAMES[paper.key]}\n{paper.year}"
     axes.text(
-        x, y, text, ha="center", va="center", fontsize=8.8, color=colour, weight=weight, bbox=box, zorder=3
-    )
+        *_PLACES[paper.key], _text(paper), ha="center", va="center", fontsize=9.5, bbox=box, zorder=3,
+        color=PAPER if is_goal else INK,
+    )  # fmt: skip
 
 
-def _arrow(axes: Axes, source: str, target: str, *, both_lit: bool) -> None:
-    style = {
-        "arrowstyle": "-|>", "color": BLUE if both_lit else RULE, "linewidth": 2.0 if both_lit else 1.2,
-        "shrinkA": 34, "shrinkB": 36,
-    }  # fmt: skip
-    axes.annotate("", xy=_PLACES[target], xytext=_PLACES[source], arrowprops=style, zorder=1)
+def _arrow(axes: Axes, source: Paper, target: Paper) -> None:
+    """Draw an arrow from the lower edge of one box to the upper edge of another."""
+    (x, y), (to_x, to_y) = _PLACES[source.key], _PLACES[target.key]
+    begin, end = (0.045 + 0.067 * (_text(paper).count("\n") + 1) for paper in (source, target))
+    style = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", xy=(to_x, to_y + end), xytext=(x, y - begin), arrowprops=style, zorder=1)
 
 
 MACHINES = ("a100", "h100", "b200", "tpu-v4", "tpu-v5e", "laptop")

@@ -2,27 +2,27 @@
 # # 00 · Start here
 #
 # **Afterwards you can** run a notebook of this course, check an exercise and submit it; read the letters that
-# name every axis; and say what the eighteen lessons build up to.
+# name every axis; and say what the lessons lead to.
 #
-# **You need first** Python, and some PyTorch: you have trained a network, or could.
+# **You need first** Python and some PyTorch: you have trained a network, or could.
 #
-# **Minutes** 30, of which the computer needs less than one.
+# **Minutes** 30. The computer needs less than one of them.
 
 # %% [markdown]
 # ## What this is about
 #
-# A transformer compares every token with every other. For a short text that is a small table; for a whole
-# library of source code it is more than any one machine can hold. **Ring attention** shares the text out among
-# many machines, sets them in a circle, and lets the pieces travel from neighbour to neighbour until every piece
-# has met every other one. Nothing is approximated, and no machine ever holds the whole.
+# A transformer compares every token with every other token. For a short text that makes a small table. For a large
+# library of source code the table is bigger than the memory of any machine. **Ring attention** divides the text among
+# many machines, arranges them in a circle, and passes the pieces from neighbour to neighbour until every piece
+# has met every other piece. It approximates nothing, and no machine ever holds the whole text.
 #
-# You will write that yourself, from plain attention in NumPy to a program that runs on many GPUs. One promise
-# holds all the way: **the ring program is written once.** The function that you debug in a notebook, on ranks
-# (so the members of the circle are called) that are only simulated, is the same function that the grader runs,
-# and the same that real processes run. So nothing here is a toy that you throw away later.
+# In this course you write ring attention yourself: first plain attention in NumPy, in the end a program that runs on
+# many GPUs. **You write the ring program only once.** You debug it in a notebook, where one process simulates all the
+# members of the circle, which are called *ranks*. The grader runs the same function, and so do real processes on
+# real machines. Nothing here is a toy that you throw away later.
 #
-# This first lesson teaches no mathematics. It makes sure that your machine works, shows how a lesson goes, and
-# gives you the map. Run the cells one by one with Shift+Enter.
+# This first lesson teaches no mathematics. It checks that your machine works, shows how a lesson proceeds, and
+# gives you a map of the course. Run the cells one by one with Shift+Enter.
 
 # %%
 import torch
@@ -36,20 +36,20 @@ from ringlab_course.figures.papers import paper_map
 # ## The letters
 #
 # Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one
-# letter, everywhere: in the lessons, in error messages, in the source of the package. The legend stands at the
-# top of one file, and here it is.
+# letter, and the letter is the same in the lessons, in error messages and in the source of the package. Here is the
+# list of letters, as it is printed at the top of one source file.
 
 # %%
 print(types.__doc__)
 
 # %% [markdown]
-# Two of the letters are easily taken for each other. **S** is the length of the whole text; **L** is the part
-# that lies on one rank. While there is one rank they are equal, and code that confuses them works. With a
-# second rank it breaks. That is why both exist. What heads, queries, keys and values are for, and what lse is, lesson
-# 01 explains; today only the order of the axes matters.
+# Two of the letters are easily confused. **S** is the length of the whole text; **L** is the length of the part
+# on one rank. With a single rank they are equal, and code that confuses them works. With a
+# second rank it breaks, so the course keeps the two apart from the start. Lesson 01 explains heads, queries, keys,
+# values and lse. Today only the order of the axes matters.
 #
-# Now some tensors with these axes. The text is real, and already on your machine: the source of Python's own
-# standard library, byte by byte, so that one byte is one token. A small layer with fixed random weights turns the
+# Now we make some tensors with these axes. The text is real, and it is already on your machine: the source of Python's
+# standard library, in which one byte is one token. A small layer with fixed random weights turns the
 # tokens into queries, keys and values.
 
 # %%
@@ -60,35 +60,40 @@ for name, tensor in (("q", q), ("k", k), ("v", v)):
     print(name, tuple(tensor.shape), f"{tensor.nbytes / 1e6:.1f} MB")
 
 # %% [markdown]
-# Read the shapes with the legend: B, then heads, then tokens, then head dim. Queries have more heads than keys
-# and values, so several query heads share one key head: this is *grouped-query attention*, and most models
-# in use today have it.
+# Read the shapes with the letters: B, then heads, then tokens, then head dim. There are more query heads than key and
+# value heads, so several query heads share one key head. This is *grouped-query attention*, and most current models
+# use it.
 #
-# None of these tensors is large. The table of scores between them would be. How large, and which tensor
-# is the first to run out of memory, is what lesson 01 asks.
+# None of these tensors is large. The table of scores between queries and keys would be:
 
 # %%
 scores = H * S * S * 4
 print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} times the queries")
 
 # %% [markdown]
+# Lesson 01 shows which tensor fills the memory first, and asks at which length.
+#
 # ## How a lesson goes: predict, run, see, explain
 #
-# A result that you merely read is soon forgotten; a result that contradicts what you said aloud is not.
-# So before a measurement a lesson asks for your guess. It is kept in a file of your own, nobody marks it, and
-# you give it once: when the measurement has been shown, the question is closed (`reopen=True` asks it again).
-# Click your guess; where there are no buttons, add it to the call, as in `predict(…, answer="2")`.
+# You soon forget a result that you only read. You remember a result that contradicts your own guess.
+# So before a measurement the lesson asks for your guess. Click one of the buttons; where there are no buttons,
+# add your guess to the call, as in `predict(…, answer="2")`. Your guesses are kept in a file of your own, and nobody
+# grades them. Each question is open until you have seen the measurement; `reopen=True` opens it again.
 # The most useful predictions are the wrong ones.
 #
-# Here is a first one. Four ranks sit in a circle. Each knows one note. In every step each rank hands to the
-# next what it received last, and at the very start its own note.
+# Here is the first one. Four ranks form a circle. Each rank knows one note. In every step each rank passes to the
+# next rank the note that it received last; in the first step it passes its own note.
 
 # %% tags=["nbval-ignore-output"]
-predict("00.shifts", "After how many steps has every rank heard all four notes?", choices=["2", "3", "4"])
+predict(
+    "00.shifts",
+    "After how many steps has every rank heard all four notes?",
+    choices=["2", "3", "4"],
+)
 
 # %% [markdown]
-# The program below is what *one* rank does. It is given `ring`, its view of the circle, and its own note.
-# `ring.shift(note)` sends the note to the next rank and returns what came from the previous one.
+# The program below is what *one* rank does. Its arguments are `ring`, its view of the circle, and its own note.
+# `ring.shift(note)` sends the note to the next rank and returns the note that arrives from the previous rank.
 
 
 # %%
@@ -102,8 +107,8 @@ def listen(ring, note):
 
 # %% [markdown]
 # `VirtualCluster` runs it on as many ranks as you like, inside this notebook. The ranks take turns in a fixed
-# order, so every run is the same; if they ever wait for each other in a circle, you get an error that
-# draws it instead of a program that hangs.
+# order, so every run is the same. If they all wait for each other, the program does not hang: you get an error that
+# draws the circle of waiting ranks.
 
 # %%
 notes = [torch.tensor([10]), torch.tensor([11]), torch.tensor([12]), torch.tensor([13])]
@@ -115,28 +120,28 @@ for rank, heard in enumerate(outcome.results):
 compare("00.shifts", str(outcome.trace.rounds(0)))
 
 # %% [markdown]
-# Everybody knows their own note before anything moves, so one step less than there are ranks is enough. One
-# more would bring each note home to where it began. That is the pattern of the whole course: **P ranks,
+# Every rank knows its own note before anything moves, so the number of steps is one less than the number of ranks. One
+# more step would bring each note back to where it began. The whole course uses this pattern: **P ranks,
 # P − 1 shifts.** Replace the notes by blocks of keys and values, and it is ring attention.
 #
-# Look at the order, too. Rank 0 hears 13 before 12: notes travel towards higher ranks, so what arrives comes
-# from further and further *below*. After `step` shifts, rank r holds what began on rank (r − step) mod P. We call
-# that rank the **origin**; mixing up this sign is one of the commonest bugs there are.
+# Look at the order, too. Rank 0 hears 13 before 12: notes travel towards higher ranks, so each arriving note
+# comes from one rank further *below*. After `step` shifts, rank r holds what began on rank (r − step) mod P. We call
+# that rank the **origin**. A wrong sign in this formula is one of the commonest bugs in ring programs.
 #
-# The cluster has counted what was sent. You will use these counts to *prove* that a program does what it
-# should, and the grader uses them too. A note is one integer of 64 bits:
+# The cluster has counted what was sent. With these counts you can *prove* that a program sends what it
+# should, and the grader uses them too. A note is one 64-bit integer:
 
 # %%
 for exchange in outcome.trace.exchanges(rank=0):
-    print(f"rank 0: {exchange.bytes_sent} bytes to rank {exchange.to}, as many from rank {exchange.source}")
+    sent, to, source = exchange.bytes_sent, exchange.to, exchange.source
+    print(f"rank 0: {sent} bytes to rank {to}, as many from rank {source}")
 
 # %% [markdown]
 # ## The whole course as one ring
 #
-# Eighteen lessons, in four parts. Each arrow leads from a lesson to one that stands on it. Choose a lesson
-# with the slider (or the arrow keys, once it has the focus) to see what it takes to get there. The
-# shortest way to your first ring, lesson 05, goes through four lessons. Lessons drawn dotted are planned and not
-# there yet.
+# The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson
+# with the slider to see which lessons come before it; once the slider has the focus, the arrow keys move it. The
+# shortest way to your first ring, lesson 05, goes through 00, 01, 02 and 03.
 
 # %% tags=["nbval-ignore-output"]
 course_ring("05")
@@ -144,9 +149,9 @@ course_ring("05")
 # %% [markdown]
 # ## The papers, as a map
 #
-# The idea did not fall from the sky. It took a softmax that needs one pass, then attention that never writes
-# down the whole table, then tiles that fit a fast memory; only then could the tiles be shared out. At this
-# point no paper is lit. Lessons light those that they explain, and the map comes back at their ends.
+# Ring attention is a late step in a row of ideas. First came a softmax that needs only one pass, then attention that
+# never stores the whole table, then tiles that fit into a fast memory. Only then could the tiles be divided among
+# machines. The map gives the lesson that explains each paper.
 
 # %%
 paper_map()
@@ -154,8 +159,8 @@ paper_map()
 # %% [markdown]
 # ## Check and submit
 #
-# Every lesson has an exercise in the folder `exercises/`. It is a notebook in which some functions only say
-# what to write. You fill them in and call
+# Every lesson has an exercise in the folder `exercises/`. An exercise is a notebook with some unfinished functions. You
+# write them, and you have three calls to help you:
 #
 # | call | what it does |
 # |---|---|
@@ -163,17 +168,17 @@ paper_map()
 # | `hint("00.ring")` | shows a question; called again, a direction; called again, a line of mathematics |
 # | `progress()` | shows how far you are |
 #
-# A failing check does not merely say no. Where it can, it works out what one gets from each common mistake, and if
-# that is what you got, it tells you which mistake it was, on the smallest input that shows it.
+# A failing check says more than "wrong". It computes the results of the common mistakes. If one of them is your
+# result, it names that mistake and shows the smallest input on which it appears.
 #
-# To **submit**, save the notebook and run `ringlab grade exercises/00_start_here.ipynb` in a terminal (JupyterLab
-# has one: File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them in
-# a closed-off process, with fresh random inputs and with hidden checks on top of the visible ones; therefore
+# To **submit**, save the notebook and run `ringlab grade exercises/00_start_here.ipynb` in a terminal (in JupyterLab:
+# File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them in
+# a sandboxed process, with new random inputs and with some hidden checks in addition to the visible ones. Therefore
 # `check` says "visible checks passed", and only the grader says "passed".
 #
-# Your exercise files are yours: nothing in this project writes over one that you have edited. For a clean copy,
-# `ringlab exercise fresh 00` writes one and keeps yours beside it. A worked solution of every exercise is in
-# `solutions/`. And this is where you stand:
+# Your exercise files are yours: the project never overwrites one that you have edited. If you want to start again,
+# `ringlab exercise fresh 00` writes a clean copy and keeps yours beside it. The folder `solutions/` has a worked solution
+# of every exercise. And this is how far you are:
 
 # %% tags=["nbval-ignore-output"]
 progress()
@@ -181,24 +186,25 @@ progress()
 # %% [markdown]
 # ## Recap
 #
-# - Tensors are (B, H, L, D). S is the whole text, L one rank's part of it, P the number of ranks.
-# - A ring program is what one rank does; `ring.shift` sends to the next and returns from the previous.
-# - P ranks need P − 1 shifts, and after `step` of them rank r holds what began on rank (r − step) mod P.
-# - Predict before you measure; `check` helps, `ringlab grade` decides.
+# - Tensors are (B, H, L, D). S is the length of the whole text, L that of one rank's part, P the number of ranks.
+# - A ring program is what one rank does. `ring.shift` sends to the next rank and returns what the previous rank sent.
+# - P ranks need P − 1 shifts. After `step` of them, rank r holds what began on rank (r − step) mod P.
+# - Predict before you measure. `check` helps you; `ringlab grade` gives the points.
 #
 # ## Self-check
 #
-# Answer without scrolling up, then open.
+# Answer without scrolling up, then open the answer.
 #
-# <details><summary>A tensor of keys is (2, 4, 1024, 128). Which letters are these, and how many tokens are
-# there on this rank?</summary>B = 2 sequences, K = 4 key/value heads, L = 1024 tokens of each sequence on this
+# <details><summary>A tensor of keys has the shape (2, 4, 1024, 128). Name the letter of each axis. How many tokens are
+# on this rank?</summary>B = 2 sequences, K = 4 key/value heads, L = 1024 tokens of each sequence on this
 # rank, D = 128.</details>
 #
-# <details><summary>Five ranks. Whose block does rank 1 hold after three shifts?</summary>
+# <details><summary>There are five ranks. Whose block does rank 1 hold after three shifts?</summary>
 # (1 − 3) mod 5 = 3: the block of rank 3.</details>
 #
-# <details><summary>A program shifts P times and its result is still right. What is wrong with it?</summary>
-# The last shift brings every block home, where it is already known: time and traffic for nothing.</details>
+# <details><summary>A program shifts P times, and its result is right. What is wrong with it?</summary>
+# The last shift brings every block back to the rank that already had it. That costs time and traffic for
+# nothing.</details>
 #
 # **Now you:** [exercise 00](../exercises/00_start_here.ipynb) checks your machine, your axes and your first
 # ring.

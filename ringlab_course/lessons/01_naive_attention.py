@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 01 · Naive attention and the S² wall
 #
-# **Afterwards you can** write attention in NumPy with causal masks and grouped heads, keep it finite where it likes to
-# turn into NaN, and say which tensor runs out of memory first, and at which length.
+# **Afterwards you can** write attention in NumPy with causal masks and grouped heads, keep it correct for very large
+# scores and for rows that see no key, and say which tensor fills the memory first, and at which length.
 #
 # **You need first** [lesson 00](00_start_here.ipynb), NumPy broadcasting, and to have trained a network in PyTorch once.
 # **Minutes** 60.
 #
 # Ring attention answers one complaint: *it does not fit*. Before we spread anything over several devices, we want to know
-# exactly **what** does not fit. So we build attention the plain way, weigh every tensor that it makes, and watch one of
-# them run away. On the way we meet three small things that every later lesson leans on: the mask by **position**, the
-# **lse**, and the row that sees nothing.
+# exactly **what** does not fit. So we build attention in the plain way, measure every tensor that it makes, and see how
+# each of them grows. On the way we meet three small things on which every later lesson relies: the mask by **position**,
+# the **lse**, and the row that sees nothing.
 
 # %%
 import tracemalloc
@@ -33,8 +33,8 @@ rng = np.random.default_rng(1)
 #
 # $$ s_j = \frac{q \cdot k_j}{\sqrt D}, \qquad w_j = \frac{e^{s_j}}{\sum_i e^{s_i}}, \qquad \mathrm{out} = \sum_j w_j v_j $$
 #
-# Why $\sqrt D$? A dot product of $D$ random numbers of size one spreads as $\sqrt D$. Without the division, scores grow
-# with the head dim and softmax becomes a hard choice, with hardly any gradient left.
+# Why $\sqrt D$? A dot product of $D$ random pairs of numbers of size one has a spread of $\sqrt D$. Without the division,
+# scores grow with the head dim; softmax then picks a single key, and hardly any gradient is left.
 
 # %%
 scores = np.array([1.0, 0.0, 1.0, 0.0]) / 2**0.5  # four dot products, D = 2
@@ -42,14 +42,14 @@ powers = np.exp(scores)
 print("weights", np.round(powers / powers.sum(), 3))
 
 # %% [markdown]
-# Four keys, two of which fit the query better: they get twice the weight, not all of it. The weights add up to
-# one, as those of a softmax always do.
+# Two of the four keys fit the query better. They get twice the weight of the others, not all of it. The weights of a
+# softmax always add up to one.
 #
 # ## The same for all queries
 #
-# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. NumPy's `@` works on the last two and repeats
-# over the rest, so all queries of all heads come out of two matrix products with a softmax between them. Between the two
-# products stands a matrix with a row for every query and a column for every key. Keep an eye on it.
+# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. NumPy's `@` multiplies the last two axes and
+# repeats over the rest. So two matrix products, with a softmax between them, give the output for all queries of all heads.
+# The first product makes a matrix with a row for every query and a column for every key. Keep an eye on it.
 
 
 # %%
@@ -62,41 +62,42 @@ def first_attention(q, k, v):
 q, k, v = rng.standard_normal((3, 1, 2, 6, 4)).astype(np.float32)
 truth = oracle.attention(q, k, v)
 print("shapes", q.shape, "->", first_attention(q, k, v).shape)
-print("agrees with the oracle:", np.allclose(first_attention(q, k, v), truth.out, rtol=0, atol=1e-6))
+print("agrees with the oracle:", np.allclose(first_attention(q, k, v), truth.out, atol=1e-6))
 
 # %% [markdown]
-# `ringlab.oracle` computes the same in float64, slowly and carefully. All through the course it is the truth that we
-# measure against.
+# `ringlab.oracle` computes the same in float64, slowly and carefully. It is the truth against which the whole course
+# measures.
 #
-# ## When softmax breaks
+# ## Large scores
 #
-# Networks do not promise small scores. We multiply the queries by a thousand, as a badly initialised layer might.
+# Nothing keeps the scores of a network small. We multiply the queries by a thousand, as a badly initialised layer might.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "01.large",
-    "q is multiplied by 1000. The weights are fractions between 0 and 1. What does first_attention return?",
-    choices=["one value per row, nearly", "NaN", "0"],
+    "q is multiplied by 1000. Weights stay between 0 and 1. What does first_attention return?",
+    choices=["nearly the value of one key per row", "NaN", "0"],
 )
 
 # %%
 with np.errstate(all="ignore"):
     broken = first_attention(1000 * q, k, v)
-compare("01.large", "NaN" if np.isnan(broken).any() else "one value per row, nearly")
-print("largest x with a finite exp(x) in float32:", round(float(np.log(np.finfo(np.float32).max)), 1))
+compare("01.large", "NaN" if np.isnan(broken).any() else "nearly the value of one key per row")
+largest = float(np.log(np.finfo(np.float32).max))
+print(f"largest x with a finite exp(x) in float32: {largest:.1f}")
 
 # %% [markdown]
-# The result exists, but the way to it leads through $e^s$ for scores far above that limit. float32 cannot hold it: inf / inf
-# is NaN.
+# The right weights exist, but the way to them leads through $e^s$ for scores far above that limit. float32 cannot hold
+# such a number: it becomes inf, and inf / inf is NaN.
 #
-# The cure costs nothing. Multiply numerator and denominator by $e^{-m}$, with $m$ the row's own maximum. The weights stay
-# the same, and the largest exponent is now 0. While we are here, we also return what the division would throw away, the
+# The remedy costs nothing. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
+# do not change, and the largest exponent is now 0. We also return what the division would throw away, the
 # logarithm of the denominator:
 #
 # $$ \mathrm{lse} = \ln \sum_j e^{s_j} = m + \ln \sum_j e^{s_j - m} $$
 #
-# One number per query. It looks like a by-product; it is what makes everything after this lesson possible, because it
-# says **how much softmax mass these keys had in all**.
+# It is one number per query. It looks like a by-product, but everything after this lesson depends on it, because it
+# says **how much softmax mass these keys have in all**. The *mass* of some keys is the sum of their $e^{s_j}$.
 
 
 # %%
@@ -108,17 +109,17 @@ def stable_softmax(scores):
 
 
 weights, lse = stable_softmax(1000 * q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5)
-print("rows add up to", np.unique(np.round(weights.sum(-1), 6)), " largest lse", round(float(lse.max())))
+print("sums of the rows", np.unique(np.round(weights.sum(-1), 6)), " largest lse", round(lse.max()))
 
 # %% [markdown]
 # ## The causal mask, by position
 #
-# A language model must not look ahead: the query at position $i$ may see keys at positions up to and including $i$. Drawn
-# as a matrix, queries down and keys across, that is the **lower** triangle. A mask is a boolean matrix here, True where a
-# query **may see** a key; hidden scores become $-\infty$, and $e^{-\infty}$ is exactly 0.
+# A language model must not look ahead: the query at position $i$ may see keys at positions up to and including $i$. As
+# a matrix with queries down and keys across, that is the **lower** triangle. A mask in this course is a boolean matrix. It
+# is True where a query **may see** a key. A hidden score becomes $-\infty$, and $e^{-\infty}$ is exactly 0.
 #
-# Write it by *position*, not by index. It makes no difference today. Once ranks hold pieces of the sequence, the first
-# query of a block is no longer token 0, and every implementation that counts from the block's edge is wrong.
+# Compare *positions*, not indices. Today it makes no difference. Once ranks hold pieces of the sequence, the first
+# query of a block is no longer token 0, and a mask that counts from the edge of its block is wrong.
 
 
 # %%
@@ -131,8 +132,8 @@ print("queries 4-5, keys 2-5:")
 print(causal_mask(np.arange(4, 6), np.arange(2, 6)).astype(int))
 
 # %% [markdown]
-# Now suppose that a query may see **no** key at all. In one piece of text with a causal mask that never happens, since
-# every token sees itself. On a ring it happens all the time: the block that has just arrived lies wholly in the future.
+# Now suppose that a query may see **no** key at all. With a causal mask over one whole text that never happens, since
+# every token sees itself. On a ring it happens all the time: the block that has just arrived may lie wholly in the future.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -148,12 +149,12 @@ with np.errstate(all="ignore"):
 print("with -1e9 in place of -inf:", stable_softmax(np.full((1, 4), -1e9))[0][0])
 
 # %% [markdown]
-# The maximum is $-\infty$, and $-\infty - (-\infty)$ has no value. The popular repair, a large negative number instead of
-# $-\infty$, is worse, because it looks healthy: it cancels against itself, and the row that may see nothing returns **the
-# mean of all values**. No error, no NaN, just wrong.
+# The maximum is $-\infty$, and $-\infty - (-\infty)$ has no value. The popular repair is a large negative number instead of
+# $-\infty$. It is worse, because its result looks healthy: the number is subtracted from itself, all weights become equal,
+# and the row that may see nothing returns **the mean of all values**. No error, no NaN, just wrong.
 #
-# What is right? No key was seen, so there is no mass: lse is $\ln 0 = -\infty$. And out is 0 by agreement, so that
-# whatever is later merged with it stays untouched. Here is attention as we shall use it from now on.
+# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. We define out as 0, so that
+# it changes nothing when it is merged with other results later. Here is attention as we use it from now on.
 
 
 # %%
@@ -179,10 +180,11 @@ print("row 0: out", out[0, 0, 0], " lse", lse[0, 0, 0])
 # %% [markdown]
 # ## Fewer keys and values than queries: GQA
 #
-# Keys and values are what a model must keep while it writes, and, later, what a ring must send. So most large models give
-# several query heads the *same* key/value head: grouped-query attention. With H query heads and K key/value heads, query
-# head $h$ uses key/value head $\lfloor h / (H/K) \rfloor$. Neighbours share. (`np.repeat`, not `np.tile`; with `tile`
-# everything runs and nothing is right.)
+# A model that writes text must keep the keys and values of all earlier tokens, and a ring must send them. To make them
+# smaller, most large models let several query heads use the *same* key/value head: grouped-query attention, GQA. With H
+# query heads and K key/value heads, query head $h$ uses key/value head $\lfloor h / (H/K) \rfloor$, so neighbouring
+# query heads share one. That is `np.repeat`. `np.tile` gives the same shape but another order, and some heads still
+# meet the right keys, so the mistake is easily missed.
 
 
 # %%
@@ -192,18 +194,24 @@ def grouped_attention(q, k, v, mask=None):
 
 
 q8 = rng.standard_normal((1, 8, 6, 4)).astype(np.float32)
+mask = causal_mask(np.arange(6), np.arange(6))
 truth = oracle.attention(q8, k, v, causal=True)
-out, lse = grouped_attention(q8, k, v, causal_mask(np.arange(6), np.arange(6)))
-print("8 query heads on", k.shape[1], "key/value heads:", np.allclose(out, truth.out, atol=1e-6))
+tiled, _ = attention(q8, np.tile(k, (1, 4, 1, 1)), np.tile(v, (1, 4, 1, 1)), mask)
+for name, out in (("repeat", grouped_attention(q8, k, v, mask)[0]), ("tile", tiled)):
+    right = [h for h in range(8) if np.allclose(out[:, h], truth.out[:, h], atol=1e-6)]
+    print(f"{name:6}: right heads {right}")
 
 # %% [markdown]
 # ## What grows?
 #
-# Attention is correct now. Let it grow. We double S and read from NumPy how many bytes it holds at the worst moment.
+# Attention is correct now. Next we let it grow: we double S and read from NumPy how many bytes `attention` holds at its
+# worst moment. Look at its code once more before you guess. q, k and v are not counted, because they are there before.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "01.growth", "S doubles from 512 to 1024 tokens. By which factor does peak memory grow?", unit="times"
+    "01.matrices",
+    "How many S × S matrices of float32 does `attention` hold per head at its worst moment?",
+    unit="matrices",
 )
 
 
@@ -220,83 +228,84 @@ def peak_bytes(S):
 peaks = {S: peak_bytes(S) for S in (512, 1024, 2048)}
 for S, peak in peaks.items():
     print(f"S = {S:5}: {peak / 1e6:4.0f} MB")
-compare("01.growth", round(peaks[1024] / peaks[512]))
+compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 
 # %% [markdown]
-# Twice the tokens, four times the memory: a term in S² has taken over. Which tensor is it, and when does it matter?
+# Each doubling of S quadruples the peak: a term in S² dominates. There are three matrices at the worst moment. When `exp`
+# writes its result, the scores are still there, and so are the differences `scores - m`, which have no name. A careful
+# implementation frees what it no longer needs and holds two: the scores and the weights.
 #
 # ## The ledger
 #
-# Take one layer of a model of today's making, 32 query heads, 8 key/value heads, head dim 128, bfloat16, and write down
-# every tensor that naive attention holds at once. The device has 80 GB.
+# Take one layer of a typical current model: 32 query heads, 8 key/value heads, head dim 128, bfloat16. The ledger lists
+# the tensors that careful naive attention holds at once: q, k and v, the scores, the weights, and out. The device has 80 GB.
 
 # %% tags=["nbval-ignore-output"]
-predict(
-    "01.first",
-    "S keeps growing. Which tensor is the first that does not fit on the device?",
-    choices=["q", "k and v", "scores", "out"],
-)
+predict("01.overtake", "At how many tokens are this layer's scores as large as q?", unit="tokens")
 
 # %% tags=["nbval-ignore-output"]
-predict("01.wall", "How many tokens are there when that tensor of ONE layer alone fills 80 GB?", unit="tokens")
+predict("01.full", "At how many tokens does the ledger of this ONE layer fill 80 GB?", unit="tokens")
 
 # %%
 layer = Layer(heads=32, kv_heads=8, head_dim=128, itemsize=2)
-for name, count in layer.ledger(131_072).items():
-    print(f"{name:8} {readable(count):>8}")
-compare("01.first", memory_ledger.first_out(layer, 80 * GB)[0])
-compare("01.wall", layer.largest_sequence(80 * GB))
+tokens = range(1, 1000)
+compare("01.overtake", next(S for S in tokens if layer.ledger(S)["scores"] >= layer.ledger(S)["q"]))
+full = layer.largest_sequence(80 * GB)
+compare("01.full", full)
+for S in (full, 131_072):
+    print(f"S = {S:,}:", ", ".join(f"{name} {readable(n)}" for name, n in layer.ledger(S).items()))
 
 # %%
 show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072, layer))
 
 # %% [markdown]
-# The scores: the matrix between the two products is the only thing with S² elements; q, k, v and out grow as S.
+# Scores and weights have S² elements per head, q has S · D. So they are equal at S = D, here 128 tokens: a short
+# paragraph, whatever the number of heads and the dtype. From there on the two matrices are larger. At the wall they
+# take nearly all of the 80 GB, although nobody asked for them: they are neither input nor output.
 #
-# Both axes of the left picture are logarithmic: a line that climbs twice as steeply is a square. Everything you *asked*
-# for (q, k, v, out) still lies far below the black line where the scores burst through it, and they are a matrix that
-# nobody wants, half-way between input and output. Move the sliders of the next cell: a narrower dtype or fewer heads
-# move the wall to the right, by the square root of what you save. It does not fall.
+# Both axes of the left picture are logarithmic, so a quadratic term is a line with twice the slope. Move the sliders
+# of the next cell: a narrower dtype or fewer heads move the wall to the right, but only by the square root of what
+# they save.
 
 # %% tags=["nbval-ignore-output"]
 memory_ledger.explore()
 
 # %% [markdown]
-# Does GQA help against this wall? Try before you read on: with 8 instead of 32 key/value heads, k and v shrink to a
-# quarter. But every *query* head still has its own scores.
+# Does GQA help against this wall? Decide before you run the cell: with 8 instead of 32 key/value heads, k and v shrink to a
+# quarter.
 
 # %%
 for kv_heads in (32, 8):
-    books = Layer(kv_heads=kv_heads).ledger(131_072)
-    print(
-        f"K = {kv_heads:2}:  k and v {readable(books['k and v']):>8}   scores {readable(books['scores']):>8}"
-    )
+    each = Layer(kv_heads=kv_heads)
+    size, longest = readable(each.ledger(full)["k and v"]), each.largest_sequence(80 * GB)
+    print(f"K = {kv_heads:2}: k and v {size:>6} at S = {full:,}; the wall is at {longest:,} tokens")
 
 # %% [markdown]
+# Hardly: every *query* head still has its own scores.
+#
 # ## "Long context is a FLOPs problem"
 #
-# It is the usual first guess, and a fair one: the products cost $4 S^2 D$ FLOP per head, a square too. (There are two of
-# them, each with $S^2 D$ multiplications and as many additions.) So let us price both squares at S = 131,072, on an
-# accelerator with 312 TFLOP/s and 80 GB.
+# This is the usual first guess, and a fair one. Each of the two products takes $S^2 D$ multiplications and as many
+# additions per head, together $4 S^2 D$ FLOP, which is a square too. So we compare two costs at S = 131,072, the
+# arithmetic and the memory for scores and weights, on an accelerator with 312 TFLOP/s and 80 GB.
 
 # %% tags=["nbval-ignore-output"]
-predict("01.seconds", "How long do the FLOPs of this layer's attention take at full speed?", unit="s")
+predict("01.seconds", "How long does this layer's arithmetic take at full speed?", unit="s")
 
 # %%
 S = 131_072
 seconds = layer.flops(S) / 312e12
-devices = layer.ledger(S)["scores"] / (80 * GB)
+devices = 2 * layer.ledger(S)["scores"] / (80 * GB)
 compare("01.seconds", round(seconds, 2))
-print(f"devices whose whole memory the scores would fill: {devices:.1f}")
+print(f"devices that the scores and weights fill: {devices:.1f}")
 
 # %% [markdown]
-# Under a second of arithmetic, against a tensor that fills more than a dozen devices. Both grow as S², but they are not
-# alike. **Time can be waited for.** Work that takes twice as long is finished later. Memory that is twice too small is
-# never finished. That is the misconception to leave here: FLOPs set the price of a long context; memory decides whether
-# you may have it at all.
+# The arithmetic takes less than a second; the two tensors fill more than 27 devices. Both costs grow as S², but they are
+# not alike. **You can wait for time.** A job that needs twice the work finishes later. A job that needs twice your memory
+# never finishes. So FLOPs set the price of a long context, but memory decides whether you can have it at all.
 #
-# There is more to it. Even where the scores do fit, writing them out makes attention slow. A device can compute far faster
-# than it can move bytes; what counts is how many FLOP it does for each byte that it moves.
+# There is more to it. Even where the scores do fit, storing them makes attention slow. A device computes far faster
+# than it moves bytes, so what counts is the number of FLOP that it does for each byte that it moves.
 
 # %%
 balance = 312e12 / 2.039e12
@@ -308,62 +317,63 @@ for tokens in (1024, 8192, 131_072):
 print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.039 TB/s)")
 
 # %% [markdown]
-# Naive attention stays at 64 FLOP per byte however long the sequence, because traffic and work both grow as S²: a score
-# costs $4D$ FLOP, and it is written and read twice, once as a score and once as a weight. It never reaches break-even:
-# the device waits for its own memory. Without the scores the ratio grows with S. So *not storing that matrix* wins
-# twice, in space and in time. Mark that the number of FLOPs is the same in both columns.
+# With growing S, naive attention approaches 64 FLOP per byte and never exceeds it. Both its work and its traffic grow as
+# S²: each score costs $4D$ FLOP, and it is written and read twice, once as a score and once as a weight. It never reaches
+# break-even, so the device waits for its own memory. Without the scores the ratio grows with S. So *not storing that
+# matrix* wins twice, in space and in time. Note that the number of FLOPs is the same in both columns.
 #
 # ## And then the linear terms
 #
-# Suppose the scores are gone; lessons 02 and 03 make them go. Are we done? Keys and values grow only as S, but a whole
-# model keeps them in every layer. Take 80 layers with 8 key/value heads of dim 128 (a 70B model), a million tokens, bfloat16.
+# Suppose the scores are gone; lessons 02 and 03 remove them. Are we done? Keys and values grow only as S, but a model that
+# writes text keeps them in every layer. Take a 70B model, with 80 layers and 8 key/value heads of dim 128, a million
+# tokens, and bfloat16.
 
 # %% tags=["nbval-ignore-output"]
-predict("01.cache", "How large are the keys and values of one million tokens in all 80 layers?", unit="GB")
+predict("01.cache", "How large are the keys and values of all 80 layers?", unit="GB")
 
 # %%
 cache = kv_cache_bytes(1_000_000, layers=80, kv_heads=8, head_dim=128)
 compare("01.cache", cache / GB)
-print(f"keys alone, which some write-ups print for both: {cache / 2 / GB:.2f} GB")
+print(f"keys alone, which some articles give for both: {cache / 2 / GB:.2f} GB")
 
 # %% [markdown]
-# No single device of 80 GB holds that, however clever the program that it runs (its *kernel*). So there are two walls,
-# one behind the other. The square one falls to a trick on **one** device: never hold more than a tile of scores. The
-# linear one falls only to **more devices**, each with its share of the sequence. The trick for the first is what makes
-# the second possible, and the ring is both together.
+# No single device of 80 GB holds that, however clever its program is. So there are two walls,
+# one after the other. The square one falls to a trick on **one** device: never hold more than a small piece of the
+# scores. The linear one falls only to **more devices**, each of which holds its share of the sequence. The trick for the
+# first wall is also what lets us cut the sequence, and ring attention combines both.
 #
 # ## Recap
 #
-# - Attention is two matrix products with a softmax between them, and lse is the logarithm of what softmax divides by.
-# - Take each row's own maximum away before exp. Only a maximum of $-\infty$ is replaced by 0.
+# - Attention is two matrix products with a softmax between them. lse is the logarithm of the sum by which softmax divides.
+# - Subtract each row's own maximum before exp. Replace the maximum by 0 only where it is $-\infty$.
 # - A row that sees no key has out 0 and lse $-\infty$: not NaN, and not the mean of the values.
-# - Masks compare positions, and True means "may see". Grouped heads: neighbours share.
-# - Scores run out first, at some thirty-five thousand tokens in one layer on 80 GB. GQA does not change that.
-# - Long context is a memory problem before it is a FLOPs problem; then the linear terms wait behind the square.
+# - Masks compare positions, and True means "may see". With grouped heads, neighbouring query heads share a key/value head.
+# - Scores and weights fill the memory first: in one layer on 80 GB at about 25,000 tokens. GQA hardly changes that.
+# - Long context is a memory problem before it is a FLOPs problem. After the square wall comes a linear one.
 
 # %% [markdown]
 # ## Self-check
 #
-# Answer without scrolling up, then open.
+# Answer without scrolling up, then open the answer.
 #
-# <details><summary>1. Why may you take away any number from a row of scores without changing its weights, and why is the
-# maximum the best?</summary>It multiplies numerator and denominator by the same factor. With the maximum no exponent is
-# above 0, and one is exactly 0: nothing overflows, and the sum is at least 1.</details>
+# <details><summary>1. Why may you subtract any number from a row of scores without changing its weights, and why is the
+# maximum the best choice?</summary>The subtraction multiplies numerator and denominator by the same factor. With the
+# maximum, no exponent is above 0, and one is exactly 0. So nothing overflows, and the sum is at least 1.</details>
 #
-# <details><summary>2. A colleague masks with −1e9 and sees no NaN. On which row is the result wrong, and what does it
-# contain?</summary>On a row that sees no key. It contains the mean of all values, where out should be 0.</details>
+# <details><summary>2. A colleague masks with −1e9 and sees no NaN. Which row of the result is wrong, and what does it
+# contain?</summary>A row that sees no key. It contains the mean of all values, where out should be 0.</details>
 #
-# <details><summary>3. float8 scores instead of bfloat16: by which factor does the longest sequence grow?</summary>By √2,
-# not by 2, since the scores grow as S². The cell below prints both lengths.</details>
+# <details><summary>3. You store all tensors as float8 instead of bfloat16. By which factor does the longest sequence
+# grow?</summary>By about √2, not by 2, since the matrices grow as S². The cell below prints both lengths.</details>
 #
-# <details><summary>4. Which tensor would you have to <i>not store</i> so that memory grows linearly? What would you have to
-# know about the keys you have already passed, once you may not look back at them?</summary>The scores, and the weights made
-# of them. The rest of the question is lesson 02.</details>
+# <details><summary>4. Which tensors must you <i>not store</i> so that memory grows linearly? You then pass over the keys
+# once and cannot look back. What must you remember of the keys that you have passed?</summary>The scores, and the weights
+# made from them. The second question is the subject of lesson 02.</details>
 
 # %%
 for name, itemsize in (("bfloat16", 2), ("float8", 1)):
     print(f"{name:8}: {Layer(itemsize=itemsize).largest_sequence(80 * GB):,} tokens")
 
 # %% [markdown]
-# **Now you:** [exercise 01](../exercises/01_naive_attention.ipynb), attention in NumPy. Then
+# **Now you:** in [exercise 01](../exercises/01_naive_attention.ipynb) you write attention in NumPy. Then
 # [lesson 02](02_online_softmax.ipynb) takes softmax apart.

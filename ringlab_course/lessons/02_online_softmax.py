@@ -2,16 +2,16 @@
 # # 02 · Online softmax
 #
 # **Afterwards you can** compute a softmax in pieces that you never see together, derive and write the merge of two partial
-# results (out, lse), name the four ways in which it goes wrong, and say why ring attention is exact.
+# results (out, lse), name four ways in which it goes wrong, and say why ring attention is exact.
 #
-# **You need first** [lesson 01](01_naive_attention.ipynb): softmax with its maximum taken away, lse, and the row that
+# **You need first** [lesson 01](01_naive_attention.ipynb): softmax with its maximum subtracted, lse, and the row that
 # sees no key. **Minutes** 60.
 #
-# Lesson 01 ended at a wall: the S × S scores do not fit, and nobody wants them anyway. So we would like to go through the
-# keys block by block, use each block, and forget it. On a ring that is not a wish but the situation: the keys come by,
-# one rank's block after the other, and do not wait.
+# Lesson 01 ended at a wall: the S × S scores do not fit, and nobody needs them anyway. So we would like to go through the
+# keys block by block, use each block, and forget it. On a ring we have no choice: the keys pass by,
+# one rank's block after another, and do not wait.
 #
-# But softmax divides by a sum over **all** keys. How can you divide by what you have not seen yet?
+# But softmax divides by a sum over **all** keys. How can you divide by a sum whose terms you have not all seen yet?
 
 # %%
 import math
@@ -29,10 +29,10 @@ torch.manual_seed(2)
 torch.set_num_threads(1)
 
 # %% [markdown]
-# ## An example for paper
+# ## An example on paper
 #
-# One query, three keys. The scores are 2, 1 and 3, the values 10, 20 and 30. The first two keys arrive together, the third
-# comes later. Each block is turned into an attention result of its own, as if it were all there is.
+# One query meets three keys. The scores are 2, 1 and 3, the values 10, 20 and 30. The first two keys arrive together, the
+# third comes later. We turn each block into an attention result of its own, as if there were no other keys.
 
 
 # %%
@@ -47,48 +47,51 @@ out_b, lse_b = block_attention(scores[2:], values[2:])
 print(f"a: out {out_a:.3f}, lse {lse_a:.3f}\nb: out {out_b:.3f}, lse {lse_b:.3f}")
 
 # %% [markdown]
-# Two outputs, and we want one. Guess before you calculate: what is the output over all three keys?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "02.average",
-    "out over all three keys is …",
-    choices=["the mean of the two outs", "their mean weighted by the number of keys", "neither"],
-)
+# We have two outputs and want one: the output over all three keys. Two averages suggest themselves.
 
 # %%
 whole, _ = block_attention(scores, values)
-guesses = {
-    "the mean of the two outs": (out_a + out_b) / 2,
-    "their mean weighted by the number of keys": (2 * out_a + out_b) / 3,
-}
-for name, guess in guesses.items():
-    print(f"{name:42} {guess:.3f}")
-print(f"{'all three keys':42} {whole:.3f}")
-right = [name for name, guess in guesses.items() if abs(guess - whole) < 1e-3]
-compare("02.average", right[0] if right else "neither")
+print(f"the mean of both outs              {(out_a + out_b) / 2:.3f}")
+print(f"weighted by the number of keys     {(2 * out_a + out_b) / 3:.3f}")
+print(f"all three keys, which is the truth {whole:.3f}")
 
 # %% [markdown]
-# Both averages are wrong, and no other fixed weights would do. Block b has one key only, and yet it pulls harder than
-# the two others together. What counts is neither the number of blocks nor the number of keys, but how much **softmax
-# mass** the keys of a block have. And that we kept: its logarithm is lse.
+# Both averages are wrong. Block b has only one key, and yet it counts more than the two keys of block a together. What
+# counts is neither the number of blocks nor the number of keys, but how much **softmax mass** the keys of a block have:
+# the sum of their $e^{s_j}$. We have kept its logarithm, which is lse. Here is an extreme case.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "02.outweigh",
+    "1,000,000 keys with score 0 meet one other key. Which score gives it half of the weight?",
+)
+
+# %%
+million = torch.zeros(1_000_000)
+_, lse_million = block_attention(million, million)
+compare("02.outweigh", round(lse_million.item(), 1))
+weights = torch.softmax(torch.cat([million, lse_million[None]]), -1)
+print(f"weight of the single key: {weights[-1]:.2f}")
+
+# %% [markdown]
+# The mass of a million keys with score 0 is 1,000,000, and its logarithm is only 13.8. This gives lse a meaning: **lse is the
+# score that one key needs in order to weigh as much as the whole block.** And a partial result behaves like one such
+# key, with score lse and value out.
 #
 # ## The merge, derived
 #
-# Write $\ell_a = \sum_{j \in a} e^{s_j}$ for the mass of block $a$. Its output was divided by that mass, so we can undo the
-# division: $\mathrm{out}_a \, \ell_a = \sum_{j \in a} e^{s_j} v_j$. Sums over different keys may simply be added. So
+# Write $Z_a = \sum_{j \in a} e^{s_j}$ for the mass of block $a$. Its output was divided by that mass, so we can undo the
+# division: $\mathrm{out}_a \, Z_a = \sum_{j \in a} e^{s_j} v_j$. Sums over different keys may simply be added. So we
 # multiply back, add, and divide once by the common mass:
 #
-# $$ \mathrm{out} = \frac{\mathrm{out}_a\,\ell_a + \mathrm{out}_b\,\ell_b}{\ell_a + \ell_b} $$
+# $$ \mathrm{out} = \frac{\mathrm{out}_a\,Z_a + \mathrm{out}_b\,Z_b}{Z_a + Z_b} $$
 #
-# Now write masses as $\ell = e^{L}$, where $L$ is the lse (in formulas of this lesson only; as an axis, L stays a number
-# of tokens), because masses overflow and their logarithms do not:
+# Masses overflow, but their logarithms do not. So we write each mass as $Z = e^{\mathrm{lse}}$:
 #
-# $$ L = \ln\!\left(e^{L_a} + e^{L_b}\right), \qquad
-#    \mathrm{out} = \mathrm{out}_a\, e^{L_a - L} + \mathrm{out}_b\, e^{L_b - L} $$
+# $$ \mathrm{lse} = \ln\!\left(e^{\mathrm{lse}_a} + e^{\mathrm{lse}_b}\right), \qquad
+#    \mathrm{out} = \mathrm{out}_a\, e^{\mathrm{lse}_a - \mathrm{lse}} + \mathrm{out}_b\, e^{\mathrm{lse}_b - \mathrm{lse}} $$
 #
-# That is all. Both exponents are negative or zero, the two weights add up to one, and nothing was approximated: every step
-# is school algebra.
+# That is all. Both exponents are negative or zero, the two weights add up to one, and no step was an approximation.
 
 
 # %%
@@ -100,26 +103,31 @@ def merge(out_a, lse_a, out_b, lse_b):
 
 out, lse = merge(out_a[None, None], lse_a[None], out_b[None, None], lse_b[None])
 weight_b = torch.exp(lse_b - lse).item()
-print(f"weights {1 - weight_b:.3f} and {weight_b:.3f}, merged out {out.item():.3f}, lse {lse.item():.3f}")
+print(f"weights {1 - weight_b:.3f} and {weight_b:.3f}")
+print(f"merged: out {out.item():.3f}, lse {lse.item():.3f}")
 
 # %% [markdown]
-# So out is 24.205, with two thirds of the weight for the single key of block b.
+# The merge gives 24.205, as all three keys do together. The single key of block b has two thirds of the weight.
 #
 # ## "Ring attention is an approximation"
 #
-# It sounds plausible: pieces, merged afterwards, from machines that never see everything. Many methods for long contexts
-# *are* approximations: windows, low rank, hashing. Is this one, too? Let us measure, 4,096 keys in 64 blocks.
+# It sounds plausible: ring attention merges pieces from machines that never see the whole. Many methods for long contexts
+# *are* approximations, as windows, low rank and hashing are. Is this one, too? We measure with 4,096 keys in 64 blocks.
 
 # %%
 q, k, v = torch.randn(16, 64), torch.randn(4096, 64), torch.randn(4096, 64)
 truth = oracle.attention(q[None, None], k[None, None], v[None, None])
 
 
+def attend(q, keys, values):
+    return block_attention(q @ keys.T / q.shape[-1] ** 0.5, values)
+
+
 def in_blocks(q, k, v, size):
-    state = None
-    for keys, values in zip(k.split(size), v.split(size), strict=True):
-        part = block_attention(q @ keys.T / q.shape[-1] ** 0.5, values)
-        state = part if state is None else merge(*state, *part)
+    first, *rest = zip(k.split(size), v.split(size), strict=True)
+    state = attend(q, *first)
+    for keys, values in rest:
+        state = merge(*state, *attend(q, keys, values))
     return state
 
 
@@ -128,66 +136,60 @@ def error(out):
 
 
 # %% tags=["nbval-ignore-output"]
-predict(
-    "02.exact",
-    "64 blocks in float32: how large is the relative error against the truth?",
-    choices=["above 0.01", "between 0.01 and 0.00001", "below 0.00001"],
-)
-
-
-# %%
-def magnitude(x):
-    return "above 0.01" if x > 1e-2 else "between 0.01 and 0.00001" if x > 1e-5 else "below 0.00001"
-
-
-one, many = error(in_blocks(q, k, v, 4096)[0]), error(in_blocks(q, k, v, 64)[0])
-exact = error(in_blocks(q.double(), k.double(), v.double(), 64)[0])
-compare("02.exact", magnitude(many))
-print("float32: one block below 0.00001:", one < 1e-5, "  64 blocks:", many < 1e-5)
-print("float64: 64 blocks below 1e-14:", exact < 1e-14)
-print(
-    "64 blocks equal one block bit for bit:",
-    torch.equal(in_blocks(q, k, v, 4096)[0], in_blocks(q, k, v, 64)[0]),
-)
-
-# %% tags=["nbval-ignore-output"]
 eps = torch.finfo(torch.float32).eps
-print(f"error in units of float32's eps: one block {one / eps:.1f}, 64 blocks {many / eps:.1f}")
+one, many = error(in_blocks(q, k, v, 4096)[0]), error(in_blocks(q, k, v, 64)[0])
+print(f"relative error: one block {one:.1e}, 64 blocks {many:.1e}")
+print(f"in units of float32's eps: {one / eps:.1f} and {many / eps:.1f}")
 
 # %% [markdown]
-# It is none. The merge is an identity, so cutting cannot cost accuracy beyond the order in which floating-point numbers
-# are added. eps is one unit in the last digit of float32. One block is off by a few of them; every merge rounds its
-# weights, so 64 blocks are off by several times as many. They cost nothing else.
+# eps is one unit in the last digit of float32. Both errors are tiny, but 64 blocks are several times worse than
+# one. Does the cut itself cost that accuracy, or is it only rounding? float64 can tell.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "02.float64",
+    "We repeat the 64 blocks in float64. By how much does their error shrink?",
+    choices=["not at all", "about 2 times", "about 1,000 times", "more than a million times"],
+)
+
+# %%
+factor = many / error(in_blocks(q.double(), k.double(), v.double(), 64)[0])
+limits = {"not at all": 1.5, "about 2 times": 10, "about 1,000 times": 1e6}
+found = [name for name, limit in limits.items() if factor < limit]
+compare("02.float64", found[0] if found else "more than a million times")
+
+# %% [markdown]
+# No: ring attention is not an approximation. The error of an approximation would stay in float64. This one shrinks with
+# the unit of rounding, since the merge is an identity, and every merge only rounds its weights and its sum once more.
 #
-# Go to float64 and the error falls with the dtype, as no approximation's would. The last line is the other half of the
-# truth: exact in mathematics does not mean **bit for bit** equal. Floating-point addition is not associative; another
-# order gives another last digit. Whoever wants the same bits on every run has to fix the order of the merges.
+# Exact in mathematics does not mean **bit for bit** equal. One block and 64 blocks in float32 differ in their last digits,
+# because floating-point sums depend on how they are cut. We come back to that.
 #
 # ## Block by block, with a running maximum
 #
-# The merge is one way to write this. Kernels prefer another, with the same content: carry the maximum $m$, the sum
-# $\ell = \sum e^{s-m}$ and the undivided $a = \sum e^{s-m} v$, and divide once at the end. (This $\ell$ is the mass from
-# above, measured against $m$: the mass itself is $\ell\, e^{m}$.) When a block brings a larger maximum, everything old
-# was measured against the wrong number. One factor repairs it:
+# Kernels prefer another way to write the same. They carry the maximum $m$, the sum
+# $\mathrm{total} = \sum e^{s-m}$ and the undivided $\mathrm{acc} = \sum e^{s-m} v$, and divide once at the end. When a
+# block brings a larger maximum, all older terms were measured against the wrong number. One factor repairs them:
 #
-# $$ m' = \max(m, \max_j s_j), \quad \ell' = \ell\, e^{m-m'} + \sum_j e^{s_j-m'}, \quad
-#    a' = a\, e^{m-m'} + \sum_j e^{s_j-m'} v_j $$
+# $$ m' = \max(m, \max_j s_j), \quad \mathrm{total}' = \mathrm{total}\; e^{m-m'} + \sum_j e^{s_j-m'}, \quad
+#    \mathrm{acc}' = \mathrm{acc}\; e^{m-m'} + \sum_j e^{s_j-m'} v_j $$
 #
 # The picture follows one query through 24 keys in six blocks. Left: the scores; the black line is $m$. Middle: the running
-# sum, coloured by the block that each part came from. Where the line steps up, all that is older shrinks, **together**.
-# Right: the output, wrong until the last block, and then exact.
+# sum after each block; colours and hatches show which block each part came from. Where the black line steps up, all
+# older parts shrink **together**. Right: the output, which is wrong until the last block and exact after it.
 
 # %%
 picture_scores, picture_values = online_softmax.example()
 steps = online_softmax.stream(picture_scores, picture_values, block=4)
-show(online_softmax.stream_figure(picture_scores, picture_values, block=4), online_softmax.describe(steps))
+picture = online_softmax.stream_figure(picture_scores, picture_values, block=4)
+show(picture, online_softmax.describe(steps))
 
 # %% tags=["nbval-ignore-output"]
 online_softmax.play(picture_scores, picture_values, block=4)
 
 # %% [markdown]
-# Here is the same in code, for one query. Start with a state that has seen nothing: maximum $-\infty$, sum 0, accumulator 0.
-# The first block then needs no special case, because $e^{-\infty - m'} = 0$ wipes out what was never there.
+# Here is the same in code, for one query. It starts with a state that has seen nothing: maximum $-\infty$, sum 0,
+# accumulator 0. The first block needs no special case, because the factor $e^{-\infty - m'}$ is 0.
 
 # %%
 m, total, acc = -math.inf, 0.0, 0.0
@@ -200,13 +202,13 @@ at_once, lse = block_attention(torch.tensor(picture_scores), torch.tensor(pictur
 print(f"at once: out {at_once:.3f}, lse {lse:.3f} = m + ln(sum) {m + math.log(total):.3f}")
 
 # %% [markdown]
-# Two forms, then, of one idea. $(m, \ell, a)$ is cheap to update, since it puts off the division; a kernel keeps it in
-# registers. $(\mathrm{out}, \mathrm{lse})$ is smaller and means something by itself; it is what leaves a kernel and what a
-# ring carries. One turns into the other with $\mathrm{out} = a/\ell$ and $\mathrm{lse} = m + \ln \ell$.
+# These are two forms of one idea. $(m, \mathrm{total}, \mathrm{acc})$ is cheap to update, since it puts off the division;
+# a kernel keeps it in registers. $(\mathrm{out}, \mathrm{lse})$ is one number smaller and means something by itself; a
+# kernel returns it, and a rank keeps it from block to block. One form turns into the other:
+# $\mathrm{out} = \mathrm{acc}/\mathrm{total}$ and $\mathrm{lse} = m + \ln \mathrm{total}$.
 #
-# In the picture, watch blocks 3 and 4. A factor of 1 means that the maximum stayed, and old and new are simply added.
-#
-# How often does it step up? Suppose 1,024 blocks whose maxima come in random order.
+# A factor of 1 means that the maximum stayed, and old and new parts are simply added. How often does the maximum step up?
+# Suppose 1,024 blocks whose maxima come in random order.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -223,37 +225,58 @@ compare("02.rescales", round(float(records.mean()), 1))
 print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum()), 1))
 
 # %% [markdown]
-# Block $n$ holds the record with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm. Nearly
-# all rescalings multiply by one; the newest kernels skip them.
+# Block $n$ sets a new maximum with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm.
+# Nearly all rescalings multiply by one, and the newest kernels skip those.
 #
 # ## A monoid
 #
-# What must a merge satisfy so that a ring may use it? Ranks see the blocks in different orders, some start with a block
-# that is wholly masked, and a tree of merges should do as well as a chain. Three laws:
+# Which properties must a merge have so that a ring may use it? Ranks see the blocks in different orders, some start with
+# a wholly masked block, and merging in a tree should give the same as merging in a chain. So we want three laws:
 #
-# - **associative:** $(a \cdot b) \cdot c = a \cdot (b \cdot c)$: any tree will do;
-# - **commutative:** $a \cdot b = b \cdot a$: any order will do;
-# - **identity:** there is an $e$ with $a \cdot e = a$: a block that shows nothing changes nothing.
+# - **associative:** $(a \cdot b) \cdot c = a \cdot (b \cdot c)$: any grouping gives the same;
+# - **commutative:** $a \cdot b = b \cdot a$: any order gives the same;
+# - **identity:** there is an $e$ with $a \cdot e = a$: a block in which a row sees no key changes nothing.
 #
-# Such a thing is a commutative monoid, as addition is, or max. What is its identity? No key seen: out 0, lse $-\infty$.
-
-# %%
-a, b, c = (
-    block_attention(q @ keys.T / 8, values)
-    for keys, values in zip(k[:96].split(32), v[:96].split(32), strict=True)
-)
-left, right = merge(*merge(*a, *b), *c), merge(*a, *merge(*b, *c))
-identity = torch.zeros(16, 64), torch.full((16,), -math.inf)
-print("associative", torch.allclose(left[0], right[0], atol=1e-6))
-print("commutative", torch.allclose(merge(*a, *b)[0], merge(*b, *a)[0], atol=1e-6))
-print("identity   ", torch.equal(merge(*a, *identity)[0], a[0]), torch.equal(merge(*identity, *a)[0], a[0]))
-
-# %% [markdown]
-# Up to rounding, all three hold. One case is left, and it is the one that bites: under a causal mask a row may see nothing
-# in the first block, **and** nothing in the second.
+# A set with such an operation is a commutative monoid; numbers with addition are one, numbers with max are another. The
+# identity of the merge is the result of a row that sees no key: out 0, lse $-\infty$.
+#
+# In mathematics the merge keeps all three laws. In float32 every operation rounds. Which laws survive that?
 
 # %% tags=["nbval-ignore-output"]
-predict("02.nothing", "What is merge(identity, identity)?", choices=["the identity", "NaN", "an error"])
+predict(
+    "02.bits",
+    "Which laws hold bit for bit in float32?",
+    choices=["all three", "commutative and identity", "associative and identity", "none"],
+)
+
+# %%
+a, b, c = (attend(q, k[start : start + 32], v[start : start + 32]) for start in (0, 32, 64))
+identity = torch.zeros(16, 64), torch.full((16,), -math.inf)
+laws = {
+    "associative": (merge(*merge(*a, *b), *c), merge(*a, *merge(*b, *c))),
+    "commutative": (merge(*a, *b), merge(*b, *a)),
+    "identity": (merge(*a, *identity), a),
+}
+bits = {name: torch.equal(left[0], right[0]) for name, (left, right) in laws.items()}
+for name, (left, right) in laws.items():
+    near = torch.allclose(left[0], right[0], atol=1e-6)
+    print(f"{name:12} up to rounding {near}, bit for bit {bits[name]}")
+kept = " and ".join(name for name, equal in bits.items() if equal)
+compare("02.bits", "all three" if all(bits.values()) else kept or "none")
+
+# %% [markdown]
+# Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. So to get the same
+# bits on every run, fix which parts are merged with which; which of the two comes first does not matter.
+#
+# One case is left, and it is the one that causes bugs: under a causal mask a row may see nothing in the first block, **and**
+# nothing in the second.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "02.nothing",
+    "What is merge(identity, identity)?",
+    choices=["the identity", "NaN", "an error"],
+)
 
 # %%
 nothing = merge(*identity, *identity)
@@ -261,21 +284,22 @@ compare("02.nothing", "NaN" if nothing[0].isnan().all() else "the identity")
 print("its lse:", nothing[1][0].item())
 
 # %% [markdown]
-# The lse is right, since `logaddexp` knows this case. But the weight is $e^{-\infty - (-\infty)}$, and that difference has
-# no value. Worse: a NaN in the state is there for good, since everything that is merged with it becomes NaN too.
+# The lse is right, since `logaddexp` handles this case. But the weight is $e^{-\infty - (-\infty)}$, and that difference has
+# no value. Worse, a NaN in the state stays there, since everything that is merged with it becomes NaN too.
 #
 # ## Four traps
 #
-# **1. (−∞, −∞).** Just seen. A part without mass has weight 0, so say so.
+# **1. (−∞, −∞).** You have just seen it. A part without mass must get weight 0 explicitly.
 #
-# **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ the merge becomes $\mathrm{out}_a - \sigma(L_b - L_a)(\mathrm{out}_a -
-# \mathrm{out}_b)$, $L = L_a - \ln \sigma(L_a - L_b)$. It is elegant, it is in use, and it fails whenever side $a$ is empty:
-# with $L_a = -\infty$ the second formula says $-\infty - \ln 0 = -\infty + \infty$, which has no value.
+# **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ the merge becomes $\mathrm{out}_a - \sigma(\mathrm{lse}_b -
+# \mathrm{lse}_a)(\mathrm{out}_a - \mathrm{out}_b)$ and $\mathrm{lse} = \mathrm{lse}_a - \ln \sigma(\mathrm{lse}_a -
+# \mathrm{lse}_b)$. It is elegant, it is in use, and it fails whenever side $a$ is empty: with $\mathrm{lse}_a = -\infty$
+# the second formula is $-\infty - \ln 0 = -\infty + \infty$, which has no value.
 #
-# **3. log(1 + exp(x)).** $L = L_a + \ln(1 + e^{L_b - L_a})$ is the same formula once more, and it overflows when $b$ is much
-# larger than $a$.
+# **3. log(1 + exp(x)).** $\mathrm{lse} = \mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$ is the same formula
+# again, and it overflows when $\mathrm{lse}_b$ is much larger than $\mathrm{lse}_a$.
 #
-# **4. A large finite number for −∞.** Then nothing is NaN, and a row that sees nothing gets lse −10⁹ and the mean of V.
+# **4. A large finite number for −∞.** Then nothing is NaN, but a row that sees no key gets lse −10⁹ and the mean of V.
 
 
 # %%
@@ -286,18 +310,15 @@ def sigmoid_form(out_a, lse_a, out_b, lse_b):
 
 print("2. both empty: out", sigmoid_form(*identity, *identity)[0][0, 0].item())
 print("   a is empty: lse", sigmoid_form(*identity, *a)[1][0].item())
-print(
-    "3. log(1 + exp(100)) in float32:",
-    torch.log(1 + torch.exp(torch.tensor(100.0))).item(),
-    " logaddexp:",
-    torch.logaddexp(torch.tensor(0.0), torch.tensor(100.0)).item(),
-)
+zero, hundred = torch.tensor(0.0), torch.tensor(100.0)
+print("3. log(1 + exp(100)) in float32:", torch.log(1 + torch.exp(hundred)).item())
+print("   logaddexp(0, 100):", torch.logaddexp(zero, hundred).item())
 finite = block_attention(torch.full((4,), -1e9), torch.tensor([1.0, 2.0, 3.0, 4.0]))
 print(f"4. a row that sees no key: out {finite[0].item()}, lse {finite[1].item():.0e}")
 
 # %% [markdown]
-# One remedy serves against all four: let hidden scores be $-\infty$ and nothing else, build lse with `logaddexp`, and give
-# weight 0 to whatever has lse $-\infty$. That is what `ringlab.merge` does.
+# One rule avoids all four: use $-\infty$ and nothing else for hidden scores, build lse with `logaddexp`, and give
+# weight 0 to every part with lse $-\infty$. `ringlab.merge` does the same.
 
 
 # %%
@@ -309,29 +330,20 @@ def merge(out_a, lse_a, out_b, lse_b):
 
 
 Partial = reference.Partial
-theirs = reference.merge(Partial(*a), Partial(*b))
-mine = merge(*a, *b)
-print(
-    "equal to ringlab's:", torch.allclose(mine[0], theirs.out, atol=1e-6), torch.allclose(mine[1], theirs.lse)
-)
-empty = reference.merge(Partial(*identity), Partial(*identity))
-print(
-    "both empty: out",
-    empty.out[0, 0].item(),
-    " lse",
-    empty.lse[0].item(),
-    " mine",
-    merge(*identity, *identity)[0][0, 0].item(),
-)
+theirs, mine = reference.merge(Partial(*a), Partial(*b)), merge(*a, *b)
+same = torch.allclose(mine[0], theirs.out, atol=1e-6), torch.allclose(mine[1], theirs.lse)
+print("equal to ringlab's: out", same[0], " lse", same[1])
+out, lse = merge(*identity, *identity)
+print("both empty: out", out[0, 0].item(), " lse", lse[0].item())
 
 # %% [markdown]
-# From here on the course imports it.
+# From here on the lessons import it.
 #
-# ## What must be float32
+# ## The dtype of the state
 #
-# Models run in bfloat16, with 8 significant bits. That is good enough for the blocks. Is it good enough for the state that
-# is carried from block to block? We compute every block in float32, round its result once to bfloat16, and merge in three
-# ways: state in float32, out rounded after every merge, lse rounded after every merge.
+# Models run in bfloat16, which has 8 significant bits. That is good enough for the blocks. Is it good enough for the state
+# that is carried from block to block? We compute every block in float32, round its out to bfloat16 once, and merge in
+# three ways: with the state in float32, with out rounded after every merge, and with lse rounded after every merge.
 
 
 # %%
@@ -340,10 +352,10 @@ def rounded(x, bad):
 
 
 def growth(P, bad_out=False, bad_lse=False):
-    state = torch.zeros(16, 64), torch.full((16,), -math.inf)
+    state = identity
     for keys, values in zip(k.chunk(P), v.chunk(P), strict=True):
-        out, lse = block_attention(q @ keys.T / 8, values)
-        out, lse = merge(*state, rounded(out, True), rounded(lse, bad_lse))
+        out, lse = attend(q, keys, values)
+        out, lse = merge(*state, rounded(out, True), lse)
         state = rounded(out, bad_out), rounded(lse, bad_lse)
     return error(state[0])
 
@@ -358,56 +370,60 @@ predict(
 # %% tags=["nbval-ignore-output"]
 print("blocks   fp32 state   bf16 out   bf16 lse")
 for P in (2, 4, 8, 16, 32):
-    print(f"{P:6}   {growth(P):10.1e}   {growth(P, bad_out=True):8.1e}   {growth(P, bad_lse=True):8.1e}")
+    errors = growth(P), growth(P, bad_out=True), growth(P, bad_lse=True)
+    print("{:6}   {:10.1e}   {:8.1e}   {:8.1e}".format(P, *errors))
 
 # %%
 out_factor = growth(32, bad_out=True) / growth(32)
 lse_factor = growth(32, bad_lse=True) / growth(32)
 harmful = [name for name, factor in (("out's", out_factor), ("lse's", lse_factor)) if factor > 1.2]
 worse = "lse's" if lse_factor > out_factor else "out's"
-compare("02.bf16", f"both, {worse} more" if len(harmful) == 2 else f"only {worse}" if harmful else "neither")
+found = ["neither", f"only {worse}", f"both, {worse} more"][len(harmful)]
+compare("02.bf16", found)
 typical = float(truth.lse.mean())
 spacing = torch.finfo(torch.bfloat16).eps * 2 ** math.floor(math.log2(typical))
 print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 
 # %% [markdown]
-# The first column stays flat: each block was rounded once, and those errors average out. A state in bfloat16 is rounded again
-# at every merge. lse is the worse of the two because it stands in an **exponent**: an absolute error of a few hundredths
-# in lse is a relative error of a few hundredths in a block's weight. Hence the rule for everything that follows: **out and
-# lse live in float32 at least**, whatever the blocks are in, and only the finished result is rounded.
+# The first column stays flat: each block was rounded once, and these errors average out. A state in bfloat16 is rounded
+# again at every merge. Rounding lse is worse, because lse is an **exponent**: an absolute error of a few hundredths
+# in lse is a relative error of a few hundredths in the weight of everything merged so far. This gives the rule for the
+# rest of the course: **out and lse stay in float32 at least**, whatever the dtype of the blocks, and only the finished
+# result is rounded.
 #
 # ## Recap
 #
 # - A partial result is (out, lse): the attention over some keys, and the logarithm of their softmax mass.
-# - Merge: $L = \mathrm{logaddexp}(L_a, L_b)$, and each out weighted with $e^{\text{its } L - L}$. It is exact; averages are not.
-# - The running maximum is the same thing inside a kernel. What is old shrinks by $e^{m - m'}$, sum and accumulator alike.
-# - (out, lse) is a commutative monoid up to rounding, its identity is (0, $-\infty$). So any order and any tree will do, but
-#   equal bits need a fixed order.
+# - Merge: $\mathrm{lse} = \mathrm{logaddexp}(\mathrm{lse}_a, \mathrm{lse}_b)$, and each out gets the weight
+#   $e^{\text{its lse} - \mathrm{lse}}$. The merge is exact; averages are not.
+# - The running maximum does the same inside a kernel. The factor $e^{m - m'}$ shrinks all older terms, in total and in acc.
+# - (out, lse) with the merge is a commutative monoid up to rounding, with identity (0, $-\infty$). Any order and any tree
+#   will do, but equal bits need a fixed grouping.
 # - Four traps: both sides empty, the sigmoid form, log(1 + exp), finite masks. And a fifth: a state in bfloat16.
 
 # %% [markdown]
 # ## Self-check
 #
-# Answer without scrolling up, then open.
+# Answer without scrolling up, then open the answer.
 #
 # <details><summary>1. A block's scores are all 5 larger than they should be. Which part of (out, lse) is wrong, and when does
-# anyone notice?</summary>Only lse, by 5: the softmax within the block does not change. It shows at the first merge, where the
-# block gets too much weight.</details>
+# the error show?</summary>Only lse, by 5: the softmax within the block does not change. The error shows at the first merge,
+# where the block gets too much weight.</details>
 #
-# <details><summary>2. Why can two ranks merge the same blocks in different orders and still agree to six digits, but not in
-# all bits?</summary>The merge is associative and commutative in mathematics; floating-point addition rounds differently in
-# every order.</details>
+# <details><summary>2. Two ranks merge the same blocks in different orders. Why do their results agree to six digits, but
+# not in all bits?</summary>The merge is associative and commutative in mathematics. Floating-point addition is not
+# associative, so another grouping rounds differently.</details>
 #
-# <details><summary>3. Someone updates an output o that is already divided: o' = (o · e^(m − m') + the new block's sum) / ℓ'.
-# Which factor is missing?</summary>The old sum ℓ, by which o must be multiplied back first.</details>
+# <details><summary>3. Someone updates an output o that is already divided: o' = (o · e^(m − m') + the new block's sum) /
+# total'. Which factor is missing?</summary>The old total, by which o must be multiplied first.</details>
 #
 # <details><summary>4. How many numbers per query and head must a rank keep between two blocks, for head dim
-# 128?</summary>out and lse; the cell below prints the count.</details>
+# 128?</summary>out and lse; the cell below prints how many numbers they are.</details>
 
 # %%
 D = 128
 print("out and lse:", D + 1, "numbers; all scores of a row at S = 131,072:", 131_072)
 
 # %% [markdown]
-# **Now you:** [exercise 02](../exercises/02_online_softmax.ipynb), `merge` and a streaming softmax. Then
-# [lesson 03](03_tiled_attention.ipynb) makes a whole attention layer of it, forward and backward.
+# **Now you:** in [exercise 02](../exercises/02_online_softmax.ipynb) you write `merge` and a streaming softmax. Then
+# [lesson 03](03_tiled_attention.ipynb) makes a whole attention layer from it, forward and backward.

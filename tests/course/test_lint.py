@@ -20,7 +20,7 @@ from ringlab.errors import CourseError
 from ringlab_course import catalogue
 from ringlab_course.builder import build as builder
 from ringlab_course.builder import lint, sources
-from ringlab_course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson, lit_papers
+from ringlab_course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook import corpus
 
@@ -161,19 +161,12 @@ def test_lessons_are_numbered_around_the_capstone_and_need_only_what_comes_befor
 def test_papers_build_on_older_ones_and_each_is_explained_somewhere():
     years = {paper.key: paper.year for paper in PAPERS}
     assert all(years[source] <= paper.year for paper in PAPERS for source in paper.after)
-    assert set(lit_papers(tuple(item.id for item in LESSONS))) == set(years)
-    assert lit_papers(()) == () and lit_papers(("02", "01")) == (
-        "transformer",
-        "online-softmax",
-        "memory-efficient",
-    )
+    assert {key for item in LESSONS for key in item.papers} == set(years)
 
 
 def test_an_unknown_lesson_is_an_error():
     with pytest.raises(CourseError, match=f"from 00 to {LESSONS[-1].id}"):
         catalogue.lesson("99")
-    with pytest.raises(CourseError):
-        lit_papers(("x",))
 
 
 def test_importing_the_course_is_light():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ringlab.conformance.runner import Finding
 from ringlab.errors import CourseError
-from ringlab.viz.style import BLUE, PAPER, png
+from ringlab.viz.style import BLUE, png
 from ringlab_course.catalogue import LESSONS, PAPERS
 from ringlab_course.clinic.suite import KillMatrix
 from ringlab_course.figures import course_ring, kill_matrix, loss_curves, papers, side_by_side
@@ -42,29 +42,35 @@ def boxes(figure):
     return found
 
 
-def test_the_papers_of_done_lessons_are_lit_and_no_others():
-    fills = boxes(papers.draw_papers(("01", "05")))
-    lit = {text.rsplit("\n", 1)[0] for text, fill in fills.items() if fill == BLUE.upper()}
-    assert lit == {"Transformer", "Ring Attention"}
-    assert len(fills) == len(PAPERS) and list(fills.values()).count(PAPER) == len(PAPERS) - 2
+def test_the_map_has_a_box_for_every_paper_and_fills_that_of_the_course():
+    fills = boxes(papers.draw_papers())
+    filled = [text for text, fill in fills.items() if fill == BLUE.upper()]
+    assert len(fills) == len(PAPERS) and len(filled) == 1
+    assert filled[0].startswith("Ring Attention\n2023 · lesson 05\n")
 
 
 def test_the_map_in_words_names_every_paper():
-    words = papers.describe_papers(("01",))
-    assert all(paper.arxiv in words for paper in PAPERS)
-    assert words.count("[lit]") == 1 and words.count("[dark]") == len(PAPERS) - 1
+    words = papers.describe_papers()
+    assert all(paper.arxiv in words and f"lesson {papers.explained_in(paper)}" in words for paper in PAPERS)
 
 
-def test_the_map_refuses_a_lesson_that_does_not_exist():
-    with pytest.raises(CourseError):
-        papers.paper_map(("99",))
+def test_arrows_of_the_map_lead_down():
+    places = papers._PLACES
+    assert all(places[source][1] > places[paper.key][1] for paper in PAPERS for source in paper.after)
+
+
+def test_every_word_of_both_maps_can_be_read():
+    assert illegible(papers.draw_papers()) == []
+    for chosen in ("00", "05", "17"):
+        assert illegible(course_ring.draw_course(chosen)) == []
 
 
 def test_the_ring_shows_all_lessons_and_names_the_way_to_the_chosen_one():
     shown = texts(course_ring.draw_course("05"))
     assert {item.id for item in LESSONS} <= set(shown)
-    assert {"Online softmax", "Tiled attention", "The emulated ring"} <= set(shown)
-    assert "Numerics" not in shown
+    bold = {t.get_text() for t in course_ring.draw_course("05").axes[0].texts if t.get_weight() == "bold"}
+    assert {"Online softmax", "Tiled attention", "The emulated ring"} <= bold
+    assert "Numerics" in shown and "Numerics" not in bold
     assert course_ring.all_needs("05") == ("00", "01", "02", "03") and course_ring.all_needs("00") == ()
 
 
@@ -93,9 +99,9 @@ def test_without_a_person_there_is_one_picture_with_its_words(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append(k))
     course_ring.course_ring("03")
-    papers.paper_map(("01",))
+    papers.paper_map()
     assert "Tiled attention" in shown[0]["metadata"]["image/png"]["alt"]
-    assert "1 of them lit" in shown[1]["metadata"]["image/png"]["alt"]
+    assert f"{len(PAPERS)} papers" in shown[1]["metadata"]["image/png"]["alt"]
 
 
 LEFT = '''

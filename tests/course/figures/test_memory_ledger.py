@@ -16,7 +16,7 @@ from ringlab.errors import CostError
 from ringlab.viz.gantt_chart import time_unit
 from ringlab.viz.style import png
 from ringlab_course.figures import memory_ledger, overlap_view
-from ringlab_course.figures.memory_ledger import GB, Layer, first_out, kv_cache_bytes, readable
+from ringlab_course.figures.memory_ledger import GB, Layer, kv_cache_bytes, readable
 from ringlab_course.figures.overlap_view import MHA, overlap, presets
 from ringlab_course.figures.papers import MACHINES
 from tests.viz.test_style import illegible
@@ -51,19 +51,26 @@ def test_flops_are_two_products_of_multiply_adds() -> None:
     assert layer.flops(4) == 2 * (2 * 4 * 4 * 4)  # a worked example: 64 multiply-adds for each product
 
 
+@pytest.mark.parametrize(
+    "layer", [Layer(heads=1, kv_heads=1, itemsize=1), Layer(), Layer(kv_heads=32, batch=3)]
+)
 @pytest.mark.parametrize("memory", [1, 64, 10**6, 80 * GB])
-def test_the_largest_sequence_fits_and_the_next_does_not(memory: int) -> None:
-    layer = Layer(heads=1, kv_heads=1, itemsize=1)
+def test_the_largest_sequence_fits_and_the_next_does_not(memory: int, layer: Layer) -> None:
     S = layer.largest_sequence(memory)
-    assert layer.ledger(S)["scores"] <= memory < layer.ledger(S + 1)["scores"]
+    assert sum(layer.ledger(S).values()) <= memory < sum(layer.ledger(S + 1).values())
 
 
-def test_scores_run_out_first_and_grouped_heads_do_not_help() -> None:
-    for kv_heads in (1, 8, 32):
-        assert first_out(Layer(kv_heads=kv_heads), 80 * GB)[0] == "scores"
-    assert (
-        Layer(kv_heads=1).largest_sequence(80 * GB) == Layer(kv_heads=32).largest_sequence(80 * GB) == 35_355
-    )
+def test_scores_and_weights_fill_the_device_and_grouped_heads_hardly_help() -> None:
+    S = Layer().largest_sequence(80 * GB)
+    books = Layer().ledger(S)
+    assert S == 24_920 and books["scores"] + books["weights"] > 0.99 * 80 * GB
+    assert Layer(kv_heads=32).largest_sequence(80 * GB) > 0.99 * S
+
+
+def test_the_scores_are_as_large_as_q_where_S_is_D() -> None:
+    for layer in (Layer(), Layer(heads=8, head_dim=64, itemsize=4)):
+        books = layer.ledger(layer.head_dim)
+        assert books["scores"] == books["q"] == books["weights"]
 
 
 def test_naive_attention_cannot_exceed_D_over_itemsize_flop_per_byte() -> None:
@@ -88,7 +95,7 @@ def test_readable_bytes(count: float, text: str) -> None:
 def test_the_words_of_the_figure_give_its_numbers() -> None:
     words = memory_ledger.describe(131_072)
     assert "scores 1.1 TB" in words
-    assert "S = 35,355" in words
+    assert "does not fit into a device of 80 GB; the largest S that fits is 24,920." in words
 
 
 def test_the_bars_of_the_figure_are_the_ledger() -> None:
@@ -96,6 +103,12 @@ def test_the_bars_of_the_figure_are_the_ledger() -> None:
     widths = [bar.get_width() for bar in figure.axes[1].patches]
     assert widths == list(Layer().ledger(4096).values())
     assert png(figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("S", [16, 4096, 2**24])
+@pytest.mark.parametrize("layer", [Layer(), Layer(heads=128, itemsize=4), Layer(heads=8, itemsize=1)])
+def test_every_word_of_the_ledger_can_be_read(S: int, layer: Layer) -> None:
+    assert illegible(memory_ledger.ledger_figure(S, layer)) == []
 
 
 def test_the_sliders_change_the_picture_and_its_words() -> None:
