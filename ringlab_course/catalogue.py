@@ -91,7 +91,14 @@ PAPERS = (
         "exchanges tokens for heads by all-to-all",
         ("transformer",),
     ),
-    Paper("zigzag", 2024, "The Llama 3 Herd of Models", "2407.21783", "an early and a late chunk for each rank", ("ring",)),
+    Paper(
+        "zigzag",
+        2024,
+        "The Llama 3 Herd of Models",
+        "2407.21783",
+        "an early and a late chunk for each rank",
+        ("ring",),
+    ),
     Paper("decode", 2024, "Tree Attention", "2408.04093", "one query, a KV cache on many devices", ("ring",)),
 )
 
