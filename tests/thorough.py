@@ -70,7 +70,7 @@ THOROUGH = {
     "tests/course/judge/test_kernels.py::test_wrong": "tests/course/judge/test_kernels.py::test_the_solution",
     "tests/course/judge/test_watch.py::test_a_rank_that_keeps": "tests/course/judge/test_watch.py::test_memory_that_grows",
     "tests/course/judge/test_watch.py::test_what_is_changed": "tests/course/judge/test_network.py",
-    "tests/course/judge/test_watch.py::test_computing": "tests/course/judge/test_network.py::test_computing_that_is",
+    "tests/course/judge/test_watch.py::test_computing": "tests/course/judge/test_faults.py::test_computing_that_is",
     "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and tests/course/lab/test_preflight.py",
     "tests/course/nbgrader/test_end_to_end.py": "tests/course/nbgrader/test_submitted.py grades a notebook",
     "tests/course/test_builder.py": AUTHORS,

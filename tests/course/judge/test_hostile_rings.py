@@ -71,7 +71,7 @@ class Rings:
         self.session = Session([*cells, RIGHT_RING], names, torch=True, seconds=60, total_seconds=900)
 
     def forgive(self) -> None:
-        self.session.losses, self.session.condemned, self.session.seconds = 0, "", 60
+        self.session.losses, self.session.overdue, self.session.condemned, self.session.seconds = 0, 0, "", 60
 
     def earned(self, stage: Stage, function: str, seconds: float) -> int:
         """Return the points that this function earns, in a session with a clean record."""
@@ -132,11 +132,13 @@ class Rank:
     def computed(self) -> float:
         return 0.0
 
+    clock = computed
+
     def work(self, channel: Channel, namespace: dict) -> None:
         with contextlib.suppress(OSError, SystemExit):  # the end of the judge
             frame = channel.receive()
             channel.call = frame.fields["call"]
-            worker._answer(channel, frame, namespace)
+            worker._answer(channel, frame, namespace, {"ring_sum": []})
             channel.receive()
 
     def peak(self) -> int:
