@@ -116,8 +116,9 @@ def grade(
     if mesh:
         require_extra("jax")
         bounds = bounds or Bounds(tasks=MESH_TASKS)
+    torch = ring or (submission.mentions_torch and "torch" not in contract.without)
     with Session(
-        submission.code, functions, torch=ring or submission.mentions_torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
+        submission.code, functions, torch=torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
         bounds=bounds, limits=OffLimits.of(contract),
         seconds=timeout, total_seconds=total_timeout, patience=patience,
     ) as session:  # fmt: skip

@@ -370,8 +370,8 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # no type where torch is off limits
+    return isinstance(tensor, type) and isinstance(value, tensor)
 
 
 def _torch() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -185,6 +186,16 @@ def test_a_grade_says_why_and_earns_nothing(tmp_path) -> None:
     assert report.earned == 0 and "about writing it" in report.stages[0].checks[0].message
     report = grade(notebook(tmp_path, source), EXERCISE, unsafe=True)
     assert report.earned == 0 and "about writing it" in report.stages[0].checks[0].message
+
+
+@inside
+@pytest.mark.parametrize(("answer", "points"), [("np.add(x, x)", "all"), ("torch.add(x, x)", "none")])
+def test_a_package_to_do_without_may_be_imported_and_not_used(tmp_path, answer, points) -> None:
+    exercise = replace(EXERCISE, stages=EXERCISE.stages[:1], without=("torch",))
+    source = f"import numpy as np\nimport torch\ntorch.manual_seed(0)\ndef double(x):\n    return {answer}"
+    report = grade(notebook(tmp_path, source), exercise)
+    assert report.earned == (exercise.points if points == "all" else 0), report
+    assert points == "all" or "about writing it" in report.stages[0].checks[0].message
 
 
 READS = """
