@@ -7,7 +7,7 @@
 # **You need first** [lesson 03](03_tiled_attention.ipynb), the backward from lse and delta;
 # [lesson 05](05_emulated_ring.ipynb), the ring on virtual ranks.
 #
-# **Minutes** 60, in two halves of 30. The machine computes for less than one of them.
+# **Minutes** 60, in two halves. The machine computes for less than one minute.
 #
 # Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both
 # claims can be settled by measuring. What you learn on the way is worth more: how wrong a *right* program may be, and

@@ -232,7 +232,7 @@ def expect_rounds(trace: Any, given: Problem) -> None:
         if rounds > most:
             raise NAMED["splits_the_exchange"].failure(example)
         if rounds < fewest:
-            raise Failure("There are fewer exchanges than the couriers have hops.", example)
+            raise Failure("There are fewer exchanges than hops of a courier: it makes P.", example)
 
 
 def bytes_of(given: Problem, rank: int) -> tuple[int, int]:
@@ -277,7 +277,7 @@ def expect_bytes(trace: Any, given: Problem) -> None:
             raise NAMED[name].failure(example)
         more = "More" if sent > blocks + couriers else "Fewer"
         raise Failure(
-            f"{more} bytes travel than K and V in P − 1 hops and dK and dV, in float32, in P.", example
+            f"{more} bytes travel than K and V need for P − 1 hops, and dK and dV in float32 for P.", example
         )
 
 
