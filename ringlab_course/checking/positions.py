@@ -31,7 +31,7 @@ def expect_shares(answer: Any, P: int) -> list[np.ndarray]:
     """Return the answer as one array of positions per rank. Raises: Failure when it is something else."""
     if answer is None:
         raise Failure("the result is None: is the `return` missing?")
-    if not isinstance(answer, (list, tuple, np.ndarray)):
+    if not isinstance(answer, (list, tuple, np.ndarray)) or getattr(answer, "ndim", 1) == 0:
         raise Failure(
             f"the result should be a list with one array of positions per rank, but is a {type(answer).__name__}."
         )
@@ -129,7 +129,7 @@ def _explains(
 
 def listed(positions: Any) -> str:
     """Return positions as text, the first few of them where there are many."""
-    items = [int(p) for p in positions]
+    items = [int(p) for p in positions[: LONGEST + 1]]
     shown = ", ".join(map(str, items[:LONGEST]))
     return f"{{{shown}{', …' if len(items) > LONGEST else ''}}}"
 
