@@ -69,9 +69,12 @@ def figure(
     panel = min(3.4, 7.9 / len(layouts))
     strips = 0.5 * len(layouts) + (0.25 if documents else 0.0)
     with styled():
-        drawn = new_figure((8.0, strips + panel + 1.5))
-        parts: Any = drawn.subfigures(2, 1, height_ratios=(strips + 0.3, panel + 1.2))
+        drawn = new_figure((8.0, strips + panel + 2.1))
+        parts: Any = drawn.subfigures(2, 1, height_ratios=(strips + 0.6, panel + 1.5))
         upper, lower = parts
+        heading: Any = {"fontsize": 11, "fontweight": "bold"}
+        upper.suptitle(f"The owner of each token: {_sizes(layouts[0])}", **heading)
+        lower.suptitle(f"The score tiles that each rank computes: tiles of {tile} × {tile} scores", **heading)
         for number, (ax, layout) in enumerate(
             zip(upper.subplots(len(layouts), 1, squeeze=False)[:, 0], layouts, strict=True)
         ):
@@ -82,6 +85,10 @@ def figure(
             draw_tiles(ax, picture, names=number == 0)
         _legend(lower, pictures)
     return drawn
+
+
+def _sizes(layout: Layout) -> str:
+    return f"{layout.S:,} tokens on {layout.P} rank{'s' * (layout.P > 1)}"
 
 
 def draw_tokens(
@@ -188,13 +195,13 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
-    """Show the player if a person is there to use it, else the picture for the middle tile."""
+    """Show the player in a live notebook, else the picture for the middle tile."""
     layouts, tile = [make(S, P) for make in NAMED.values()], tiles[len(tiles) // 2]
     show_player(lambda: player(S, P, tiles), lambda: show(figure(layouts, tile), describe(layouts, tile)))
 
 
 def _result(picture: Tiles) -> str:
-    """Return a summary of the layout in three short lines."""
+    """Return a summary of the tiles in three short lines."""
     kinds, load = picture.kinds, picture.computed
     return (
         f"{kinds.size - picture.count(SKIP)} of {kinds.size} tiles computed:\n"

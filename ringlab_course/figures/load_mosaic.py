@@ -1,7 +1,7 @@
-"""The load mosaic: how many score elements every rank computes in every step, and who waits for whom.
+"""The load mosaic: how many score elements every rank computes in every step, and which rank is the busiest.
 
 All numbers are `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles where a tile is given.
-A ring in lockstep takes as long in each step as its slowest rank; the mosaic adds up these steps.
+The mosaic adds up the work of the busiest rank of each step: an upper bound of the time of a ring whose hops cost nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mosaic:
 
     @property
     def slowest(self) -> np.ndarray:
-        """Return the most that any rank computes in each step: (P,)."""
+        """Return the work of the busiest rank of each step: (P,)."""
         return slowest_per_step(self.work)
 
     @property
@@ -91,42 +91,41 @@ def describe(
 def describe_step(
     layouts: Sequence[Layout], step: int, tile: int | tuple[int, int] | None = None, *, causal: bool = True
 ) -> str:
-    """Return one step of several layouts in words."""
-    words = [f"Step {step}."]
+    """Return one step of several layouts in one sentence."""
+    words = []
     for one in mosaics(layouts, tile, causal):
         work, most = one.work[:, step], int(one.slowest[step])
         if (work == most).all():
-            words.append(f"{one.layout.name}: all ranks compute {most:,}, nobody waits.")
+            words.append(f"{one.layout.name}, all ranks compute {most:,}")
             continue
         slow = [rank for rank in range(one.layout.P) if work[rank] == most]
         idle = 1 - work.sum() / (most * one.layout.P)
         who = f"rank {slow[0]} computes" if len(slow) == 1 else f"ranks {', '.join(map(str, slow))} compute"
-        words.append(f"{one.layout.name}: {who} {most:,}; the ranks together idle {idle:.0%} of the step.")
-    return " ".join(words)
+        words.append(
+            f"{one.layout.name}, {who} {most:,}, and all ranks together {1 - idle:.0%} of what "
+            f"{one.layout.P} ranks as busy would"
+        )
+    return f"Step {step}: {'; '.join(words)}."
 
 
 def _sentence(one: Mosaic) -> str:
     P, most, least = one.layout.P, int(one.totals.argmax()), int(one.totals.argmin())
-    tile = "visible pairs" if one.tile is None else f"tiles of {one.tile[0]} × {one.tile[1]}"
+    tile = (
+        "visible pairs" if one.tile is None else f"score elements in tiles of {one.tile[0]} × {one.tile[1]}"
+    )
     maxima = ", ".join(f"{value:,}" for value in one.slowest[:16]) + (", …" if P > 16 else "")
     return (
-        f"{one.layout.name}, {one.layout.S:,} tokens on {P} ranks, score elements counted as {tile}: "
+        f"{one.layout.name}, {one.layout.S:,} tokens on {P} ranks, counted in {tile}: "
         f"rank {most} computes most, {one.totals[most]:,}, rank {least} least, {one.totals[least]:,}. "
-        f"The slowest rank of each step computes {maxima}: {one.slowest.sum():,} together, where an even split "
-        f"of the visible pairs is {one.even:,.0f}: {one.ratio:.2f} times as much."
+        f"The busiest rank of each step computes {maxima}: {one.slowest.sum():,} in all, "
+        f"{one.ratio:.2f} times an even split of the visible pairs, {one.even:,.0f}."
     )
 
 
 By = Literal["step", "origin"]
 MOST_NUMBERED, MOST_OUTLINED = 8, 16
-"""Ranks up to which cells carry numbers, and the slowest ranks outlines."""
-SCALES = (
-    (1.0, "score elements"),
-    (1e3, "thousand score elements"),
-    (1e6, "million score elements"),
-    (1e9, "billion score elements"),
-    (1e12, "trillion score elements"),
-)
+"""Ranks up to which cells carry numbers, and the busiest ranks outlines."""
+SCALES = ((1.0, ""), (1e3, "thousand "), (1e6, "million "), (1e9, "billion "), (1e12, "trillion "))
 
 
 def figure(
@@ -139,10 +138,10 @@ def figure(
 ) -> Figure:
     """Return the mosaics of one or several layouts in one scale of colour.
 
-    Cells carry numbers up to 8 ranks. With by="step" the slowest rank of a step has a red outline, where
-    others wait for it, and the last row is what the step costs all; by="origin" has a column per owner
-    of the keys. `step` shows steps up to it, and marks it.
-    Raises: LayoutError for no layout, too many ranks, another `by`, or a step that there is not.
+    Up to 8 ranks, cells carry numbers. With by="step" the busiest rank of a step has a red outline if it
+    computes more than others, and the last row is its work; by="origin" has a column for each owner of the
+    keys. `step` shows the steps up to it, and marks it.
+    Raises: LayoutError for no layout, too many ranks, another `by`, or a step out of range.
     """
     many = mosaics(layouts, tile, causal)
     if by not in ("step", "origin") or (by == "origin" and step is not None):
@@ -157,17 +156,30 @@ def figure(
     rows = -(-len(many) // columns)
     cell = min(0.48, 7.3 / columns / (P + 1.35)) if numbered else min(0.2, 6.4 / columns / P)
     largest = max(int(one.work.max(initial=0)) for one in many)
-    scale, unit = _scale(largest)
+    scale, prefix = _scale(largest)
     with styled():
-        drawn = new_figure((8.0, rows * (cell * (P + 1.05 * numbered) + 0.9) + 0.4))
+        drawn = new_figure((8.0, rows * (cell * (P + 1.05 * numbered) + 0.9) + 0.95))
         drawn.set_layout_engine("compressed")  # for axes of fixed aspect
         axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         for number, (ax, one) in enumerate(zip(axes, many, strict=False)):
             draw(ax, one, largest, scale, by=by, step=step, names=number % columns == 0)
         for ax in axes[len(many) :]:
             ax.axis("off")
-        _legend(drawn, axes, unit, largest / scale, by, P)
+        drawn.suptitle(_heading(many, by), fontsize=11, fontweight="bold")
+        _legend(drawn, axes, prefix + _unit(many[0]), largest / scale, by, P)
     return drawn
+
+
+def _heading(many: Sequence[Mosaic], by: By) -> str:
+    """Return what the cells count, and the size of the sequence where all layouts have the same."""
+    count = _unit(many[0]).capitalize()
+    cells = "that each rank computes in each step" if by == "step" else "of queries (rows) and keys (columns)"
+    sizes = {f"{one.layout.S:,} tokens on {one.layout.P} rank{'s' * (one.layout.P > 1)}" for one in many}
+    return f"{count} {cells}" + (f": {sizes.pop()}" if len(sizes) == 1 else "")
+
+
+def _unit(one: Mosaic) -> str:
+    return "visible pairs" if one.tile is None else "score elements"
 
 
 def draw(
@@ -211,7 +223,7 @@ def _margins(ax: Axes, totals: np.ndarray, below: np.ndarray, scale: float, P: i
 
 
 def player(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> Any:
-    """Return a widget: Play and a slider (arrow keys) walk over the steps; the words stand below."""
+    """Return a widget: Play and a slider (arrow keys) go through the steps; the words are below the picture."""
     ipywidgets = import_widgets()
 
     last = min(one.layout.P for one in mosaics(layouts, tile, causal)) - 1
@@ -230,7 +242,7 @@ def player(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool =
 
 
 def play(layouts: Layout | Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> None:
-    """Show the player to a person; where nobody is there to press Play, the whole mosaics."""
+    """Show the player in a live notebook, else the whole mosaics."""
     many = [layouts] if isinstance(layouts, Layout) else list(layouts)
     show_player(
         lambda: player(many, tile, causal=causal),
@@ -259,7 +271,7 @@ def _draw_cell(
 
 
 def _mark(ax: Axes, one: Mosaic, step: int | None) -> None:
-    """Outline the slowest ranks of every step in which somebody waits for them, and the step shown."""
+    """Outline the busiest ranks of every step in which others compute less, and the step shown."""
     from matplotlib.patches import Rectangle
 
     P = one.layout.P
@@ -281,7 +293,7 @@ def _label(ax: Axes, one: Mosaic, by: By, names: bool) -> None:
     corner = "step" if by == "step" else "keys of"
     if P <= MOST_NUMBERED:
         ax.set_xticks([*places, P + 0.75], [*steps, "total"], fontsize=8.5)
-        ax.set_yticks([*places, P + 0.55], [*ranks, "slowest" if by == "step" else "total"], fontsize=8.5)
+        ax.set_yticks([*places, P + 0.55], [*ranks, "busiest" if by == "step" else "total"], fontsize=8.5)
     else:
         ax.set_xticks(places, steps, fontsize=8.5)
         ax.set_yticks(places, ranks, fontsize=8.5)
@@ -305,7 +317,7 @@ def _label(ax: Axes, one: Mosaic, by: By, names: bool) -> None:
 
 
 def _scale(largest: int) -> tuple[float, str]:
-    """The unit in which the largest cell has at most four digits."""
+    """Return the scale at which the largest cell has at most four digits, and its name."""
     return next((scale for scale in SCALES if largest < 1e4 * scale[0]), SCALES[-1])
 
 
@@ -324,17 +336,28 @@ def _shades() -> Any:
 def _legend(drawn: Figure, axes: Any, unit: str, largest: float, by: By, P: int) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     hatch = "xxx" if P <= MOST_OUTLINED else None
-    handles = [Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch, label="computes nothing")]
+    handles = {"computes nothing": Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch)}
     if by == "step" and P <= MOST_OUTLINED:
-        handles.append(Patch(facecolor=PAPER, edgecolor=RED, linewidth=1.8, label="slowest: others wait"))
+        handles["busiest of its step, others compute less"] = Patch(
+            facecolor=PAPER, edgecolor=RED, linewidth=1.8
+        )
     if P <= MOST_NUMBERED:
-        handles.insert(0, Patch(facecolor=_shades()(0.5), label=f"number: {unit}"))
+        shades = tuple(Patch(facecolor=_shades()(share)) for share in (0.15, 0.5, 1.0))
+        handles = {f"{unit}: darker is more": shades, **handles}
+        handles["sum of the bottom row" if by == "step" else "sum of all"] = Patch(
+            facecolor=PAPER, edgecolor=INK
+        )
     else:
         bar = drawn.colorbar(
             ScalarMappable(Normalize(0, largest), _shades()), ax=list(axes), shrink=0.6, aspect=25
         )
         bar.set_label(unit, fontsize=9)
-    drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)
+    look: Any = {"ncols": 2 if len(handles) > 3 else 3, "fontsize": 8.5}
+    together = {tuple: HandlerTuple(ndivide=None, pad=0.0)}
+    drawn.legend(
+        list(handles.values()), list(handles), loc="outside lower center", handler_map=together, **look
+    )

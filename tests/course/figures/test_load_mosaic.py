@@ -126,7 +126,11 @@ def test_every_word_can_be_read(P) -> None:
 def test_large_numbers_are_in_the_unit_of_the_legend() -> None:
     figure = load_mosaic.figure(contiguous(32_768, 8), 128)
     assert numbers(figure.axes[0])[1, 1] == "16.8"  # 4096² score elements
-    assert "number: million score elements" in [t.get_text() for t in figure.legends[0].get_texts()]
+    assert "million score elements: darker is more" in [t.get_text() for t in figure.legends[0].get_texts()]
+    assert (
+        figure.get_suptitle()
+        == "Score elements that each rank computes in each step: 32,768 tokens on 8 ranks"
+    )
 
 
 def test_many_ranks_have_a_scale_in_place_of_numbers() -> None:
@@ -137,13 +141,13 @@ def test_many_ranks_have_a_scale_in_place_of_numbers() -> None:
 
 def test_the_words_carry_the_numbers() -> None:
     words = load_mosaic.describe(THREE)
-    for part in ("rank 3 computes most, 228, rank 0 least, 36", "36, 64, 64, 64: 228 together", "1.73 times",
-                 "striped, 32 tokens on 4 ranks", "144 together"):  # fmt: skip
+    for part in ("rank 3 computes most, 228, rank 0 least, 36", "36, 64, 64, 64: 228 in all", "1.73 times",
+                 "striped, 32 tokens on 4 ranks", "144 in all"):  # fmt: skip
         assert part in words
     assert "tiles of 4 × 4" in load_mosaic.describe(contiguous(32, 4), 4)
     step = load_mosaic.describe_step(THREE, 3)
-    assert "contiguous: rank 3 computes 64; the ranks together idle 75% of the step" in step
-    assert "zigzag: all ranks compute 32, nobody waits" in step
+    assert "Step 3: contiguous, rank 3 computes 64, and all ranks together 25% of what" in step
+    assert "; zigzag, all ranks compute 32." in step
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_the_slider_walks_over_the_steps() -> None:
     seen = set()
     for step in range(4):
         slider.value = step
-        assert f'alt="Step {step}.' in picture.value
+        assert f'alt="Step {step}:' in picture.value
         seen.add(picture.value)
     assert len(seen) == 4 and (play.max, slider.max) == (3, 3)
 
@@ -180,7 +184,7 @@ def test_without_a_person_the_whole_mosaics_are_shown(monkeypatch) -> None:
     monkeypatch.setattr(load_mosaic, "show", lambda figure, alt: shown.append((figure, alt)))
     load_mosaic.play(contiguous(32, 4))
     load_mosaic.play(THREE)
-    assert [len(figure.axes) for figure, _ in shown] == [1, 3] and "228 together" in shown[0][1]
+    assert [len(figure.axes) for figure, _ in shown] == [1, 3] and "228 in all" in shown[0][1]
 
 
 def test_nothing_to_compute_is_drawn_as_nothing() -> None:
