@@ -2,15 +2,16 @@
 # # 07 · The causal imbalance
 #
 # **Afterwards you can** mask by global position on any layout, say what a pair of shards computes without building a mask,
-# and show who waits for whom, and how long.
+# and show which rank waits for which, and for how long.
 #
 # **You need first** [lesson 05](05_emulated_ring.ipynb), the ring and, in its section 7, the causal mask;
 # [lesson 06](06_what_it_costs.ipynb) for one cell of section 3, which uses its simulator.
 #
-# **Minutes** 60 to read and run; the exercise takes another 75.
+# **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
-# A causal mask hides almost half of all pairs of a query and a key. Lesson 05 ended with a suspicion: in a ring, that half
-# is not hidden from everybody alike. This lesson measures who computes, who waits, and why half the work is not half the time.
+# A causal mask hides almost half of all pairs of a query and a key. Lesson 05 ended with a suspicion: in a ring, the hidden
+# half is not spread evenly over the ranks. Part 1 measures who computes, who waits, and how long the ring takes. Part 2
+# leaves contiguous shards behind, and finds the work of any layout without building a mask.
 
 # %%
 import math
@@ -34,10 +35,13 @@ from ringlab_course.figures import load_mosaic
 from ringlab.viz.style import show
 
 # %% [markdown]
+# ## Part 1 · Who computes, and who waits
+#
 # ## 1 · One mask, sixteen pieces
 #
-# 32 tokens on 4 ranks, contiguous: rank r owns the r-th eight. A query sees the keys at or before its own place **in the
-# sequence**. So the mask of a pair of shards is one comparison of global positions, and its sum is what the pair computes.
+# We put 32 tokens on 4 ranks, contiguously: rank 0 owns the first eight tokens, rank 1 the next eight, and so on. A query
+# sees the keys at or before its own position **in the sequence**. So the mask of two shards is one comparison of global
+# positions, and its sum is the number of pairs that they compute.
 
 # %%
 def mask(layout, rank, origin):
@@ -51,35 +55,39 @@ print(pairs)
 print("visible:", pairs.sum(), "of", 32 * 32)
 
 # %% [markdown]
-# The big causal triangle, cut into sixteen pieces, is made of three kinds: squares that are seen whole, 64; triangles on the
-# diagonal, 36; and nothing. The same as a mosaic, one row for each rank's queries:
+# The sixteen pieces of the big causal triangle are of three kinds: squares in which every pair is visible, 64; triangles on
+# the diagonal, 36; and empty ones. The same as a mosaic, with one row for each rank's queries:
 
 # %%
-show(load_mosaic.figure(small, by="origin"), "Work of rank (row) against the keys of each rank (column). "
-     f"Below the diagonal 64 pairs, on it 36, above it none. Totals of the ranks: {pairs.sum(axis=1).tolist()}.")
+show(load_mosaic.figure(small, by="origin"),
+     "Visible pairs of each rank's queries (row) and each rank's keys (column). Below the diagonal "
+     f"64, on it 36, above it none. Totals of the ranks: {pairs.sum(axis=1).tolist()}.")
 
 # %% [markdown]
-# Rank 3 has most to do. How much more than rank 0, on a larger ring?
+# Rank 3 has most to do, and the later half of the ranks does more than half of the work. How much more, on a larger ring?
 
 # %% tags=["nbval-ignore-output"]
-predict("07.ratio", "8 ranks, 64 tokens on each. How many times as many pairs does the last rank compute as the first?",
-        choices=["8 times", "a little less than 15 times", "16 times", "64 times"])
+predict("07.half", "8 ranks with 64 tokens each: what percentage of all visible pairs do ranks 4 "
+        "to 7 compute together?", unit="%")
 
 # %%
 def totals(layout):
     """The visible pairs of every rank."""
-    return [sum(int(mask(layout, rank, origin).sum()) for origin in range(layout.P)) for rank in range(layout.P)]
+    P = layout.P
+    return [sum(int(mask(layout, rank, origin).sum()) for origin in range(P)) for rank in range(P)]
 
 
 each = totals(contiguous(8 * 64, 8))
 print("pairs, rank 0 to 7:", each)
-times = each[-1] / each[0]
-compare("07.ratio", "a little less than 15 times" if 14.5 < times < 15 else f"{times:.1f} times")
-print(f"exactly {times:.2f}")
+compare("07.half", 100 * sum(each[4:]) / sum(each))
+print(f"last rank over first: {each[-1] / each[0]:.2f}")
 
 # %% [markdown]
-# **14.8.** Often one reads 2P, which would be 16. Count it: with c tokens on a rank, the first computes its triangle,
-# c(c + 1)/2, and the last the same triangle plus P − 1 squares of c².
+# **Three quarters.** The queries of the earlier half see only keys of the earlier half: a triangle of half the side, and
+# so a quarter of the area. All the rest is left to ranks 4 to 7.
+#
+# The last rank computes **14.8 times** as many pairs as the first. Some texts say 2P, which would be 16. Count: with c tokens
+# on a rank, the first rank computes its triangle, c(c + 1)/2, and the last one the same triangle and P − 1 squares of c².
 #
 # $$\frac{c(c+1)/2 + (P-1)\,c^2}{c(c+1)/2} = 1 + 2(P-1)\,\frac{c}{c+1} \;\to\; 2P - 1$$
 
@@ -89,26 +97,26 @@ def ratio(c, P):
     return 1 + 2 * (P - 1) * c / (c + 1)
 
 
-print("formula, c = 64:", round(ratio(64, 8), 1))
-for c in (1, 8, 64, 4096):
-    counted = f"{totals(contiguous(8 * c, 8))[-1] / totals(contiguous(8 * c, 8))[0]:.4f}" if c <= 64 else "not counted"
-    print(f"{c:5} tokens per rank: {ratio(c, 8):8.4f}  by masks: {counted}")
+for c in (1, 8, 64):
+    counted = totals(contiguous(8 * c, 8))
+    print(f"{c:5} tokens per rank: {ratio(c, 8):8.4f}, by masks: {counted[-1] / counted[0]:8.4f}")
+print(f"{4096:5} tokens per rank: {ratio(4096, 8):8.4f}")
 
 # %% [markdown]
-# It begins at P and tends to 2P − 1 = 15 from below. To get 2P one has to give the last rank its own block whole, and the
-# first one only half of its own.
+# The ratio begins at P and approaches 2P − 1 = 15 from below. You get 2P only if you count the whole own block of the last
+# rank, but half of the first rank's.
 #
 # ## 2 · Half the work
 #
-# Now let it run. A rank must not compute what is hidden. For that the package looks at two shards and lists *tiles*, rows
-# × keys: a tile is either seen whole or, with `causal=True`, a square in which row i sees keys 0 to i.
+# Now we run the ring. A rank should compute nothing that is hidden. So the package looks at two shards and lists *tiles* of
+# rows × keys. In a tile every pair is visible; or, with `causal=True`, it is a square in which row i sees keys 0 to i.
 
 # %%
 for origin in range(4):
     print(f"rank 2, block of rank {origin}:", tiles(small, 2, origin))
 
 # %% [markdown]
-# Full, full, causal, nothing. The attention inside needs no mask at all, just one bit:
+# Full, full, causal, nothing. For such tiles attention needs no list of positions, only one bit, `causal`:
 
 # %%
 def attend(q, k, v, causal):
@@ -127,8 +135,8 @@ def attend_tiles(state, q, k, v, todo):
         merge_into(state, tile.rows, part)
 
 # %% [markdown]
-# The ring around it is that of lesson 05: post the block, compute, wait. Only `todo` is new. With no tile there is nothing to
-# compute, and **the exchange happens all the same**.
+# The ring is that of lesson 05: post the block, compute, wait. Only the list of tiles is new. Where there is no tile, the rank
+# computes nothing, but **it still takes part in the exchange**.
 
 # %%
 def tile_ring(ring, layout, whole, causal=True):
@@ -139,19 +147,20 @@ def tile_ring(ring, layout, whole, causal=True):
         origin = ring.origin(step)
         due = layout.length(ring.origin(step + 1))
         exchange = ring.post(k, v, length=due) if step < ring.world_size - 1 else None
-        ring.compute(f"attend {step}", attend_tiles, state, q, k, v, tiles(layout, ring.rank, origin, causal))
+        todo = tiles(layout, ring.rank, origin, causal)
+        ring.compute(f"attend {step}", attend_tiles, state, q, k, v, todo)
         if exchange:
             k, v = exchange.wait()
     return state.out
 
 # %% [markdown]
-# To see time we need a clock. The virtual cluster has one, and lets us say what things cost: here **one second for each
-# pair that is computed**, and a message takes no time once both ranks take part. What follows is therefore about waiting
-# alone; whether hops hide was lesson 06.
+# To see time we need a clock. The virtual cluster has one, and we decide what things cost: **one second for each pair that is
+# computed**, and no time for a message once both ranks take part. So this lesson is about waiting alone. Whether hops can be
+# hidden was the subject of lesson 06.
 
 # %%
 class ByPairs(Costs):
-    """A virtual second per pair, times what `slow` says of a rank; messages cost nothing."""
+    """A virtual second per pair, times a rank's factor in `slow`; messages cost nothing."""
 
     def __init__(self, slow=None):
         self.slow = slow or {}
@@ -164,7 +173,7 @@ class ByPairs(Costs):
 
 
 def run(layout, causal=True, slow=None):
-    """The outcome on real text, and when the last rank was done."""
+    """The outcome on real text, and the time at which the last rank was done."""
     text = corpus.qkv(layout.S, heads=1, head_dim=16)
     outcome = VirtualCluster(layout.P, costs=ByPairs(slow)).run(tile_ring, layout, text, causal)
     return outcome, max(event.end for event in outcome.trace.computes())
@@ -175,8 +184,8 @@ print("unmasked: done after", before, "s; pairs computed:", 4 * 4 * 8 * 8)
 print("causal: pairs visible:", pairs.sum(), f"= {pairs.sum() / 1024:.1%}")
 
 # %% [markdown]
-# Unmasked, every rank computes 64 pairs in each of 4 steps: 256 seconds. The causal ring has 51.6% of those pairs. And in how many
-# steps can a rank skip its block altogether?
+# Unmasked, every rank computes 64 pairs in each of 4 steps, which takes 256 seconds. The causal ring has 51.6% of those pairs.
+# Which ranks can skip the block of a step altogether?
 
 # %%
 for step in range(4):
@@ -184,127 +193,144 @@ for step in range(4):
     print(f"step {step}: {len(idle)} of 4 ranks skip", idle)
 
 # %% [markdown]
-# Over the last rounds half of the blocks and more are skipped. A claim in circulation goes on: "so it takes half the time".
+# In the last steps, half of the blocks or more are skipped. Some texts conclude: "so it takes half the time".
 
 # %% tags=["nbval-ignore-output"]
-predict("07.time", "4 ranks, 8 tokens each: the causal ring takes what percentage of the unmasked ring's time?", unit="%")
+predict("07.time", "4 ranks with 8 tokens each: what percentage of the unmasked ring's time does "
+        "the causal ring take?", unit="%")
 
 # %%
 causal, after = run(small)
 text = corpus.qkv(32, heads=1, head_dim=16)
-error = np.abs(small.unshard(causal.results).numpy() - oracle.attention(*text, causal=True).out).max()
+right = oracle.attention(*text, causal=True).out
+error = np.abs(small.unshard(causal.results).numpy() - right).max()
 print("equal to causal attention on one device:", bool(error < 1e-5))
 print("done after", after, "s")
 compare("07.time", 100 * after / before)
 
 # %% [markdown]
-# Half the work, **89% of the time**. Look where it went:
+# Half the work, **89% of the time**. Where did the rest of the time go?
 
 # %%
-show(gantt.compare([unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]),
-     gantt.describe_all([unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]))
+both = [unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]
+show(gantt.compare(*both), gantt.describe_all(*both))
 
 # %% [markdown]
-# Blue bars compute, hatched ones wait for a message. An orange line is a message from posted to complete; as messages are free here,
-# what makes it long is a rank that does not take part yet. Rank 0 computes for 36 seconds. Then it
-# waits, though it has nothing left to compute, as the blocks for others have to go through its hands; then it is done. But *done* is no
-# holiday: the layer's output is complete when rank 3's is, and the next layer begins then. Skipping saved energy on three
-# ranks and no time, because **rank 3 never skips**.
-
-# %% [markdown]
-# ## 3 · The slowest rank, in every step
+# In blue bars a rank computes, in hatched ones it waits for a message. The bar below a row is a message. Messages take no
+# time here, so a long bar means that the other rank does not take part yet.
 #
-# Sort the mosaic by step instead of by owner, and it becomes a timetable. Press Play, or put the focus on the slider and use the
-# arrow keys, to the last step.
+# Rank 0 computes for 36 seconds. It then has nothing left to compute, but it waits, because it still has to pass on blocks to
+# others. After that it is done, and gains nothing: the output of the layer is complete when rank 3 is done, and only then does
+# the next layer begin. Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.
+
+# %% [markdown]
+# ## 3 · The slowest rank of every step
+#
+# Sort the mosaic by step instead of by owner, and it becomes a timetable. Press Play, or move the slider with the arrow keys,
+# up to the last step.
 
 # %%
 load_mosaic.play(small)
 
 # %% [markdown]
-# Each column is a step; an orange outline marks the slowest rank, where others wait for it. The bottom row is what the step costs,
-# and its sum is the time. From the plan alone, without a run:
+# Each column is a step. A heavy outline marks the ranks that compute most in it, if others compute less. The bottom row holds
+# their work, and here its sum is the time of the whole ring. (Section 4 shows when that is so.) All of this follows from the
+# plan alone, without a run:
 
 # %%
 def per_step(layout, causal=True):
     """Pairs [rank, step]."""
     P = layout.P
-    return np.array([[work(layout, rank, (rank - step) % P, causal) for step in range(P)] for rank in range(P)])
+    pairs = np.zeros((P, P), int)
+    for rank, step in np.ndindex(P, P):
+        pairs[rank, step] = work(layout, rank, (rank - step) % P, causal)
+    return pairs
 
 
 table = per_step(small)
-print("slowest in each step:", table.max(axis=0), "sum", table.max(axis=0).sum())
-print("an even split:", table.sum() / 4, f"  so {table.max(axis=0).sum() / (table.sum() / 4):.2f} times as long as need be")
+slowest, even = table.max(axis=0), table.sum() / 4
+print("slowest of each step:", slowest, "sum", slowest.sum())
+times = slowest.sum() / even
+print(f"an even split: {even}, so the ring takes {times:.2f} times as long as necessary")
 
 # %% [markdown]
-# **228 seconds, where 132 would do.** In general a contiguous causal ring costs a triangle and P − 1 squares,
-# c(c + 1)/2 + (P − 1)c², against P·c² unmasked. For large c that is (P − ½)/P: the more ranks, the *less* the mask saves.
+# **228 seconds, where 132 would be enough.** In general a contiguous causal ring takes as long as a triangle and P − 1 squares,
+# c(c + 1)/2 + (P − 1)c², and the unmasked ring as long as P squares, P·c². For large c the ratio is (P − ½)/P: with more ranks
+# the mask saves *less* time.
 
 # %%
 c = 4096
 for P in (2, 4, 8, 64):
     time = (c * (c + 1) / 2 + (P - 1) * c * c) / (P * c * c)
     share = (P * c + 1) / (2 * P * c)
-    print(f"P = {P:2}: {share:.1%} of the work, {time:.1%} of the time; (P − ½)/P = {(P - 0.5) / P:.1%}")
+    limit = (P - 0.5) / P
+    print(f"P = {P:2}: {share:.1%} of the work, {time:.1%} of the time; (P − ½)/P = {limit:.1%}")
 
 # %% [markdown]
-# And how busy is everybody? Rank 0 first.
+# How busy are the ranks meanwhile? First, rank 0.
 
 # %% tags=["nbval-ignore-output"]
-predict("07.busy", "8 ranks, 64 tokens on each: for what percentage of the time does rank 0 compute?", unit="%")
+predict("07.busy", "8 ranks with 64 tokens each: for what percentage of the time does rank 0 "
+        "compute?", unit="%")
 
 # %%
 wide, _ = run(contiguous(8 * 64, 8))
 chart = gantt.chart(wide.trace)
-show(gantt.figure(wide.trace, "8 ranks, 64 tokens each"), gantt.describe(wide.trace, "8 ranks, 64 tokens each"))
+name = "8 ranks, 64 tokens each"
+show(gantt.figure(wide.trace, name), gantt.describe(wide.trace, name))
 compare("07.busy", 100 * chart.busy(0) / chart.makespan)
 
 # %%
 c, P = 64, 8
 visible, longest = P * c * (P * c + 1) / 2, c * (c + 1) / 2 + (P - 1) * c * c
-print(f"all ranks together: {chart.busy_fraction:.1%} on the clock, {visible / (P * longest):.1%} by the formula")
+formula = visible / (P * longest)
+print(f"all ranks: {chart.busy_fraction:.1%} on the clock, {formula:.1%} by the formula")
 print(f"that is the work of {P * chart.busy_fraction:.1f} ranks")
 print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.1%}")
 
 # %% [markdown]
-# A staircase: you rent eight ranks and get the work of 4.3. Look at rank 0: it is idlest of all and leaves later than ranks 1 to 3,
-# because it stands beside rank 7, which sends to it.
+# The chart is a staircase: you pay for eight ranks and get the work of 4.3. Rank 0 computes least, and yet it leaves the ring
+# later than ranks 1 to 3. Rank 7 sends to it, and rank 7 is late.
 #
-# For large c rank 0 computes 1/(2P − 1) of the time, all together
-# P/(2P − 1), which tends to one half. Slow links are not to blame, since ours were free, nor is the kernel.
+# For large c, rank 0 computes for 1/(2P − 1) of the time, and all ranks together for P/(2P − 1), which approaches one half.
+# The links are not to blame, since ours took no time, and neither is the kernel.
 #
-# Do real sizes behave like that? Lesson 06 had a simulator. `simulate` runs the package's own ring program on a clock that charges
-# what hardware would: tiles of 128 × 128, latencies, bandwidths. `hardware("h100")` is a row of the package's table, `Attention` says
-# how large a token is: here 32 heads on 8 K/V heads. Eight H100s, 65,536 tokens:
+# Is it the same for real sizes? `simulate`, from lesson 06, runs the package's own ring program on a clock with the speeds of
+# real hardware: tiles of 128 × 128, latencies, bandwidths. `hardware("h100")` is a row of the package's table. `Attention` holds
+# the sizes of a token: here 32 query heads and 8 K/V heads. On eight H100s, with 65,536 tokens:
 
 # %%
 sizes = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=True)
 whole = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=False)
 h100, long = hardware("h100"), contiguous(65_536, 8)
 masked, full = simulate(sizes, long, h100), simulate(whole, long, h100)
-print(f"causal / unmasked: {masked.makespan_s / full.makespan_s:.1%}   (P − ½)/P = {7.5 / 8:.1%}")
+ratio_of_times = masked.makespan_s / full.makespan_s
+print(f"causal / unmasked: {ratio_of_times:.1%}   (P − ½)/P = {7.5 / 8:.1%}")
 print(f"ranks compute {masked.busy_fraction:.1%} of the time")
 
 # %% [markdown]
-# ## 4 · Idle is not slack
+# ## 4 · A slow machine
 #
 # Rank 0 of our small ring computes for 36 of 228 seconds. Suppose its machine slows down to a quarter of its speed. It then
-# needs 144 seconds for its work, far less than 228.
+# needs 144 seconds for its work, still far less than 228.
 
 # %% tags=["nbval-ignore-output"]
-predict("07.slow", "Rank 0 takes four times as long for its 36 pairs, all others are as before. When is the ring done?",
-        unit="s")
+predict("07.slow", "Rank 0 takes four times as long for its 36 pairs, the others as long as "
+        "before. When is the ring done?", unit="s")
 
 # %%
 limping, end = run(small, slow={0: 4})
-show(gantt.figure(limping.trace, "Rank 0 at a quarter of its speed"), gantt.describe(limping.trace, "Rank 0 slow"))
+name = "Rank 0 at a quarter of its speed"
+show(gantt.figure(limping.trace, name), gantt.describe(limping.trace, name))
 compare("07.slow", end)
-print(f"{end - after:.0f} s later than before; rank 0 computes for {gantt.chart(limping.trace).busy(0):.0f} s")
+busy = gantt.chart(limping.trace).busy(0)
+print(f"{end - after:.0f} s later than before; rank 0 computes for {busy:.0f} s")
 
 # %% [markdown]
-# **272**, 44 seconds later than before. Follow rank 3: in step 1 it sends to rank 0, and a send is over only when rank 0 takes
-# part. Rank 0 begins step 1 after 144 seconds, so rank 3 begins step 2 then, not at 100. Rank 0's idle time comes *after* its
-# work, and others need its exchanges *before*. A rank may lag behind its neighbours by one step, which is what posting first
-# buys, and no more.
+# **272**, 44 seconds later than before. **Idle time is not slack.** Follow rank 3. In step 1 it sends to rank 0, and a send is
+# over only when the receiver takes part. Rank 0 begins step 1 after 144 seconds, so rank 3 begins step 2 then, and not at
+# second 100. Rank 0 is idle *after* its work, but others need its exchanges *before* that. A rank may be late by one step, since
+# each rank posts before it computes, but not by more.
 
 # %%
 for factor in (2, 4):
@@ -313,23 +339,24 @@ for factor in (2, 4):
 brink = {factor: round(run(small, slow={0: factor})[1], 1) for factor in (2.7, 2.8, 2.9)}
 print(f"rank 0, by factor: {brink}; 100/36 = {100 / 36:.2f}")
 slowed = per_step(small) * np.array([[4], [1], [1], [1]])
-print("rank 0 at a quarter, slowest in each step:", slowed.max(axis=0), "sum", slowed.max(axis=0).sum())
+slowest = slowed.max(axis=0)
+print("rank 0 at a quarter, slowest of each step:", slowest, "sum", slowest.sum())
 
 # %% [markdown]
-# Rank 0 may be 2.7 times as slow and hurts nobody: it then begins step 1 just before second 100, when rank 3 wants to begin step 2.
-# A slow rank 3 costs its full factor.
+# If rank 0 is 2.7 times as slow, no other rank notices: rank 0 then begins step 1 just before second 100, when rank 3 wants to
+# begin step 2. If rank 3 is slow, the whole ring is slow by the same factor.
 #
-# Note the last line: adding up the slowest rank of every step gives 336 seconds, and the ring took 272. The sum is right if in every
-# step all wait for all. Really only neighbours wait for each other: while rank 0 was busy with step 0 until second 144, rank 3
-# had done step 0 by second 36 and step 1 by second 100, and had to wait only then. Part of rank 0's delay lay beside work of others. So the sum
-# is an upper bound. It is met where one rank is slowest in every step, or ties, as in section 3. In the exercise you compute the
-# exact time of any table.
+# Note the last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be right if
+# in every step all ranks waited for all. In a ring only neighbours wait for each other: while rank 0 was busy with step 0 until
+# second 144, rank 3 completed steps 0 and 1 by second 100, and waited only from then on. Part of rank 0's delay overlapped
+# with the work of others. So the sum is an **upper bound**. It is reached if one rank is the slowest in every step, ties
+# included, as rank 3 is in section 3. In the exercise you compute the exact time for any table.
 #
-# Could rank 0 at least go home when it has nothing more to see? Try it.
+# Could rank 0 at least leave the ring once it has nothing more to see? Try it.
 
 # %%
 def hasty_ring(ring, layout, whole):
-    """Leaves as soon as the next blocks lie in the future."""
+    """Leaves the ring once all further blocks are hidden."""
     _, k, v = layout.shard(whole, ring.rank)
     for step in range(ring.world_size - 1):
         if not tiles(layout, ring.rank, ring.origin(step)):
@@ -345,13 +372,24 @@ except DeadlockError as error:
         print(line if len(line) < 96 else line[:95] + "…")
 
 # %% [markdown]
-# Rank 0 has left and the block that others need is stuck on the way. **Nothing to compute is no reason not to pass on.**
+# Rank 0 has left, and the block that others need is stuck. **A rank with nothing to compute still has to pass blocks on.**
+
+# %% [markdown]
+# ---
+# **End of part 1. This is a good place to stop.** You can already solve stage 07.makespan of
+# [the exercise](../exercises/07_causal_imbalance.ipynb), which rank waits for which. If you return in a fresh kernel, run all
+# cells up to here first.
 #
-# ## 5 · Any layout: four kinds of tile
+# ---
+
+# %% [markdown]
+# ## Part 2 · Any layout
 #
-# The imbalance is the contiguous layout's. Nobody says that a rank must own neighbours. Take *striped*: rank r owns tokens r,
-# r + 4, r + 8, … Begin with 8 tokens, two on each rank: rank 0 has queries 0 and 4, and the block of rank 2 comes by, keys
-# 2 and 6.
+# ## 5 · Four kinds of tile
+#
+# The imbalance comes from the contiguous layout, and nothing forces a rank to own neighbouring tokens. In the *striped*
+# layout rank r owns tokens r, r + 4, r + 8, … Begin with 8 tokens, two on each rank. Rank 0 has queries 0 and 4, and the
+# block of rank 2 arrives, keys 2 and 6.
 
 # %% tags=["nbval-ignore-output"]
 predict("07.stripes", "Queries 0 and 4, keys 2 and 6: how many of the four pairs are visible?",
@@ -362,8 +400,8 @@ print(mask(striped(8, 4), 0, 2).astype(int))
 compare("07.stripes", str(mask(striped(8, 4), 0, 2).sum()))
 
 # %% [markdown]
-# **One.** Query 4 sees key 2 and not key 6: 4 ≥ 2, but 4 < 6. Nor does a query see a key because its rank is
-# larger, or because its row in the shard is. Larger stripes show the pattern:
+# **One.** Query 4 sees key 2, but not key 6: 4 ≥ 2, and 4 < 6. Neither the number of the rank nor the row in the shard
+# decides what a query sees. Longer stripes show the pattern:
 
 # %%
 stripes = striped(16, 4)
@@ -372,21 +410,21 @@ for rank, origin in ((2, 1), (1, 2)):
     print(mask(stripes, rank, origin).astype(int))
 
 # %% [markdown]
-# The first is a plain triangle, the lower one. In the second each query stands just *before* the key of the same row: row 0 sees nothing, row 1
-# sees key 0. That is **causal shifted by one**: the triangle of rows 1, 2, 3 with keys 0, 1, 2. No new kernel is needed, just
-# two slices:
+# The first mask is a plain lower triangle. In the second, each query comes just *before* the key of the same row: row 0 sees
+# nothing, row 1 sees key 0. This is **causal shifted by one**: the triangle of rows 1, 2, 3 with keys 0, 1, 2. It needs no
+# new kernel, only two slices:
 
 # %%
 print("rank 2, block of 1:", tiles(stripes, 2, 1))
 print("rank 1, block of 2:", tiles(stripes, 1, 2))
 shifted, triangle = mask(stripes, 1, 2), np.tri(3, dtype=bool)
 print("the slices show a triangle:", bool((shifted[1:, :-1] == triangle).all()))
-print("and nothing lies outside of it:", bool(shifted.sum() == triangle.sum()))
+print("nothing outside of it is visible:", bool(shifted.sum() == triangle.sum()))
 
 # %% [markdown]
-# This is no luck. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`, all of one step. Row i of a run of
-# queries sees key j where start_k + step·j ≤ start_q + step·i. Divide by the step: j ≤ i + d, with
-# d = ⌊(start_q − start_k)/step⌋. One number, **the same for all rows**, says how two runs meet. Take keys 2, 6, 10, 14:
+# This holds in general. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`, all with the same step. Row i of
+# a run of queries sees key j of a run of keys if start_k + step·j ≤ start_q + step·i. Divide by the step: j ≤ i + d, with
+# d = ⌊(start_q − start_k)/step⌋. This one number, **the same for all rows**, says how two runs meet. Take keys 2, 6, 10, 14:
 
 # %%
 keys = Run(start=2, step=4, length=4)
@@ -397,18 +435,17 @@ for queries in (Run(2, 4, 4), Run(1, 4, 4), Run(10, 4, 4)):
 
 # %% [markdown]
 # - **d = 0**: row i sees keys 0 to i. Causal.
-# - **d = −1**: every row sees one key less, and row 0 nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
-# - **d = +2**: every row sees two keys more, but there are only four. That is neither causal nor full, and takes three tiles: rows 0 and 1
-#   with keys 0 and 1, full; the same rows with keys 2 and 3, a triangle; rows 2 and 3 with all keys, full.
+# - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
+# - **d = +2**: every row sees two keys more, but there are only four keys. This is neither causal nor full.
 #
-# Layouts that are *dealt*, as all published ones are, never show the third. Between two of their runs there is nothing to see, or
-# everything, or d = 0, or d = −1. (Where one run is longer, whole rows or keys are left over beside the triangle: one more full tile.)
-# Runs that somebody cut by hand may have any d, and the exercise asks for those too. Do tiles equal masks everywhere? We ask
-# many dealt layouts, lengths that do not divide included.
+# The third case never occurs in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as all
+# published layouts are. Two runs of such a layout have d = 0 or d = −1, or they see nothing or everything of each other. Runs
+# cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree everywhere? We try many dealt
+# layouts, also with lengths that do not divide.
 
 # %%
 def covered(layout, rank, origin):
-    """How often the tiles see each pair."""
+    """How many tiles hold each visible pair."""
     times = np.zeros((layout.length(rank), layout.length(origin)), int)
     for tile in tiles(layout, rank, origin):
         block = times[tile.rows, tile.keys]
@@ -417,7 +454,7 @@ def covered(layout, rank, origin):
 
 
 def kind(q, k):
-    """What a run of queries is to a run of keys."""
+    """How a run of queries meets a run of keys."""
     d = (q.start - k.start) // q.step
     if d <= -q.length or d >= k.length - 1:
         return "skip" if d < 0 else "full"
@@ -430,20 +467,26 @@ for S, P in product((7, 16, 24, 37), (2, 3, 4, 8)):
         layout = dealt(S, P, chunk=chunk, folded=folded)
         for rank, origin in np.ndindex(P, P):
             assert (covered(layout, rank, origin) == mask(layout, rank, origin)).all()
-            kinds += Counter(kind(q, k) for q in layout.runs(rank) for k in layout.runs(origin))
+            both = product(layout.runs(rank), layout.runs(origin))
+            kinds += Counter(kind(q, k) for q, k in both)
             checked += 1
 print(f"{checked:,} pairs of shards: tiles and masks agree, every visible pair once")
 print("pairs of runs:", dict(sorted(kinds.items())))
 
 # %% [markdown]
-# Four kinds, and nothing else, as long as layouts are dealt. And as the tiles show what the masks show, a ring that computes by tiles is right on *any* layout. Even on one without sense: let chance deal the tokens.
+# Dealt layouts have four kinds of pair, and no others.
+#
+# ## 6 · A ring on any layout
+#
+# Tiles cover the same pairs as masks, so a ring that computes by tiles is right on *any* layout. Try one without any order,
+# in which the tokens are dealt at random.
 
 # %%
 owner = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 8))
 ranks = [[Run(int(token), 1, 1) for token in np.flatnonzero(owner == rank)] for rank in range(4)]
-chance = Layout(32, 4, "by chance", tuple(map(tuple, ranks)))
+chance = Layout(32, 4, "random", tuple(map(tuple, ranks)))
 outcome, end = run(chance)
-error = np.abs(chance.unshard(outcome.results).numpy() - oracle.attention(*text, causal=True).out).max()
+error = np.abs(chance.unshard(outcome.results).numpy() - right).max()
 print("right:", bool(error < 1e-5), "  done after", end, "s")
 
 # %%
@@ -452,34 +495,42 @@ for layout in (small, chance, striped(32, 4), zigzag(32, 4)):
     print(f"{layout.name:10} done after {run(layout)[1]:.0f} s, {count:2} tiles")
 
 # %% [markdown]
-# Dealing by chance beats contiguous shards by far: everybody gets early and late tokens. But look at the tiles. Each is a launch
-# and a merge, and tiles this small keep no kernel busy. The last two rows have both, little waiting and few tiles.
+# Random shards are far better than contiguous ones: every rank gets early and late tokens. But they have many tiles. Each tile
+# is a launch of the kernel and a merge, and such small tiles keep no kernel busy. The last two layouts have both: little
+# waiting and few tiles.
 #
-# So this is what an ideal layout has to do: in **every step** give **every rank** the same work, with few runs, all of one
-# step. How striped and zig-zag do that, and which of them still does when a kernel computes whole tiles of 128 × 128, is
-# lesson 08.
+# So a good layout gives **every rank** the same work in **every step**, with few runs, all of one step. Lesson 08 shows how
+# striped and zig-zag do that, and which of them still does when a kernel computes whole tiles of 128 × 128.
 
 # %%
-show(load_mosaic.figure([small, chance, zigzag(32, 4)]), load_mosaic.describe([small, chance, zigzag(32, 4)]))
+three = [small, chance, zigzag(32, 4)]
+show(load_mosaic.figure(three), load_mosaic.describe(three))
 
 # %% [markdown]
 # ## Recap
 #
-# - A mask compares global positions. Contiguous shards make it whole blocks, triangles, and nothing.
-# - Last rank over first: 1 + 2(P − 1)c/(c + 1), at most 2P − 1.
-# - The last rank never skips. A contiguous causal ring takes (P − ½)/P of the unmasked time for half the work.
-# - Count the slowest rank of every step; totals per rank hide who waits. Idle time is no slack: neighbours need your
-#   exchanges on time, and in any case need them.
-# - d = ⌊(start_q − start_k)/step⌋ says how two runs of one step meet. In dealt layouts they are skip, full, causal or causal shifted by
-#   one; runs cut anywhere have any shift. In all cases one bit, `causal`, is all a kernel needs.
+# - A mask compares global positions. Contiguous shards make it full blocks, triangles, and empty blocks.
+# - The last rank computes 1 + 2(P − 1)c/(c + 1) times as much as the first: less than 2P − 1.
+# - The last rank never skips. So a contiguous causal ring does half the work in (P − ½)/P of the unmasked time.
+# - The slowest rank of every step, added up, is an upper bound of the time; totals per rank hide who waits. Idle time is not
+#   slack: the neighbours need a rank's exchanges, and need them on time.
+# - d = ⌊(start_q − start_k)/step⌋ says how two runs of one step meet. In dealt layouts that is skip, full, causal or causal
+#   shifted by one; runs cut by hand have any shift. In all cases a kernel needs one bit, `causal`.
 #
 # ## Self-check
 #
-# 1. 16 ranks, many tokens: what is the busiest rank's work over the idlest's? *(2 · 16 − 1 = 31.)*
-# 2. A colleague skips hidden blocks and sees no speed-up on 8 ranks. Bug? *(No: 7.5/8 of the time is all there is to see.)*
-# 3. Queries 5, 9, 13 meet keys 6, 10, 14. Which rows and keys make the triangle? *(Rows 1, 2 with keys 0, 1: shifted.)*
-# 4. In our ring of four, rank 0 computes for 36 of 228 seconds. How much slower may its machine be before anybody notices?
-#    *(100/36 = 2.8 times, not 228/36 = 6.3: rank 3 needs its part in step 1 at second 100.)*
+# <details><summary>1. 16 ranks, many tokens: how many times as much as the first rank does the last one
+# compute?</summary>2 · 16 − 1 = 31 times.</details>
+#
+# <details><summary>2. A colleague skips hidden blocks on 8 ranks and sees hardly any speed-up. Is that a bug?</summary>No:
+# 7.5/8 of the unmasked time is all that a contiguous layout can reach.</details>
+#
+# <details><summary>3. Queries 5, 9, 13 meet keys 6, 10, 14. Which rows and keys make the triangle?</summary>Rows 1 and 2 with
+# keys 0 and 1: causal shifted by one.</details>
+#
+# <details><summary>4. In our ring of four, rank 0 computes for 36 of 228 seconds. How much slower may its machine be before
+# the ring takes longer?</summary>100/36 = 2.8 times, and not 228/36 = 6.3 times: rank 3 needs rank 0's part in step 1 at
+# second 100.</details>
 #
 # Now build it: [exercise 07](../exercises/07_causal_imbalance.ipynb), counts without masks, tiles, the ring on any layout, and
 # who waits.

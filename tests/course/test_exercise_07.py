@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -256,7 +257,6 @@ def test_whatever_comes_back_a_check_can_read_it(stage):
         "work_overflows",
         "relation_builds_the_mask",
         "ring_computes_hidden_blocks",
-        "ring_on_a_broken_relation",
     ],
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
@@ -267,6 +267,29 @@ def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
     stage = next(stage for stage in report.stages if stage.stage == expected.stage)
     check = next(check for check in stage.checks if check.id == expected.check)
     assert not check.ok and check.misconception == expected.misconception, check
+
+
+@pytest.mark.needs_bwrap
+def test_a_ring_on_a_wrong_relation_is_told_to_mend_that_first(tmp_path):
+    wrong = submission("07/wrong_ring_on_a_broken_relation")
+    report = grade(written(tmp_path, wrong.source, wrong.expected.stage), "07", seed=1)
+    ring = next(stage for stage in report.stages if stage.stage == "07.ring")
+    failed = [check.message for check in ring.checks if not check.ok]
+    assert failed and all(message.startswith("First mend `tiles_between`") for message in failed)
+
+
+def test_two_tiles_that_hold_one_pair_are_named_with_that_pair():
+    """The tile before the triangle reaches over all rows, also over those after it."""
+
+    def overlapping(q_run, k_run):
+        tiles = RIGHT["tiles_between"](q_run, k_run)
+        return [(0, q_run[2], *tile[2:]) if tile[2] == 0 and not tile[4] else tile for tile in tiles]
+
+    stage = load_exercise("07").stage("07.relation")
+    report = run_in_process(stage, {"tiles_between": overlapping}, seed=1)
+    ragged = next(check for check in report.checks if check.id == "ragged")
+    assert ragged.misconception == "covers_twice"
+    assert re.search(r"row \d sees key \d in \(.*\) and in \(", ragged.counterexample)
 
 
 def written(folder, code, stage):

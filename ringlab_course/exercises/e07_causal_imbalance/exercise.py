@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercise 07 · The causal imbalance
 #
-# **You build** a causal ring that runs on any layout and computes nothing that is hidden, and a model of who waits in it.
+# **You build** a causal ring that runs on any layout and computes nothing hidden, and a model of who waits in it.
 # **You need** [lesson 07](../notebooks/07_causal_imbalance.ipynb). **Minutes** 75.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
 # | 07.work | `work_per_step` | exact counts for any runs, without a mask, up to a million tokens |
 # | 07.relation | `tiles_between` | skip, full, causal, any shift; any start and length; few tiles |
@@ -12,7 +12,7 @@
 # | 07.makespan | `who_waits` | makespan and idle time of any table of work |
 #
 # A *run* is a tuple `(start, step, length)`: the global positions start, start + step, … In a layout all runs have the
-# same step, and `runs[r]` is the list of rank r's runs in local order. `check` runs the visible checks here, in seconds.
+# same step, and `runs[r]` is the list of rank r's runs in local order. `check` runs the visible checks in seconds.
 
 # %%
 import math
@@ -30,7 +30,8 @@ from ringlab.merge import Partial, merge_into
 # %%
 def runs_of(layout):
     """The runs of every rank, as tuples."""
-    return [[(run.start, run.step, run.length) for run in layout.runs(rank)] for rank in range(layout.P)]
+    ranks = [layout.runs(rank) for rank in range(layout.P)]
+    return [[(run.start, run.step, run.length) for run in runs] for runs in ranks]
 
 
 runs_of(striped(16, 4))
@@ -38,18 +39,19 @@ runs_of(striped(16, 4))
 # %% [markdown]
 # ## 07.work · Who computes how much, and when
 #
-# A *pair* is a query and a key at or before it. Return an int64 array (P, P): `[rank, step]` is the number of pairs that the
-# queries of `rank` make with the block which is here in that step of the ring, the one of rank (rank − step) mod P.
+# A *pair* is a query and a key at or before it. Return an int64 array (P, P). Its entry `[rank, step]` is the number of
+# pairs of the queries of `rank` and the keys that are there in this step of the ring, those of rank (rank − step) mod P.
 #
-# - Build no mask: memory may grow with the number of tokens, not with that of pairs. A formula for a pair of runs looks at no token at
-#   all, and a million take no longer than ten. (What is measured is memory, and that a million tokens are counted in the time a check has:
-#   sorted positions and `np.searchsorted` pass as well.)
-# - Runs may differ in length and be shifted by any number of rows, stand in any order, or be missing: layouts need not be dealt.
+# - Build no mask: memory may grow with the number of tokens, but not with the number of pairs. A million tokens have to be
+#   counted within the time of a check.
+# - Layouts need not be dealt: runs differ in length, are shifted by any number of rows, and come in any order. A rank may
+#   own no run at all.
+# - Positions need not begin at 0: the tokens may be a part of a longer sequence.
 
 # %% grade="07.work"
 def work_per_step(runs):
     """Return the visible pairs of every rank in every step."""
-    # BEGIN SOLUTION count each pair of runs by a formula, add up, order by step
+    # BEGIN SOLUTION count the visible pairs of every rank in every step
     def triangle(n):
         return n * (n + 1) // 2 if n > 0 else 0
 
@@ -63,8 +65,10 @@ def work_per_step(runs):
         return upto(n_q + ahead) - upto(ahead)
 
     P = len(runs)
-    table = [[sum(pairs(q, k) for q in runs[rank] for k in runs[(rank - step) % P]) for step in range(P)] for rank in range(P)]
-    return np.array(table, dtype=np.int64)
+    table = np.zeros((P, P), dtype=np.int64)
+    for rank, step in np.ndindex(P, P):
+        table[rank, step] = sum(pairs(q, k) for q in runs[rank] for k in runs[(rank - step) % P])
+    return table
     # END SOLUTION
 
 
@@ -77,20 +81,20 @@ check("07.work")
 # %% [markdown]
 # ## 07.relation · Skip, full, causal, shifted by one
 #
-# Two runs of the same step, one of queries, one of keys. Return the list of *tiles* in which they meet: tuples
+# You get a run of queries and a run of keys with the same step. Return the list of *tiles* in which they meet: tuples
 # `(q_start, q_stop, k_start, k_stop, causal)` of local indices within the runs.
 #
-# - In a tile with `causal=False` every row sees every key. With `causal=True` the tile is **square**, and its row i sees its
+# - In a tile with `causal=False` every row sees every key. A tile with `causal=True` is **square**, and its row i sees its
 #   keys 0 to i.
-# - Every visible pair lies in exactly one tile, and no hidden pair in any. Nothing visible: an empty list.
-# - Every tile is a launch, so: one full tile where every row sees every key; else one triangle, with one tile for the keys before it, if
-#   there are any, and one for the rows after it, if there are any. None is empty. (Where one row or one key makes do with fewer, fewer is fine.)
-# - Starts differ by any amount, not only as in the four kinds of the lesson.
+# - Every visible pair is in exactly one tile, and no hidden pair is in any. If nothing is visible, the list is empty.
+# - Starts differ by any amount, and lengths too: there are more cases than the four kinds of the lesson.
+# - Every tile is a launch: return no empty tile, and no more tiles than necessary. That is one where every row sees every
+#   key, and three at most.
 
 # %% grade="07.relation"
 def tiles_between(q_run, k_run):
     """Return the tiles (q_start, q_stop, k_start, k_stop, causal) of two runs."""
-    # BEGIN SOLUTION skip, full, or a triangle and what lies beside it
+    # BEGIN SOLUTION list the tiles that cover the visible pairs of these two runs
     (q_start, q_step, n_q), (k_start, _, n_k) = q_run, k_run
     ahead = (q_start - k_start) // q_step
     if ahead <= -n_q:
@@ -116,23 +120,24 @@ check("07.relation")
 # %% [markdown]
 # ## 07.ring · The causal ring, on any layout
 #
-# `q`, `k`, `v` are this rank's shards, `runs` the runs of all ranks. Return `(out, lse)` of this rank's queries over the
-# keys at or before them, in float32.
+# `q`, `k`, `v` are this rank's shards, `runs` are the runs of all ranks. Return `(out, lse)` of this rank's queries over
+# the keys at or before them, in float32.
 #
-# - `attend` is given, and knows no mask but `causal`. `merge_into(state, slice, partial)` merges into rows of a `Partial`.
-# - Compute your `tiles_between` and nothing else. The check puts NaN into keys that a run of queries has no tile
-#   with: whoever computes a hidden score and gives it weight 0 gets 0 · NaN = NaN. (So work is judged by what it does to values.
-#   A result that you compute and throw away is not noticed.) Keys of your own block hold no NaN: you may attend to it by tiles, like to
-#   any other, or as one triangle if this rank's positions ascend.
-# - Exactly P − 1 exchanges with the next rank, K and V together and with as many heads as they came with, whatever a rank has to see.
-#   Shards differ in length: `ring.shift(k, v, length=n)` says that the block to arrive has n tokens.
-# - If the values are wrong, the check first looks whether your `tiles_between` is right.
+# - `attend` is given; its only mask is `causal`. `merge_into(state, slice, partial)` merges into rows of a `Partial`.
+#   Both, and all of `ringlab.merge`, may be used here.
+# - Compute the tiles of your `tiles_between` and nothing else. The check puts NaN into keys that a run of queries shares no
+#   tile with: if you compute a hidden score and give it weight 0, you get 0 · NaN = NaN. Keys of your own block hold no
+#   NaN: you may attend to it by tiles, or as one triangle if this rank's positions ascend.
+# - Make exactly P − 1 exchanges with the next rank, even if a rank sees nothing of a block. Send K and V together, with as
+#   many heads as they came with: there may be fewer K/V heads than query heads.
+# - Shards differ in length: `ring.shift(k, v, length=n)` says that the arriving block has n tokens.
+# - If values are wrong, the check first tests your `tiles_between`.
 
 # %% grade="07.ring"
 def attend(q, k, v, causal):
-    """Given: the Partial of these rows over these keys; with `causal` row i of a square tile sees keys 0 to i."""
+    """Given: the Partial of a tile. With `causal` it is square, and row i sees keys 0 to i."""
     if causal and q.shape[-2] != k.shape[-2]:
-        raise ValueError(f"a causal tile is square, this one has {q.shape[-2]} rows and {k.shape[-2]} keys")
+        raise ValueError(f"a causal tile is square, not {q.shape[-2]} rows × {k.shape[-2]} keys")
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -144,8 +149,8 @@ def attend(q, k, v, causal):
 
 def ring_causal(ring, q, k, v, runs):
     """Return this rank's (out, lse) over the keys at or before each query."""
-    # BEGIN SOLUTION tiles of every pair of runs, merged into their rows; the block goes on in any case
-    state, row = Partial.identity(q), 0
+    # BEGIN SOLUTION attend to every block by tiles, and pass it on
+    state = Partial.identity(q)
     for step in range(ring.world_size):
         here, row = runs[ring.origin(step)], 0
         for q_run in runs[ring.rank]:
@@ -153,11 +158,13 @@ def ring_causal(ring, q, k, v, runs):
             for k_run in here:
                 for q0, q1, k0, k1, causal in tiles_between(q_run, k_run):
                     rows, keys = slice(row + q0, row + q1), slice(key + k0, key + k1)
-                    merge_into(state, rows, attend(q[..., rows, :], k[..., keys, :], v[..., keys, :], causal))
+                    part = attend(q[..., rows, :], k[..., keys, :], v[..., keys, :], causal)
+                    merge_into(state, rows, part)
                 key += k_run[2]
             row += q_run[2]
         if step < ring.world_size - 1:
-            k, v = ring.shift(k, v, length=sum(length for _, _, length in runs[ring.origin(step + 1)]))
+            due = sum(length for _, _, length in runs[ring.origin(step + 1)])
+            k, v = ring.shift(k, v, length=due)
     return state.out, state.lse
     # END SOLUTION
 
@@ -171,18 +178,18 @@ check("07.ring")
 # %% [markdown]
 # ## 07.makespan · Who waits
 #
-# `seconds` (P, P) says how long `[rank, step]` computes; a hop takes `hop` seconds. All ranks begin at 0. In every step but the
-# last a rank posts its exchange, computes, and waits for the exchange. That is over `hop` seconds after the last of
-# three ranks has posted: itself, the previous one (it receives from there) and the next one (it sends there). Then the next step
-# begins.
+# `seconds[rank, step]` is the time that a rank computes in a step, and a hop takes `hop` seconds. All ranks begin at 0. In
+# every step but the last a rank posts its exchange, computes, and waits until the exchange is over. An exchange
+# involves three ranks: the rank itself, the previous one, from which it receives, and the next one, to which it sends. It is
+# over `hop` seconds after the last of the three has posted. Then this rank begins its next step.
 #
-# Return `(makespan, idle)`: when the last rank is done, and for each rank the seconds until then in which it does not
-# compute, as an array (P,).
+# Return `(makespan, idle)`: the time at which the last rank is done, and an array (P,) with the seconds until then in which
+# each rank does not compute.
 
 # %% grade="07.makespan"
 def who_waits(seconds, hop):
     """Return (makespan, idle)."""
-    # BEGIN SOLUTION step by step, when every rank begins
+    # BEGIN SOLUTION find out when the ranks are done, and how long each is idle
     P = len(seconds)
     begin = np.zeros(P)
     for step in range(P):
@@ -202,25 +209,30 @@ check("07.makespan")
 # %% [markdown]
 # ## All four together
 #
-# When all stages hold, run `layouts_compared()` in a new cell. It deals 8,192 tokens to 8 ranks in four ways, asks your model for the
-# makespan, and runs your ring on real text. Which layout would you take? Lesson 08 goes on from there.
+# When all stages hold, run `layouts_compared()` in a new cell. It deals 2,048 tokens to 8 ranks in four ways, asks your
+# model for the makespan, and runs your ring on real text. Which layout would you choose? Lesson 08 starts from there.
 
 # %%
-def layouts_compared(S=8192, P=8):
-    """Print, per layout: makespan over that of perfectly shared work, the busy part of rank 0, rounds on every rank."""
+def layouts_compared(S=2048, P=8):
+    """Print each layout's makespan over that of an even split, and how busy rank 0 is."""
     qkv = corpus.qkv(S, heads=1, head_dim=16)
-    for layout in (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=64)):
+    for layout in (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=32)):
         runs = runs_of(layout)
         work = work_per_step(runs)
         makespan, idle = who_waits(work.astype(float), 0.0)
-        run = VirtualCluster(P).run(lambda ring, own=layout, runs=runs: ring_causal(ring, *own.shard(qkv, ring.rank), runs))
-        rounds = {run.trace.rounds(rank) for rank in range(P)}
-        ideal = work.sum() / P
-        print(f"{layout.name:16} {makespan / ideal:.3f} of ideal, rank 0 busy {1 - idle[0] / makespan:.0%}, rounds {rounds}")
+
+        def program(ring, layout=layout, runs=runs):
+            return ring_causal(ring, *layout.shard(qkv, ring.rank), runs)
+
+        trace = VirtualCluster(P).run(program).trace
+        busy, ideal = 1 - idle[0] / makespan, work.sum() / P
+        rounds = {trace.rounds(rank) for rank in range(P)}
+        print(f"{layout.name:16} {makespan / ideal:.3f} of ideal,", end=" ")
+        print(f"rank 0 busy {busy:.0%}, rounds {rounds}")
 
 
 # %% tags=["solution-only"]
 layouts_compared()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/07_causal_imbalance.ipynb` runs the hidden ones, on inputs of its own.
+# There are hidden checks too: `ringlab grade exercises/07_causal_imbalance.ipynb` runs all of them, on inputs of its own.

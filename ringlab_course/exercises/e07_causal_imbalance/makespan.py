@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from ringlab import layout as layouts
-from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.answers import expect_tuple, relative_error
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.wrong_answers import mistakes_of
@@ -20,6 +21,7 @@ mistake = mistakes_of("07.makespan")
 
 NAMES = ("makespan", "idle")
 Answer = tuple[float, np.ndarray]
+Case = tuple[np.ndarray, float]
 Ready = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 
 
@@ -122,7 +124,7 @@ COMPARED = (*MISTAKES, replace(NAMED["averages_the_ranks"], imitate=_plain_avera
 FREE = tuple(
     m for m in COMPARED if m.name not in ("waits_for_nobody", "computes_then_sends", "one_hop_too_many")
 )
-"""The mistakes that hops of no time can tell: the others differ from these, or from the truth, by hops."""
+"""The mistakes that show where hops take no time: the others differ from these, or from the truth, by hops."""
 
 
 def _verify(
@@ -144,37 +146,68 @@ def _table(*rows: tuple[float, ...]) -> np.ndarray:
     return np.array(rows, dtype=np.float64)
 
 
+def _sparse(rng: np.random.Generator, P: int) -> np.ndarray:
+    """Return seconds of P ranks, whole and mostly small; in about half of the steps a rank computes nothing."""
+    return rng.integers(1, 10, (P, P)) * rng.integers(0, 2, (P, P)).astype(np.float64)
+
+
 def _check_free(subject: Any, rng: np.random.Generator) -> None:
-    """Hops that cost nothing: who waits does so for a neighbour that has not begun."""
-    tables = (
-        _table((2,)),
+    """Hops that cost nothing: a rank waits only for neighbours that have not begun the step."""
+    delayed = (  # one or two ranks are late, and the delay reaches some ranks and not others
         _table((1, 1), (1, 2)),
         _table((1, 0, 0), (1, 2, 0), (1, 2, 2)),
-        _table((0, 0, 5), (5, 0, 0), (0, 1, 0)),
-        _table((0, 0, 0, 5), (5, 0, 0, 0), (0, 0, 0, 0), (0, 0, 4, 0)),
-        _table((5, 0, 0, 0), (0, 0, 0, 0), (0, 5, 0, 0), (0, 0, 0, 0)),
-        _table((5, 0, 0, 0), (0, 0, 0, 0), (0, 0, 5, 0), (0, 0, 0, 0)),
-        _table((0, 0, 0, 0), (0, 2, 0, 0), (0, 0, 0, 4), (1, 0, 3, 0)),
-        _table((4, 0, 0, 0), (0, 4, 0, 0), (0, 0, 4, 0), (0, 0, 0, 4)),
-        _table((0, 0, 0, 4), (0, 0, 4, 0), (0, 4, 0, 0), (4, 0, 0, 0)),
+        _table((0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 0, 0), (0, 0, 1, 0)),
+        _table((1, 0, 0, 0), (0, 0, 0, 0), (0, 1, 0, 0), (0, 0, 0, 0)),
+        _table((1, 0, 0, 0), (0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 0)),
+        _table((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)),
     )
-    _verify(subject, [(table, 0.0, "") for table in tables], FREE)
+    cases = [
+        (table * int(rng.integers(20, 100)) + rng.integers(0, 10, table.shape), 0.0) for table in delayed
+    ]
+    cases += _telling(lambda: (_sparse(rng, int(rng.integers(4, 7))), 0.0), FREE)
+    _verify(subject, [(*case, "") for case in ((_single(rng), 0.0), *cases)], FREE)
+
+
+def _telling(draw: Callable[[], Case], mistakes: Sequence[Misconception]) -> list[Case]:
+    """Draw cases until any two mistakes, and any mistake and the truth, differ in two of them; keep those that help."""
+    known = [("", truth), *((mistake.name, mistake.imitate) for mistake in mistakes if mistake.imitate)]
+    lacking = {(a, b): 2 for a, b in combinations(range(len(known)), 2) if known[a][0] != known[b][0]}
+    cases = []
+    while lacking:
+        case = draw()
+        answers = [answer(*case) for _, answer in known]
+        told = [pair for pair in lacking if relative_error(*(answers[i] for i in pair)) > 1e-6]
+        cases += [case] if told else []
+        lacking = {pair: times - (pair in told) for pair, times in lacking.items() if times > (pair in told)}
+    return cases
+
+
+def _single(rng: np.random.Generator) -> np.ndarray:
+    """Return the seconds of one rank alone."""
+    return _table((int(rng.integers(100, 10_000)) / 100,))
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Hops shorter than a step, longer, and between the two."""
+    """Hops shorter than a step, longer, and in between."""
     uniform, uneven = np.ones((3, 3)), _table((1, 0, 0), (1, 2, 0), (1, 2, 2))
-    cases = [(_table((2,)), 1.0, ""), (_table((1, 1), (1, 1)), 0.5, ""), (_table((1, 1), (1, 2)), 3.0, "")]
-    cases += [(uniform, 0.5, ""), (uniform, 1.5, ""), (uneven, 0.5, ""), (uneven, 3.0, "")]
-    cases += [(_table((0, 0, 0, 0), (4, 0, 0, 0), (0, 0, 5, 0), (1, 0, 0, 3)), 1.0, "")]
-    _verify(subject, [*cases, (_table((3, 0, 0, 1), (0, 0, 2, 0), (0, 1, 0, 0), (1, 0, 0, 2)), 1.0, "")])
+    cases = [(_table((1, 1), (1, 1)), 0.5), (_table((1, 1), (1, 2)), 3.0), (uniform, 0.5), (uniform, 1.5)]
+    cases += [(uneven, 0.5), (uneven, 3.0)]
+    scales = rng.integers(101, 1000, len(cases)) / 100
+    drawn = [(table * scale, hop * scale) for (table, hop), scale in zip(cases, scales, strict=True)]
+    drawn += _telling(lambda: (_sparse(rng, int(rng.integers(3, 6))), rng.integers(1, 40) / 10), COMPARED)
+    _verify(subject, [(table, float(hop), "") for table, hop in ((_single(rng), 1.0), *drawn)])
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """One second for every visible pair of a real layout."""
-    makes = (layouts.contiguous, layouts.striped, layouts.zigzag, token_fold)
-    cases = [(pairs(make(32, 4)).astype(np.float64), 0.0, f"{make.__name__}, S=32, P=4: ") for make in makes]
-    cases += [(pairs(layouts.zigzag(61, 8)).astype(np.float64), 5.0, "zigzag, S=61, P=8: ")]
+    """So many seconds for every visible pair of a real layout."""
+    makes, pace = (
+        (layouts.contiguous, layouts.striped, layouts.zigzag, token_fold),
+        int(rng.integers(2, 100)) / 8,
+    )
+    S = 8 * int(rng.integers(3, 30))
+    cases = [(pairs(make(S, 4)) * pace, 0.0, f"{make.__name__}, S={S}, P=4: ") for make in makes]
+    S = int(rng.integers(50, 300))
+    cases += [(pairs(layouts.zigzag(S, 8)) * pace, 5.0, f"zigzag, S={S}, P=8: ")]
     _verify(subject, cases)
 
 
@@ -185,10 +218,11 @@ def _check_chance(subject: Any, rng: np.random.Generator) -> None:
 
 
 HINTS = (
-    "Draw the time axes of three neighbouring ranks, one of them slow in step 0. A rank can begin step t + 1 when two things have "
-    "happened: one is its own doing, the other takes three ranks. Which two, and when is each over?",
-    "Keep one number per rank: when it began the step. Both times follow from these numbers, the row of `seconds` and `hop`. Mind "
-    "which of a neighbour's times matters, that it posts before it computes. The ranks stand in a circle.",
+    "Draw the time axes of three neighbouring ranks, one of them slow in step 0. A rank can begin step t + 1 once two things "
+    "are over: one that it does alone, and one that takes three ranks. Which two, and when is each over?",
+    "Keep one number per rank: the time at which it began the step. Both times follow from these numbers, from the row of "
+    "`seconds` and from `hop`. A rank posts before it computes: so which of a neighbour's times matters? Rank 0 is a "
+    "neighbour of rank P − 1.",
     r"$b_{r,t+1} = \max\bigl(b_{r,t} + s_{r,t},\; \max(b_{r-1,t},\, b_{r,t},\, b_{r+1,t}) + h\bigr)$, makespan "
     r"$= \max_r\,(b_{r,P-1} + s_{r,P-1})$",
 )
@@ -203,6 +237,6 @@ STAGE = Stage(
         Check("free", 2, "visible", "hops that cost nothing", _check_free),
         Check("hops", 2, "visible", "hops that take time", _check_hops),
         Check("layouts", 1, "visible", "the work of real layouts", _check_layouts),
-        Check("chance", 1, "held-out", "any seconds, many ranks", _check_chance),
+        Check("chance", 1, "held-out", "any seconds, up to 32 ranks", _check_chance),
     ),
 )

@@ -7,7 +7,7 @@ the causal mask of the two runs. Imitations return how often each pair is seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,26 +17,17 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import (
+    Bounds,
+    Run,
+    canonical,
+    drawn,
+    mask,
+    shift_of,
+    truncated,
+)
 
 mistake = mistakes_of("07.relation")
-
-Run = tuple[int, int, int]
-Bounds = tuple[int, int, int, int, bool]
-
-
-def mask(q: Run, k: Run) -> np.ndarray:
-    """Return 1.0 where the query's global position is at or after the key's: (n_q, n_k)."""
-    rows, keys = (start + step * np.arange(length) for start, step, length in (q, k))
-    return (rows[:, None] >= keys[None, :]).astype(np.float64)
-
-
-def drawn(tiles: Iterable[Bounds], n_q: int, n_k: int) -> np.ndarray:
-    """Return how often each (query, key) is seen in these tiles: (n_q, n_k)."""
-    times = np.zeros((n_q, n_k))
-    for q0, q1, k0, k1, causal in tiles:
-        block = np.ones((q1 - q0, k1 - k0))
-        times[q0:q1, k0:k1] += np.tril(block) if causal else block
-    return times
 
 
 def _by_shift(shift: Callable[[Run, Run], int]) -> Callable[[Run, Run], np.ndarray]:
@@ -48,34 +39,9 @@ def _by_shift(shift: Callable[[Run, Run], int]) -> Callable[[Run, Run], np.ndarr
     return imitate
 
 
-def _floor(q: Run, k: Run) -> int:
-    return (q[0] - k[0]) // q[1]
-
-
 def _never_negative_one(q: Run, k: Run) -> int:
-    shift = _floor(q, k)
+    shift = shift_of(q, k)
     return 0 if shift == -1 else shift
-
-
-def truncated(q: Run, k: Run) -> np.ndarray:
-    """Return what is seen when the shift is rounded towards zero: (n_q, n_k)."""
-    return np.tri(q[2], k[2], int((q[0] - k[0]) / q[1]))
-
-
-def canonical(q: Run, k: Run) -> list[Bounds]:
-    """Return the tiles of two runs: a full one, or a triangle, the keys before it and the rows after it."""
-    shift, (n_q, n_k) = _floor(q, k), (q[2], k[2])
-    if shift <= -n_q:
-        return []
-    if shift >= n_k - 1:
-        return [(0, n_q, 0, n_k, False)]
-    first, last = max(0, -shift), min(n_q, n_k - shift)
-    tiles = [
-        (first, last, first + shift, last + shift, True),
-        (first, last, 0, shift, False),
-        (last, n_q, 0, n_k, False),
-    ]
-    return [tile for tile in tiles if tile[1] > tile[0] and tile[3] > tile[2]]
 
 
 def _everything(q: Run, k: Run) -> np.ndarray:
@@ -128,7 +94,7 @@ def _four_only(wide: bool, by_sign: bool) -> Callable[[Run, Run], np.ndarray]:
     """
 
     def imitate(q: Run, k: Run) -> np.ndarray:
-        shift, (n_q, n_k) = _floor(q, k), (q[2], k[2])
+        shift, (n_q, n_k) = shift_of(q, k), (q[2], k[2])
         if shift not in (-1, 0):
             known = shift >= n_k - 1 or (by_sign and shift > 0)
             return np.full((n_q, n_k), float(known))
@@ -157,6 +123,7 @@ MISTAKES = (
     mistake("only_four_kinds", _four_only(wide=False, by_sign=True)),
     mistake("last_index_for_stop", _last_index(triangles=False)),
     mistake("causal_not_square"),
+    mistake("covers_twice"),
     mistake("row_by_row"),
     mistake("full_in_pieces"),
     mistake("builds_the_mask"),
@@ -169,11 +136,11 @@ COVERED = (
     replace(NAMED["only_four_kinds"], imitate=_four_only(wide=False, by_sign=False)),
     replace(NAMED["last_index_for_stop"], imitate=_last_index(triangles=True)),
 )
-"""What wrong tiles are compared with: some mistakes can be made in more than one way."""
+"""The mistakes that wrong tiles are compared with: some can be made in more than one way."""
 
 
-MOST = 3
-"""Tiles that a pair of runs needs at most: a triangle, the keys before it, the rows after it."""
+MOST, MOST_READ = 3, 1000
+"""The most tiles that two runs need (a triangle, the keys before it, the rows after it), and that are read."""
 
 
 class Pair(NamedTuple):
@@ -189,13 +156,15 @@ class Pair(NamedTuple):
 
 
 def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
-    """Return the learner's tiles as numbers. Raises: Failure where they are no tiles of these runs."""
+    """Return the learner's tiles as numbers. Raises: Failure where they are not tiles of these runs."""
     if answer is None:
         raise Failure(
             "the result is None: is the `return` missing? Nothing visible is an empty list.", pair.text
         )
     if not isinstance(answer, (list, tuple)):
         raise Failure(f"the result should be a list of tiles, but is a {type(answer).__name__}.", pair.text)
+    if len(answer) > MOST_READ:
+        raise NAMED["row_by_row"].failure(f"{pair.text}: {len(answer):,} tiles, {MOST} are enough")
     return [_read(tile, pair) for tile in answer]
 
 
@@ -220,36 +189,63 @@ def _read(tile: Any, pair: Pair) -> Bounds:
 
 def _verify(subject: Any, pairs: Iterable[Pair]) -> None:
     """Compare what the tiles cover with the causal mask for each pair, the smallest first."""
-    compare_all((_answered(subject, pair) for pair in pairs), COVERED)
+    twice: list[str] = []
+    try:
+        compare_all((_answered(subject, pair, twice) for pair in pairs), COVERED)
+    except Failure as failure:
+        if type(failure) is Failure and failure.misconception is None and twice:
+            raise NAMED["covers_twice"].failure(twice[0]) from None
+        raise
 
 
-def _answered(subject: Any, pair: Pair) -> Answered:
+def _covered_twice(tiles: Sequence[Bounds], pair: Pair) -> str:
+    """Return in words which query and key are in two tiles, and in which; "" if none are."""
+    for row, key in np.argwhere(drawn(tiles, pair.q[2], pair.k[2]) > 1):
+        both = [tile for tile in tiles if drawn([tile], pair.q[2], pair.k[2])[row, key]]
+        return f"{pair.text}: row {row} sees key {key} in {both[0]} and in {both[1]}" if both[1:] else ""
+    return ""
+
+
+def _answered(subject: Any, pair: Pair, twice: list[str]) -> Answered:
+    """Return what the tiles cover; a query and a key that two tiles hold are added to `twice` in words."""
     tiles = read_tiles(subject.call(pair.q, pair.k), pair)
     for q0, q1, k0, k1, causal in tiles:
         if causal and q1 - q0 != k1 - k0:
             raise NAMED["causal_not_square"].failure(f"{pair.text}: rows {q0} to {q1}, keys {k0} to {k1}")
+    if both := _covered_twice(tiles, pair):
+        twice.append(both)
     times, right = drawn(tiles, pair.q[2], pair.k[2]), mask(pair.q, pair.k)
     return Answered(times, right, 0.0, pair, ("times seen [query, key]",), pair.text)
 
 
-def equal_pairs() -> list[Pair]:
-    """What two runs of one length and one step can be to each other, in real layouts."""
+def equal_pairs(rng: np.random.Generator) -> list[Pair]:
+    """Return pairs of runs of one length and one step, related as in layouts that are dealt."""
     pairs = [((0, 1, 1), (0, 1, 1)), ((0, 1, 2), (0, 1, 2)), ((2, 1, 2), (0, 1, 2)), ((0, 1, 2), (2, 1, 2))]
     pairs += [((a, 4, 3), (b, 4, 3)) for a, b in ((0, 0), (2, 1), (1, 2), (0, 3), (3, 0), (12, 1), (1, 12))]
-    return [Pair(*pair) for pair in pairs]
+    return [_later(rng, *pair) for pair in pairs]
 
 
-def ragged_pairs() -> list[Pair]:
-    """One run longer than the other, as at the end of a sequence that does not divide."""
-    lengths = ((1, 2), (2, 1), (2, 4), (4, 2), (3, 5))
+def ragged_pairs(rng: np.random.Generator) -> list[Pair]:
+    """Return pairs of which one run is longer, as at the end of a sequence that does not divide."""
+    lengths = ((1, 2), (2, 1), (2, 4), (4, 2), (3, 5), (5, 4))
     starts = ((0, 0), (1, 2), (2, 1), (0, 9), (9, 0))
-    return [Pair((a, 4, n), (b, 4, m)) for n, m in lengths for a, b in starts]
+    return [_later(rng, (a, 4, n), (b, 4, m)) for n, m in lengths for a, b in starts]
+
+
+def _later(rng: np.random.Generator, q: Run, k: Run) -> Pair:
+    """Return two runs that begin as much later, with steps of more than 1 made longer, and the same relation."""
+    begin, longer = int(rng.integers(10_000)), int(rng.integers(5)) if q[1] > 1 else 0
+    step = q[1] + longer
+    starts = [begin + start // q[1] * step + start % q[1] for start in (q[0], k[0])]
+    return Pair((starts[0], step, q[2]), (starts[1], step, k[2]))
 
 
 def holds(subject: Any) -> bool:
-    """Return whether tiles_between is right for small runs; True where it cannot be asked."""
+    """Return whether the submission's tiles_between is right for small runs; True where it cannot be asked."""
     try:
-        pairs = [*equal_pairs(), *ragged_pairs(), Pair((20, 4, 3), (7, 4, 6)), Pair((7, 4, 6), (20, 4, 3))]
+        subject, rng = subject.other("tiles_between"), np.random.default_rng(0)
+        pairs = [*equal_pairs(rng), *ragged_pairs(rng)]
+        pairs += [Pair((20, 4, 3), (7, 4, 6)), Pair((7, 4, 6), (20, 4, 3))]
         answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
     except NotWritten:
         return True
@@ -261,36 +257,41 @@ def holds(subject: Any) -> bool:
 
 
 def _check_equal(subject: Any, rng: np.random.Generator) -> None:
-    _verify(subject, equal_pairs())
+    _verify(subject, equal_pairs(rng))
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    _verify(subject, ragged_pairs())
+    _verify(subject, [*ragged_pairs(rng), *any_pairs(rng, 4)])
 
 
 def _check_any_start(subject: Any, rng: np.random.Generator) -> None:
-    """Runs that begin anywhere: shifts of several places either way."""
+    _verify(subject, any_pairs(rng, 16))
+
+
+def any_pairs(rng: np.random.Generator, times: int) -> list[Pair]:
+    """Return pairs of runs that begin anywhere, with shifts of several rows either way; the shortest runs first."""
     pairs = []
-    for step in (1, 2, 3, 5):
-        for n, m in ((3, 3), (4, 6), (7, 5)):
-            for _ in range(4):
-                a, b = (int(x) for x in rng.integers(0, 8 * step, 2))
-                pairs.append(Pair((a, step, n), (b, step, m)))
-    _verify(subject, sorted(pairs, key=lambda pair: (pair.q[2], pair.k[2])))
+    for n, m in ((3, 3), (4, 6), (7, 5)):
+        for _ in range(times):
+            step, begin = int(rng.integers(1, 7)), int(rng.integers(10_000))
+            a, b = (begin + int(x) for x in rng.integers(0, 8 * step, 2))
+            pairs.append(Pair((a, step, n), (b, step, m)))
+    return pairs
 
 
 def _check_few(subject: Any, rng: np.random.Generator) -> None:
-    """Every tile is a launch: none of nothing, one where all is seen, else a triangle and what lies beside it."""
-    wide = [Pair((a, 4, 12), (b, 4, 9)) for a, b in ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))]
-    last = [Pair((12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row sees the last key, and no more
-    pairs = [*wide, *last, *equal_pairs(), *ragged_pairs()]
+    """Every tile is a launch: no empty one, one where all is seen, else a triangle and the tiles beside it."""
+    starts = ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))
+    wide = [_later(rng, (a, 4, 12), (b, 4, 9)) for a, b in starts]
+    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row just sees the last key
+    pairs = [*wide, *last, *equal_pairs(rng), *ragged_pairs(rng)]
     answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
     for tiles, pair in answers:
         if any(_is_empty(tile) for tile in tiles):
             raise NAMED["empty_tiles"].failure(pair.text)
     for tiles, pair in answers:
         if not np.array_equal(drawn(_square(tiles), pair.q[2], pair.k[2]), mask(*pair)):
-            raise Failure("how many tiles counts once they cover what is visible.", pair.text)
+            raise Failure("the number of tiles counts once they cover each visible pair once.", pair.text)
         _expect_few(tiles, pair)
 
 
@@ -300,26 +301,26 @@ def _is_empty(tile: Bounds) -> bool:
 
 
 def _square(tiles: Iterable[Bounds]) -> list[Bounds]:
-    """The tiles without causal ones that are not square, which see nothing that could be said."""
+    """Return the tiles without causal ones that are not square: nobody can say which pairs these cover."""
     return [tile for tile in tiles if not tile[4] or tile[1] - tile[0] == tile[3] - tile[2]]
 
 
 def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
     """No more tiles than a triangle and what lies beside it. Raises: Failure."""
     needed = canonical(pair.q, pair.k)
-    example = f"{pair.text}: {len(tiles):,} tiles, {len(needed)} will do"
+    example = f"{pair.text}: {len(tiles):,} tiles, {len(needed)} are enough"
     if len(tiles) > MOST:
         raise NAMED["row_by_row"].failure(example)
     if len(tiles) > len(needed):
         if len(needed) == 1 and not needed[0][4]:
             raise NAMED["full_in_pieces"].failure(example)
-        raise Failure("What is visible is covered, and in more tiles than it takes.", example)
+        raise Failure("The visible pairs are covered, but by more tiles than necessary.", example)
 
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
-    """Millions of tokens: what is covered is looked at in places drawn by chance, and at the edges."""
-    _expect_no_mask(subject)  # that of the long runs would fill the machine
-    n = 2_000_003
+    """Millions of tokens: coverage is probed at random places, and at the edges."""
+    _expect_no_mask(subject, rng)  # that of the long runs would fill the machine
+    n = 2_000_003 + int(rng.integers(1000))
     for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
         step = int(rng.integers(1, 9))
         pair = Pair((n * step, step, n), ((n - shift) * step, step, n))
@@ -332,19 +333,29 @@ def _check_long(subject: Any, rng: np.random.Generator) -> None:
         if any(_is_empty(tile) for tile in tiles):
             raise NAMED["empty_tiles"].failure(pair.text)
         _expect_few(tiles, pair)
-        edges = [0, 1, n - 2, n - 1, -shift - 1, -shift, n - shift - 1, n - shift]
-        rows = np.clip([*edges, *rng.integers(0, n, 200)], 0, n - 1)[:, None]
-        keys = np.clip(rows + shift + np.arange(-1, 3), 0, n - 1)
-        wrong = np.argwhere(_times(tiles, rows, keys) != (keys <= rows + shift))
-        if len(wrong):
-            row, key = int(rows[wrong[0, 0], 0]), int(keys[tuple(wrong[0])])
-            raise Failure("Long runs are covered wrongly.", f"{pair.text}: query {row} and key {key}")
+        _expect_covered(tiles, pair, shift, rng)
 
 
-def _expect_no_mask(subject: Any) -> None:
+def _expect_covered(tiles: Sequence[Bounds], pair: Pair, shift: int, rng: np.random.Generator) -> None:
+    """Probe two runs of one length at their edges and at random places, each around the diagonal and anywhere."""
+    n = pair.q[2]
+    edges = [0, 1, n - 2, n - 1, -shift - 1, -shift, n - shift - 1, n - shift]
+    rows = np.clip([*edges, *rng.integers(0, n, 200)], 0, n - 1)[:, None]
+    keys = np.clip(np.hstack([rows + shift + np.arange(-1, 3), rng.integers(0, n, (len(rows), 2))]), 0, n - 1)
+    wrong = np.argwhere(_times(tiles, rows, keys) != (keys <= rows + shift))
+    if len(wrong):
+        row, key = int(rows[wrong[0, 0], 0]), int(keys[tuple(wrong[0])])
+        raise Failure("Long runs are covered wrongly.", f"{pair.text}: row {row} and key {key}")
+
+
+def _expect_no_mask(subject: Any, rng: np.random.Generator) -> None:
     """The mask of these runs takes 16 MiB; the positions of their tokens, which are allowed, 64 KiB."""
-    pair = Pair((4096, 1, 4096), (1, 1, 4096))
-    peak = min(subject.measure(pair.q, pair.k).peak_bytes for _ in range(2))  # chance only ever adds
+    begin, shift = int(rng.integers(1, 1000)), int(rng.integers(100, 4000))
+    pair = Pair((begin + shift, 1, 4096), (begin, 1, 4096))
+    called = [subject.measure(pair.q, pair.k) for _ in range(2)]
+    peak = min(each.peak_bytes for each in called)  # chance only ever adds
+    for each in called:
+        _expect_covered(read_tiles(each.answer, pair), pair, shift, rng)
     if peak > 4 << 20:
         raise NAMED["builds_the_mask"].failure(f"{pair.text}: {peak / 2**20:.0f} MiB")
 
@@ -359,12 +370,13 @@ def _times(tiles: Iterable[Bounds], rows: np.ndarray, keys: np.ndarray) -> np.nd
 
 
 HINTS = (
-    "Write down how many keys each row of the queries (2, 4, 4) sees of the keys (2, 4, 4); then of the queries (1, 4, 4) and "
-    "(10, 4, 4). From row to row it is one more, until there are no more. So which one number of a pair of runs tells these "
-    "staircases apart, and how do you get it from two starts and a step?",
+    "How many keys does each row of the queries (2, 4, 4) see of the keys (2, 4, 4)? Then do the same for the queries (1, 4, 4) "
+    "and (10, 4, 4). Each row sees one key more than the row above it, until there are no more keys. Which single number "
+    "distinguishes these staircases, and how do you get it from two starts and a step?",
     "Call that number d: row i sees the keys j ≤ i + d. Ask two questions first. For which d does even the last row see no key? "
-    "For which d does even the first row see the last key? In between, draw the staircase into a table of rows × keys: which rows "
-    "are on its slope, which keys lie left of the slope, which rows below it? Try it with d = −1, with d = 2, and with more rows than keys.",
+    "For which d does even the first row see the last key? For any d in between, draw the staircase in a table of rows × keys: "
+    "which rows are on its slope, which keys are left of the slope, which rows are below it? Try d = −1, d = 2, and more "
+    "rows than keys.",
     r"rows $\max(0,-d)$ to $\min(n_q,\,n_k-d)$ with the keys from $\max(0,d)$ on: causal; keys $0$ to $d$ of the same rows: full; "
     r"rows from $n_k-d$ to $n_q$ with all keys: full",
 )
@@ -377,8 +389,8 @@ STAGE = Stage(
     misconceptions=MISTAKES,
     checks=(
         Check("equal", 3, "visible", "two runs of one length: skip, full, causal, shifted", _check_equal),
-        Check("ragged", 2, "visible", "two runs of different lengths", _check_ragged),
-        Check("few", 1, "visible", "no tile more than it takes, none of them empty", _check_few, kind="cost"),
+        Check("ragged", 2, "visible", "two runs of different lengths, any shift", _check_ragged),
+        Check("few", 1, "visible", "no more tiles than necessary, none empty", _check_few, kind="cost"),
         Check("any_start", 2, "stress", "runs that begin anywhere", _check_any_start),
         Check("long", 1, "held-out", "runs of two million tokens", _check_long),
     ),

@@ -1,4 +1,4 @@
-"""Common mistakes of 07.ring: what is seen of a block that is here, and what is computed of it.
+"""The tiles of two runs; common mistakes of 07.ring: the pairs that are visible in a block, and those that are computed.
 
 Imitations take (rank, qs, ks, vs, positions, runs), the shards of all ranks with the global positions
 and the runs of their tokens, and compute in float64.
@@ -6,7 +6,7 @@ and the runs of their tokens, and compute in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,53 @@ from ringlab import oracle
 from ringlab_course.checking.numbers import State, attend, fold, merged
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, global_mask
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e07_causal_imbalance.relation import Bounds, Run, canonical, mask
 
 mistake = mistakes_of("07.ring")
+
+Run = tuple[int, int, int]
+Bounds = tuple[int, int, int, int, bool]
+
+
+def mask(q: Run, k: Run) -> np.ndarray:
+    """Return 1.0 where the query's global position is at or after the key's: (n_q, n_k)."""
+    rows, keys = (start + step * np.arange(length) for start, step, length in (q, k))
+    return (rows[:, None] >= keys[None, :]).astype(np.float64)
+
+
+def drawn(tiles: Iterable[Bounds], n_q: int, n_k: int) -> np.ndarray:
+    """Return how often each (query, key) is seen in these tiles: (n_q, n_k)."""
+    times = np.zeros((n_q, n_k))
+    for q0, q1, k0, k1, causal in tiles:
+        block = np.ones((q1 - q0, k1 - k0))
+        times[q0:q1, k0:k1] += np.tril(block) if causal else block
+    return times
+
+
+def shift_of(q: Run, k: Run) -> int:
+    """Return d, where row i sees the keys j ≤ i + d."""
+    return (q[0] - k[0]) // q[1]
+
+
+def truncated(q: Run, k: Run) -> np.ndarray:
+    """Return what is seen when the shift is rounded towards zero: (n_q, n_k)."""
+    return np.tri(q[2], k[2], int((q[0] - k[0]) / q[1]))
+
+
+def canonical(q: Run, k: Run) -> list[Bounds]:
+    """Return the tiles of two runs: a full one, or a triangle, the keys before it and the rows after it."""
+    shift, (n_q, n_k) = shift_of(q, k), (q[2], k[2])
+    if shift <= -n_q:
+        return []
+    if shift >= n_k - 1:
+        return [(0, n_q, 0, n_k, False)]
+    first, last = max(0, -shift), min(n_q, n_k - shift)
+    tiles = [
+        (first, last, first + shift, last + shift, True),
+        (first, last, 0, shift, False),
+        (last, n_q, 0, n_k, False),
+    ]
+    return [tile for tile in tiles if tile[1] > tile[0] and tile[3] > tile[2]]
+
 
 Relation = Callable[[Run, Run], np.ndarray]
 OLD = {each.name: each.imitate for each in CAUSAL}
@@ -103,7 +147,7 @@ def _tiled(
     backwards: bool = False,
     here: Callable[[int, int, int], int] = lambda rank, step, P: (rank - step) % P,
 ) -> Callable[..., State]:
-    """An imitation that goes through tiles as the learner's ring does, with one thing left out.
+    """An imitation that goes through tiles as a right ring does, with one thing left out.
 
     here(rank, step, P) is the rank whose tokens are really there when those of rank − step should be.
     """
@@ -160,6 +204,7 @@ SEEN = (
     mistake("overwrites_rows", _tiled(overwrite=True)),
     mistake("forgets_the_row_offset", _tiled(row_offset=False)),
     mistake("forgets_the_key_offset", _tiled(key_offset=False)),
+    mistake("forgets_both_offsets", _tiled(row_offset=False, key_offset=False)),
     mistake("sends_own_block_again", _tiled(here=lambda rank, step, P: (rank - min(step, 1)) % P)),
     mistake("never_uses_the_visitor", _tiled(here=lambda rank, step, P: rank)),
 )

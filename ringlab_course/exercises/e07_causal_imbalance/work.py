@@ -21,7 +21,7 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e07_causal_imbalance.relation import Run, truncated
+from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import Run, truncated
 
 Tuples = list[list[tuple[int, int, int]]]
 
@@ -70,14 +70,21 @@ def by_hand(*ranks: list[tuple[int, int, int]]) -> Layout:
     return Layout(S, len(ranks), "by hand", tuple(tuple(layouts.Run(*run) for run in own) for own in ranks))
 
 
-def described(layout: Layout) -> str:
+def stretches(rng: np.random.Generator, P: int, longest: int) -> Layout:
+    """Return a contiguous layout whose ranks own stretches of 2 to `longest` tokens each."""
+    lengths = rng.integers(2, longest + 1, P).tolist()
+    runs = [[(end - n, 1, n)] for end, n in zip(np.cumsum(lengths).tolist(), lengths, strict=True)]
+    return replace(by_hand(*runs), name="contiguous")
+
+
+def described(layout: Layout, runs: Tuples | None = None) -> str:
     """Return a layout in words, with the runs of every rank where they are few."""
+    runs = runs or runs_of(layout)
     text = f"{layout.name}, S={layout.S}, P={layout.P}"
-    if layout.S > 8:
+    if sum(map(len, runs)) > 8:
         return text
     owned = "; ".join(
-        f"rank {rank} has {', '.join(map(str, runs)) or 'nothing'}"
-        for rank, runs in enumerate(runs_of(layout))
+        f"rank {rank} has {', '.join(map(str, own)) or 'nothing'}" for rank, own in enumerate(runs)
     )
     return f"{text}: {owned}"
 
@@ -215,7 +222,7 @@ COUNTED = (
 
 
 MANY = 1_000_003
-"""Tokens that no mask of S × S, and no count token by token, gets through; no multiple of anything."""
+"""Tokens, at least: too many for a mask of S × S."""
 
 
 def truth(layout: Layout) -> np.ndarray:
@@ -224,19 +231,25 @@ def truth(layout: Layout) -> np.ndarray:
     return np.array([[work(layout, rank, (rank - step) % P) for step in range(P)] for rank in range(P)])
 
 
-def _verify(subject: Any, cases: Iterable[Layout]) -> None:
+def _verify(subject: Any, rng: np.random.Generator, cases: Iterable[Layout]) -> None:
     """Compare the table with the plan's for each layout, the smallest first."""
-    compare_all((_answered(subject, layout) for layout in cases), COUNTED)
+    compare_all((_answered(subject, rng, layout) for layout in cases), COUNTED)
 
 
-def _answered(subject: Any, layout: Layout) -> Answered:
-    runs = runs_of(layout)
+def _answered(subject: Any, rng: np.random.Generator, layout: Layout) -> Answered:
+    runs = _later(rng, layout)
     answer = _counts(subject.call(runs), layout.P)
-    return Answered(answer, truth(layout), 0.0, (runs,), ("pairs [rank, step]",), described(layout))
+    return Answered(answer, truth(layout), 0.0, (runs,), ("pairs [rank, step]",), described(layout, runs))
+
+
+def _later(rng: np.random.Generator, layout: Layout) -> Tuples:
+    """Return the layout's runs as those of a piece of a longer sequence, which begins at any position."""
+    begin = int(rng.integers(10_000))
+    return [[(begin + start, step, n) for start, step, n in own] for own in runs_of(layout)]
 
 
 def _counts(answer: Any, P: int) -> np.ndarray:
-    """Return the answer as an array (P, P). Raises: Failure where it is none, or holds no whole numbers."""
+    """Return the answer as an array (P, P). Raises: Failure where it is not one, or holds fractions."""
     counts = expect_array(answer, (P, P))
     if counts.dtype.kind not in "iu":
         raise Failure(
@@ -246,80 +259,89 @@ def _counts(answer: Any, P: int) -> np.ndarray:
 
 
 def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:
-    _verify(subject, [layouts.contiguous(S, P) for S, P in ((1, 1), (2, 2), (4, 2), (6, 3), (32, 4))])
+    _verify(subject, rng, [stretches(rng, P, longest) for P, longest in ((2, 4), (3, 6), (4, 9), (5, 30))])
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
     """Runs that interleave, and more than one on a rank."""
     cases = []
-    for S, P in ((4, 2), (8, 2), (12, 3), (32, 4)):
+    for P, most in ((2, 4), (2, 9), (3, 9), (4, 20)):
+        S = 2 * P * int(rng.integers(2, most))
         cases += [layouts.striped(S, P), layouts.zigzag(S, P), token_fold(S, P), layouts.dealt(S, P, chunk=2)]
-    _verify(subject, cases)
+    _verify(subject, rng, cases)
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
     cases = [layouts.contiguous(3, 2), layouts.contiguous(2, 3), layouts.striped(5, 2), layouts.zigzag(7, 3)]
+    cases += [layouts.contiguous(int(rng.integers(1, 40)), 1)]
     for S in map(int, rng.integers(9, 40, 6)):
         P, chunk, folded = int(rng.integers(2, 9)), int(rng.integers(1, 6)), bool(rng.integers(2))
         cases.append(layouts.dealt(S, P, chunk=chunk, folded=folded))
-    _verify(subject, cases)
+    _verify(subject, rng, cases)
 
 
 def _check_cut(subject: Any, rng: np.random.Generator) -> None:
-    """Runs of different lengths that interleave, by any shift: no dealing makes these."""
-    small = [by_hand([(0, 1, 1), (2, 1, 1)], [(1, 1, 1)]), by_hand([(1, 2, 3)], [(0, 2, 2), (4, 2, 1)])]
-    small += [by_hand([(0, 3, 5)], [(1, 3, 2), (7, 3, 3)], [(2, 3, 4), (14, 3, 1)])]
+    """Runs of different lengths that interleave, by any shift and in any order: no dealing makes these."""
+    small = [by_hand([(0, 1, 1), (2, 1, 1)], [(1, 1, 1)]), by_hand([(1, 2, 3)], [(4, 2, 1), (0, 2, 2)])]
+    small += [by_hand([(0, 3, 5)], [(7, 3, 3), (1, 3, 2)], [(2, 3, 4), (14, 3, 1)])]
     sizes = ((9, 2, 2), (14, 2, 3), (20, 3, 3), (31, 3, 2), (40, 4, 5))
-    _verify(subject, [*small, *(cut(rng, S, P, step) for S, P, step in sizes)])
+    _verify(subject, rng, [*small, *(cut(rng, S, P, step) for S, P, step in sizes)])
 
 
 def _check_shuffled(subject: Any, rng: np.random.Generator) -> None:
     """Every token a run of its own, anywhere: runs in no order, and many."""
-    _verify(subject, [shuffled(rng, S, P) for S, P in ((4, 2), (9, 3), (40, 5))])
+    _verify(subject, rng, [shuffled(rng, S, P) for S, P in ((9, 2), (16, 3), (40, 5))])
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     """A mask of two shards takes 4 MiB here as bool; allowed are a mebibyte and eight numbers a token."""
     try:
-        _verify(subject, [layouts.contiguous(4, 2)])
+        _verify(subject, rng, [stretches(rng, 3, 6)])
     except NotWritten:
         raise
     except Failure:
         raise Failure("memory counts once the values are right.") from None
-    _expect_no_masks(subject)
+    _expect_no_masks(subject, rng)
 
 
-def _expect_no_masks(subject: Any) -> None:
-    layout = layouts.contiguous(4096, 2)
-    peak, allowed = _peak(subject, layout), (1 << 20) + 64 * layout.S
+def _expect_no_masks(subject: Any, rng: np.random.Generator) -> None:
+    layout = layouts.contiguous(4096 + int(rng.integers(256)), 2)
+    runs = _later(rng, layout)
+    peak, allowed = _peak(subject, layout, runs), (1 << 20) + 64 * layout.S
     if peak > allowed:  # a second look: chance (an import, the collector) only ever adds
-        peak = min(peak, _peak(subject, layout))
+        peak = min(peak, _peak(subject, layout, runs))
     if peak > allowed:
         example = f"{described(layout)}: peak {peak / 2**20:.1f} MiB, allowed {allowed / 2**20:.2f} MiB"
         raise NAMED["builds_masks"].failure(example)
 
 
-def _peak(subject: Any, layout: Layout) -> int:
-    return int(subject.measure(runs_of(layout)).peak_bytes)
+def _peak(subject: Any, layout: Layout, runs: Tuples) -> int:
+    """Return the peak of memory of one call. Raises: Failure where that call counts wrongly."""
+    called = subject.measure(runs)
+    _expect_exact(called.answer, layout, "Thousands of tokens are counted wrongly.")
+    return int(called.peak_bytes)
 
 
 def _check_million(subject: Any, rng: np.random.Generator) -> None:
-    _expect_no_masks(subject)  # those of a million tokens would fill the machine
+    _expect_no_masks(subject, rng)  # those of a million tokens would fill the machine
     for make in (layouts.contiguous, layouts.striped, layouts.zigzag):
-        layout = make(MANY, 8)
-        right = truth(layout)
+        layout = make(MANY + int(rng.integers(1000)), 8)
         try:
-            answer = _counts(subject.call(runs_of(layout)), layout.P)
+            answer = subject.call(_later(rng, layout))
         except Crashed as crash:
             raise _named_crash(crash, described(layout)) from None
-        got = answer.astype(np.float64)
-        if np.array_equal(got, right):
-            continue
-        rank, step = np.argwhere(got != right)[0]
-        example = f"{described(layout)}: rank {rank}, step {step}: got {got[rank, step]:.0f}, not {right[rank, step]}"
-        if _overflown(got, right):
-            raise NAMED["overflows"].failure(example)
-        raise Failure("A million tokens are counted wrongly.", example)
+        _expect_exact(answer, layout, "A million tokens are counted wrongly.")
+
+
+def _expect_exact(answer: Any, layout: Layout, message: str) -> None:
+    got, right = _counts(answer, layout.P).astype(np.float64), truth(layout)
+    if np.array_equal(got, right):
+        return
+    rank, step = np.argwhere(got != right)[0]
+    example = f"{described(layout)}: rank {rank}, step {step}: got {got[rank, step]:.0f}, expected {right[rank, step]}"
+    if _overflown(got, right):
+        raise NAMED["overflows"].failure(example)
+    raise Failure(message, example)
 
 
 def _named_crash(crash: Crashed, case: str) -> Failure:
@@ -338,10 +360,11 @@ def _overflown(got: np.ndarray, right: np.ndarray) -> bool:
 
 
 HINTS = (
-    "Query i of one run stands at start + step·i. How many keys of another run with the same step are not after it?",
-    "Take one run of queries and one of keys. d = (q start − k start) // step says how far the one is ahead; row i sees "
-    "i + d + 1 keys, but no fewer than none and no more than there are. Add that up over i by a formula, then over all pairs "
-    "of runs; column t of row r is the block of rank (r − t) mod P.",
+    "Query i of a run has the position start + step·i. How many keys of another run with the same step are at or "
+    "before it?",
+    "Take one run of queries and one of keys. d = (q start − k start) // step says how many rows the queries are "
+    "ahead. Row i sees i + d + 1 keys, but never fewer than 0 and never more than there are. Sum that over i by a "
+    "formula, then over all pairs of runs. Column t of row r belongs to the block of rank (r − t) mod P.",
     r"$\sum_{i=0}^{n_q-1} \min\bigl(\max(i+d+1,\,0),\,n_k\bigr)$, with "
     r"$\sum_{j=1}^{m} j = \tfrac{m(m+1)}{2}$ for the rows that are cut by neither end",
 )
@@ -353,7 +376,7 @@ STAGE = Stage(
     hints=HINTS,
     misconceptions=MISTAKES,
     checks=(
-        Check("contiguous", 2, "visible", "rank r owns the r-th stretch", _check_contiguous),
+        Check("contiguous", 2, "visible", "rank r owns the r-th stretch of tokens", _check_contiguous),
         Check(
             "layouts",
             2,
@@ -362,9 +385,9 @@ STAGE = Stage(
             _check_layouts,
         ),
         Check("ragged", 1, "visible", "shards of different lengths, ranks without a token", _check_ragged),
-        Check("cut", 1, "visible", "runs of different lengths, with any shift between them", _check_cut),
+        Check("cut", 1, "visible", "runs of different lengths, with any shift, in any order", _check_cut),
         Check("memory", 1, "visible", "counted without a mask", _check_memory, kind="cost"),
         Check("million", 1, "stress", "a million tokens, exactly", _check_million),
-        Check("shuffled", 1, "held-out", "tokens dealt by chance, every one a run", _check_shuffled),
+        Check("shuffled", 1, "held-out", "tokens dealt at random, each of them a run", _check_shuffled),
     ),
 )
