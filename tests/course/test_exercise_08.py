@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from ringlab.cost.flops import layout_work
 from ringlab.layout import dealt as package_dealt
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.positions import (
     Question,
     expect_owned_once,
@@ -20,6 +23,7 @@ from ringlab_course.checking.positions import (
     mistake_in,
     same_sets,
 )
+from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import chains, dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     EVEN,
@@ -169,3 +173,56 @@ def test_a_crash_does_not_hide_a_wrong_answer_before_it():
     for cases, message in (([(1,), (2,)], "Wrong."), ([(2,), (1,)], "It raised.")):
         with pytest.raises(Failure, match=message):
             judge(cases, ask, int.__eq__, lambda answered, wrong: Failure("Wrong.", wrong.example))
+
+
+NONSENSE = {
+    "nothing": None,
+    "text": "x",
+    "a number": 3,
+    "infinity": float("inf"),
+    "an array without axes": np.array(3),
+    "one axis": np.zeros(3),
+    "one axis of integers": np.zeros(2, np.int64),
+    "three axes": np.zeros((2, 2, 2), np.int64),
+    "ragged lists": [[1, 2], [3]],
+    "nothing twice": [None, None],
+    "arrays without axes": [np.array(1), np.array(2)],
+    "objects": np.array([[None, 1], [2, 3]], object),
+    "infinite runs": [(0, 1, float("inf"))],
+    "a negative run": [(0, 1, -5)],
+    "a dictionary": {0: np.zeros(1, np.int64)},
+}
+
+
+@pytest.mark.parametrize("stage", load_exercise("08").stages, ids=lambda stage: stage.id)
+def test_whatever_comes_back_a_check_can_read_it(stage):
+    for name, value in NONSENSE.items():
+        report = run_in_process(stage, {stage.function: lambda *args, value=value: value}, tier="all")
+        assert report.earned == 0 and not any(check.broken for check in report.checks), (name, report)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [np.full((100_000, 3), 10**6), [(0, 1, 10**9)] * 3, [(0, 1, 10**9), (0, 1, 3 - 10**9)]],
+    ids=["many runs", "long runs", "lengths that cancel"],
+)
+def test_runs_that_nobody_could_own_cost_the_judge_no_memory(answer):
+    tracemalloc.start()
+    try:
+        report = run_in_process(
+            load_exercise("08").stage("08.runs"), {"runs": lambda *args: answer}, tier="all"
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.earned == 0 and not any(check.broken for check in report.checks)
+    assert peak < 16 << 20, f"{peak / 2**20:.0f} MiB"
+
+
+def test_chance_is_named_where_the_same_documents_are_dealt_in_two_ways():
+    def pack(lengths, P):
+        return two_of_each(lengths, P, first=np.random.default_rng().integers(0, P, len(lengths)).tolist())
+
+    stage = load_exercise("08").stage("08.packed")
+    checks = {check.id: check for check in run_in_process(stage, {"pack": pack}, seed=1).checks}
+    assert checks["small"].misconception == "left_to_chance"

@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Exercise 08 · Striped and zig-zag
 #
-# **You build** the layouts as one family, the runs that a rank stores them in, and two meters, tiles and balance; then you
-# share out packed documents, which no member of the family does well by itself.
+# **You build** the layouts as one family, the runs in which a rank stores its tokens, and two meters, for tiles and for
+# balance. Then you share out packed documents, which no member of the family does well.
 # **You need** [lesson 08](../notebooks/08_striped_and_zigzag.ipynb). **Minutes** 75.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
-# | 08.deal | `deal` | who owns which token: round-robin and folded, any length, ranks that get nothing |
-# | 08.runs | `runs` | the fewest runs of one step, in order, no run with a hole |
+# | 08.deal | `deal` | the owner of each token: round-robin and folded, any length, ranks without a token |
+# | 08.runs | `runs` | the fewest runs of one step, in order, none with a hole |
 # | 08.tiles | `tile_counts` | full, masked and skipped tiles of two shards, in any order, without an L × L mask |
 # | 08.balance | `imbalance` | the busiest rank of every step, at any tile size |
-# | 08.packed | `pack` | every token once, even tokens, even work in every step, two stretches of a document; long and short ones |
+# | 08.packed | `pack` | each token once, even tokens, even work in every step, two stretches of each document |
 #
-# All of it is NumPy. `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+# NumPy is all you need. ringlab's own layouts are imported for experiments; your functions must not call them. `check` runs
+# the visible checks in seconds. Some checks stay hidden until you are graded.
 
 # %%
 import numpy as np
@@ -24,17 +25,17 @@ from ringlab_course import check, hint
 # %% [markdown]
 # ## 08.deal · One family
 #
-# Cut tokens 0 … S − 1 into pieces of `chunk` tokens; the last one may be shorter. Deal the pieces to P ranks, a piece
-# each turn. Without `folded` every turn runs 0, 1, …, P − 1. With it, every other turn runs backwards: 0, 1, …, P − 1,
-# P − 1, …, 1, 0, 0, 1, …
+# Cut tokens 0 … S − 1 into pieces of `chunk` tokens; the last one may be shorter. Deal the pieces to P ranks in turns, one
+# piece to each rank. Without `folded` every turn runs 0, 1, …, P − 1. With `folded` every other turn runs backwards:
+# 0, 1, …, P − 1, P − 1, …, 1, 0, 0, 1, …
 #
-# Return a list of P NumPy arrays, int64: the positions of each rank, ascending. Lengths need not divide; a rank may get
-# nothing, and its array is empty then, of int64 as well.
+# Return a list of P NumPy arrays of int64: the positions of each rank, ascending. Any length is allowed. A rank that gets
+# nothing has an empty array, also of int64.
 
 # %% grade="08.deal"
 def deal(S, P, chunk, folded=False):
     """Return the positions of every rank, a list of P arrays."""
-    # BEGIN SOLUTION find the owner of every token, then the tokens of every owner
+    # BEGIN SOLUTION deal the tokens to the ranks
     period = 2 * P if folded else P
     turn = np.arange(S) // chunk % period
     owner = np.minimum(turn, period - 1 - turn) if folded else turn
@@ -51,15 +52,15 @@ check("08.deal")
 # %% [markdown]
 # ## 08.runs · A few runs
 #
-# `positions` ascend. Return the **fewest** runs of the given `step` that hold them all, as a list of integers
-# `(start, step, length)`, in order of their starts. So {0, 7, 8, 15} with step 8 is `[(0, 8, 2), (7, 8, 2)]`, and with
-# step 1 it is `[(0, 1, 1), (7, 1, 2), (15, 1, 1)]`. No positions, no runs. A shard may have 131,072 positions: do not compare
-# each with every other.
+# `positions` ascend. Return the **fewest** runs of the given `step` that hold them all: a list of integers
+# `(start, step, length)`, in order of their starts. For example, {0, 7, 8, 15} with step 8 is `[(0, 8, 2), (7, 8, 2)]`, and
+# with step 1 it is `[(0, 1, 1), (7, 1, 2), (15, 1, 1)]`. Without positions the list is empty. A shard may have 131,072
+# positions: do not compare each with every other.
 
 # %% grade="08.runs"
 def runs(positions, step):
     """Return the fewest runs (start, step, length) that hold the positions."""
-    # BEGIN SOLUTION find where a run begins, and follow it to its end
+    # BEGIN SOLUTION describe the positions by runs
     owned = set(positions.tolist())
     found = []
     for start in sorted(p for p in owned if p - step not in owned):
@@ -80,21 +81,21 @@ check("08.runs")
 # %% [markdown]
 # ## 08.tiles · What a kernel computes
 #
-# `queries` and `keys` are the positions of two shards in local order, which **need not ascend**. A kernel cuts the
-# queries into groups of `tile[0]` rows and the keys into groups of `tile[1]`, in local order; the last groups may be
-# short. Return how many tiles are
+# `queries` and `keys` are the positions of two shards in local order, and they **need not ascend**. A kernel cuts the
+# queries into groups of `tile[0]` rows and the keys into groups of `tile[1]`, in local order. The last groups may be short.
+# Return how many tiles are
 #
 # - **full**: every query sees every key of the tile;
 # - **masked**: some pairs are visible, some are not;
 # - **skipped**: nothing is visible.
 #
-# A query sees the keys at or before its own position. Never hold a mask of all queries times all keys: a shard may have
-# 131,072 tokens, and a mask of 131,072² would take 17 GB.
+# A query sees the keys at or before its own position. Never hold a mask of all queries times all keys: for two shards of
+# 131,072 tokens it would take 17 GB.
 
 # %% grade="08.tiles"
 def tile_counts(queries, keys, tile):
     """Return the numbers of tiles (full, masked, skipped)."""
-    # BEGIN SOLUTION compare the earliest and latest positions of the groups
+    # BEGIN SOLUTION count the tiles of each kind
     if len(queries) == 0 or len(keys) == 0:
         return 0, 0, 0
     rows, columns = np.arange(0, len(queries), tile[0]), np.arange(0, len(keys), tile[1])
@@ -115,16 +116,17 @@ check("08.tiles")
 # %% [markdown]
 # ## 08.balance · The busiest rank of every step
 #
-# `positions` holds one array per rank, in local order. In step t of the ring, rank r meets the keys of rank
-# (r − t) mod P, and nobody begins step t + 1 before the slowest has finished. A kernel computes every tile that is not
-# skipped, wholly: `tile[0] · tile[1]` score elements, also where the tile is masked or short.
+# `positions` holds one array per rank, in local order. In step t of the ring, rank r meets the keys of rank (r − t) mod P. A
+# kernel computes every tile that is not skipped, and always in full: `tile[0] · tile[1]` score elements, also where the tile
+# is masked or short.
 #
-# Return the sum over steps of the busiest rank's score elements, divided by the ideal, S (S + 1) / 2 / P.
+# Return the lesson's measure of cost: the score elements of the busiest rank of each step, added up over the steps, divided
+# by the ideal, S (S + 1) / 2 / P. (A ring in which all ranks wait for the slowest in every step takes that long.)
 
 # %% grade="08.balance"
 def imbalance(positions, tile):
     """Return the sum over steps of the busiest rank's work, over the ideal."""
-    # BEGIN SOLUTION the maximum over ranks in each step, summed
+    # BEGIN SOLUTION compare the cost with the ideal
     P, S = len(positions), sum(len(mine) for mine in positions)
     waited = 0
     for step in range(P):
@@ -143,23 +145,25 @@ check("08.balance")
 # %% [markdown]
 # ## 08.packed · Several documents in one sequence
 #
-# `lengths` are those of the documents, packed one after the other into one sequence. A query sees the keys at or before
-# its own position **in its own document**. Return a list of P arrays of positions in the packed sequence, int64, such that
+# Documents of these `lengths` are packed one after the other into one sequence. A query sees the keys at or before its own
+# position **in its own document**. Return a list of P int64 arrays of positions in the packed sequence, such that
 #
 # 1. every position is owned once;
-# 2. no rank owns more than two stretches of neighbouring positions of one document;
+# 2. no rank owns more than two stretches of neighbouring positions of any document;
 # 3. no rank has more than 1.01 times the mean number of tokens;
 # 4. the visible pairs of the busiest rank of each step of the ring, added up over the steps, are at most 1.01 times the
-#    mean of all ranks.
+#    mean of all ranks;
+# 5. the same lengths always give the same answer, because every rank calls `pack` by itself.
 #
-# 1 and 2 hold always. 3 and 4 hold where 2P divides every length, and wherever there are at least 4,096 tokens a rank,
-# **whatever the documents are**: two long ones, thousands of 20 tokens, long and short in turn, or shorter than 2P tokens.
-# The lesson's `two_of_each` needs lengths that divide; here the remainders are yours to place.
+# Conditions 1, 2 and 5 always hold. Conditions 3 and 4 hold where 2P divides every length, and also where there are at least
+# 4,096 tokens a rank, **for any documents**: two long ones, thousands of 20 tokens, long and short ones by turns, or
+# documents shorter than 2P tokens. The lesson's `two_of_each` works only for lengths that 2P divides. Here you decide which
+# ranks get the tokens that are left over.
 
 # %% grade="08.packed"
 def pack(lengths, P):
     """Return the positions of every rank, a list of P arrays."""
-    # BEGIN SOLUTION share out every document by itself, and let the ranks take turns at beginning
+    # BEGIN SOLUTION share out the documents, so that all five conditions hold
     shares = [[np.zeros(0, np.int64)] for _ in range(P)]
     begins = np.cumsum([0, *lengths])
     for turn, document in enumerate(np.argsort(lengths, kind="stable")):
@@ -181,17 +185,20 @@ check("08.packed")
 # %% [markdown]
 # ## Your meter on the layouts of the lesson
 #
-# When 08.balance holds, run `league()` in a new cell: 32,768 tokens, 8 ranks, tiles of 128 × 128.
+# When 08.balance holds, run `league()` in a new cell. It measures four layouts of 32,768 tokens on 8 ranks, with tiles of
+# 128 × 128.
 
 # %%
 def league(S=32_768, P=8, tile=(128, 128)):
     """Print the imbalance of the four layouts of the lesson."""
-    for layout in (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=1, folded=True, name="token fold")):
-        print(f"{layout.name:11} {imbalance([layout.positions(rank) for rank in range(P)], tile):.3f}")
+    fold = dealt(S, P, chunk=1, folded=True, name="token fold")
+    for layout in (contiguous(S, P), striped(S, P), zigzag(S, P), fold):
+        positions = [layout.positions(rank) for rank in range(P)]
+        print(f"{layout.name:11} {imbalance(positions, tile):.3f}")
 
 
 # %% tags=["solution-only"]
 league()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/08_striped_and_zigzag.ipynb` runs the hidden ones, on inputs of its own.
+# There are hidden checks too: `ringlab grade exercises/08_striped_and_zigzag.ipynb` runs all of them, on inputs of its own.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.positions import (
     Question,
@@ -17,17 +20,10 @@ from ringlab_course.checking.positions import (
     mistake_in,
     same_sets,
 )
+from ringlab_course.checking.wrong_answers import mistakes_of
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
-
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
-
-from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("08.packed")
 
@@ -49,7 +45,7 @@ def _longest_first(n: int, pieces: int) -> list[int]:
 
 
 CUTS: dict[str, Cut] = {"": evenly, "_rounded_up": _rounded_up, "_longest_first": _longest_first}
-"""Three ways to cut a length that does not divide; a mistake may be made with any of them."""
+"""Three ways to cut a length that 2P does not divide; a mistake may be made with any of them."""
 
 
 def begins(lengths: Sequence[int]) -> list[int]:
@@ -64,9 +60,9 @@ def two_of_each(
     partner: Callable[[int, int], int] | None = None,
     first: Sequence[int] | None = None,
 ) -> Shares:
-    """Return two pieces of every document for each rank: r and its partner, 2P − 1 − r unless told otherwise.
+    """Return two pieces of every document for each rank: piece r and its partner, by default 2P − 1 − r.
 
-    `first` is for each document the rank that takes pieces 0 and 2P − 1; without it rank 0 always does.
+    `first` gives for each document the rank that takes pieces 0 and 2P − 1; without it rank 0 always does.
     """
     partner = partner or (lambda rank, P: 2 * P - 1 - rank)
     first = first if first is not None else [0] * len(lengths)
@@ -151,6 +147,7 @@ MEASURED = (
     mistake("totals_only"),
     mistake("uneven_tokens"),
     mistake("remainders_add_up"),
+    mistake("left_to_chance"),
 )
 
 PACKED = (
@@ -171,9 +168,9 @@ PACKED = (
 
 
 EVEN = 1.01
-"""What the exercise allows: the busiest rank against the mean, in tokens and in the work of each step."""
+"""The most that is allowed: the busiest rank against the mean, in tokens and in the work of each step."""
 FEWEST = 4096
-"""From how many tokens a rank on, on the mean, this must hold whatever the documents; below, where 2P divides them."""
+"""Tokens a rank, on average, from which this must hold for any documents; below, only where 2P divides all lengths."""
 SHORT = 64
 """Documents of fewer tokens than this times 2P count as short in a message."""
 NAMED = {mistake.name: mistake for mistake in MEASURED}
@@ -204,7 +201,7 @@ def stretches(share: np.ndarray, lengths: Sequence[int]) -> int:
 
 
 def _judge_packed(subject: Subject, cases: Sequence[tuple[list[int], int]]) -> None:
-    """Judge cases (lengths, P). What is right is measured, so an answer's `truth` is what is wrong with it, or None."""
+    """Judge cases (lengths, P). Answers are measured, so an answer's `truth` is the failure that it makes, or None."""
 
     def ask(lengths: list[int], P: int) -> Question:
         case = f"lengths={_told(lengths)}, P={P}"
@@ -217,10 +214,8 @@ def _judge_packed(subject: Subject, cases: Sequence[tuple[list[int], int]]) -> N
 
 def _explain(answered: list[Question], first: Question) -> Failure:
     failure: Failure = first.truth
-    # No one answer is right, so an imitation errs where it is this very answer.
-    few_first = sorted(
-        answered, key=lambda a: len(a.inputs[0])
-    )  # to rule out an imitation takes one short case
+    # Many answers are right, so an imitation errs where it gives this very answer.
+    few_first = sorted(answered, key=lambda a: len(a.inputs[0]))  # one short case rules most imitations out
     alike = [Question(a.inputs, a.got, None if a.truth else a.got, a.example) for a in few_first]
     mistake = mistake_in(alike, PACKED, lambda a, b: b is not None and same_sets(a, b))
     return mistake.failure(failure.counterexample) if mistake else failure
@@ -259,7 +254,7 @@ def _uneven(shares: list[np.ndarray], lengths: list[int], total: float, example:
     if max(lengths) < SHORT * 2 * len(shares):
         return NAMED["remainders_add_up"].failure(example)
     return Failure(
-        "The work is not even: the busiest rank of each step has more than 1.01 of the mean.", example
+        "The work is not even: the busiest ranks of the steps have more than 1.01 of the mean.", example
     )
 
 
@@ -268,25 +263,54 @@ def _told(lengths: list[int]) -> str:
 
 
 def _check_small(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_packed(subject, [([4], 1), ([12, 4], 2), ([12, 6, 18], 3), ([16, 64, 32, 16], 8)])
+    """Lengths that 2P divides; and twice the same, since every rank calls the function by itself."""
+    cases = [
+        (_dividing(rng, P, number, most), P)
+        for P, number, most in ((2, 3, 9), (3, 3, 9), (8, 5, 9), (1, 3, 400))
+    ]
+    _judge_packed(subject, cases)
+    lengths = _dividing(rng, 8, 9, 9)
+    first, second = (expect_shares(subject.call(lengths, 8), 8) for _ in range(2))
+    if not same_sets(first, second):
+        raise NAMED["left_to_chance"].failure(f"lengths={_told(lengths)}, P=8, twice")
+
+
+def _dividing(rng: np.random.Generator, P: int, number: int, most: int) -> list[int]:
+    """Return lengths that 2P divides, of which the last document is the longest by far."""
+    lengths = 2 * P * rng.integers(1, most + 1, number)
+    return [*lengths.tolist()[:-1], int(lengths.sum())]
 
 
 def _check_mixes(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_packed(subject, [([5001, 4003], 2), ([8007, 2501, 3999], 3), (_mix(rng, 4), 4)])
+    cases = [
+        ([_odd(rng, 5000), _odd(rng, 4000)], 2),
+        ([_odd(rng, 8000), _odd(rng, 2500), _odd(rng, 4000)], 3),
+    ]
+    _judge_packed(subject, [*cases, (_mix(rng, 4), 4)])
+
+
+def _odd(rng: np.random.Generator, about: int) -> int:
+    """Return a length near `about` that no 2P divides."""
+    return about + 1 + 2 * int(rng.integers(100))
 
 
 def _check_short(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_packed(subject, [([9000, 1], 2), ([3, 9000, 2], 2), ([1, 5, 40_000, 11, 2], 8)])
+    long = (9000 + rng.integers(1000, size=3)).tolist()
+    few = rng.integers(1, 12, 3).tolist()
+    _judge_packed(
+        subject, [([long[0], 1], 2), ([3, long[1], 2], 2), ([1, few[0], 4 * long[2], few[1], few[2]], 8)]
+    )
 
 
 def _check_many(subject: Subject, rng: np.random.Generator) -> None:
-    cases: tuple[tuple[list[int], int], ...] = (
-        ([9000, *[3] * 1500], 2),
-        ([20] * 1700, 8),
-        ([3] * 3000, 2),
-        ([13, 7, 5] * 700, 4),
-        ([20, 3] * 900, 4),
-    )
+    more, n, long = rng.integers(0, 300, 5).tolist(), int(rng.integers(18, 23)), int(rng.integers(18, 23))
+    cases: list[tuple[list[int], int]] = [
+        ([9000 + more[0], *[3] * 1500], 2),
+        ([n] * (34_000 // n + more[1]), 8),
+        ([3] * (3000 + more[2]), 2),
+        (rng.permutation([13, 7, 5]).tolist() * (700 + more[3]), 4),
+        ([long, 3] * (900 + more[4]), 4),
+    ]
     _judge_packed(subject, cases)
 
 
@@ -314,21 +338,22 @@ def _mix(rng: np.random.Generator, P: int) -> list[int]:
 STAGE = Stage(
     id="08.packed",
     function="pack",
-    title="packed documents",
+    title="Packed documents",
     hints=(
-        "A query sees its own document only. How many triangles of work are there, and which part of each should a rank get?",
-        "Treat every document as a sequence of its own: cut it into 2P pieces, and give rank r an early piece and the late "
-        "one that makes up for it. Collect what each rank gets of all documents, in positions of the packed sequence. In short documents some pieces "
-        "are a token longer: see to it that these go round among the ranks.",
+        "A query sees only its own document. How many triangles of work are there, and which part of each should a rank get?",
+        "Treat every document as a sequence of its own: cut it into 2P pieces, and give rank r an early piece together with the "
+        "late one that makes up for it. Collect for each rank its pieces of all documents, as positions in the packed sequence. "
+        "In short documents some pieces are a token longer. Which documents should rank 0 begin, which rank 1, and so on, so "
+        "that these tokens spread evenly, whatever the order of the documents?",
         r"document of $n$ tokens from $b$: cut at $b + \lfloor i\,n/2P \rfloor$, $i = 0 \ldots 2P$; in the $m$-th shortest "
         r"document rank $(r + m) \bmod P$ gets pieces $r$ and $2P-1-r$",
     ),
     misconceptions=PACKED,
     checks=(
-        Check("small", 2, "visible", "documents that divide into 2P pieces", _check_small),
-        Check("mixes", 1, "visible", "lengths that do not divide", _check_mixes),
-        Check("short", 1, "visible", "documents shorter than 2P tokens beside long ones", _check_short),
-        Check("many", 2, "visible", "hundreds of short documents", _check_many),
-        Check("ranks", 2, "held-out", "many mixes, 1 to 8 ranks", _check_ranks),
+        Check("small", 2, "visible", "lengths that 2P divides", _check_small),
+        Check("mixes", 1, "visible", "lengths that 2P does not divide", _check_mixes),
+        Check("short", 1, "visible", "documents shorter than 2P tokens next to long ones", _check_short),
+        Check("many", 2, "visible", "hundreds or thousands of short documents", _check_many),
+        Check("ranks", 2, "held-out", "many mixtures, 1 to 8 ranks", _check_ranks),
     ),
 )

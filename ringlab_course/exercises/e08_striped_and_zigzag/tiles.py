@@ -57,16 +57,42 @@ def _explain_counts(answered: list[Question], wrong: Question) -> Failure:
 
 
 def _expect_counts(answer: Any) -> Counts:
-    parts = expect_tuple(answer.tolist() if isinstance(answer, np.ndarray) else answer, KINDS)
+    if isinstance(answer, np.ndarray) and answer.shape == (len(KINDS),):
+        answer = answer.tolist()
+    parts = expect_tuple(answer, KINDS)
     try:
         numbers = tuple(int(part) for part in parts)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Failure(f"the result should be three integers ({', '.join(KINDS)}).") from None
     return numbers[0], numbers[1], numbers[2]
 
 
 def _told(numbers: Counts) -> str:
     return ", ".join(f"{n} {name}" for n, name in zip(numbers, KINDS, strict=True))
+
+
+Asked = tuple[np.ndarray, np.ndarray, Tile]
+
+
+def _later(rng: np.random.Generator, cases: Sequence[tuple[list[int], list[int], Tile]]) -> list[Asked]:
+    """Return the cases as parts of a longer sequence: all positions of a case are later by the same number."""
+    begins = rng.integers(1, 10_000, len(cases)).tolist()
+    return [
+        (np.array(queries, np.int64) + begin, np.array(keys, np.int64) + begin, tile)
+        for begin, (queries, keys, tile) in zip(begins, cases, strict=True)
+    ]
+
+
+def _any_shards(rng: np.random.Generator, times: int, in_order: bool) -> list[Asked]:
+    """Return shards of up to 12 positions that interleave, ascending or in any order, and any small tile."""
+    cases = []
+    for _ in range(times):
+        q, k = (rng.choice(40, int(rng.integers(4, 13)), replace=False) for _ in range(2))
+        if in_order:
+            q, k = np.sort(q), np.sort(k)
+        tile = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+        cases.append((q.astype(np.int64), k.astype(np.int64), tile))
+    return cases
 
 
 def _check_ascending(subject: Subject, rng: np.random.Generator) -> None:
@@ -83,7 +109,7 @@ def _check_ascending(subject: Subject, rng: np.random.Generator) -> None:
         ([2, 3, 4], [4, 5], (3, 2)),
         ([0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11], (4, 2)),
     )
-    _judge_counts(subject, cases)
+    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
 
 
 def _check_seams(subject: Subject, rng: np.random.Generator) -> None:
@@ -93,7 +119,7 @@ def _check_seams(subject: Subject, rng: np.random.Generator) -> None:
         ([0, 8, 16, 7, 15, 23], [3, 11, 19, 4, 12, 20], (2, 2)),
         ([0, 8, 16, 24, 7, 15, 23, 31], [2, 10, 18, 26, 5, 13, 21, 29], (3, 3)),
     )
-    _judge_counts(subject, cases)
+    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=False)])
 
 
 def _check_edges(subject: Subject, rng: np.random.Generator) -> None:
@@ -104,7 +130,7 @@ def _check_edges(subject: Subject, rng: np.random.Generator) -> None:
         ([], [0, 1], (2, 2)),
         ([5], [], (2, 2)),
     )
-    _judge_counts(subject, cases)
+    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
 
 
 def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
@@ -112,7 +138,7 @@ def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
     for P in (2, 3, 8):
         for folded in (False, True):
             S, chunk = int(rng.integers(60, 400)), int(rng.integers(1, 12))
-            shares = dealt(S, P, chunk, folded)
+            shares = [mine + int(rng.integers(1000)) for mine in dealt(S, P, chunk, folded)]
             tile = (int(rng.integers(1, 9)), int(rng.integers(1, 9)))
             for origin in range(P):
                 cases.append((rng.permutation(shares[1]), shares[origin], tile))
@@ -121,13 +147,19 @@ def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _check_tile_memory(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_counts(subject, [(np.arange(0, 64, 4), np.arange(1, 65, 4), (4, 4))])
+    def large(n: int, size: int) -> Asked:
+        """Two stripes of n tokens, of which one is up to n tokens later."""
+        begins = rng.integers(1, 4 * n, 2).tolist()
+        queries, keys = (begin + np.arange(0, 4 * n, 4) for begin in begins)
+        return queries, keys, (size, size)
+
+    _judge_counts(subject, [large(16, 4)])
     cases: list[tuple[Any, ...]] = []
 
     def peak(n: int) -> int:
-        shards = np.arange(0, 4 * n, 4), np.arange(1, 4 * n, 4)
-        called = subject.measure(*shards, (64, 64))
-        cases.append((*shards, (64, 64), called.answer))
+        asked = large(n, 64)
+        called = subject.measure(*asked)
+        cases.append((*asked, called.answer))
         return called.peak_bytes
 
     growth = measured(LARGE, peak, order=1)
@@ -163,7 +195,7 @@ def _expect_number(answer: Any) -> float:
         raise Failure("the result is None: is the `return` missing?")
     try:
         return float(answer)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Failure(f"the result should be one number, but is a {type(answer).__name__}.") from None
 
 
@@ -172,7 +204,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _family(S: int, P: int) -> tuple[tuple[str, list[np.ndarray]], ...]:
-    """Return the four published layouts of S tokens, by name, and one in which only the totals are even."""
+    """Return the four published layouts of S tokens, by name, and one with even totals and uneven steps."""
     L = -(-S // P)
     return (
         ("zig-zag", dealt(S, P, -(-L // 2), True)),
@@ -188,49 +220,63 @@ def _families(*sizes: tuple[int, int, Tile]) -> list[tuple[Any, ...]]:
 
 
 def _check_tokens(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_imbalance(subject, _families(*((S, P, (1, 1)) for S, P in ((4, 1), (8, 2), (12, 3), (32, 4)))))
+    """Tiles of one token, where work is the number of visible pairs."""
+    sizes = [(P * int(rng.integers(6, 60)) + int(rng.integers(P)), P) for P in (2, 3, 4, 5)]
+    alone = ("one rank", dealt(int(rng.integers(20, 400)), 1, 1, False), (1, 1))
+    _judge_imbalance(subject, [*_families(*((S, P, (1, 1)) for S, P in sizes)), alone])
 
 
 def _check_tiles(subject: Subject, rng: np.random.Generator) -> None:
-    # Here no two mistakes give the same number.
-    first = ("contiguous", dealt(16, 2, 8, False), (2, 2))
-    sizes = (8, 2, (2, 2)), (24, 3, (2, 4)), (64, 4, (4, 2)), (128, 8, (4, 4))
-    _judge_imbalance(subject, [first, *_families(*sizes)])
+    """Larger tiles, which divide the shards, and some that do not."""
+    sizes: list[tuple[int, int, Tile]] = []
+    for P, most in ((2, 3), (3, 4), (4, 5), (8, 3)):
+        rows, columns = int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
+        sizes.append((2 * P * rows * columns * int(rng.integers(2, 12)), P, (rows, columns)))
+    sizes.append((int(rng.integers(30, 120)) * 3 + 1, 3, _any_tile(rng, 5)))
+    _judge_imbalance(subject, _families(*sizes))
 
 
 def _check_uneven(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_imbalance(subject, _families((7, 2, (2, 2)), (29, 3, (3, 2)), (101, 8, (4, 4)), (5, 8, (2, 2))))
+    """Lengths that do not divide, and more ranks than tokens."""
+    sizes = [(int(rng.integers(10 * P, 40 * P)), P, _any_tile(rng, 5)) for P in (2, 3, 5, 8)]
+    _judge_imbalance(
+        subject, [*_families(*sizes), *_families((int(rng.integers(4, 8)), 8, _any_tile(rng, 40)))]
+    )
+
+
+def _any_tile(rng: np.random.Generator, most: int) -> Tile:
+    return int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
 
 
 def _check_balance_memory(subject: Subject, rng: np.random.Generator) -> None:
     cases: list[tuple[Any, ...]] = []
 
     def peak(n: int) -> int:
-        positions = dealt(2 * n, 2, 1, False)
+        positions = dealt(2 * n + int(rng.integers(64)), 2, int(rng.integers(1, 8)), False)
         called = subject.measure(positions, (64, 64))
-        cases.append(("striped", positions, (64, 64), called.answer))
+        cases.append(("round-robin", positions, (64, 64), called.answer))
         return called.peak_bytes
 
     growth = measured(LARGE, peak, order=1)
     if growth.faster_than(1):
-        raise BALANCE[-1].failure(f"striped on two ranks, S tokens each, tile (64, 64); {growth}")
+        raise BALANCE[-1].failure(f"two ranks with S tokens each, tile (64, 64); {growth}")
     _judge_imbalance(subject, cases)
 
 
 TILES_STAGE = Stage(
     id="08.tiles",
     function="tile_counts",
-    title="tiles that are full, masked, skipped",
+    title="Tiles that are full, masked, skipped",
     hints=(
-        "Of all the queries in a tile, which one decides whether the tile may be skipped? And of all its keys?",
-        "For every tile row take its earliest and latest query, for every tile column its earliest and latest key "
-        "(np.minimum.reduceat and np.maximum.reduceat at 0, size, 2·size, …), and compare these by broadcasting.",
+        "Which of a tile's queries decides whether the tile may be skipped, and which of its keys?",
+        "For every group of queries take the earliest and the latest, and the same for every group of keys "
+        "(np.minimum.reduceat and np.maximum.reduceat at 0, size, 2·size, …). Compare these by broadcasting.",
         r"skipped: $\max_i q_i < \min_j k_j$; full: $\min_i q_i \ge \max_j k_j$; masked: neither",
     ),
     misconceptions=TILES,
     checks=(
         Check("ascending", 2, "visible", "shards in ascending order", _check_ascending),
-        Check("seams", 2, "visible", "shards kept run after run", _check_seams),
+        Check("seams", 2, "visible", "shards whose positions do not ascend", _check_seams),
         Check("edges", 2, "visible", "short tiles, empty shards", _check_edges),
         Check("any", 1, "held-out", "any shards, any tile", _check_any_shards),
         Check(
@@ -247,19 +293,20 @@ TILES_STAGE = Stage(
 BALANCE_STAGE = Stage(
     id="08.balance",
     function="imbalance",
-    title="the busiest rank of every step",
+    title="The busiest rank of every step",
     helpers=("tile_counts",),
     hints=(
-        "In step t everybody waits for whom? And does a rank that was early in one step get that time back in the next?",
-        "For each step, let tile_counts tell what every rank computes against the block of rank (r − t) mod P, and keep the "
-        "maximum. Add up these maxima; divide by what one rank would compute if only visible pairs were computed, evenly.",
+        "If all ranks wait for all in every step, which rank decides how long step t takes? Can a rank that was early in one "
+        "step use that time in the next?",
+        "For each step, count with tile_counts what every rank r computes against the block of rank (r − t) mod P, and keep "
+        "the maximum. Add up these maxima. Divide by the visible pairs that one rank would compute in an even split.",
         r"$\dfrac{\sum_t \max_r\,(\mathrm{full} + \mathrm{masked})_{r,t} \cdot \mathrm{rows} \cdot \mathrm{keys}}"
         r"{S (S+1) / 2 / P}$",
     ),
     misconceptions=BALANCE,
     checks=(
-        Check("tokens", 2, "visible", "tiles of one token: who waits for whom", _check_tokens),
-        Check("tiles", 2, "visible", "larger tiles: what a kernel computes", _check_tiles),
+        Check("tokens", 2, "visible", "tiles of one token: the busiest rank of each step", _check_tokens),
+        Check("tiles", 2, "visible", "larger tiles: whole tiles are computed", _check_tiles),
         Check("uneven", 2, "held-out", "lengths that do not divide", _check_uneven),
         Check(
             "memory",
