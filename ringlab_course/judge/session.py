@@ -177,7 +177,9 @@ class Session:
         self.losses += 1
         if isinstance(error, ProtocolError):
             reason = "in a hidden check" if self.concealed else f"needed {error.needed}, got {error.got}"
-            self.condemned = f"it interfered with the judge: {reason}; if nothing in it was meant to, report this"
+            self.condemned = (
+                f"it interfered with the judge: {reason}; if nothing in it was meant to, report this"
+            )
             return Condemned("This submission interfered with the judge; nothing in it counts.")
         if isinstance(error, Endless):
             return Crashed(f"{what} was ended: {error.got}. Is there a loop that never ends?")
