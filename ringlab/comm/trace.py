@@ -20,6 +20,7 @@ class Exchange:
     """One rank's exchange: bytes, and the times at which it was posted, waited for and complete.
 
     stall: on a GPU, the seconds for which computations waited for it (see `Work`), because `wait` itself returns at once.
+    transit: when the first of its messages set out and when the last one arrived; None where the clock is a real one.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Exchange:
     waited: float
     done: float
     stall: SupportsFloat | None = None
+    transit: tuple[float, float] | None = None
 
     @property
     def exposed(self) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.errors import CommError, require_package
 from ringlab.viz.frontend import import_widgets, is_live, show_player
-from ringlab.viz.gantt_chart import COMPUTATIONS, Bar, Chart, chart, in_unit, time_unit
+from ringlab.viz.gantt_chart import COMPUTATIONS, MESSAGES, Bar, Chart, chart, in_unit, time_unit
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PALE = "#faecc8"
+"""ORANGE, made pale: a message that does not move."""
 LOOKS: dict[str, dict[str, Any]] = {  # in the order in which they are drawn
     "wait": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"},
     "forward": {"facecolor": SKY, "edgecolor": PAPER},
     "backward": {"facecolor": BLUE, "edgecolor": PAPER},
     "other": {"facecolor": GREEN, "edgecolor": PAPER},
     "message": {"facecolor": ORANGE, "edgecolor": PAPER},
+    "still": {"facecolor": PALE, "edgecolor": ORANGE},
+    "transit": {"facecolor": ORANGE, "edgecolor": PAPER},
     "control": {"facecolor": RULE, "edgecolor": QUIET, "hatch": "...."},
 }
 WORDS = {
@@ -49,6 +53,8 @@ WORDS = {
     "other": "other computation",
     "wait": "waits for a message",
     "message": "message: posted … complete",
+    "transit": "message in transit",
+    "still": "message posted, not in transit",
     "control": "ranks agree on the call",
 }
 TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
@@ -236,7 +242,7 @@ def _draw_rank(ax: Axes, one: Chart, rank: int, place: int, scale: float, end: f
             by_lane.setdefault(bar.lane, []).append(bar)
         for lane, those in by_lane.items():
             top, height = COMPUTE
-            if kind in ("message", "control"):
+            if kind in MESSAGES:
                 height = LANE[1] / lanes
                 top = LANE[0] + lane * height
             spans = [(bar.start / scale, (bar.end - bar.start) / scale) for bar in those]

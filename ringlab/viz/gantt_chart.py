@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.errors import CommError
 
-Kind = Literal["forward", "backward", "other", "wait", "message", "control", "done"]
+Kind = Literal["forward", "backward", "other", "wait", "transit", "still", "message", "control", "done"]
+MESSAGES = ("transit", "still", "message", "control")
+"""Kinds of the lane below: a message on its way, one that is posted and does not move, one of which no more is known."""
 COMPUTATIONS = ("forward", "backward", "other")
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -60,7 +62,9 @@ class Chart:
 def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
-    A message's bar reaches from its posting to its completion for that rank; waiting is its exposed part.
+    A message is `still` from its posting until both ends are posted, and again from its arrival until the rank waits
+    for it; between the two it is in `transit`. A real clock does not know these times: there one bar of the kind
+    `message` reaches from posting to completion. Waiting is the exposed part.
     Raises: CommError for a trace without a computation or exchange.
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
@@ -69,11 +73,11 @@ def chart(trace: Trace) -> Chart:
     start = min(event.start if isinstance(event, Compute) else event.posted for event in events)
     bars: list[Bar] = []
     for event in events:
-        bars += _compute(event, start) if isinstance(event, Compute) else _exchange(event, start)
-    messages = [bar for bar in bars if bar.kind in ("message", "control")]
-    others = [bar for bar in bars if bar.kind not in ("message", "control")]
-    laned = [bar for rank in range(trace.world_size) for bar in _laned(messages, rank)]
-    return Chart(trace.world_size, max(bar.end for bar in bars), tuple(others + laned))
+        bars += _compute(event, start) if isinstance(event, Compute) else _wait(event, start)
+    exchanges = [event for event in events if isinstance(event, Exchange)]
+    for rank in range(trace.world_size):
+        bars += _laned([event for event in exchanges if event.rank == rank], start)
+    return Chart(trace.world_size, max(bar.end for bar in bars), tuple(bars))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -104,24 +108,38 @@ def _compute(event: Compute, start: float) -> list[Bar]:
     return [Bar(event.rank, event.start - start, event.end - start, kind, event.label)]
 
 
-def _exchange(event: Exchange, start: float) -> list[Bar]:
-    kind: Kind = "control" if event.control else "message"
-    bars = [Bar(event.rank, event.posted - start, event.done - start, kind, event.tag)]
-    if not event.control and event.exposed > 0:
-        waited = event.waited - start
-        bars.append(Bar(event.rank, waited, waited + event.exposed, "wait", event.tag))
-    return bars
+def _wait(event: Exchange, start: float) -> list[Bar]:
+    if event.control or event.exposed <= 0:
+        return []
+    waited = event.waited - start
+    return [Bar(event.rank, waited, waited + event.exposed, "wait", event.tag)]
 
 
-def _laned(messages: list[Bar], rank: int) -> list[Bar]:
-    """Return the messages of one rank, each in the first lane that is free when it is posted."""
+def _laned(exchanges: list[Exchange], start: float) -> list[Bar]:
+    """Return the messages of one rank, those of each exchange in the first lane that is free when it is posted."""
     free: list[float] = []
     placed = []
-    for bar in sorted((bar for bar in messages if bar.rank == rank), key=lambda bar: (bar.start, bar.end)):
-        lane = next((n for n, until in enumerate(free) if until <= bar.start), len(free))
-        free[lane : lane + 1] = [bar.end]
-        placed.append(replace(bar, lane=lane))
+    for event in sorted(exchanges, key=lambda event: (event.posted, event.done)):
+        lane = next((n for n, until in enumerate(free) if until <= event.posted), len(free))
+        free[lane : lane + 1] = [event.done]
+        placed += [
+            Bar(event.rank, begin - start, end - start, kind, event.tag, lane)
+            for begin, end, kind in _stretches(event)
+        ]
     return placed
+
+
+def _stretches(event: Exchange) -> list[tuple[float, float, Kind]]:
+    """Return (begin, end, kind) of each stretch of an exchange's time from its posting to its completion."""
+    if event.control or event.transit is None:
+        return [(event.posted, event.done, "control" if event.control else "message")]
+    begin, arrival = event.transit
+    stretches: list[tuple[float, float, Kind]] = [
+        (event.posted, begin, "still"),
+        (begin, arrival, "transit"),
+        (arrival, event.done, "still"),
+    ]
+    return [each for each in stretches if each[1] > each[0]] or [(event.posted, event.done, "still")]
 
 
 def _covered(bars: Iterable[Bar]) -> float:

@@ -63,15 +63,18 @@ def texts(figure) -> list[str]:
 
 @pytest.mark.parametrize("make", [contiguous, zigzag])
 def test_every_event_is_a_bar_with_its_times(make) -> None:
-    trace = run(make(24, 3), message_s=50e-6)
+    trace = run(make(24, 3), message_s=5e-6)
     scale, unit = time_unit(chart(trace).makespan)
     figure = gantt.figure(trace)
     assert figure.axes[0].get_xlabel() == f"time ({unit})"
     for rank in range(3):
         computes = [(e.start, e.end) for e in trace.computes(rank) if e.end > e.start]
         waits = [(e.waited, e.done) for e in trace.exchanges(rank) if e.exposed > 0]
-        messages = [(e.posted, e.done) for e in trace.exchanges(rank)]
-        for kind, events in (("forward", computes), ("wait", waits), ("message", messages)):
+        transits = [e.transit for e in trace.exchanges(rank)]
+        edges = [(e.posted, *e.transit, e.done) for e in trace.exchanges(rank)]
+        still = [span for a, b, c, d in edges for span in ((a, b), (c, d)) if span[1] > span[0]]
+        assert still, "some message waits for its partner, or to be taken"
+        for kind, events in (("forward", computes), ("wait", waits), ("transit", transits), ("still", still)):
             expected = sorted((round(a / scale, 9), round(b / scale, 9)) for a, b in events)
             assert drawn(figure, kind, rank) == expected, (kind, rank)
 
@@ -129,6 +132,40 @@ def test_real_clocks_start_at_the_first_event_and_stalls_of_a_GPU_are_waiting() 
     }  # fmt: skip
 
 
+def test_a_hop_is_as_long_as_its_transit_and_the_slack_can_be_seen() -> None:
+    def program(ring):
+        x = torch.zeros(1)
+        work = ring.post(x)
+        ring.compute("attend 0", torch.abs, x)
+        work.wait()
+
+    class Seconds(Costs):
+        def compute(self, rank, label, args):
+            return 18.0
+
+        def message(self, source, to, nbytes):
+            return 12.0
+
+    one = chart(VirtualCluster(2, costs=Seconds()).run(program).trace)
+    bars = {(bar.kind, bar.start, bar.end) for bar in one.bars if bar.rank == 0}
+    assert bars == {("forward", 0, 18), ("transit", 0, 12), ("still", 12, 18)}
+
+
+def test_a_simulated_message_is_in_transit_as_long_as_its_hop() -> None:
+    from ringlab.cost.hardware import hardware
+    from ringlab.cost.simulate import simulate
+    from ringlab.cost.sizes import Attention
+    from ringlab.cost.traffic import hop_s
+
+    sizes, h100 = Attention(causal=False), hardware("h100")
+    trace = simulate(sizes, contiguous(4 * 256, 4), h100).trace()
+    hop = hop_s(sizes, 256, h100.inside.bytes_per_s, h100.inside.latency_s)
+    for event in trace.exchanges():
+        begin, arrival = event.transit
+        assert arrival - begin == pytest.approx(hop)
+        assert event.posted <= begin and arrival <= event.done
+
+
 def test_control_messages_are_told_apart_and_choices_are_no_bars() -> None:
     trace = Trace(1, [exchange(0, 0, 0, 1, tag="control:agree"), Choice(0, "block='auto'", "native", 1.0)])
     one = chart(trace)
@@ -180,7 +217,7 @@ def misplaced(figure, P: int) -> list[int]:
     return [
         r
         for r in range(P)
-        for kind in ("forward", "message")
+        for kind in ("forward", "transit")
         if rows(figure, kind, r) != {named.index(f"rank {r}")}
     ]
 

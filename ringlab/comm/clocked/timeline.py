@@ -55,12 +55,14 @@ class Timeline:
     """The times of all operations, in virtual seconds from the start.
 
     ends: the end of each operation of `program`. seconds: the length of each computation.
+    transits: when the first message of each exchange set out, and when the last one arrived.
     """
 
     program: Program
     forms: Forms
     ends: np.ndarray
     seconds: np.ndarray
+    transits: np.ndarray
 
     @cached_property
     def makespan_s(self) -> float:
@@ -146,6 +148,9 @@ class Timeline:
             int(program.received_bytes[ref]),
             forms[sent].shapes if sent >= 0 else (),
             *times,
+            transit=None
+            if sent < 0 and received < 0
+            else (float(self.transits[ref, 0]), float(self.transits[ref, 1])),
         )
 
 
@@ -164,12 +169,15 @@ class Stuck:
 
 def evaluate(
     program: Program, network: Links, seconds: Float[np.ndarray, " computations"]
-) -> tuple[Float[np.ndarray, " operations"], list[Stuck]]:
-    """Return the end of each operation if the computations take these `seconds`, and the ranks that never end."""
+) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "exchanges 2"], list[Stuck]]:
+    """Return the end of each operation and the transit of each exchange, and the ranks that never end.
+
+    The computations take these `seconds`.
+    """
     clock = _Clock(program, network, seconds)
     while clock.advance():
         pass
-    return clock.ends, clock.stuck
+    return clock.ends, clock.transits, clock.stuck
 
 
 class _Clock:
@@ -190,6 +198,7 @@ class _Clock:
         # One more than there are messages: an exchange without a message waits for one that came before the start.
         self.arrival = np.full(count + 1, UNKNOWN)
         self.arrival[-1] = -np.inf
+        self.departure = np.full(count + 1, np.inf)
         sender, receiver = program.post_rank[self.messages.sends], program.to[self.messages.sends]
         nbytes = program.sent_bytes[self.messages.sends]
         self.transfer = nbytes / network.bytes_per_s(sender, receiver)
@@ -215,6 +224,13 @@ class _Clock:
     def ends(self) -> np.ndarray:
         """Return the end of each operation of the program."""
         return self.all_ends[self.kinds != END]
+
+    @property
+    def transits(self) -> np.ndarray:
+        """Return when the first message of each exchange set out, and when the last one arrived."""
+        out, into = self.messages.outgoing, self.messages.incoming
+        begin = np.minimum(self.departure[out], self.departure[into])
+        return np.stack([begin, np.maximum(self.arrival[out], self.arrival[into])], axis=1)
 
     def advance(self) -> bool:
         """Return whether any rank or port could go on; each goes on as far as it can."""
@@ -264,7 +280,8 @@ class _Clock:
         ready = self._ready(messages)
         can = ~np.isnan(ready)
         ports, messages = ports[can], messages[can]
-        self.port_free[ports] = np.maximum(ready[can], self.port_free[ports]) + self.transfer[messages]
+        self.departure[messages] = np.maximum(ready[can], self.port_free[ports])
+        self.port_free[ports] = self.departure[messages] + self.transfer[messages]
         self.arrival[messages] = self.port_free[ports] + self.latency[messages]
         self.head[ports] += 1
         return bool(ports.size)

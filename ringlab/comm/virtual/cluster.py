@@ -11,6 +11,7 @@ tensors, run for several ranks at once (see `turns`).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -212,6 +213,8 @@ class _Scheduler:
             work, thread = end.work, self.threads[end.rank]
             work.open_ends.remove(end)
             work.arrival = max(work.arrival, arrival)
+            assert isinstance(work, _VirtualWork)
+            work.begun = min(work.begun, start)
             if problem:
                 work.error = MismatchError(*problem)
             if work.done and thread.waiting is work and thread not in self.turns.ready:
@@ -324,6 +327,7 @@ class _VirtualWork(Work):
         self.comm, self.tag, self.index, self.to, self.source = comm, tag, index, to, source
         self.rank = comm.rank
         self.posted = self.arrival = comm.time
+        self.begun = math.inf
         self.open_ends: list[Half] = []
         self.buffers: tuple[Tensor, ...] = ()
         self.error: RinglabError | None = None
@@ -331,6 +335,10 @@ class _VirtualWork(Work):
     @property
     def done(self) -> bool:
         return not self.open_ends or self.error is not None
+
+    @property
+    def transit(self) -> tuple[float, float] | None:  # type: ignore[override]
+        return None if self.begun == math.inf else (self.begun, self.arrival)
 
     def wait(self) -> tuple[Tensor, ...]:
         if self in self.comm.pending:

@@ -66,7 +66,7 @@ class Traced(Comm):
         shapes = tuple(tuple(t.shape) for t in send)
 
         def finish(waited: float) -> None:
-            times = posted, waited, self.now(), work.stall
+            times = posted, waited, self.now(), work.stall, work.transit
             self.trace.events.append(
                 Exchange(self.rank, index, tag, to, source, sent, received, shapes, *times)
             )
