@@ -160,8 +160,16 @@ def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
         for column, index in enumerate(indices):
             draw_grid(grids[column], picture, index, names=column == 0)
             draw_live(bars[column], picture, index, names=column == 0)
+        title = f"{_heading(picture)}, at {len(indices)} moments: score tiles above, live memory below"
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure)
     return figure
+
+
+def _heading(picture: Scan) -> str:
+    """The title of a figure of the whole scan."""
+    mask = "Causal attention" if picture.causal else "Attention"
+    return f"{mask} over {picture.S:,} tokens by tiles, {picture.direction}"
 
 
 def still(picture: Scan, index: int) -> Figure:
@@ -173,6 +181,7 @@ def still(picture: Scan, index: int) -> Figure:
         left, right = figure.subplots(1, 2)
         draw_grid(left, picture, index, names=True)
         draw_live(right, picture, index, names=True)
+        figure.suptitle(_heading(picture), x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure)
     return figure
 
@@ -200,7 +209,7 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.set_xlabel(f"keys (tiles of {picture.tile} tokens)", fontsize=9)
     if names:
         ax.set_ylabel(f"queries (tiles of {picture.tile} tokens)", fontsize=9)
-    ax.text(-0.85, -0.85, "Q ↓\nK,V →", fontsize=6.5, ha="center", va="center")
+    ax.text(-0.85, -0.85, "Q ↓\nK,V →", fontsize=7, ha="center", va="center")
     ticks = [place + 0.5 for place in range(n)]
     ax.set_xticks(ticks, [str(t) for t in range(n)], fontsize=8)
     ax.set_yticks(ticks, [str(t) for t in range(n)], fontsize=8)
@@ -225,7 +234,7 @@ def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.set_xlabel("KiB", fontsize=9)
     ax.tick_params(labelsize=8 if not names else 9, length=0)
     ax.grid(visible=False)
-    ax.set_title(f"live: {_kib(sum(live.values()))}\n(all scores: {_kib(picture.whole_bytes)})", fontsize=10)
+    ax.set_title(f"live: {_kib(sum(live.values()))}\n(all scores: {_kib(picture.whole_bytes)})", fontsize=9.5)
 
 
 def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> Widget:
@@ -269,7 +278,7 @@ def _legend(figure: Figure) -> None:
 
     words = {
         "now": "being computed",
-        "done": "done and forgotten",
+        "done": "done and released",
         "todo": "to come",
         "skip": "hidden, never computed",
     }

@@ -3,19 +3,23 @@
 #
 # **Afterwards you can**
 # - write attention that never holds more than one tile of the score matrix, with memory linear in S;
-# - say, at any moment of the computation, what is in memory and why;
-# - derive and write the backward from lse and delta, and say why both must be the final ones;
-# - say what tiling saves, and what it does not.
+# - say what is in memory at any moment of the computation, and why;
+# - derive and write the backward from lse and delta, and say why both must be final;
+# - say what tiling saves and what it does not save.
 #
 # **You need first** [lesson 01](01_naive_attention.ipynb) (naive attention and the S² wall) and
 # [lesson 02](02_online_softmax.ipynb) (lse, and the merge of `(out, lse)`).
 #
-# **Minutes** 90, of which the machine works for about one.
+# **Minutes** 90, of which the machine computes for about one.
 #
-# Letters, as everywhere: B batch, H heads, S tokens, D head dim. Tensors are (B, H, S, D). New here: a *tile* is a run
-# of queries times a run of keys, a rectangle of the score matrix.
+# Lesson 01 ended at a wall: the score matrix of a long text does not fit into memory. Lesson 02 showed that its rows can
+# be merged from parts. This lesson builds attention from such parts, and then does the harder half, the backward.
+#
+# Letters, as everywhere: B batch, H heads, S tokens, D head dim. Tensors are (B, H, S, D). New here: a *tile* is a
+# rectangle of the score matrix, a run of queries times a run of keys.
 
 # %%
+import itertools
 import math
 
 import numpy as np
@@ -31,7 +35,7 @@ from ringlab.merge import Partial, merge
 from ringlab_course.figures import tile_scan
 from ringlab.viz.style import new_figure, show, styled
 
-torch.set_num_threads(1)  # tiles this small are not worth sharing out
+torch.set_num_threads(1)  # several threads do not pay for tiles this small
 
 
 # %%
@@ -47,9 +51,8 @@ print("q, k, v, dout:", tuple(q.shape), q.dtype)
 # %% [markdown]
 # ## 1 · The wall, measured
 #
-# Here is lesson 01 once more, now in torch: the partial result `(out, lse)` of these queries over these keys. Its mask
-# counts from the corner of the scores, so it is right only where queries and keys begin at the same token, as they do
-# here.
+# Here is lesson 01 once more, now in torch: the partial result `(out, lse)` of some queries over some keys. Its mask
+# counts from the corner of the scores, so it is right only if queries and keys begin at the same token, as they do here.
 
 
 # %%
@@ -66,9 +69,9 @@ whole_out, whole_lse = attend(q, k, v, True, scale)
 print("out", tuple(whole_out.shape), " lse", tuple(whole_lse.shape))
 
 # %% [markdown]
-# `MemoryMeter` watches every tensor that torch makes inside its context, and remembers the most bytes that were alive
-# at once. Inputs do not count: they were there before. We run the function for a ladder of lengths and fit the exponent
-# p in *peak ∝ S^p*, a straight line through the logarithms.
+# `MemoryMeter` watches every tensor that torch makes inside its context, and records the largest number of bytes that
+# were alive at once. Inputs do not count, because they existed before. We run the function for three lengths and fit
+# the exponent p in *peak ∝ S^p*: the slope of a straight line through the logarithms.
 
 
 # %%
@@ -87,22 +90,23 @@ def fitted_exponent(sizes, peaks):
 SIZES, D = (512, 1024, 2048), 64
 naive_peaks = [peak_bytes(attend, *random_inputs(S, D), True, 0.125) for S in SIZES]
 for S, peak in zip(SIZES, naive_peaks, strict=True):
-    print(f"S = {S:5}   peak {peak / 2**20:6.1f} MiB   the scores alone {4 * S * S / 2**20:5.1f} MiB")
+    scores = 4 * S * S / 2**20
+    print(f"S = {S:5}   peak {peak / 2**20:6.1f} MiB   the scores alone {scores:5.1f} MiB")
 print(f"naive: peak grows as S^{fitted_exponent(SIZES, naive_peaks):.2f}")
 
 # %% [markdown]
-# Every doubling of S makes it four times as much. The peak is a few score matrices: the scores, then another matrix of
-# the same size for the difference, another for its exponential. One head, one batch entry, and no layer has run yet.
+# Each doubling of S quadruples the peak. It consists of three matrices of S × S: the scores, their difference from lse,
+# and its exponential. And this is one head of one text.
 #
 # ## 2 · Cut the matrix into tiles
 #
-# Lesson 02 gave us the way out. A query that has seen some keys is fully described by `(out, lse)`, and two such
-# descriptions merge into one. So nothing forces us to have all of a row's scores at the same time. Cut the S queries
-# and the S keys into runs of `tile` tokens: the score matrix falls into squares, and each square can be computed,
-# turned into a partial result, merged, and forgotten.
+# Lesson 02 gave us the way out. `(out, lse)` says all there is to say about a query that has seen some keys, and two
+# such results merge into one. So we never need all scores of a row at the same time. Cut the S queries and the S keys
+# into runs of `tile` tokens. The score matrix falls into squares, and we can compute a square, turn it into a partial
+# result, merge that, and release the square.
 #
-# With a causal mask the squares are of three kinds. Query i sees key j only if j ≤ i, and *these are positions in the
-# sequence*, not places inside a tile.
+# A causal mask treats these squares differently. Query i sees key j only if j ≤ i. Here i and j are *positions in the
+# sequence*, not indices inside a tile.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -114,7 +118,7 @@ predict(
 
 # %%
 def kind(q_start, q_stop, k_start, k_stop):
-    """What the causal mask makes of the tile of queries q_start… and keys k_start…"""
+    """Which kind of tile these queries and keys form under a causal mask."""
     if k_start >= q_stop:  # the first key is after the last query
         return "skip"
     return "full" if k_stop - 1 <= q_start else "diagonal"
@@ -131,21 +135,21 @@ compare("03.masked", counts["diagonal"])
 print(counts)
 
 # %% [markdown]
-# Only the tiles on the diagonal hold both visible and hidden pairs. Below the diagonal a tile is seen whole and needs no
-# mask; above it nothing is visible, and the tile need not be computed. Keep these three words, *skip, full, diagonal*:
-# in the ring, when the keys of another rank arrive, the question will be the same.
+# Only the tiles on the diagonal hold both visible and hidden pairs. Below the diagonal every pair of a tile is visible,
+# so the tile needs no mask. Above the diagonal no pair is visible, so the tile is not computed at all. Remember the three
+# words *skip, full, diagonal*: in the ring, we ask the same question when the keys of another rank arrive.
 #
 # ## 3 · The forward
 #
-# One query tile stays. The key tiles pass by, and each leaves a partial result that is merged into what the query
-# tile knows. The state starts as *nothing seen*, which is `(0, −inf)`. Merge and its identity are yours since lesson
-# 02; from here on we import them. `attend` is asked for a mask on the diagonal only: there the query tile and the key
-# tile begin at the same token, and a triangle inside the tile is the mask by position.
+# Take one query tile and let the key tiles pass by. Each key tile gives a partial result, which is merged into the
+# query tile's state. The state starts as *nothing seen*, `(0, −inf)`. You wrote merge and its identity in lesson 02;
+# from here on we import them. Only the diagonal tile needs the mask of `attend`. There the query tile and the key tile
+# begin at the same token, so comparing indices inside the tile is the same as comparing positions.
 
 
 # %%
 def tiled_forward(q, k, v, causal, scale, tile):
-    """(out, lse) of attention, one tile of scores at a time."""
+    """Attention (out, lse), one tile of scores at a time."""
     S = q.shape[-2]
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
     for row in range(0, S, tile):
@@ -162,61 +166,67 @@ def tiled_forward(q, k, v, causal, scale, tile):
 
 # %%
 def agree(a, b, bound=1e-13):
-    """Whether a and b agree to `bound` of the largest entry: here, up to float64 rounding."""
+    """Whether a and b differ by at most `bound` of the largest entry: here, float64 rounding."""
     return bool((a - b).abs().max() <= bound * b.abs().max())
 
 
 for tile in (128, 32, 50, 1):
     out, lse = tiled_forward(q, k, v, True, scale, tile)
-    print(f"tile {tile:3}: out agrees: {agree(out, whole_out)}   lse agrees: {agree(lse, whole_lse)}")
+    same = agree(out, whole_out), agree(lse, whole_lse)
+    print(f"tile {tile:3}: out agrees: {same[0]}   lse agrees: {same[1]}")
 
 # %% [markdown]
-# The tile does not matter, not even 50, which leaves a short tile at the end, or 1. This is no approximation: the same
-# terms are added in another order. ringlab's own block, the one that will run on every rank of the ring, does the same,
-# in a short file that you can now read: `ringlab/blocks/blockwise.py`.
+# The result does not depend on the tile, not even on 50, which leaves a short tile at the end, or on 1. Tiling is not an
+# approximation: it adds the same terms in another order. ringlab's own block, which every rank of the ring will run,
+# does the same. You can now read it, in `ringlab/blocks/blockwise.py`.
 
 # %%
 block = Blockwise(tile=32)
 part = block.forward(q, k, v, causal=True, scale=scale)
 print("ringlab's blockwise block:", agree(part.out, out), agree(part.lse, lse))
-print("its backends, one interface:", [get_block(name, q).name for name in ("naive", "blockwise", "native")])
+names = [get_block(name, q).name for name in ("naive", "blockwise", "native")]
+print("blocks with the same interface:", names)
 
 # %% [markdown]
 # ## 4 · The live set
 #
-# What is in memory at one moment? Beside the inputs and the output, only what the present tile needs. That is the *live
-# set*: a tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
-# become the softmax weights P, and the running out and lse.
+# What is in memory at one moment? Beside the inputs and the output, only what the current tile needs. This is the *live
+# set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
+# become the softmax weights P, and the out and lse of the query tile so far.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.live",
-    "D = 64, float32, tile 128. How much more does the live set take at 32,768 tokens than at 1,024?",
-    choices=["the same", "32 times", "1,024 times"],
+    "D = 64, and the tile grows from 128 to 256 tokens. By what factor does the live set grow?",
+    unit="times",
 )
 
 # %%
-scans = {S: tile_scan.scan(S, 128, 64) for S in (1024, 8192, 32768)}
-for S, steps in scans.items():
-    print(
-        f"S = {S:6,}   live set {steps.peak_bytes / 2**10:.1f} KiB   "
-        f"all scores {steps.whole_bytes / 2**20:7,.0f} MiB"
-    )
-ratio = scans[32768].peak_bytes / scans[1024].peak_bytes
-compare("03.live", "the same" if ratio == 1 else f"{ratio:g} times")
+for tile in (128, 256):
+    for S in (1024, 32768):
+        steps = tile_scan.scan(S, tile, 64)
+        print(
+            f"tile {tile}, S = {S:6,}:   live set {steps.peak_bytes / 2**10:.1f} KiB   "
+            f"all scores {steps.whole_bytes / 2**20:5,.0f} MiB"
+        )
+small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256))
+compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Now look at it. Four moments of the causal scan over 1,024 tokens: above, the score matrix by tiles, with the Q tile
-# and the K/V tile in use along its sides; below, what is live at that moment.
+# Not 2 and not 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory of a GPU is a few
+# hundred KiB, so the tile cannot grow much further. But the live set does not depend on S at all.
+#
+# Now look at it. The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles,
+# with the Q tile and the K/V tile in use along its sides; below is the live set at that moment.
 
 # %%
 forward_scan = tile_scan.scan(1024, 128, 64)
 show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
-# The bars are the same four times: that is the point. The blue area grows, but blue means *done and forgotten*. What
-# remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider tile by
-# tile, and switch to *backward* when you have read section 8.
+# The bars are the same at all four moments: that is the point. The blue area grows, but blue means *done and released*.
+# All that remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider
+# tile by tile, and switch to *backward* when you have read section 8.
 
 # %% tags=["nbval-ignore-output"]
 tile_scan.player()
@@ -224,9 +234,9 @@ tile_scan.player()
 # %% [markdown]
 # ## 5 · Memory against S
 #
-# So the peak should be the output, which is linear in S, plus a live set that does not grow. Measure it with the same
-# meter as the naive version. Its live part is another number than in the picture: the tile is 32 now, slices of the
-# inputs do not count, and what `attend` and `merge` make on the way does. The point is that it stays the same.
+# So the peak should be the output, which is linear in S, plus a live set that does not grow. We measure it with the same
+# meter as the naive version. The live part is not the number of the figure: the tile is 32 now, slices of the inputs do
+# not count, and temporary tensors of `attend` and `merge` do. The point is that it stays the same.
 
 # %%
 TILE = 32
@@ -237,9 +247,8 @@ for S, peak in zip(SIZES, tiled_peaks, strict=True):
         f"S = {S:5}   peak {peak / 2**10:6.0f} KiB = out and lse {results / 2**10:6.0f} KiB "
         f"+ live {(peak - results) / 2**10:4.0f} KiB"
     )
-print(
-    f"naive: S^{fitted_exponent(SIZES, naive_peaks):.1f}   tiled: S^{fitted_exponent(SIZES, tiled_peaks):.1f}"
-)
+powers = [fitted_exponent(SIZES, peaks) for peaks in (naive_peaks, tiled_peaks)]
+print(f"naive: S^{powers[0]:.1f}   tiled: S^{powers[1]:.1f}")
 
 # %%
 with styled():
@@ -249,24 +258,23 @@ with styled():
         ax.loglog(SIZES, [peak / 2**20 for peak in peaks], mark, label=label, base=2)
         slope = fitted_exponent(SIZES, peaks)
         ax.text(SIZES[-1] * 1.06, peaks[-1] / 2**20, f"{label}\nS^{slope:.1f}", va="center")
-    ax.set(
-        xlabel="S (tokens)", ylabel="peak memory beyond the inputs (MiB)", xlim=(470, 2700), ylim=(0.1, 100)
-    )
+    ax.set(xlabel="S (tokens)", ylabel="MiB beyond the inputs", xlim=(470, 2700), ylim=(0.1, 100))
+    ax.set_title("Peak memory of attention, one head of dim 64")
     ax.set_xticks(SIZES, [f"{S:,}" for S in SIZES])
     ax.set_yticks([1 / 8, 1 / 2, 2, 8, 32], ["0.125", "0.5", "2", "8", "32"])
 show(
     figure,
-    alt="Peak memory against S, both axes logarithmic: the naive line climbs with slope two, from 3 to 48 "
-    "MiB; the tiled line with slope about one, staying below 1 MiB.",
+    alt="Peak memory against S, both axes logarithmic: the naive line climbs with slope two, from 3 "
+    "to 48 MiB; the tiled line has a slope of about one and stays below 1 MiB.",
 )
 
 # %% [markdown]
-# The exponent of the naive version is 2. The tiled one comes out a little under 1: a linear part, and a constant that
-# weighs less and less. Lesson 01's wall is gone, and the answer is still exact.
+# The naive exponent is 2. The tiled one is a little below 1, because the peak is a linear part plus a constant, and the
+# constant matters less and less. The wall of lesson 01 is gone, and the result is still exact.
 #
 # ## 6 · What about the work?
 #
-# Something so much smaller should also be less work. Should it?
+# We save a large part of the memory. Do we also save work?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -278,7 +286,7 @@ predict(
 
 # %%
 def flops(function, *args):
-    """FLOPs of all matrix products in a call; a multiply-add is two."""
+    """The FLOPs of all matrix products in a call; a multiply-add is two."""
     with FlopCounterMode(display=False) as counter:
         function(*args)
     return counter.get_total_flops()
@@ -288,15 +296,16 @@ S = 1024
 x = random_inputs(S)
 naive, tiled = flops(attend, *x, False, 0.25), flops(tiled_forward, *x, False, 0.25, 128)
 print(f"naive {naive:,}   tiled {tiled:,}   4·S²·D = {4 * S * S * 16:,}")
-compare("03.flops", "exactly as many" if naive == tiled else "more" if tiled > naive else "far fewer")
+verdict = "exactly as many" if naive == tiled else "more" if tiled > naive else "far fewer"
+compare("03.flops", verdict)
 
 # %% [markdown]
-# To the last digit the same: **tiling does not reduce FLOPs.** Each of the S² scores is computed once, wherever it is
-# computed. What tiling reduces is memory, and with it traffic: scores that never leave a tile need not be written to
-# main memory and read again, and on a GPU that traffic, not the arithmetic, is what naive attention waits for. Ring
-# attention will be no different: it divides work and memory among ranks, and it removes none of the work.
+# Identical to the last digit: **tiling does not reduce FLOPs.** Each of the S² scores is still computed once. Tiling
+# reduces memory, and with it traffic: scores that never leave a tile are not written to main memory and read back. On a
+# GPU, naive attention waits for that traffic, not for the arithmetic. Ring attention is no different: it divides work and
+# memory among ranks, and removes none of the work.
 #
-# The causal mask is another matter. Skipping *does* remove work.
+# Skipping the tiles above the diagonal does remove work. How much?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -308,20 +317,20 @@ predict(
 # %%
 share = 100 * flops(tiled_forward, *x, True, 0.25, 128) / naive
 compare("03.causal", share)
-print(
-    f"naive, causal: {100 * flops(attend, *x, True, 0.25) / naive:.1f} %: it computes everything, then masks half"
-)
+whole = 100 * flops(attend, *x, True, 0.25) / naive
+print(f"naive, causal: {whole:.1f} %: it computes everything, then masks half")
 for tile in (512, 128, 32):
-    print(f"tiled, causal, tile {tile:3}: {100 * flops(tiled_forward, *x, True, 0.25, tile) / naive:.1f} %")
+    share = 100 * flops(tiled_forward, *x, True, 0.25, tile) / naive
+    print(f"tiled, causal, tile {tile:3}: {share:.1f} %")
 
 # %% [markdown]
-# With n tiles along a side, n(n+1)/2 of n² are visited: the share is ½ + 1/2n. The ½ is the mask's; the rest is the
-# hidden corner of the diagonal tiles, computed and thrown away. Small tiles waste less of it, but make more launches
-# and more merges.
+# With n tiles along a side, n(n+1)/2 of the n² tiles are visited: a share of ½ + 1/(2n). The ½ is the work that the mask
+# leaves. The rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles waste less,
+# but need more launches and more merges.
 #
-# ## 7 · The backward: why not autograd?
+# ## 7 · The backward
 #
-# `tiled_forward` is made of differentiable operations, so autograd can give its gradients today. What would it cost?
+# `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. At what cost?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -339,37 +348,38 @@ def recorded(q, k, v):
 
 recorded_peaks = [peak_bytes(recorded, *random_inputs(S)) for S in SIZES]
 exponent = fitted_exponent(SIZES, recorded_peaks)
-print(f"peaks: {', '.join(f'{peak / 2**20:.1f} MiB' for peak in recorded_peaks)}   exponent {exponent:.1f}")
+listed = ", ".join(f"{peak / 2**20:.1f} MiB" for peak in recorded_peaks)
+print(f"peaks: {listed}   exponent {exponent:.1f}")
 compare("03.autograd", "S²" if exponent > 1.5 else "S")
 
 # %% [markdown]
-# Autograd keeps what each operation will need in its backward, and for every tile that includes P, the softmax weights.
-# All tiles together are the S × S matrix: the wall is back. The way out is **not to store P but to compute it again**,
-# tile by tile, when the backward needs it. Lesson 02's lse makes that cheap.
+# Autograd keeps whatever each operation needs in its backward. For every tile that includes P, the softmax weights. All
+# tiles together are the S × S matrix: the wall is back. The way out is **not to store P but to compute it again**, tile
+# by tile, when the backward needs it. The lse of lesson 02 makes that cheap.
 #
-# **P from lse.** Let $S_{ij}$ with its two indices be a score, as in every paper (S alone stays the number of tokens). The
-# softmax of the *whole* row, looked at in one tile only, is
+# **P from lse.** Let $S_{ij}$, with two indices, be a score, as in the papers (S alone remains the number of tokens). In
+# each tile, the softmax over the *whole* row is
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
-# The sum runs over all keys, and its logarithm is the final lse: one number per row stands for all the other tiles. No
-# running maximum is needed the second time.
+# The sum runs over all keys, and its logarithm is the final lse. So one number per row replaces all the other tiles, and
+# the second time no running maximum is needed.
 #
-# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. O = PV, so $dV = P^\top
-# dO$ and $dP = dO\,V^\top$. The softmax of a row couples all its scores: $P_{ij}$ changes with $S_{ij}$ at the rate
-# $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums over them:
+# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
+# $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
+# the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums
+# over them:
 #
 # $$dS_{ij} = P_{ij}\Big(dP_{ij} - \sum_{j'} P_{ij'}\,dP_{ij'}\Big).$$
 #
-# That last sum runs over all keys again, which would need another pass over the tiles. But put $dP_{ij'} = \sum_d
-# dO_{id} V_{j'd}$ into it and swap the sums: $\sum_d dO_{id} \sum_{j'} P_{ij'} V_{j'd} = \sum_d dO_{id}\, O_{id}$.
-# So it is
+# The last sum runs over all keys again, which would need another pass over the tiles. But insert $dP_{ij'} = \sum_d
+# dO_{id} V_{j'd}$ and swap the sums: $\sum_d dO_{id} \sum_{j'} P_{ij'} V_{j'd} = \sum_d dO_{id}\, O_{id}$. So the sum is
 #
 # $$\delta_i = \mathrm{rowsum}(dO \circ O)_i,$$
 #
-# ($\circ$ multiplies element by element), known before the first tile, from the *final* out. With scores scale·QKᵀ the
-# rest follows: $dS = P\circ(dP - \delta)$, $dQ = \mathrm{scale}\cdot dS\,K$, $dK = \mathrm{scale}\cdot dS^\top Q$.
-# Check both claims before you build on them.
+# where $\circ$ multiplies element by element. It is known before the first tile, from the *final* out. With scores
+# scale·QKᵀ the rest follows: $dS = P\circ(dP - \delta)$, $dQ = \mathrm{scale}\cdot dS\,K$ and
+# $dK = \mathrm{scale}\cdot dS^\top Q$. We check both claims before we build on them.
 
 # %%
 weights = torch.softmax(scale * (q @ k.mT), -1)  # no mask here
@@ -383,13 +393,13 @@ print("delta is rowsum(P·dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1))
 # %% [markdown]
 # ## 8 · The backward, written
 #
-# One tile needs its q, k, v and dO, and for its rows the final lse and delta, nothing else: no neighbour tile, no
-# order. This is why the backward, too, can later be spread over ranks.
+# One tile needs its q, k, v and dO, and the final lse and delta of its rows. It needs no other tile, and the tiles may
+# come in any order. This is why the backward, too, can be spread over ranks later.
 
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, causal, scale):
-    """What one tile adds to (dq, dk, dv); lse and delta are final, (B, H, rows, 1)."""
+    """The part of one tile in (dq, dk, dv); lse and delta are final, (B, H, rows, 1)."""
     weights = scale * (q @ k.mT)
     if causal:
         weights.masked_fill_(torch.ones(weights.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
@@ -399,13 +409,13 @@ def attend_backward(dout, q, k, v, lse, delta, causal, scale):
 
 
 # %% [markdown]
-# Around it, two loops. Here a key tile stays, with its dK and dV, and the query tiles pass by; dQ is added to on every
-# visit. The other order works as well, with the roles exchanged.
+# Around it are two loops. Here a key tile stays, with its dK and dV, while the query tiles pass by, and every visit adds
+# to dQ. The other order works as well, with the roles exchanged.
 
 
 # %%
 def tiled_backward(dout, q, k, v, out, lse, causal, scale, tile):
-    """(dq, dk, dv), one tile of P at a time."""
+    """The gradients (dq, dk, dv), one tile of P at a time."""
     S = q.shape[-2]
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     delta = (dout * out).sum(-1, keepdim=True)  # once, from the final out
@@ -413,7 +423,8 @@ def tiled_backward(dout, q, k, v, out, lse, causal, scale, tile):
         keys = slice(key, min(key + tile, S))
         for row in range(key if causal else 0, S, tile):  # causal: start at the diagonal
             rows = slice(row, min(row + tile, S))
-            of_rows, of_keys = (dout[..., rows, :], q[..., rows, :]), (k[..., keys, :], v[..., keys, :])
+            of_rows = dout[..., rows, :], q[..., rows, :]
+            of_keys = k[..., keys, :], v[..., keys, :]
             state = lse[..., rows, None], delta[..., rows, :]
             parts = attend_backward(*of_rows, *of_keys, *state, causal and key == row, scale)
             dq[..., rows, :] += parts[0]
@@ -430,9 +441,7 @@ final_delta = (dout * whole_out).sum(-1)
 rows = BackwardRows(dout, q, whole_out, whole_lse, final_delta)
 theirs = block.backward(rows, k, v, causal=True, scale=scale)
 for name, a, b, c in zip(("dq", "dk", "dv"), mine, right, theirs, strict=True):
-    print(
-        f"{name}: equal to autograd of the naive version: {agree(a, b)}   to ringlab's block: {agree(a, c)}"
-    )
+    print(f"{name}: equal to naive autograd: {agree(a, b)}   to ringlab's block: {agree(a, c)}")
 
 
 # %%
@@ -443,28 +452,27 @@ def without_autograd(q, k, v, dout):
 
 
 both_peaks = [peak_bytes(without_autograd, *random_inputs(S, D, 4)) for S in SIZES]
-print(f"forward and backward by tiles: peak grows as S^{fitted_exponent(SIZES, both_peaks):.1f}")
+exponent = fitted_exponent(SIZES, both_peaks)
+print(f"forward and backward by tiles: peak grows as S^{exponent:.1f}")
 saved_weights, saved_lse = 4 * 8192**2 / 2**20, 4 * 8192 / 2**20
-print(
-    f"kept from forward to backward, one head, S = 8,192: P {saved_weights:.0f} MiB, lse {saved_lse:.3f} MiB"
-)
+print(f"to keep for one head of 8,192 tokens: P {saved_weights:.0f} MiB, lse {saved_lse:.3f} MiB")
 
 # %% [markdown]
-# And the live set? Larger than the forward's, as P, dS and three gradients are added, but just as constant:
+# The live set is larger than in the forward, because P, dS and three gradients are in it, but it is just as constant:
 
 # %%
 backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
 show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan))
 
 # %% [markdown]
-# The scan runs down the columns now. That order has a reason: dK and dV of a key tile are finished when its column is,
-# and leave. Only dQ is written again and again.
+# The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
+# tile, and they leave the live set. Only dQ is written again and again.
 #
 # ## 9 · Final means final
 #
-# While the tiles pass by, it is tempting to compute delta where P and dP already are: rowsum(P·dP) of the tile. The
-# formula is the same, only the sum is shorter. (In the code below it is the tile's own rowsum(dO∘O), times the tile's
-# `share` of the row's softmax mass.)
+# In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P·dP) of the tile. The
+# formula is the same, but the sum runs over the tile's keys only. (In the code below this is the tile's own rowsum(dO∘O),
+# times `share`, the tile's share of the row's weights.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -476,15 +484,16 @@ predict(
 
 # %%
 def tile_by_tile(own_delta, own_lse, tile=32):
-    """(dq, dk, dv) without a mask, with delta or lse taken from the tile itself if asked."""
+    """The gradients without a mask, with delta or lse taken from the tile itself if asked."""
     grads = [torch.zeros_like(x) for x in (q, k, v)]
-    for row, key in ((r, c) for r in range(0, 128, tile) for c in range(0, 128, tile)):
+    for row, key in itertools.product(range(0, 128, tile), repeat=2):
         rows, keys = slice(row, row + tile), slice(key, key + tile)
         pair = dout[..., rows, :], q[..., rows, :], k[..., keys, :], v[..., keys, :]
         part_out, part_lse = attend(*pair[1:], False, scale)
         total = (part_lse if own_lse else full_lse[..., rows])[..., None]
         share = torch.exp(part_lse[..., None] - total)
-        used = (pair[0] * part_out).sum(-1, keepdim=True) * share if own_delta else delta[..., rows, None]
+        own = (pair[0] * part_out).sum(-1, keepdim=True) * share
+        used = own if own_delta else delta[..., rows, None]
         parts = attend_backward(*pair, total, used, False, scale)
         for grad, part, where in zip(grads, parts, (rows, keys, keys), strict=True):
             grad[..., where, :] += part
@@ -499,27 +508,31 @@ for label, flags in (
     ("final lse, tile's delta", (1, 0)),
     ("tile's lse, tile's delta", (1, 1)),
 ):
-    errors = [(a - b).norm() / b.norm() for a, b in zip(tile_by_tile(*flags), right, strict=True)]
-    print(f"{label:25}", "   ".join(f"{n} {e:.2f}" for n, e in zip(("dq", "dk", "dv"), errors, strict=True)))
+    pairs = zip(("dq", "dk", "dv"), tile_by_tile(*flags), right, strict=True)
+    errors = {name: (a - b).norm() / b.norm() for name, a, b in pairs}
+    print(f"{label:25}", "   ".join(f"{name} {error:.2f}" for name, error in errors.items()))
     if flags == (1, 0):
-        wrong = [name for name, error in zip(("dq", "dk", "dv"), errors, strict=True) if error > 0.01]
+        wrong = [name for name, error in errors.items() if error > 0.01]
 compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "none")
 
 # %% [markdown]
-# Look at the middle line: a relative error around 0.2 in dQ and dK, while dV, which does not use delta, is exact. (With
-# the tile's lse, in the last line, each tile takes itself for the whole row, and nothing is right.) The middle is the
-# nasty kind of bug: nothing crashes, the loss goes down for a while, and one of three gradients passes every test. The
-# reason is in the formula: raising one score lowers *all* the other weights of its row, also those in tiles that are
-# elsewhere. In the ring they will be on other ranks, and the same rule holds: first finish the forward, then start the
-# backward.
+# Look at the middle line: a relative error around 0.2 in dQ and dK, while dV, which does not use delta, is exact. (In the
+# last line, with the tile's lse, each tile normalises as if it were the whole row, and no gradient is right.) The middle
+# line is a nasty bug: nothing crashes, the loss goes down for a while, and one of the three gradients passes every test.
+# The formula tells the reason: raising one score lowers *all* other weights of its row, including those in other tiles. In
+# the ring, those tiles are on other ranks, and the same rule holds: finish the forward before you start the backward.
 #
 # ## 10 · The price
 #
-# Computing P again is not free. Count products of the size S × S × D: the forward has two (QKᵀ, PV), the ordinary
-# backward four (dV, dP, dQ, dK), and the tiled backward one more.
+# Computing P again is not free. Count the matrix products of size S × S × D: the forward has two, QKᵀ and PV. An ordinary
+# backward has four: dV, dP, dQ and dK. Which does the tiled backward add?
 
 # %% tags=["nbval-ignore-output"]
-predict("03.price", "Forward and backward together, no mask: FLOPs of the tiled version over the naive one?")
+predict(
+    "03.price",
+    "Forward and backward together, no mask: how many times the FLOPs of the naive version?",
+    unit="times",
+)
 
 
 # %%
@@ -536,21 +549,22 @@ def tiled_both(q, k, v, dout):
 x = random_inputs(1024, count=4)
 unit = 2 * 1024 * 1024 * 16
 naive, tiled = flops(naive_both, *x), flops(tiled_both, *x)
-print(
-    f"naive {naive / unit:g} products, tiled {tiled / unit:g} products, {100 * (tiled / naive - 1):.0f} % more"
-)
+more = 100 * (tiled / naive - 1)
+print(f"naive {naive / unit:g} products, tiled {tiled / unit:g} products, {more:.0f} % more")
 compare("03.price", tiled / naive)
 
 # %% [markdown]
-# A sixth more arithmetic, and the S² is gone from memory, forward and backward. On hardware that computes faster than
-# it moves data this is often not even slower: reading P back from main memory can take longer than computing it again.
+# The backward computes QKᵀ again: seven products instead of six. That buys a backward without S² in memory. On hardware
+# that computes faster than it moves data it is often not even slower, because reading P from main memory can take longer
+# than computing it again.
 #
 # ## Recap
 #
 # - The score matrix falls into tiles: **skip, full, diagonal**, decided by positions in the sequence. Each visible tile
-#   is computed once, merged, forgotten.
-# - The **live set** is a few tiles and does not grow with S. Peak memory is that plus the output: exponent 1, not 2.
-# - **FLOPs are the same**; skipping under a causal mask halves them; the backward adds one product to six.
+#   is computed once, merged and released.
+# - The **live set** is a few tiles and does not grow with S. Peak memory is the live set plus the output: exponent 1
+#   instead of 2.
+# - **FLOPs stay the same**. Under a causal mask, skipping saves almost half. The backward adds one product to six.
 # - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P = e^{S-\mathrm{lse}}$,
 #   $\delta = \mathrm{rowsum}(dO\circ O)$, $dS = P\circ(dP-\delta)$.
 # - Tiles need nothing from each other. Lesson 05 puts them on different ranks.
@@ -559,19 +573,17 @@ compare("03.price", tiled / naive)
 #
 # Answer aloud, then open.
 #
-# <details><summary>A colleague masks each tile with a lower-triangular matrix. Which tiles come out wrong?</summary>
-# All full ones: their upper half is hidden though every key there is before every query. Only the diagonal is right.
-# </details>
+# <details><summary>A colleague masks each visited tile with a lower-triangular matrix. Which tiles are wrong?</summary>
+# All full ones: half of their pairs are hidden, though all are visible. Only the diagonal tiles are right.</details>
 #
 # <details><summary>Why is it enough to keep lse, and not the maximum and the sum as well?</summary>
-# e^(S − m)/l = e^(S − m − ln l) = e^(S − lse): only their combination occurs.</details>
+# e^(S − m)/l = e^(S − m − ln l) = e^(S − lse): only this combination of them is used.</details>
 #
-# <details><summary>You double the tile. What happens to the live set, to the FLOPs of a causal forward, and to the
-# number of merges?</summary> The square of scores becomes four times as large, the tiles of Q, K, V and out twice; a few more FLOPs on the
-# diagonal; about a quarter of the merges.</details>
+# <details><summary>You double the tile. What happens to the FLOPs of a causal forward, and to the number of
+# merges?</summary>A few more FLOPs on the diagonal; about a quarter of the merges.</details>
 #
 # <details><summary>Can the backward of one tile run before the forward of another tile in the same row is done?</summary>
 # No: lse and delta of the row would not be final.</details>
 #
-# Now build it yourself: [exercise 03](../exercises/03_tiled_attention.ipynb). Your forward and your backward will be
-# checked for values, memory and work.
+# Now build it yourself: [exercise 03](../exercises/03_tiled_attention.ipynb). It asks for more than this lesson: queries
+# that begin in the middle of the text, and grouped heads. Values, memory and work are checked.

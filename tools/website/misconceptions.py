@@ -129,6 +129,8 @@ TOGETHER = {
         "associative, on which the ring of lesson 05 rests."
     ),
     "02.merge:many": _FRESH,
+    "03.forward:mixed": _FRESH,
+    "03.backward:mixed": _FRESH,
     "04.flash:any": _FRESH,
     "04.causal:any": _FRESH,
     "06.table:published": (

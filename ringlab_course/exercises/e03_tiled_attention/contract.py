@@ -1,21 +1,19 @@
-"""Exercise 03: tiled attention, forward and backward, with memory linear in S."""
+"""Exercise 03: tiled attention of the last tokens of a sequence, with grouped heads and memory linear in its length."""
 
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.exercises.e03_tiled_attention.checks import (
-    BACKWARD,
-    FORWARD,
+    BACK,
+    THERE,
     Case,
-    backward_skips,
-    backward_values,
-    forward_skips,
-    forward_values,
+    Pass,
     live_set,
     memory_exponent,
     mixed,
-    on_cases,
     precision,
+    skips,
+    values,
 )
 from ringlab_course.exercises.e03_tiled_attention.texts import (
     BACKWARD_HINTS,
@@ -24,6 +22,55 @@ from ringlab_course.exercises.e03_tiled_attention.texts import (
     FORWARD_MISTAKES,
 )
 
+WHOLE_TILES = (Case(2, 4, 2, 2), Case(4, 2, 2, 2), Case(6, 9, 3, 4))
+SHORT_TILES = (Case(3, 5, 2, 2), Case(4, 7, 3, 2), Case(3, 4, 8, 2))
+LAST_TOKENS = (
+    Case(2, 3, 2, 2, True),
+    Case(3, 5, 2, 2, True),
+    Case(7, 10, 3, 2, True),
+    Case(4, 9, 4, 3, True),
+)
+GROUPS = (
+    Case(2, 3, 2, 2, H=2),
+    Case(3, 4, 2, 2, H=4, K=2),
+    Case(3, 5, 2, 2, True, H=6, K=3, B=2),
+    Case(4, 6, 3, 2, True, H=6, K=2),
+)
+LARGE = (Case(4, 6, 2, 2, reach=900), Case(12, 16, 4, 4, True, reach=900))
+
+
+def checks_of(which: Pass) -> tuple[Check, ...]:
+    """Return the checks that both stages have."""
+    exact = "dQ, dK and dV are exact" if which.backward else "tiles merge to exact attention"
+    state = "gradients are summed in float32" if which.backward else "the state is float32"
+    live = "a few tiles at a time" if which.backward else "one tile of scores at a time"
+    return (
+        Check(
+            "values",
+            3 if which.backward else 2,
+            "visible",
+            f"{exact}, M queries and N keys",
+            values(which, *WHOLE_TILES),
+        ),
+        Check(
+            "tail",
+            1,
+            "visible",
+            "a last tile that is shorter, and a tile longer than M and N",
+            values(which, *SHORT_TILES),
+        ),
+        Check(
+            "causal", 2, "visible", "causal: the queries are the last M tokens", values(which, *LAST_TOKENS)
+        ),
+        Check("heads", 1, "visible", "grouped heads", values(which, *GROUPS)),
+        Check("precision", 1, "visible", f"{state} for bfloat16 inputs", precision(which)),
+        Check("memory", 1, "visible", "peak memory grows like S", memory_exponent(which), kind="cost"),
+        Check("live-set", 1, "stress", f"{live}, and no copies of K and V", live_set(which), kind="cost"),
+        Check("skips", 1, "stress", "hidden tiles are not computed", skips(which), kind="cost"),
+        Check("mixed", 1, "held-out", "all of it together, odd sizes", mixed(which)),
+    )
+
+
 FORWARD_STAGE = Stage(
     id="03.forward",
     function="tiled_forward",
@@ -31,59 +78,8 @@ FORWARD_STAGE = Stage(
     hints=FORWARD_HINTS,
     misconceptions=FORWARD_MISTAKES,
     checks=(
-        Check(
-            "values",
-            2,
-            "visible",
-            "tiles merge to exact attention",
-            on_cases(forward_values, Case(2, 1, 2), Case(4, 2, 2), Case(6, 2, 3), Case(9, 3, 4)),
-        ),
-        Check(
-            "tail",
-            1,
-            "visible",
-            "a last tile that is shorter, and a tile longer than S",
-            on_cases(forward_values, Case(3, 2, 2), Case(7, 3, 2), Case(3, 8, 2)),
-        ),
-        Check(
-            "causal",
-            2,
-            "visible",
-            "causal: tiles skipped, full and diagonal",
-            on_cases(forward_values, Case(2, 1, 2, True), Case(4, 2, 2, True), Case(7, 3, 2, True)),
-        ),
-        Check(
-            "memory",
-            2,
-            "visible",
-            "peak memory grows like S",
-            memory_exponent(FORWARD_MISTAKES, 3),
-            kind="cost",
-        ),
-        Check(
-            "large",
-            1,
-            "stress",
-            "large scores overflow nothing",
-            on_cases(forward_values, Case(4, 2, 2, reach=900), Case(16, 4, 4, True, reach=900)),
-        ),
-        Check(
-            "live-set",
-            1,
-            "stress",
-            "one tile of scores at a time",
-            live_set(FORWARD_MISTAKES, 3),
-            kind="cost",
-        ),
-        Check("skips", 1, "stress", "hidden tiles are not computed", forward_skips, kind="cost"),
-        Check(
-            "precision",
-            1,
-            "stress",
-            "state in float32 for bfloat16 inputs",
-            precision(FORWARD_MISTAKES, FORWARD),
-        ),
-        Check("mixed", 1, "held-out", "batches, heads and odd sizes", mixed(forward_values)),
+        *checks_of(THERE),
+        Check("large", 1, "visible", "large scores overflow nothing", values(THERE, *LARGE)),
     ),
 )
 
@@ -93,47 +89,7 @@ BACKWARD_STAGE = Stage(
     title="The backward from lse and delta",
     hints=BACKWARD_HINTS,
     misconceptions=BACKWARD_MISTAKES,
-    checks=(
-        Check(
-            "values",
-            3,
-            "visible",
-            "dQ, dK and dV are exact",
-            on_cases(backward_values, Case(2, 1, 2), Case(4, 2, 2), Case(6, 2, 3), Case(9, 3, 4)),
-        ),
-        Check(
-            "tail",
-            1,
-            "visible",
-            "a last tile that is shorter, and a tile longer than S",
-            on_cases(backward_values, Case(3, 2, 2), Case(7, 3, 2), Case(3, 8, 2)),
-        ),
-        Check(
-            "causal",
-            2,
-            "visible",
-            "causal: tiles skipped, full and diagonal",
-            on_cases(backward_values, Case(2, 1, 2, True), Case(4, 2, 2, True), Case(7, 3, 2, True)),
-        ),
-        Check(
-            "memory",
-            2,
-            "visible",
-            "peak memory grows like S",
-            memory_exponent(BACKWARD_MISTAKES, 4),
-            kind="cost",
-        ),
-        Check("live-set", 1, "stress", "a few tiles at a time", live_set(BACKWARD_MISTAKES, 4), kind="cost"),
-        Check("skips", 1, "stress", "hidden tiles are not computed", backward_skips, kind="cost"),
-        Check(
-            "precision",
-            1,
-            "stress",
-            "gradients gathered in float32 for bfloat16 inputs",
-            precision(BACKWARD_MISTAKES, BACKWARD),
-        ),
-        Check("mixed", 1, "held-out", "batches, heads and odd sizes", mixed(backward_values)),
-    ),
+    checks=checks_of(BACK),
 )
 
 EXERCISE = Exercise(

@@ -2,15 +2,30 @@
 # # Exercise 03 · Tiled attention, forward and backward
 #
 # **You build** attention that never holds more than one tile of scores: first the forward, then its backward from lse
-# and delta.
-# **You need** [lesson 03](../notebooks/03_tiled_attention.ipynb). **Minutes** 60.
+# and delta. **You need** [lesson 03](../notebooks/03_tiled_attention.ipynb), and grouped heads from
+# [lesson 01](../notebooks/01_naive_attention.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# The lesson's functions are for S queries and S keys. Yours also serve a model that has read most of its text already:
+# its queries are the last M tokens of N, and several query heads share one key/value head. These are the scores for
+# M = 5, N = 9 and tile = 3. A dot is a visible pair; a *cut* tile holds both visible and hidden pairs.
+#
+# ```text
+#               keys   0 1 2   3 4 5   6 7 8
+#  query 0 (token 4)   • • •   • •
+#  query 1 (token 5)   • • •   • • •
+#  query 2 (token 6)   • • •   • • •   •
+#                      full    cut     cut
+#  query 3 (token 7)   • • •   • • •   • •
+#  query 4 (token 8)   • • •   • • •   • • •
+#                      full    full    cut
+# ```
+#
+# | stage | function | what is checked |
 # |---|---|---|
-# | 03.forward | `tiled_forward` | values, a short last tile, the causal mask, memory against S, large scores, work, bfloat16 |
+# | 03.forward | `tiled_forward` | values, short tiles, the causal mask, grouped heads, bfloat16, memory, work |
 # | 03.backward | `tiled_backward` | the same for dQ, dK and dV |
 #
-# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+# `check` runs the visible checks here, in seconds. Memory and traffic count once the values are right.
 
 # %%
 import math
@@ -18,43 +33,50 @@ import math
 import torch
 
 from ringlab_course import check, hint, progress
-from ringlab.merge import state_dtype
+from ringlab.merge import Partial, merge, state_dtype
 
 # %% [markdown]
 # ## 03.forward · Attention by tiles
 #
-# `q`, `k` and `v` are (B, H, S, D), all with the same number of heads. Return `(out, lse)`: out (B, H, S, D) is
-# softmax(scale · q kᵀ) v, lse (B, H, S) the natural logarithm of each row's sum of exponentials.
+# `q` is (B, H, M, D); `k` and `v` are (B, K, N, D). H is a multiple of K, and neighbouring query heads share a
+# key/value head, as in lesson 01. Return `(out, lse)`: out (B, H, M, D) is softmax(scale · q kᵀ) v, and lse (B, H, M) is
+# the natural logarithm of each row's sum of exponentials.
 #
-# - A tile is at most `tile` queries × `tile` keys. S need not be a multiple of `tile`, and may be smaller.
-# - Hold one tile of scores at a time. Peak memory grows like S, and what a tile needs does not grow at all.
-# - With `causal`, query i sees keys 0 to i. Tiles that are hidden whole are not computed.
-# - q, k and v may be bfloat16. out and lse are in `state_dtype(q.dtype)`, float32 or float64, and so is all that leads
-#   to them.
+# - A tile is at most `tile` queries × `tile` keys. M and N need not be multiples of `tile`.
+# - Without `causal`, M and N are any lengths. With `causal`, M ≤ N, and the queries are the last M of the N tokens.
+#   Each query sees the keys up to its own token. N − M need not be a multiple of `tile` either.
+# - Hold one tile of scores at a time, of all heads. Do not copy k or v as a whole: neither once for each query head,
+#   nor in another dtype. Do not compute tiles in which nothing is visible.
+# - q, k and v may be bfloat16. out and lse are in `state_dtype(q.dtype)`, float32 or float64, and so are all
+#   numbers computed on the way to them.
 #
-# Merge in the way you like best: `(out, lse)` as in lesson 02 (you may import `Partial` and `merge` from
-# `ringlab.merge`), or a running maximum, sum and accumulator.
+# Merge as you like: with `Partial` and `merge`, or with a running maximum, sum and accumulator.
 
 
 # %% grade="03.forward"
 def tiled_forward(q, k, v, *, causal, scale, tile):
     """Return (out, lse) of attention, one tile of scores at a time."""
-    # BEGIN SOLUTION two loops over tiles, and a merge
-    S, dtype = q.shape[-2], state_dtype(q.dtype)
+    # BEGIN SOLUTION out and lse
+    M, N, heads, dtype = q.shape[-2], k.shape[-2], k.shape[1], state_dtype(q.dtype)
+    start = N - M  # the position of query 0
     out = torch.zeros(q.shape, dtype=dtype)
-    lse = torch.full(q.shape[:-1], -math.inf, dtype=dtype)
-    for row in range(0, S, tile):
-        rows = slice(row, row + tile)  # a slice may end after S: it stops there by itself
-        for key in range(0, row + 1 if causal else S, tile):
-            keys = slice(key, key + tile)
-            scores = scale * (q[..., rows, :].to(dtype) @ k[..., keys, :].to(dtype).mT)
-            if causal and key == row:
-                hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    lse = torch.zeros(q.shape[:-1], dtype=dtype)
+    for row in range(0, M, tile):
+        rows = slice(row, min(row + tile, M))
+        q_tile = q[..., rows, :].to(dtype).unflatten(1, (heads, -1))  # (B, K, H/K, rows, D)
+        state = Partial.identity(q_tile)
+        for key in range(0, start + rows.stop if causal else N, tile):
+            keys = slice(key, min(key + tile, N))
+            k_tile, v_tile = (x[:, :, None, keys, :].to(dtype) for x in (k, v))
+            scores = scale * (q_tile @ k_tile.mT)
+            if causal and keys.stop - 1 > start + row:  # the first query does not see the last key
+                positions = start + torch.arange(row, rows.stop)
+                hidden = torch.arange(key, keys.stop) > positions[:, None]
                 scores.masked_fill_(hidden, -math.inf)
-            total = torch.logaddexp(lse[..., rows], scores.logsumexp(-1))
-            out[..., rows, :] *= torch.exp(lse[..., rows] - total).unsqueeze(-1)
-            out[..., rows, :] += torch.exp(scores - total.unsqueeze(-1)) @ v[..., keys, :].to(dtype)
-            lse[..., rows] = total
+            new = scores.logsumexp(-1)
+            shift = new.masked_fill(new == -math.inf, 0.0)  # a row that sees nothing of this tile
+            state = merge(state, Partial(torch.exp(scores - shift[..., None]) @ v_tile, new))
+        out[..., rows, :], lse[..., rows] = state.out.flatten(1, 2), state.lse.flatten(1, 2)
     return out, lse
     # END SOLUTION
 
@@ -71,35 +93,40 @@ check("03.forward")
 # `dout` is the gradient of the loss with respect to out; `out` and `lse` are what the whole forward returned. Return
 # `(dq, dk, dv)`, each in the shape of its input and in `state_dtype(q.dtype)`.
 #
-# - Compute each tile of P again; store no P, and do not call autograd.
-# - The same rules for memory, for the last tile, and for hidden tiles as in the forward.
+# - Compute each tile of P again. Store no P, and do not call autograd.
+# - Lengths, mask, heads, memory and hidden tiles are as in the forward.
 #
-# In which order you walk over the tiles is yours to choose. Which of dQ, dK and dV can then stay small and near, and
-# which is written again and again?
+# The order in which you visit the tiles is yours to choose. Which of dQ, dK and dV is then finished early, and which is
+# written again and again?
 
 
 # %% grade="03.backward"
 def tiled_backward(dout, q, k, v, out, lse, *, causal, scale, tile):
     """Return (dq, dk, dv), one tile of P at a time."""
-    # BEGIN SOLUTION delta once, then two loops over tiles
-    S, dtype = q.shape[-2], state_dtype(q.dtype)
-    dq, dk, dv = (torch.zeros(q.shape, dtype=dtype) for _ in range(3))
-    delta = (dout.to(dtype) * out).sum(-1, keepdim=True)
-    for key in range(0, S, tile):
-        keys = slice(key, key + tile)
-        k_tile, v_tile = k[..., keys, :].to(dtype), v[..., keys, :].to(dtype)
-        for row in range(key if causal else 0, S, tile):
-            rows = slice(row, row + tile)
-            q_tile, dout_tile = q[..., rows, :].to(dtype), dout[..., rows, :].to(dtype)
+    # BEGIN SOLUTION the three gradients
+    M, N, heads, dtype = q.shape[-2], k.shape[-2], k.shape[1], state_dtype(q.dtype)
+    start = N - M
+    dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
+    for row in range(0, M, tile):
+        rows = slice(row, min(row + tile, M))
+        q_tile, dout_tile, out_tile = (
+            x[..., rows, :].to(dtype).unflatten(1, (heads, -1)) for x in (q, dout, out)
+        )
+        total = lse[..., rows, None].unflatten(1, (heads, -1))
+        delta = (dout_tile * out_tile).sum(-1, keepdim=True)
+        for key in range(0, start + rows.stop if causal else N, tile):
+            keys = slice(key, min(key + tile, N))
+            k_tile, v_tile = (x[:, :, None, keys, :].to(dtype) for x in (k, v))
             weights = scale * (q_tile @ k_tile.mT)
-            if causal and key == row:
-                hidden = torch.ones(weights.shape[-2:], dtype=torch.bool).triu(1)
+            if causal and keys.stop - 1 > start + row:
+                positions = start + torch.arange(row, rows.stop)
+                hidden = torch.arange(key, keys.stop) > positions[:, None]
                 weights.masked_fill_(hidden, -math.inf)
-            weights = weights.sub_(lse[..., rows].unsqueeze(-1)).exp_()
-            dscores = weights * (dout_tile @ v_tile.mT - delta[..., rows, :])
-            dq[..., rows, :] += scale * (dscores @ k_tile)
-            dk[..., keys, :] += scale * (dscores.mT @ q_tile)
-            dv[..., keys, :] += weights.mT @ dout_tile
+            weights = weights.sub_(total).exp_()
+            dscores = weights * (dout_tile @ v_tile.mT - delta)
+            dq[..., rows, :] += scale * (dscores @ k_tile).flatten(1, 2)
+            dk[..., keys, :] += scale * (dscores.mT @ q_tile).sum(2)
+            dv[..., keys, :] += (weights.mT @ dout_tile).sum(2)
     return dq, dk, dv
     # END SOLUTION
 
@@ -117,9 +144,9 @@ check("03.backward")
 progress()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/03_tiled_attention.ipynb` runs the hidden ones, on inputs of
-# its own.
+# There are more checks than these: `ringlab grade exercises/03_tiled_attention.ipynb` also runs the hidden ones, on
+# fresh inputs.
 #
 # **If you want more.** Write the backward with the loops the other way round, and say which gradients now stay in the
-# live set. Then find a `tile` for which your forward is fastest on this machine, and explain why both a smaller and a
+# live set. Then find the `tile` for which your forward is fastest on this machine, and explain why both a smaller and a
 # larger one are slower.

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e03_tiled_attention import mistakes
-from ringlab_course.exercises.e03_tiled_attention import mistakes as backward
+from ringlab_course.exercises.e03_tiled_attention.mistakes import backward_with, forward_with
 
 backward_mistake = mistakes_of("03.backward")
 forward_mistake = mistakes_of("03.forward")
 
 FORWARD_HINTS = (
-    "Two tiles have seen different keys of the same query. Which two things must each tell the other, so that "
-    "the result is the same as if one tile had seen all keys? (Lesson 02.)",
-    "Outer loop over query tiles, inner loop over key tiles. Start each query tile from the identity, out 0 and "
-    "lse −inf, in float32 at least; merge every visited tile into it; write it once at the end. With `causal`, "
-    "stop the inner loop at the diagonal tile, and mask only that one.",
-    r"For one tile $S = \text{scale}\cdot QK^\top$, $L' = \log\sum_j e^{S_{ij}}$, $O' = e^{S-L'}V$; then "
+    "At which position of the sequence is query i? Which is the last key that a tile of queries sees, and which "
+    "is the last key that all of its queries see?",
+    "Start each query tile from out 0 and lse −inf, in float32 at least, and merge every visited tile into it. With "
+    "`causal`, stop after the last key that the tile's last query sees; mask by position. For grouped heads give the "
+    "query heads that share a key head an axis of their own, (B, K, H/K, M, D), and let K and V broadcast along it.",
+    r"Query $i$ is at position $p_i = N - M + i$ and sees $j \le p_i$. For one tile $S = \text{scale}\cdot QK^\top$, "
+    r"$L' = \log\sum_j e^{S_{ij}}$, $O' = e^{S-L'}V$; then "
     r"$L_{new} = \log(e^{L}+e^{L'})$ and $O_{new} = e^{L-L_{new}}\,O + e^{L'-L_{new}}\,O'$.",
 )
 
 BACKWARD_HINTS = (
-    "Of everything that the forward pass computed, which one number per query row is enough to compute any tile "
-    "of P again, without its neighbours?",
-    "delta is one sum per query row, taken before the loops. Inside, per tile: scores again (with the diagonal "
-    "mask), P from the final lse, dP, dS; then three products, each added to its slice of dQ, dK or dV.",
-    r"$P = e^{S - L}$, $\delta = \mathrm{rowsum}(dO \circ O)$, $dV \mathrel{+}= P^\top dO$, "
-    r"$dS = P\circ(dO\,V^\top - \delta)$, $dQ \mathrel{+}= \text{scale}\cdot dS\,K$, "
-    r"$dK \mathrel{+}= \text{scale}\cdot dS^\top Q$.",
+    "Which number per query row is enough to compute any tile of P again? And how many query heads use one entry of "
+    "K: what does that make of its gradient?",
+    "delta is one sum per query row, taken before the loops. Inside, per tile: scores again (masked as in the "
+    "forward), P from the final lse, dP, dS; then three products, each added to its slice of dQ, dK or dV.",
+    r"$P = e^{S - L}$, $\delta = \mathrm{rowsum}(dO \circ O)$, $dS = P\circ(dO\,V^\top - \delta)$, "
+    r"$dQ \mathrel{+}= \text{scale}\cdot dS\,K$; over the query heads $h$ that share a key head, "
+    r"$dK \mathrel{+}= \text{scale}\cdot \sum_h dS_h^\top Q_h$ and $dV \mathrel{+}= \sum_h P_h^\top dO_h$.",
 )
 
 FORWARD_MISTAKES = (
@@ -36,39 +39,76 @@ FORWARD_MISTAKES = (
     forward_mistake("out_not_rescaled", mistakes.out_not_rescaled),
     forward_mistake("lse_is_maximum", mistakes.lse_is_maximum),
     forward_mistake("lse_is_sum", mistakes.lse_is_sum),
-    forward_mistake("no_scale", mistakes.no_scale),
+    forward_mistake("no_scale", forward_with(scale=1.0)),
     forward_mistake("own_scale", mistakes.own_scale),
     forward_mistake("drops_tail", mistakes.forward_no_tail),
-    forward_mistake("local_mask", mistakes.forward_local_mask),
-    forward_mistake("open_diagonal", mistakes.forward_open_diagonal),
-    forward_mistake("above_the_diagonal", mistakes.forward_above_the_diagonal),
+    forward_mistake(
+        "from_the_corner", forward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
+    ),
+    forward_mistake("stops_too_early", forward_with(visit=mistakes.without_start)),
+    forward_mistake("masks_the_last_tile", forward_with(mask=mistakes.hidden_in_the_last)),
+    forward_mistake("local_mask", forward_with(mask=mistakes.hidden_locally)),
+    forward_mistake("open_diagonal", forward_with(mask=mistakes.nothing_hidden)),
+    forward_mistake(
+        "above_the_diagonal", forward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
+    ),
     forward_mistake("no_maximum", mistakes.no_maximum),
+    forward_mistake("first_head", mistakes.forward_first_head),
+    forward_mistake("heads_dealt", forward_with(share=mistakes.dealt)),
     forward_mistake("materialises"),
     forward_mistake("row_of_tiles"),
+    forward_mistake("column_of_tiles"),
+    forward_mistake("copies_keys"),
     forward_mistake("computes_hidden_tiles"),
-    forward_mistake("first_head", mistakes.forward_first_head),
     forward_mistake("low_precision"),
 )
 
+_ONLY_BEFORE = backward_mistake(
+    "queries_before_the_keys",
+    backward_with(visit=mistakes.only_before(offset=False), mask=mistakes.hidden_if_cut),
+)
+
 BACKWARD_MISTAKES = (
-    backward_mistake("tile_delta", backward.tile_delta),
-    backward_mistake("tile_lse", backward.tile_lse),
-    backward_mistake("no_delta", backward.no_delta),
-    backward_mistake("plus_delta", backward.plus_delta),
-    backward_mistake("delta_of_values", backward.delta_of_values),
-    backward_mistake("unscaled_dk", backward.unscaled_dk),
-    backward_mistake("unscaled", backward.unscaled),
-    backward_mistake("overwrites", backward.overwrites),
-    backward_mistake("overwrites_dq", backward.overwrites_dq),
-    backward_mistake("overwrites_all", backward.overwrites_all),
-    backward_mistake("drops_tail", backward.backward_no_tail),
-    backward_mistake("local_mask", backward.backward_local_mask),
-    backward_mistake("open_diagonal", backward.backward_open_diagonal),
-    backward_mistake("above_the_diagonal", backward.above_the_diagonal),
+    backward_mistake("tile_delta", backward_with(tile_delta=True)),
+    backward_mistake("tile_lse", backward_with(tile_lse=True)),
+    backward_mistake("no_delta", backward_with(delta_weight=0.0)),
+    backward_mistake("plus_delta", backward_with(delta_weight=-1.0)),
+    backward_mistake("unscaled_dk", backward_with(k_scale=1.0)),
+    backward_mistake("unscaled", backward_with(q_scale=1.0, k_scale=1.0)),
+    backward_mistake("overwrites", backward_with(assign="kv")),
+    backward_mistake("overwrites_dq", backward_with(assign="q")),
+    backward_mistake("overwrites_all", backward_with(assign="qkv")),
+    backward_mistake("drops_tail", mistakes.backward_no_tail),
+    backward_mistake(
+        "from_the_corner", backward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
+    ),
+    backward_mistake("stops_too_early", backward_with(visit=mistakes.without_start)),
+    backward_mistake("masks_the_last_tile", backward_with(mask=mistakes.hidden_in_the_last)),
+    backward_mistake("local_mask", backward_with(mask=mistakes.hidden_locally)),
+    backward_mistake("open_diagonal", backward_with(mask=mistakes.nothing_hidden)),
+    backward_mistake(
+        "above_the_diagonal", backward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
+    ),
+    _ONLY_BEFORE,
+    backward_mistake("first_head", mistakes.backward_first_head),
+    backward_mistake("heads_dealt", backward_with(share=mistakes.dealt)),
+    backward_mistake("group_averaged", backward_with(gather=lambda heads: heads.mean(2))),
+    backward_mistake("last_of_the_group", backward_with(gather=lambda heads: heads[:, :, -1])),
     backward_mistake("calls_autograd"),
     backward_mistake("materialises"),
     backward_mistake("row_of_tiles"),
+    backward_mistake("column_of_tiles"),
+    backward_mistake("copies_keys"),
     backward_mistake("computes_hidden_tiles"),
-    backward_mistake("first_head", backward.backward_first_head),
     backward_mistake("low_precision"),
 )
+
+BACKWARD_VARIANTS = (
+    *BACKWARD_MISTAKES,
+    *(
+        replace(_ONLY_BEFORE, imitate=backward_with(visit=mistakes.only_before(offset), mask=mask))
+        for offset in (False, True)
+        for mask in (mistakes.hidden, mistakes.hidden_if_cut)
+    ),
+)
+"""The mistakes, with the other forms that one of them takes."""

@@ -4,44 +4,56 @@ import torch
 
 
 def tiled_forward(q, k, v, *, causal, scale, tile):
-    S, dtype = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    M, N, K = q.shape[-2], k.shape[-2], k.shape[1]
+    start = N - M
     out = torch.zeros(q.shape, dtype=dtype)
     lse = torch.full(q.shape[:-1], -math.inf, dtype=dtype)
-    for row in range(0, S, tile):
-        rows = slice(row, min(row + tile, S))
-        m = torch.full_like(lse[..., rows], -math.inf)
-        total, acc = torch.zeros_like(m), torch.zeros_like(out[..., rows, :])
-        for key in range(0, row + 1 if causal else S, tile):
-            keys = slice(key, min(key + tile, S))
-            scores = scale * (q[..., rows, :].to(dtype) @ k[..., keys, :].to(dtype).mT)
-            if causal and key == row:
-                scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    for row in range(0, M, tile):
+        rows = slice(row, min(row + tile, M))
+        q_tile = q[..., rows, :].to(dtype).unflatten(1, (K, -1))
+        m = torch.full(q_tile.shape[:-1], -math.inf, dtype=dtype)
+        total, acc = torch.zeros_like(m), torch.zeros_like(q_tile)
+        for key in range(0, start + rows.stop if causal else N, tile):
+            keys = slice(key, min(key + tile, N))
+            k_tile, v_tile = (x[:, :, None, keys, :].to(dtype) for x in (k, v))
+            scores = scale * (q_tile @ k_tile.mT)
+            if causal and keys.stop - 1 > start + row:
+                hidden = torch.arange(key, keys.stop) > torch.arange(row, rows.stop)[:, None] + start
+                scores = scores.masked_fill(hidden, -math.inf)
             top = torch.maximum(m, scores.amax(-1))
             old, powers = torch.exp(m - top), torch.exp(scores - top[..., None])
             total = total * old + powers.sum(-1)
-            acc = acc * old[..., None] + powers @ v[..., keys, :].to(dtype)
+            acc = acc * old[..., None] + powers @ v_tile
             m = top
-        out[..., rows, :], lse[..., rows] = acc / total[..., None], m + torch.log(total)
+        result, state = acc / total[..., None], m + torch.log(total)
+        out[..., rows, :], lse[..., rows] = result.flatten(1, 2), state.flatten(1, 2)
     return out, lse
 
 
 def tiled_backward(dout, q, k, v, out, lse, *, causal, scale, tile):
-    S, dtype = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    M, N, K = q.shape[-2], k.shape[-2], k.shape[1]
+    start = N - M
     dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
-    delta = (dout.to(dtype) * out).sum(-1, keepdim=True)
-    for row in range(0, S, tile):
-        rows = slice(row, min(row + tile, S))
-        q_tile, dout_tile = q[..., rows, :].to(dtype), dout[..., rows, :].to(dtype)
-        for key in range(0, row + 1 if causal else S, tile):
-            keys = slice(key, min(key + tile, S))
-            k_tile, v_tile = k[..., keys, :].to(dtype), v[..., keys, :].to(dtype)
+    for row in range(0, M, tile):
+        rows = slice(row, min(row + tile, M))
+        q_tile, dout_tile, out_tile = (
+            x[..., rows, :].to(dtype).unflatten(1, (K, -1)) for x in (q, dout, out)
+        )
+        total = lse[..., rows, None].unflatten(1, (K, -1))
+        delta = (dout_tile * out_tile).sum(-1, keepdim=True)
+        for key in range(0, start + rows.stop if causal else N, tile):
+            keys = slice(key, min(key + tile, N))
+            k_tile, v_tile = (x[:, :, None, keys, :].to(dtype) for x in (k, v))
             scores = scale * (q_tile @ k_tile.mT)
-            if causal and key == row:
-                scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-            weights = torch.exp(scores - lse[..., rows, None])
+            if causal and keys.stop - 1 > start + row:
+                hidden = torch.arange(key, keys.stop) > torch.arange(row, rows.stop)[:, None] + start
+                scores = scores.masked_fill(hidden, -math.inf)
+            weights = torch.exp(scores - total)
             dweights = dout_tile @ v_tile.mT
-            dscores = weights * (dweights - delta[..., rows, :])
-            dq[..., rows, :] += scale * (dscores @ k_tile)
-            dk[..., keys, :] += scale * (dscores.mT @ q_tile)
-            dv[..., keys, :] += weights.mT @ dout_tile
+            dscores = weights * (dweights - delta)
+            dq[..., rows, :] += scale * (dscores @ k_tile).flatten(1, 2)
+            dk[..., keys, :] += scale * (dscores.mT @ q_tile).sum(2)
+            dv[..., keys, :] += (weights.mT @ dout_tile).sum(2)
     return dq, dk, dv
