@@ -89,7 +89,14 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
         panels = figure.subplots(1, len(shapes), squeeze=False, width_ratios=widths)[0]
         for ax, (argument, shape) in zip(panels, shapes.items(), strict=True):
             _draw_map(ax, argument, shape, others[argument], [b for b in mine if b.argument == argument])
-        figure.suptitle(f"program {_named(program)}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        panels[0].set_ylabel("row (token)")
+        figure.suptitle(
+            f"What program {_named(program)} reads and writes",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+            fontsize=11.5,
+        )
         _legend(figure, others=True)
     return figure
 
@@ -97,11 +104,11 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
 def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
     """Return one panel per argument: a line for each program, a box for each access; numbers count its turns.
 
-    Dashed are masked lanes behind the end of a flat argument, and tiles that other programs read and this one skips.
+    Dashed are masked lanes after the end of a flat argument, and tiles that other programs read and this one skips.
     """
     instances = programs(accesses)
     with styled():
-        figure = new_figure((10.4, 1.9 + 0.32 * len(instances)))
+        figure = new_figure((10.4, 2.1 + 0.32 * len(instances)))
         panels = figure.subplots(1, len(shapes), squeeze=False, sharey=True)[0]
         dashed = set()
         for ax, (argument, shape) in zip(panels, shapes.items(), strict=True):
@@ -129,6 +136,8 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
             ax.tick_params(length=0)
             ax.grid(visible=False)
         panels[0].set_ylabel("program")
+        title = "What each program of the kernel reads and writes"
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure, others=False, dashed=" / ".join(sorted(dashed)))
     return figure
 
@@ -163,7 +172,7 @@ def player(accesses: Sequence[Access], shapes: Shapes) -> Any:
 
 
 def play(accesses: Sequence[Access], shapes: Shapes) -> None:
-    """Show the player to a person; print the programs in words where nobody is there to move a slider."""
+    """Show the player in a live notebook; print the programs in words elsewhere."""
     words = (describe(accesses, shapes, program) for program in programs(accesses))
     show_player(lambda: player(accesses, shapes), lambda: print(*words, sep="\n"))
 
@@ -255,7 +264,7 @@ def _legend(figure: Figure, *, others: bool, dashed: str = "") -> None:
         patches.append(Patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
     if dashed:
         patches.append(Patch(label=dashed, **_DASHED))
-    patches.append(Patch(label="number = turn", facecolor="none", edgecolor="none"))
+    patches.append(Patch(label="number: turn of the access", facecolor="none", edgecolor="none"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9)
 
 

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 04 · Triton from zero
 #
-# **Afterwards you can** read and write a Triton kernel, run it on a CPU, say what each of its programs reads and writes,
-# and climb from three plain kernels to one flash forward that skips what a causal mask hides.
+# **Afterwards you can** read and write a Triton kernel, run it on a CPU, say which memory each of its programs reads and
+# writes, and turn three plain kernels into one flash forward that skips what a causal mask hides.
 #
 # **You need first** [lesson 02](02_online_softmax.ipynb), the running maximum, and
-# [lesson 03](03_tiled_attention.ipynb), attention by tiles. **Minutes** 75. A GPU is not needed.
+# [lesson 03](03_tiled_attention.ipynb), attention by tiles. **Minutes** 75. You do not need a GPU.
 #
 # Lesson 03 cut attention into tiles, in PyTorch. Every line there, a product, a maximum, an exponential, is a kernel of its
-# own: it fetches its inputs from memory and puts its result back. But the tile was small so that it could *stay*, in
-# the few hundred KiB beside the arithmetic units. PyTorch gives you no word for "stay". **Triton** does: you say
-# what is read and when, and all that is never stored never leaves the chip.
+# own: it reads its inputs from memory and writes its result back. But we made the tile small so that it could *stay* in
+# the few hundred KiB beside the arithmetic units, and PyTorch has no way to say "stay". **Triton** has: you say what is
+# read and when, and whatever you do not store never leaves the chip.
 
 # %%
 import math
@@ -38,9 +38,9 @@ print("kernels run in the interpreter:", repair())
 # %% [markdown]
 # ## 1 · One function, many programs
 #
-# A kernel is a function that runs many times at once. Each run is a **program**; it asks for its number and takes its
-# share. Within a program you write arithmetic on whole **blocks**, as in NumPy. There is no loop over elements and no
-# thread. A kernel gets *pointers*, the addresses of first elements, and what you add to one is an offset in elements.
+# A kernel is a function that runs many times at once. Each run is a **program**: it asks for its number and does its share
+# of the work. Inside a program you write arithmetic on whole **blocks**, as in NumPy, without a loop over elements and
+# without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer moves it n elements on.
 
 # %%
 @triton.jit
@@ -51,9 +51,10 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, x + y, mask=at < n)
 
 # %% [markdown]
-# - `tl.constexpr` marks what is known when the kernel is compiled. Block sizes must be known then, and be powers of two.
-# - `kernel[grid](…)` starts it. `grid` says how many programs: here enough blocks of 4 for 10 elements.
-# - The last block sticks out, by 2 lanes. `mask` says which lanes may touch memory, `other` what the rest hold.
+# - `tl.constexpr` marks a value that is known when the kernel is compiled. Block sizes must be, and must be powers of two.
+# - `kernel[grid](…)` starts the kernel. `grid` is the number of programs, here enough blocks of 4 for 10 elements.
+# - The places of a block are its **lanes**. The last block has 2 lanes too many: `mask` says which lanes may touch memory,
+#   `other` which value the remaining lanes get.
 
 # %%
 x, y, out = torch.arange(10.0), torch.full((10,), 100.0), torch.zeros(10)
@@ -63,8 +64,8 @@ with record_accesses() as accesses:
 print(grid, out.tolist())
 
 # %% [markdown]
-# `record_accesses` is ours: while it is open, each load and store is written down. This is what the three programs did;
-# the number in a box is its turn, dashed are the two masked lanes.
+# `record_accesses` is ours: inside its context, each load and store is recorded. The figure shows the accesses of the three
+# programs. The dashed boxes are the two masked lanes.
 
 # %%
 ten = {"x_ptr": (1, 10), "y_ptr": (1, 10), "out_ptr": (1, 10)}
@@ -72,14 +73,17 @@ show(kernel_access.all_programs(accesses, ten), kernel_access.describe(accesses,
 
 # %%
 for access in accesses[-3:]:
-    print(access.program, access.kind, access.argument, access.offsets.tolist(), "masked lanes:", access.masked)
+    print(access.program, access.kind, access.argument, access.offsets.tolist(),
+          "masked lanes:", access.masked)
 
 # %% [markdown]
-# Nobody writes what another reads, so the programs may run in any order, or all at once. That is the whole contract: *you*
-# cut the work so that it is true. Suppose you forget the masks. Below, `out` is the first 10 of 12 numbers.
+# No program writes what another one reads, so the programs may run in any order, or all at once. This is the whole
+# contract, and *you* must cut the work so that it holds.
+#
+# Now suppose you forget the masks. Below, `out` is the first 10 of 12 numbers.
 
 # %% tags=["nbval-ignore-output"]
-predict("04.mask", "Without masks: what happens to the 2 numbers behind out?",
+predict("04.mask", "Without masks: what happens to the 2 numbers after out?",
         choices=["nothing", "they are overwritten", "there is an error"])
 
 # %%
@@ -92,16 +96,16 @@ def careless_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 memory = torch.zeros(12)
 careless_kernel[(3,)](torch.arange(12.0)[:10], memory[:10], BLOCK=4)
 compare("04.mask", "they are overwritten" if memory[10:].any() else "nothing")
-print("behind out:", memory[10:].tolist())
+print("after out:", memory[10:].tolist())
 
 # %% [markdown]
-# No error, no warning: a pointer knows where it begins and not where it ends. On a GPU these two numbers are somebody's
-# weights. Hence the habit: **every load and store has a mask, unless you can say why not.**
+# No error, no warning: a pointer knows where an array begins, but not where it ends. On a GPU these two numbers may be the
+# weights of a layer. Hence the habit: **every load and store has a mask, unless you can say why it needs none.**
 #
 # ## 2 · The interpreter, and what it hides
 #
-# Where did this run? With `TRITON_INTERPRET=1`, set *before* Triton is imported, each program is executed in NumPy, one after
-# the other. So you can `print` inside a kernel, and everything in this course runs on a laptop.
+# Where did this run? If `TRITON_INTERPRET=1` is set *before* Triton is imported, NumPy executes the programs, one after the
+# other. So you can `print` inside a kernel, and everything in this course runs on a laptop.
 
 # %%
 @triton.jit
@@ -116,13 +120,13 @@ talking_kernel[(2,)](torch.tensor([3.0, 1.0, 4.0, 1.0]), BLOCK=2)
 # | | interpreter | GPU |
 # |---|---|---|
 # | values, masks, order within a program | exact | exact, up to rounding |
-# | bfloat16 | wrong as Triton ships it; `repair()` mends it | exact |
+# | bfloat16 | wrong in Triton's own interpreter; `repair()` corrects it | exact |
 # | a masked load without `other` | 0; after `repair()` NaN for floats | undefined |
-# | two programs write one place | one after the other, always the same | a race: anything |
-# | out of bounds | reads and writes your memory; `record_accesses` raises an error, but only beyond the *storage*: not in `memory[:10]` above | the same, or a fault |
-# | seconds, and whether a block fits on the chip | say nothing | are what it is about |
+# | two programs write one place | one after the other, always the same result | a race: any result |
+# | out of bounds | reads and writes other memory; `record_accesses` raises an error, but only beyond the *storage*, so not for `memory[:10]` above | the same, or a fault |
+# | seconds, and whether a block fits on the chip | meaningless | decisive |
 #
-# A race is what hides best. In the next kernel all programs add to the same counter.
+# Races hide best. In the next kernel all programs add to the same counter.
 
 # %%
 @triton.jit
@@ -135,13 +139,13 @@ racing_kernel[(8,)](counter)
 print("8 programs, one after the other:", counter.item())
 
 # %% [markdown]
-# On a GPU all of them may load before anyone has stored. Then the result is 1, or whatever chance makes of it. Nor are
-# seconds of the interpreter evidence: they go into interpreting, not into arithmetic. What it *can* tell is **traffic**:
-# how many bytes go between memory and chip. It decides how fast such kernels are, and below we count it.
+# On a GPU all of them may load before any has stored. Then the result is 1, or any other number up to 8. The interpreter's
+# seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count **traffic**, the bytes
+# that move between memory and chip. Traffic decides how fast such kernels are, and we count it below.
 #
-# ## 3 · Softmax: what the missing lanes hold
+# ## 3 · Softmax: the lanes after the row
 #
-# One program, one row. A row of 5 in a block of 8 leaves three lanes over.
+# One program computes one row. If a row of 5 sits in a block of 8, three lanes are left over.
 
 # %%
 @triton.jit
@@ -163,7 +167,7 @@ def softmax(x, other=-math.inf):
     return out
 
 # %% tags=["nbval-ignore-output"]
-predict("04.other", "other=0.0 instead of -inf, and a row of negative numbers: its softmax adds up to …",
+predict("04.other", "other=0.0 instead of -inf, a row of negative numbers: the softmax adds up to …",
         choices=["less than 1", "1", "more than 1"])
 
 # %%
@@ -174,19 +178,19 @@ for other, total in sums.items():
     print(f"other={other}: the rows add up to {total[0]:.3f} and {total[1]:.3f}")
 
 # %% [markdown]
-# A lane with a 0 has the weight e⁰, more than any real entry here, and takes it from them. What must a missing lane hold?
-# The identity of whatever comes next: 0 for a sum, **−∞ for a maximum and a softmax**. The second row is −∞ throughout. As in
-# lesson 02 it gives 0, since we measure it against 0 and do not divide by its empty sum.
+# A lane with a 0 has the weight e⁰, more than any real entry here, so the real weights become too small. A lane that is left
+# over must hold the identity of the next operation: 0 for a sum, **−∞ for a maximum and a softmax**. The second row is −∞
+# throughout. As in lesson 02 it gives 0, because we subtract 0 instead of its maximum and do not divide by its sum of 0.
 #
-# And the gain? The row is loaded once and stored once. In PyTorch's terms, maximum, difference, exp, sum and quotient, it
-# would be read five times and written three times. What such borders cost attention we now count, from records.
+# What have we gained? The kernel loads the row once and stores it once. In PyTorch, with maximum, difference, exp, sum and
+# quotient, it would be read five times and written three times. The borders between kernels cost traffic. Next we count what
+# they cost attention.
 #
 # ## 4 · Plain attention: three kernels
 #
-# A block of 64 query rows against a tile of 64 keys. Two aranges make the offsets of a matrix: `[:, None]` says
-# which row, `[None, :]` which column. (A plain `d` would broadcast as `d[None, :]` does, as in NumPy; we write it out.)
-# `tl.dot` multiplies two blocks, each side 16 or more, and is what a tensor core does. We take one head; heads, on a second
-# axis of the grid, come in the exercise.
+# A program of the first kernel takes a block of 64 query rows and a tile of 64 keys. Two aranges make the offsets of a
+# matrix: `[:, None]` gives the row and `[None, :]` the column. `tl.dot` multiplies two blocks, each side 16 or more, on a
+# tensor core. We take one head; the exercise has several.
 
 # %%
 @triton.jit
@@ -214,9 +218,8 @@ def values_kernel(p_ptr, v_ptr, out_ptr, S, D: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc, mask=rows[:, None] < S)
 
 # %% [markdown]
-# `input_precision="ieee"` asks for exact float32 products; by default a GPU first rounds float32 inputs to about
-# three decimal digits (TF32). The
-# launches, and a meter:
+# `input_precision="ieee"` asks for exact float32 products; by default a GPU first rounds float32 inputs to about three
+# decimal digits (TF32). Here are the launches, and a meter:
 
 # %%
 S, D = 256, 32
@@ -242,16 +245,18 @@ with record_accesses() as ladder["three kernels"]:
 truth = oracle.attention(q[None, None], k[None, None], v[None, None])
 print("error below 2e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 2e-6)
 for kind in ("load", "store"):
-    print(f"{kind}: {kib(ladder['three kernels'], kind):.0f} KiB; all of Q, K and V: {3 * S * D * 4 / 1024:.0f} KiB")
+    print(f"{kind}: {kib(ladder['three kernels'], kind):.0f} KiB")
+print(f"Q, K and V together: {3 * S * D * 4 / 1024:.0f} KiB, out: {S * D * 4 / 1024:.0f} KiB")
 
 # %% [markdown]
-# Right, and wasteful: the S × S scores are written, read, written and read again. None of the three kernels is badly written. What costs is the border *between* kernels, for only memory crosses
-# it. To get rid of the traffic, get rid of the borders: one kernel in which a tile of scores is made, used and dropped.
+# The result is right and the traffic wasteful: the S × S scores are written, read, written and read again. None of the three
+# kernels is badly written. The border *between* two kernels is expensive, because data can cross it only through memory. To
+# save the traffic, remove the borders: one kernel that makes a tile of scores, uses it and drops it.
 #
 # ## 5 · Flash forward: the scores stay
 #
-# One program per block of queries. It loads its queries once, then walks over the keys. Each tile of scores lives
-# between two lines of the loop and is forgotten. What is carried is the state of lesson 02, for 64 rows side by side.
+# There is one program per block of queries. It loads its queries once and then walks over the keys. Each tile of scores
+# exists only inside one turn of the loop. The program carries the state of lesson 02 along, for 64 rows side by side.
 
 # %%
 @triton.jit
@@ -276,12 +281,13 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %% [markdown]
-# Read it beside lesson 02: `factor` shrinks what is old, total and acc alike; there is one division, at the end. What of the
-# missing keys? The masks protect memory, `other=0` keeps NaN out of both products, and the `where` protects the result: the
-# scores of zeros are 0, not −∞, and no `other` of a load can change what a product makes of it.
+# Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the
+# lanes after the last key? The masks protect memory, and `other=0` keeps NaN out of both products. The `where` protects the
+# result: the product turns a key of zeros into a score of 0, not −∞, whatever `other` the load has.
 
 # %% tags=["nbval-ignore-output"]
-predict("04.reads", "256 tokens, blocks of 64 queries and 64 keys: how often is each row of K read from memory?", unit="times")
+predict("04.reads", "256 tokens, blocks of 64 queries, 64 keys: how often is a row of K read?",
+        unit="times")
 
 # %%
 def flash(q, k, v, kernel=flash_kernel, BLOCK_M=64, BLOCK_N=64):
@@ -296,48 +302,53 @@ with record_accesses() as ladder["flash"]:
     out, lse = flash(q, k, v)
 reads = kernel_access.counts(ladder["flash"], "k_ptr", "load", (S, D))
 compare("04.reads", int(reads.max()))
-print("error below 2e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 2e-6, abs(lse.numpy() - truth.lse[0, 0]).max() < 2e-6)
+errors = abs(out.numpy() - truth.out[0, 0]).max(), abs(lse.numpy() - truth.lse[0, 0]).max()
+print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 
 # %% [markdown]
-# **Once per block of queries**, ⌈S / BLOCK_M⌉ times: not once, though the kernel is "fused", and not once per query either. A
-# program shares nothing with the next one. Move the slider over the programs; the number in a box is its turn.
+# **Once per block of queries**, so ⌈S / BLOCK_M⌉ times: not once, although the kernel is "fused", and not once per query
+# either. Programs share nothing with each other. Move the slider over the programs; a box shows the turn of its access.
 
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}
 kernel_access.play(ladder["flash"], maps)
 
 # %%
-show(kernel_access.all_programs(ladder["flash"], maps), kernel_access.describe(ladder["flash"], maps))
+flash_figure = kernel_access.all_programs(ladder["flash"], maps)
+show(flash_figure, kernel_access.describe(ladder["flash"], maps))
 
 # %% [markdown]
-# Q and out: a staircase, everyone has their own. K and V: a wall, everyone reads all. So whoever wants less traffic
-# makes the blocks of *queries* larger. BLOCK_N only says in how many bites K is eaten.
+# Q and out form a staircase: every program has its own rows. K and V form a wall: every program reads all rows. Which of the
+# two block sizes reduces the traffic?
 
 # %%
 for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
     with record_accesses() as accesses:
         flash(q, k, v, BLOCK_M=block_m, BLOCK_N=block_n)
     times = kernel_access.counts(accesses, "k_ptr", "load", (S, D)).max()
-    print(f"BLOCK_M {block_m:3}, BLOCK_N {block_n:3}: K read {times} times, {kib(accesses, 'load'):.0f} KiB loaded")
+    print(f"BLOCK_M {block_m:3}, BLOCK_N {block_n:3}: K read {times} times, "
+          f"{kib(accesses, 'load'):.0f} KiB loaded")
     if block_m == 128:
         ladder["flash, BLOCK_M 128"] = accesses
 
 # %% [markdown]
-# Why not BLOCK_M = S? q, acc and the scores of a block must fit beside the arithmetic units, and fewer programs leave units
-# without work. `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not
-# ours, and lists what its blocks take up: registers, shared memory, and *spills*, what did not fit and went to memory.
+# Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and the
+# scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The command
+# `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not ours. It lists
+# the registers and the shared memory that its blocks need, and *spills*: values that did not fit and went to memory.
 #
-# ## 6 · Causal: leave alone what nobody sees
+# ## 6 · Causal: skip what nobody sees
 #
-# Row i sees keys up to i. The smallest change is one more condition in the `where`. It is right, and it still computes
-# tiles of which no row sees a single key.
+# Row i sees keys up to i. The smallest change is one more condition in the `where`. The result is right, but the kernel
+# still computes tiles in which no row sees any key.
 
 # %% tags=["nbval-ignore-output"]
-predict("04.tiles", "Of 4 × 4 square tiles: how many does a causal kernel have to visit?", unit="tiles")
+predict("04.tiles", "Of 100 × 100 square tiles: how many does a causal kernel have to visit?",
+        unit="tiles")
 
 # %% [markdown]
-# The second change is the end of the loop: the block's last row sees no key behind its own place. The third: below the
-# diagonal every row sees every key, so those tiles need no mask at all. One loop becomes two.
+# The second change is the end of the loop: the block's last row sees no key after its own place. The third change: below
+# the diagonal every row sees every key, so those tiles need no mask at all. One loop becomes two.
 
 # %%
 @triton.jit
@@ -356,9 +367,10 @@ def tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constex
     return new, total * factor + tl.sum(powers, 1), acc
 
 # %% [markdown]
-# `tile` is the loop's body, moved out unchanged: a kernel may call other `@triton.jit` functions. `MASK` is a constexpr, so the
-# compiler makes two versions and neither asks at run time. `STEP` is our ladder's rung. Take program 2, rows 128 to 191, at
-# STEP 3: `stop` is 192, `full` is 128. Tiles 0 and 64 go without a mask, tile 128 with one, tile 192 is not visited.
+# `tile` is the body of the loop, moved out unchanged: a kernel may call other `@triton.jit` functions. `MASK` is a constexpr,
+# so the compiler makes two versions, and neither decides at run time. `STEP` chooses how many of the three changes are in.
+# Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no mask, the tile at
+# 128 has one, and the tile at 192 is not visited.
 
 # %%
 @triton.jit
@@ -369,14 +381,16 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.cons
     m, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     stop, full = S, 0
-    if STEP >= 2:  # no row of this block sees a key behind its last one
+    if STEP >= 2:  # no row of this block sees a key after the last row
         stop = tl.minimum(S, (tl.program_id(0) + 1) * BLOCK_M)
-    if STEP >= 3:  # all rows see the keys before its first one
+    if STEP >= 3:  # all rows see the keys before the first row
         full = tl.program_id(0) * BLOCK_M // BLOCK_N * BLOCK_N
     for first in range(0, full, BLOCK_N):
-        m, total, acc = tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, False, D, BLOCK_N)
+        m, total, acc = tile(
+            m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, False, D, BLOCK_N)
     for first in range(full, stop, BLOCK_N):
-        m, total, acc = tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, True, D, BLOCK_N)
+        m, total, acc = tile(
+            m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, True, D, BLOCK_N)
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None], mask=rows[:, None] < S)
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
@@ -390,31 +404,37 @@ def causal(q, k, v, step, block=64):
 
 
 causal_truth = oracle.attention(q[None, None], k[None, None], v[None, None], causal=True)
-for step, name in ((1, "causal: mask all"), (2, "causal: skip"), (3, "causal: skip, mask the diagonal")):
+names = "causal: mask all", "causal: skip", "causal: skip, mask the diagonal"
+for step, name in enumerate(names, 1):
     with record_accesses() as ladder[name]:
         out, lse = causal(q, k, v, step)
-    print(f"{name:32} error below 2e-6: {abs(out.numpy() - causal_truth.out[0, 0]).max() < 2e-6}")
+    error = abs(out.numpy() - causal_truth.out[0, 0]).max()
+    print(f"{name:32} error below 2e-6: {error < 2e-6}")
 
 # %%
 skipping = ladder["causal: skip"]
-compare("04.tiles", sum(access.argument == "k_ptr" for access in skipping))
+visited = [sum(a.argument == "k_ptr" and a.program[0] == p for a in skipping) for p in range(4)]
+print("tiles visited by programs 0 to 3:", visited, "together", sum(visited))
+compare("04.tiles", sum(range(1, 101)))
 show(kernel_access.all_programs(skipping, maps), kernel_access.describe(skipping, maps))
 
 # %% [markdown]
-# No guard against −∞ was needed: every row sees key 0, so `m` is a number after the first tile. In the exercise there are rows
-# that see nothing.
+# Program p visits p + 1 tiles. With 4 programs that makes 10 of 16 tiles, with 100 it makes 5,050 of 10,000: slightly more
+# than half, because the diagonal tiles are visited whole. The wall has become stairs. The first program is done after one
+# tile, the last one after four. On a GPU the programs run side by side, and the long ones decide when the kernel is done.
+# Lesson 07 finds the same imbalance between ranks.
 #
-# The wall has become stairs, and the upper half of the tiles is gone. The first program is done after one tile, the last one after four: on a GPU, such programs
-# run side by side and the long ones decide. It is the imbalance that lesson 07 meets again between ranks.
+# No guard against −∞ was needed: every row sees key 0, so `m` is finite after the first tile. In the exercise some rows see
+# nothing.
 #
 # ## 7 · The ladder
 #
-# All rungs, with what was counted. A tile of K is one load. The causal mask cuts it if its last key lies behind the
-# program's first row; the last rung masks only tiles that are cut.
+# The table has all our kernels. Each load of K is one tile. The causal mask cuts a tile if its last key comes after the
+# program's first row. The last kernel masks only those tiles.
 
 # %%
 def tiles(accesses):
-    """How many tiles of K the programs load, and how many of them a causal mask cuts."""
+    """The number of tiles of K that the programs load, and how many of them a causal mask cuts."""
     first_row = {a.program: a.offsets.min() // D for a in accesses if a.argument == "q_ptr"}
     last_keys = [(a.program, a.offsets.max() // D) for a in accesses if a.argument == "k_ptr"]
     return len(last_keys), sum(last > first_row[program] for program, last in last_keys)
@@ -424,45 +444,47 @@ print(f"{'':32} KiB read  written  tiles  masked")
 for name, accesses in ladder.items():
     count, cut = tiles(accesses)
     masked = 0 if "causal" not in name else cut if "diagonal" in name else count
-    print(f"{name:32} {kib(accesses, 'load'):8.0f} {kib(accesses, 'store'):8.0f} {count:6} {masked:7}")
+    traffic = f"{kib(accesses, 'load'):8.0f} {kib(accesses, 'store'):8.0f}"
+    print(f"{name:32} {traffic} {count:6} {masked:7}")
 
 # %% [markdown]
-# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. That of the
-#   reads hardly does: flash still reads S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
-# - **Larger BLOCK_M:** half of those reads, and half as many tiles, each twice as large. But for a causal mask, nothing
-#   else cuts them.
-# - **Mask all → skip:** 10 tiles instead of 16. For many blocks this tends to one half.
-# - **Mask only the diagonal:** the traffic is the same, but of 10 tiles only 4 compare positions. What this rung saves is
-#   arithmetic: the cut tiles grow with S, all tiles with S², so the share that needs a mask falls.
+# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The ratio of
+#   the reads grows little: flash still reads S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
+# - **Larger BLOCK_M:** half of these reads, and half as many tiles, each twice as large.
+# - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share tends to one half.
+# - **Mask only the diagonal:** the traffic stays the same, but only 4 of 10 tiles compare positions. This change saves
+#   arithmetic: the number of cut tiles grows like S and that of all tiles like S², so the share with a mask falls.
 #
-# The shipped kernels of `ringlab` are this last one, with three more things: powers of two instead of e, since that is what
-# the hardware has; tiles by a table, for any layout; and a state that is carried from one ring step to the next. Lesson 12
-# builds them. On a GPU the text of a kernel stays as it is, but for `print`, which does not compile: leave
-# TRITON_INTERPRET unset, give it CUDA tensors, and measure there.
+# The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of e,
+# because the hardware computes those; a table of tiles, for any layout; and a state that is carried from one ring step to the
+# next. On a GPU the text of a kernel stays the same, apart from `print`, which does not compile. Leave TRITON_INTERPRET
+# unset, pass CUDA tensors, and measure there.
 #
 # ## Recap
 #
-# - A program takes a block: number, offsets, mask, load, arithmetic, store. Nobody writes what another one touches.
-# - A load's mask protects memory. What missing lanes hold decides the result: `other`, if they are used as loaded (−∞ before
-#   a maximum or an exp, 0 before a sum or a product); a `where`, if something is computed first, as scores from keys of 0.
-# - The interpreter is exact about values and blind to speed and races. Count bytes, not its seconds.
-# - Flash forward writes out and lse only, and reads K and V ⌈S / BLOCK_M⌉ times.
-# - Causal: end the loop at the block's last row, and mask the tiles on the diagonal only.
+# - A program computes a block: number, offsets, mask, load, arithmetic, store. No program writes what another one touches.
+# - The mask of a load protects memory. The content of the lanes left over decides the result. Choose it with `other` if they
+#   are used as loaded: −∞ before a maximum or an exp, 0 before a sum or a product. Choose it with a `where` if something is
+#   computed from them first, as scores are from keys of 0.
+# - The interpreter is exact about values, and blind to speed and races. Count bytes, not its seconds.
+# - Flash forward writes only out and lse, and reads K and V ⌈S / BLOCK_M⌉ times.
+# - Causal: end the loop at the block's last row, and mask only the tiles on the diagonal.
 #
 # ## Self-check
 #
 # <details><summary>1. 1,000 tokens, BLOCK_M 128, BLOCK_N 64: how often is K read, and in how many loads by each
 # program?</summary>8 times (⌈1000/128⌉), in 16 loads (⌈1000/64⌉).</details>
 #
-# <details><summary>2. The last tile of K is loaded with other=0. Why is the result wrong without
-# the where?</summary>A key
-# of zeros has the score 0, and e⁰ is weight like any other.</details>
+# <details><summary>2. The last tile of K is loaded with other=0. Why is the result wrong without the
+# where?</summary>A key of zeros has the score 0, and e⁰ = 1 is a weight like any other.</details>
 #
-# <details><summary>3. A kernel adds each program's sum to one number. It passes every test in the interpreter.
-# Then?</summary>It races on a GPU: load and store of different programs interleave. Use one place per program, or
+# <details><summary>3. A kernel adds each program's sum to one number. It passes every test in the interpreter. What happens
+# on a GPU?</summary>It races: loads and stores of different programs interleave. Use one place per program, or
 # tl.atomic_add.</details>
 #
-# <details><summary>4. Which of the two block sizes would you double if K traffic were the problem, and what stops
-# you?</summary>BLOCK_M. Its q, acc and scores must fit on the chip, and there must be programs enough for all of it.</details>
+# <details><summary>4. Which of the two block sizes would you double to reduce the traffic of K, and what limits
+# you?</summary>BLOCK_M. Its q, acc and scores must fit on the chip, and there must be enough programs to keep all units
+# busy.</details>
 #
-# **Now you:** [exercise 04](../exercises/04_triton_from_zero.ipynb), a softmax kernel, a flash forward, and its causal form.
+# **Now you:** [exercise 04](../exercises/04_triton_from_zero.ipynb): a softmax kernel, a flash forward that reads K once for
+# several query heads, and its causal form.

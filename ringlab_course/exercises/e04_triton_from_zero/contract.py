@@ -13,7 +13,6 @@ from ringlab_course.exercises.e04_triton_from_zero.records import CAUSAL, FLASH,
 from ringlab_course.exercises.e04_triton_from_zero.softmax import SOFTMAX
 
 HALF, BRAIN = torch.float16, torch.bfloat16
-READS, CAUSAL_READS = Case(40, 16, 16, H=2), Case(56, 16, 8, shift=0)
 
 SOFTMAX_STAGE = Stage(
     id="04.softmax",
@@ -21,10 +20,10 @@ SOFTMAX_STAGE = Stage(
     title="softmax of rows, one program per row",
     kind="kernel",
     hints=(
-        "A block has 8 lanes and the row 5 columns. What must the other three hold, so that neither the maximum nor the sum "
-        "notices them?",
-        "Row = tl.program_id(0), columns = tl.arange(0, BLOCK), inside = columns < n. The same mask goes into the load "
-        "(with `other`) and into the store. BLOCK is triton.next_power_of_2(columns), the grid (rows,).",
+        "A block has 8 lanes and the row 5 columns. What must the other three lanes hold, so that they change neither "
+        "the maximum nor the sum?",
+        "The row is tl.program_id(0), the column tl.arange(0, BLOCK), and column < columns is the mask of both the load "
+        "(with `other`) and the store. BLOCK is triton.next_power_of_2(columns), the grid (rows,).",
         r"$p_j = e^{x_j - m} / \sum_i e^{x_i - m}$ with $m = \max_i x_i$, missing lanes $x = -\infty$, and $m := 0$ where "
         r"$m = -\infty$.",
     ),
@@ -32,7 +31,7 @@ SOFTMAX_STAGE = Stage(
     checks=(
         Check("small", 2, "visible", "rows that fill their block", softmax.small),
         Check("ragged", 2, "visible", "rows that do not, in a wider buffer", softmax.ragged),
-        Check("own", 1, "visible", "nothing is written behind the columns in use", softmax.own),
+        Check("own", 1, "visible", "nothing is written after the columns in use", softmax.own),
         Check("large", 1, "visible", "large entries", softmax.large),
         Check("hidden", 1, "visible", "entries of -inf, and a row of nothing else", softmax.hidden),
         Check("half", 1, "visible", "bfloat16 and float16 in, sums in float32", softmax.half),
@@ -46,19 +45,21 @@ SOFTMAX_STAGE = Stage(
 FLASH_STAGE = Stage(
     id="04.flash",
     function="flash",
-    title="flash forward, one program per block of queries",
+    title="flash forward for grouped heads, one program per block and key head",
     kind="kernel",
     hints=(
-        "Lesson 02 carried (m, total, acc) from block to block for one query. What are their shapes for BLOCK_M queries, and "
-        "what of them is in memory while the loop runs?",
-        "Load q once. In the loop load a tile of k and v, scores = tl.dot(q, tl.trans(k)) * scale, -inf where keys >= S; new "
-        "maximum, factor for what is old, add. After the loop divide once and store out and lse, masked by rows < S.",
-        r"$m' = \max(m, \max_j s_j),\ \ell' = \ell e^{m-m'} + \sum_j e^{s_j-m'},\ a' = a e^{m-m'} + e^{s-m'} V;\quad "
-        r"\mathrm{out} = a/\ell,\ \mathrm{lse} = m + \ln \ell$",
+        "Five lanes in a row, two query heads for each key head: which token and which query head has each lane? And "
+        "which tile of K do all of them need?",
+        "From the row's number derive its token and its query head; from both, its place in q, out and lse. Load q once, "
+        "then a tile of k and v at a time: scores, -inf where keys >= S, new maximum, rescale what is old, add. After the "
+        "loop divide once. A row exists if its token does.",
+        r"With $G$ query heads for each key head $c$, packed row $r$ is token $\lfloor r/G \rfloor$ of head "
+        r"$cG + r \bmod G$; $m' = \max(m, \max_j s_j),\ \ell' = \ell e^{m-m'} + \sum_j e^{s_j-m'},\ "
+        r"a' = a e^{m-m'} + e^{s-m'} V$; out $= a/\ell$, lse $= m + \ln \ell$.",
     ),
     misconceptions=(*FLASH, *LSE),
     checks=(
-        Check("small", 2, "visible", "one tile: out and lse", flash.values(Case(16), Case(16, D=32))),
+        Check("small", 2, "visible", "one tile: out and lse", flash.values(Case(16, 32), Case(16, 32, D=32))),
         Check(
             "tiles",
             2,
@@ -66,46 +67,58 @@ FLASH_STAGE = Stage(
             "several tiles, the maximum rises and falls",
             flash.values(Case(32, 16, 16, slope=8), Case(64, 32, 16, slope=-8), Case(48, 16, 16, gain=4)),
         ),
-        Check("heads", 1, "visible", "several heads", flash.values(Case(32, 16, 16, H=3))),
+        Check(
+            "heads",
+            1,
+            "visible",
+            "several key heads, shared by two or three query heads",
+            flash.values(Case(16, 32, H=4, K=2), Case(16, H=9, K=3), Case(16, H=6, K=3)),
+        ),
         Check(
             "ragged",
             2,
             "visible",
-            "S is a multiple of nothing",
-            flash.values(Case(17, 16, 16), Case(37, 16, 32, junk=3.0), Case(5)),
+            "the last block is not full",
+            flash.values(Case(17, 16, 16), Case(37, 16, 32, H=3, junk=3.0), Case(5)),
         ),
         Check(
             "own",
             1,
             "visible",
-            "nothing behind the last token is written, or changes the result",
-            flash.own(Case(21, H=2, junk=math.nan)),
+            "nothing after the last token is written, or changes the result",
+            flash.own(Case(21, H=4, K=2, junk=math.nan)),
         ),
         Check(
             "half",
             1,
             "visible",
             "bfloat16 and float16 in, sums in float32",
-            flash.values(Case(32, dtype=BRAIN), Case(192, 16, 64, dtype=HALF, lift=1000.0, gain=0.2)),
+            flash.values(Case(32, dtype=BRAIN), Case(192, 64, 64, dtype=HALF, lift=1000.0, gain=0.2)),
         ),
         Check(
             "work",
             2,
             "visible",
-            "a kernel does it, reads q once, and K once per block of queries",
-            flash.reads(READS, flash.tiles_of(READS)),
+            "a kernel does it, reads q once, and K once per block of rows",
+            flash.reads(Case(24, 32, 16, H=8, K=2)),
             kind="cost",
         ),
-        Check("sharp", 1, "stress", "scores of hundreds", flash.values(Case(48, gain=150))),
+        Check(
+            "sharp",
+            1,
+            "visible",
+            "scores of hundreds",
+            flash.values(Case(48, gain=150), Case(24, 32, 16, H=3, gain=150)),
+        ),
         Check(
             "any",
             2,
             "held-out",
             "other lengths, blocks, head dims and dtypes",
             flash.values(
-                Case(75, 64, 32, H=3, D=32, junk=math.nan),
-                Case(1, junk=math.nan),
                 Case(50, 16, 64, dtype=HALF),
+                Case(75, 64, 32, H=6, K=2, D=32, junk=math.nan),
+                Case(1, junk=math.nan),
             ),
         ),
     ),
@@ -117,56 +130,61 @@ CAUSAL_STAGE = Stage(
     title="causal, without the tiles that nobody sees",
     kind="kernel",
     hints=(
-        "Which row of a block of queries sees most keys, and which key is its last?",
+        "Which token of a block sees most keys, and which key is its last? What if that key is before key 0?",
         "Let the loop run to that key instead of S, but never beyond S. Inside, a score counts where keys < S and keys <= "
-        "rows + shift. With shift = -1 row 0 sees nothing: guard the -inf, in the maximum and in the division.",
-        r"last key of block $b$: $\min(S,\ (b+1)M + \mathrm{shift}) - 1$; visible: $j \le i + \mathrm{shift}$; "
-        r"blind row: out $0$, lse $-\infty$.",
+        "token + shift. With shift = -1 token 0 sees nothing: guard against the maximum of -inf, and against the sum of 0.",
+        r"last token of block $b$: $t = \min(S - 1, \lfloor ((b+1)M - 1)/G \rfloor)$; its last key: "
+        r"$\min(S - 1,\ t + \mathrm{shift})$; visible: $j \le t + \mathrm{shift}$; a row that sees nothing: out $0$, "
+        r"lse $-\infty$.",
     ),
     misconceptions=(*CAUSAL, *LSE),
     checks=(
-        Check("small", 2, "visible", "one tile, masked", flash.values(Case(16, shift=0))),
+        Check(
+            "small", 2, "visible", "one tile, masked", flash.values(Case(8, shift=0), Case(5, H=3, shift=0))
+        ),
         Check(
             "tiles",
             2,
             "visible",
             "several tiles, and the one on the diagonal",
-            flash.values(Case(48, 16, 16, shift=0), Case(64, 32, 16, shift=0), Case(64, 16, 32, shift=0)),
+            flash.values(Case(24, 16, 16, shift=0), Case(64, 64, 16, shift=0), Case(48, 16, 32, shift=0)),
         ),
         Check(
             "shift",
             1,
             "visible",
             "shifted, by more than a tile and by less",
-            flash.values(Case(96, 32, 16, shift=35), Case(32, shift=3)),
+            flash.values(Case(48, 32, 16, shift=19), Case(32, 32, 16, shift=3)),
         ),
         Check(
             "ragged",
             1,
             "visible",
-            "shifted, and S a multiple of nothing",
-            flash.values(Case(85, 32, 16, shift=35, junk=3.0)),
+            "shifted, and the last block is not full",
+            flash.values(Case(21, 32, 16, shift=3, junk=3.0), Case(43, 32, 16, shift=19, junk=3.0)),
         ),
         Check(
             "blind",
             2,
             "visible",
             "rows that see no key",
-            flash.values(Case(64, 64, 16, shift=-1), Case(40, shift=-17)),
+            flash.values(
+                Case(24, 32, 16, shift=-1), Case(24, 32, 16, H=3, shift=-5, gain=150), Case(40, shift=-17)
+            ),
         ),
         Check(
             "own",
             1,
             "visible",
-            "nothing behind the last token is written, or changes the result",
-            flash.own(Case(37, H=2, shift=0, junk=math.nan)),
+            "nothing after the last token is written, or changes the result",
+            flash.own(Case(37, H=4, K=2, shift=0, junk=math.nan)),
         ),
         Check(
             "skip",
             2,
             "visible",
             "tiles of which a block sees nothing are left alone",
-            flash.skipped(Case(48, 16, 16, shift=0)),
+            flash.skipped(Case(24, 16, 16, shift=0), Case(40, 16, 16, shift=-17)),
             kind="cost",
         ),
         Check(
@@ -174,7 +192,7 @@ CAUSAL_STAGE = Stage(
             2,
             "visible",
             "a kernel does it, and reads each visible tile once",
-            flash.reads(CAUSAL_READS, flash.tiles_of(CAUSAL_READS)),
+            flash.reads(Case(28, 16, 8, H=8, K=2, shift=0), Case(40, 32, 16, shift=-17)),
             kind="cost",
         ),
         Check(
@@ -183,9 +201,9 @@ CAUSAL_STAGE = Stage(
             "held-out",
             "other lengths, blocks, shifts and dtypes",
             flash.values(
-                Case(75, 64, 32, H=2, D=32, shift=-1, junk=3.0),
+                Case(75, 64, 32, H=6, K=2, D=32, shift=-1, junk=3.0),
                 Case(1, shift=-1),
-                Case(90, 32, 16, shift=37, dtype=HALF, junk=math.nan),
+                Case(90, 64, 32, shift=37, dtype=HALF, junk=math.nan),
             ),
         ),
     ),

@@ -1,15 +1,14 @@
 """Exercise 04: the checks of the two attention kernels.
 
-Tokens live in buffers with room for more; behind the S tokens in use stand other numbers, or NaN, and
-out and lse hold canaries. Values, canaries and NaN are seen on the judge's side. That a hidden tile is
-not computed is too: where its V is NaN, 0 · NaN would tell. How often K is read is counted where the
-kernel runs.
+Buffers have room for more tokens than the S in use; the rest holds other numbers, or NaN, and out and lse hold
+canaries. Values, canaries and NaN are compared on the judge's side, and so is whether a hidden tile is computed:
+its V is NaN, and 0 · NaN is NaN. How often K is read is counted where the kernel runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,8 @@ import torch
 from torch import Tensor
 
 from ringlab import oracle
-from ringlab_course.checking.answers import (
-    bound_from,
-    compare_with,
-    expect_array,
-    expect_tuple,
-    relative_error,
-)
+from ringlab_course.checking.answers import bound_from, expect_array, expect_tuple, relative_error
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
@@ -32,6 +26,7 @@ from ringlab_course.exercises.e04_triton_from_zero.records import (
     CAUSAL,
     FLASH,
     LSE,
+    VARIANTS,
     expect_each_once,
     named,
     reads_of,
@@ -42,15 +37,17 @@ if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
 NAMES = ("out", "lse")
+State = tuple[np.ndarray, np.ndarray]
 
 
 class Case(NamedTuple):
-    """One input; `shift` is None for attention without a mask, `junk` stands behind the tokens in use."""
+    """One input; `shift` is None for attention without a mask, `junk` is in the buffers after the tokens in use."""
 
     S: int
     m: int = 16
     n: int = 16
-    H: int = 1
+    H: int = 2
+    K: int = 1
     D: int = 16
     shift: int | None = None
     dtype: torch.dtype = torch.float32
@@ -62,10 +59,20 @@ class Case(NamedTuple):
     @property
     def label(self) -> str:
         """The case in words, for the counterexample."""
-        heads = "" if self.H == 1 else f"{self.H} heads, "
         dtype = "" if self.dtype == torch.float32 else f", {self.dtype}".replace("torch.", "")
         shift = "" if self.shift is None else f", shift={self.shift}"
-        return f"{heads}S={self.S}, D={self.D}, block_m={self.m}, block_n={self.n}{shift}{dtype}"
+        heads = f"{self.H} query heads, {self.K} key head{'' if self.K == 1 else 's'}"
+        return f"{heads}, S={self.S}, D={self.D}, block_m={self.m}, block_n={self.n}{shift}{dtype}"
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.H // self.K
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of packed rows of one key head."""
+        return -(-self.S * self.group // self.m)
 
     @property
     def capacity(self) -> int:
@@ -81,17 +88,28 @@ class Case(NamedTuple):
     @property
     def mistakes(self) -> tuple[Any, ...]:
         """The misconceptions about out that this case may show."""
-        return FLASH if self.shift is None else CAUSAL
+        return FLASH if self.shift is None else (*CAUSAL, *VARIANTS)
+
+    def stop(self, block: int) -> int:
+        """Return the first key that no row of a block sees."""
+        last = min(self.S - 1, ((block + 1) * self.m - 1) // self.group)
+        return self.S if self.shift is None else max(0, min(self.S, last + self.shift + 1))
+
+    def tiles(self, block: int) -> int:
+        """Return how many tiles of keys a block has to visit."""
+        return -(-self.stop(block) // self.n)
 
 
 def buffers(case: Case, rng: np.random.Generator) -> list[Tensor]:
-    """Return q, k, v, out, lse: (H, capacity, D), and lse (H, capacity) in float32.
+    """Return q, k, v, out, lse: (H or K, capacity, D), and lse (H, capacity) in float32.
 
     `gain` multiplies q; `slope` lets the scores rise by so much from the first key to the last;
     `lift` is added to v.
     """
-    shape = (case.H, case.capacity, case.D)
-    q, k, v = (torch.from_numpy(rng.standard_normal(shape)).float() for _ in range(3))
+    heads = (case.H, case.K, case.K)
+    q, k, v = (
+        torch.from_numpy(rng.standard_normal((count, case.capacity, case.D))).float() for count in heads
+    )
     q, v = q * case.gain, v + case.lift
     if case.slope:
         q[..., 0] = case.D**0.5
@@ -99,22 +117,25 @@ def buffers(case: Case, rng: np.random.Generator) -> list[Tensor]:
     for x in (k, v):
         x[:, case.S :] *= case.junk
     q, k, v = (x.to(case.dtype) for x in (q, k, v))
-    return [q, k, v, torch.full_like(q, CANARY), torch.full(shape[:2], CANARY)]
+    return [q, k, v, torch.full_like(q, CANARY), torch.full(q.shape[:2], CANARY)]
 
 
 def values(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
     """Return a check that compares out and lse with the oracle, the smallest case first."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
-        for case in cases:
-            given = buffers(case, rng)
-            compare(_called(subject.call(*given, *case.how), given), given, case)
+        def answers() -> Iterator[tuple[Case, list[Tensor], State]]:
+            for case in cases:
+                given = buffers(case, rng)
+                yield case, given, _called(subject.call(*given, *case.how), given)
+
+        compare(answers(), cases[0].mistakes)
 
     return run
 
 
 def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that nothing behind the tokens in use is written, or read into the result."""
+    """Return a check that nothing after the tokens in use is written, or changes the result."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         given = buffers(case, rng)
@@ -129,80 +150,129 @@ def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
             if np.isnan(part[:, : case.S]).any():
                 _expect_values(subject, case._replace(junk=1.0), rng)
                 raise named(case.mistakes, "junk_times_zero").failure(
-                    f"{case.label}; NaN stands behind the last token"
+                    f"{case.label}; the buffers hold NaN after the last token"
                 )
 
     return run
 
 
-def reads(case: Case, tiles: Callable[[int], int]) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that kernels store every element once, and that query block i loads q once, K `tiles(i)` times."""
-
-    def run(subject: Subject, rng: np.random.Generator) -> None:
-        given = buffers(case, rng)
-        recorded = subject.record(*given, *case.how)
-        compare(_called(recorded.answer, given), given, case)
-        rows = np.arange(case.H)[:, None] * case.capacity + np.arange(case.S)
-        places = rows[..., None] * case.D + np.arange(case.D)
-        without = named(case.mistakes, "computed_by_torch")
-        expect_each_once(recorded, ("out_ptr",), places, without, case.label)
-        expect_each_once(recorded, ("lse_ptr",), rows, without, case.label)
-        size = case.H * case.capacity * case.D
-        most = reads_of(recorded, "q_ptr", size).max()
-        if most > 1:
-            raise named(case.mistakes, "q_loaded_again").failure(
-                f"{case.label}: rows of q were loaded {most} times"
-            )
-        wanted = sum(tiles(block) for block in range(-(-case.S // case.m)))
-        for argument in ("k_ptr", "v_ptr"):
-            loads = reads_of(recorded, argument, size)
-            beyond = np.setdiff1d(np.flatnonzero(loads), places)
-            if len(beyond):
-                raise named(case.mistakes, "reads_unmasked").failure(
-                    f"{case.label}: {argument[0]}, row {beyond[0] // case.D} of the buffer was loaded"
-                )
-            made = sum(tiles_read(recorded, argument).values()) / case.H
-            if loads[places].sum() > _elements(case, tiles) or made > wanted:
-                raise named(case.mistakes, "reads_too_often").failure(
-                    f"{case.label}: {made:g} loads of {argument[0].upper()} for a head, {wanted} are enough"
-                )
-
-    return run
-
-
-def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that a query block leaves tiles alone in which it sees nothing: V is NaN there."""
+def reads(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
+    """Return a check that kernels store every element once, and that a block loads q once and only the tiles it sees."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         for case in cases:
-            for first in range(case.n, case.S, case.n):
-                given = buffers(case, rng)
-                before = [block for block in range(-(-case.S // case.m)) if _stop(case, block) <= first]
-                rows = min(case.S, len(before) * case.m)
-                if not rows:
-                    continue
-                clean = [x.clone() for x in given]
-                given[2][:, first:] = math.nan
-                out = _called(subject.call(*given, *case.how), given)[0][:, :rows]
-                truth = truth_of(clean, case)[0][:, :rows]
-                if np.isnan(out).any():
-                    _expect_values(subject, case, rng)
-                    raise named(case.mistakes, "visits_hidden_tiles").failure(
-                        f"{case.label}: rows 0 to {rows - 1} see no key from {first} on, and came out NaN when V was NaN there"
-                    )
-                if relative_error(out, truth) > bound_of(
-                    mistakes.plain(*clean, case.S, case.shift)[0][:, :rows], truth
-                ):
-                    _expect_values(subject, case, rng)
-                    raise Failure("out: wrong values.", case.label)
+            _reads(subject, rng, case)
 
     return run
+
+
+def _reads(subject: Subject, rng: np.random.Generator, case: Case) -> None:
+    given = buffers(case, rng)
+    recorded = subject.record(*given, *case.how)
+    compare([(case, given, _called(recorded.answer, given))])
+    rows = np.arange(case.H)[:, None] * case.capacity + np.arange(case.S)
+    places = rows[..., None] * case.D + np.arange(case.D)
+    without = named(case.mistakes, "computed_by_torch")
+    expect_each_once(recorded, ("out_ptr",), places, without, case.label)
+    expect_each_once(recorded, ("lse_ptr",), rows, without, case.label)
+    most = reads_of(recorded, "q_ptr", case.H * case.capacity * case.D).max()
+    if most > 1:
+        raise named(case.mistakes, "q_loaded_again").failure(
+            f"{case.label}: rows of q were loaded {most} times"
+        )
+    keys = np.arange(case.K)[:, None] * case.capacity + np.arange(case.S)
+    inside = keys[..., None] * case.D + np.arange(case.D)
+    wanted = sum(map(case.tiles, range(case.blocks)))
+    elements = sum(min(case.S, case.tiles(block) * case.n) for block in range(case.blocks))
+    apart = case._replace(H=1, K=1)
+    for argument in ("k_ptr", "v_ptr"):
+        loads = reads_of(recorded, argument, case.K * case.capacity * case.D)
+        beyond = np.setdiff1d(np.flatnonzero(loads), inside)
+        if len(beyond):
+            raise named(case.mistakes, "reads_unmasked").failure(
+                f"{case.label}: {argument[0]}, row {beyond[0] // case.D} of the buffer was loaded"
+            )
+        made = sum(tiles_read(recorded, argument).values()) / case.K
+        if made > wanted or loads[inside].sum() > case.K * case.D * elements:
+            alone = made == case.group * sum(map(apart.tiles, range(apart.blocks)))
+            raise named(case.mistakes, "heads_read_apart" if alone else "reads_too_often").failure(
+                f"{case.label}: {made:g} loads of {argument[0].upper()} for a key head, {wanted} are enough"
+            )
+
+
+def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
+    """Return a check that a block skips the tiles in which it sees nothing: V is NaN there."""
+
+    def run(subject: Subject, rng: np.random.Generator) -> None:
+        noted = [_visits(subject, rng, case, first) for case in cases for first in range(0, case.S, case.n)]
+        wasted = next((each for each in noted if any(each.visited)), None)
+        if wasted:
+            _expect_values(subject, wasted.case, rng)
+            raise named(wasted.case.mistakes, _why_visited(noted)).failure(wasted.text)
+
+    return run
+
+
+class Visits(NamedTuple):
+    """The blocks of a case that see nothing of a tile, in their order, and which of them computed it all the same."""
+
+    case: Case
+    first: int
+    visited: list[bool]
+
+    @property
+    def text(self) -> str:
+        """The counterexample."""
+        tokens = len(self.visited) * self.case.m // self.case.group
+        return (
+            f"{self.case.label}: tokens 0 to {min(self.case.S, tokens) - 1} see no key from {self.first} on, "
+            "but came out NaN, at least in part, when V was NaN there"
+        )
+
+
+def _visits(subject: Subject, rng: np.random.Generator, case: Case, first: int) -> Visits:
+    """Fill V with NaN from key `first` on, and note which blocks that see none of it come out NaN.
+
+    Raises: Failure where they hold wrong numbers.
+    """
+    blocks = sum(case.stop(block) <= first for block in range(case.blocks))
+    rows = min(case.S, blocks * case.m // case.group)
+    if not rows:
+        return Visits(case, first, [])
+    given = buffers(case, rng)
+    clean = [x.clone() for x in given]
+    given[2][:, first:] = math.nan
+    out = _called(subject.call(*given, *case.how), given)[0][:, :rows]
+    size = case.m // case.group
+    visited = [bool(np.isnan(out[:, at : at + size]).any()) for at in range(0, rows, size)]
+    truth = truth_of(clean, case)[0][:, :rows]
+    bound = bound_of(mistakes.plain(*clean, case.S, case.shift)[0][:, :rows], truth)
+    if not any(visited) and relative_error(out, truth) > bound:
+        _expect_values(subject, case, rng)
+        raise Failure("out: wrong values.", case.label)
+    return Visits(case, first, visited)
+
+
+def _why_visited(noted: list[Visits]) -> str:
+    """Return the name of the mistake that explains which hidden tiles were computed, in all cases."""
+
+    def explained(visit: Callable[[Case, int, int], bool]) -> bool:
+        return all(
+            each.visited == [visit(each.case, each.first, block) for block in range(len(each.visited))]
+            for each in noted
+        )
+
+    if explained(lambda case, first, block: first == 0):
+        return "visits_the_first_tile"
+    if explained(lambda case, first, block: (block + 1) * case.m + (case.shift or 0) > first):
+        return "stops_at_the_packed_row"
+    return "visits_hidden_tiles"
 
 
 def _expect_values(subject: Subject, case: Case, rng: np.random.Generator) -> None:
     """Raise where the values are wrong to begin with: then that is the mistake, and not what would be said next."""
     given = buffers(case, rng)
-    compare(_called(subject.call(*given, *case.how), given), given, case)
+    compare([(case, given, _called(subject.call(*given, *case.how), given))])
 
 
 def truth_of(given: list[Tensor], case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -218,48 +288,33 @@ def bound_of(plain: Tensor, truth: np.ndarray) -> float:
     return max(bound_from(plain, truth), rounding(truth, 32))
 
 
-def compare(answer: tuple[np.ndarray, np.ndarray], given: list[Tensor], case: Case) -> None:
-    """Compare the rows in use of out, then of lse."""
+def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[Any, ...] = ()) -> None:
+    """Compare the rows in use of out in all cases, then of lse; `known` are the mistakes about out."""
+    seen: list[tuple[Case, list[Tensor], State]] = []
+
+    def noted() -> Iterator[Answered]:
+        for each in answers:
+            seen.append(each)
+            yield _answered(*each, part=0)
+
+    compare_all(noted(), known)
+    compare_all([_answered(*each, part=1) for each in seen], LSE if known else ())
+
+
+def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Answered:
+    """Return one case of `compare_all`: of out, or of lse."""
     truth = truth_of(given, case)
     plain = mistakes.plain(*given, case.S, case.shift)
-    q, k = (x[:, : case.S].float() for x in given[:2])
+    q, k = given[0][:, : case.S].float(), mistakes.values_of(given[0], given[1], case.S)
     size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # scores known to so many roundings
     bounds = max(bound_of(plain[0], truth[0]), rounding(truth[0], size)), rounding(truth[1], size)
-    for i, (name, known) in enumerate(zip(NAMES, (case.mistakes, LSE), strict=True)):
-        compare_with(
-            answer[i][:, : case.S],
-            truth[i],
-            bound=bounds[i],
-            misconceptions=known,
-            inputs=(*given, case.S, case.shift, case.m, case.n),
-            names=(name,),
-            case=case.label,
-        )
+    inputs = (*given, case.S, case.shift, case.m, case.n)
+    return Answered(answer[part][:, : case.S], truth[part], bounds[part], inputs, (NAMES[part],), case.label)
 
 
-def _called(answer: Any, given: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _called(answer: Any, given: list[Tensor]) -> State:
     out, lse = expect_tuple(answer, NAMES)
     return (
         expect_array(out, given[3].shape, name="out", dtype=given[3].dtype),
         expect_array(lse, given[4].shape, name="lse", dtype=given[4].dtype),
     )
-
-
-def _stop(case: Case, block: int) -> int:
-    """The first key that no row of a query block sees."""
-    last = min(case.S, (block + 1) * case.m) - 1
-    return case.S if case.shift is None else max(0, min(case.S, last + case.shift + 1))
-
-
-def tiles_of(case: Case) -> Callable[[int], int]:
-    """Return the function that says how many tiles of keys a query block has to visit."""
-    return lambda block: (
-        -(-min(case.S, (block + 1) * case.m + (case.shift or 0)) // case.n)
-        if case.shift is not None
-        else -(-case.S // case.n)
-    )
-
-
-def _elements(case: Case, tiles: Callable[[int], int]) -> int:
-    blocks = range(-(-case.S // case.m))
-    return case.H * case.D * sum(min(case.S, tiles(block) * case.n) for block in blocks)

@@ -1,7 +1,7 @@
 """Exercise 04: the plainest flash forward over padded buffers, and the common mistakes made with it in a kernel.
 
-Imitations take what the learner's function takes, (q, k, v, out, lse, S, shift, block_m, block_n), with shift
-None where nothing is masked. Those of out return what then stands in out's first S rows, those of lse in lse's.
+Imitations take what the learner's function takes, (q, k, v, out, lse, S, shift, block_m, block_n), with shift None where
+nothing is masked. They return the first S rows of out or of lse. A block holds block_m rows of a group's packed queries.
 """
 
 from __future__ import annotations
@@ -22,10 +22,32 @@ def visible_pairs(S: int, shift: int | None) -> Tensor:
     return keys <= rows + (S if shift is None else shift)
 
 
+def shared(x: Tensor, heads: int) -> Tensor:
+    """Return the key head of every query head: neighbours share."""
+    return x.repeat_interleave(heads // len(x), dim=0)
+
+
+def blocks_of(q: Tensor, k: Tensor, S: int, m: int) -> Tensor:
+    """Return the number of the block that computes each head's token, (H, S, 1)."""
+    group = len(q) // len(k)
+    heads, tokens = torch.arange(len(q))[:, None, None], torch.arange(S)[:, None]
+    return (tokens * group + heads % group) // m
+
+
+def end_of(block: Tensor, group: int, m: int) -> Tensor:
+    """Return the token after the last one of a block, were the tokens without end."""
+    return ((block + 1) * m - 1) // group + 1
+
+
 def scores_of(q: Tensor, k: Tensor, S: int, shift: int | None) -> Tensor:
     """Return the scores (H, S, S) in float32, −inf where a key is hidden."""
-    q, k = q[:, :S].float(), k[:, :S].float()
+    q, k = q[:, :S].float(), shared(k, len(q))[:, :S].float()
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~visible_pairs(S, shift), -math.inf)
+
+
+def values_of(q: Tensor, v: Tensor, S: int) -> Tensor:
+    """Return the values that every query head reads, (H, S, D), in float32."""
+    return shared(v, len(q))[:, :S].float()
 
 
 def weights_of(scores: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -46,7 +68,7 @@ def plain(
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse): weights rounded to v's dtype for the product, as a matrix unit wants them, sums in float32."""
     scores = scores_of(q, k, S, shift)
-    return attend(scores, v[:, :S], v.dtype).to(out.dtype), torch.logsumexp(scores, -1)
+    return attend(scores, values_of(q, v, S), v.dtype).to(out.dtype), torch.logsumexp(scores, -1)
 
 
 def changed(change: Callable[..., Tensor]) -> Imitation:
@@ -55,13 +77,13 @@ def changed(change: Callable[..., Tensor]) -> Imitation:
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
     ) -> Tensor:
-        return attend(change(scores_of(q, k, S, shift), S, shift, m, n), v[:, :S])
+        return attend(change(scores_of(q, k, S, shift), S, shift, m, n), values_of(q, v, S))
 
     return imitate
 
 
 def masked(see: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out with another mask: `see(rows, keys, S, shift, block_m, block_n)` is True for visible."""
+    """Return the imitation of out with another mask: `see(rows, keys, S, shift, m, n, block, group)` is True for visible."""
 
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
@@ -69,20 +91,48 @@ def masked(see: Callable[..., Tensor]) -> Imitation:
         if shift is None:
             raise ValueError("there is no mask here")
         rows, keys = torch.arange(S)[:, None], torch.arange(S)[None, :]
-        seen = see(rows, keys, S, shift, m, n)
-        return attend(scores_of(q, k, S, None).masked_fill(~seen, -math.inf), v[:, :S])
+        seen = see(rows, keys, S, shift, m, n, blocks_of(q, k, S, m), len(q) // len(k))
+        return attend(scores_of(q, k, S, None).masked_fill(~seen, -math.inf), values_of(q, v, S))
 
     return imitate
 
 
 def up_to(stop: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out whose loop ends at `stop(block, shift, block_m, block_n)`, the mask being right."""
+    """Return the imitation of out whose loop ends at `stop(block, shift, m, n, group)`, the mask being right."""
 
-    def see(rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int) -> Tensor:
-        tiles = -(-stop(rows // m, shift, m, n) // n)
+    def see(
+        rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
+    ) -> Tensor:
+        tiles = -(-stop(block, shift, m, n, group) // n)
         return (keys <= rows + shift) & (keys < tiles * n)
 
     return masked(see)
+
+
+def by_packed_row(
+    rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
+) -> Tensor:
+    """Return a mask that compares keys with rows of the packed matrix instead of tokens."""
+    return keys <= _packed(rows, block, group) + shift
+
+
+def within_the_tile(
+    rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
+) -> Tensor:
+    """Return a mask that compares places inside the tile."""
+    return keys % n <= _packed(rows, block, group) % m + shift
+
+
+def shift_backwards(
+    rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
+) -> Tensor:
+    """Return a mask that moves the wrong way, in a loop that ends at the right tile."""
+    return (keys <= rows - shift) & (keys < -(-(end_of(block, group, m) + shift) // n) * n)
+
+
+def _packed(rows: Tensor, block: Tensor, group: int) -> Tensor:
+    """Return the packed rows of the tokens `rows` of every head, (H, S, 1)."""
+    return rows * group + torch.arange(len(block))[:, None, None] % group
 
 
 def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool = True) -> Imitation:
@@ -91,7 +141,7 @@ def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
     ) -> Tensor:
-        scores, values = scores_of(q, k, S, shift), v[:, :S].float()
+        scores, values = scores_of(q, k, S, shift), values_of(q, v, S)
         state = (
             torch.full(scores.shape[:-1], -math.inf),
             torch.zeros(scores.shape[:-1]),
@@ -104,28 +154,18 @@ def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool
     return imitate
 
 
-def acc_not_rescaled(
-    m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rescale the sum, not the accumulator."""
-    new, powers = _tile(m, scores)
-    return new, total * torch.exp(m - new) + powers.sum(-1), acc + powers @ values
+def rescaled(*, total: bool, acc: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return a step that, when the maximum grows, rescales only what is asked for."""
 
+    def step(
+        m: Tensor, old_total: Tensor, old_acc: Tensor, scores: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        new, powers = _tile(m, scores)
+        factor = torch.exp(m - new)
+        kept = old_total * factor if total else old_total, old_acc * factor[..., None] if acc else old_acc
+        return new, kept[0] + powers.sum(-1), kept[1] + powers @ values
 
-def total_not_rescaled(
-    m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rescale the accumulator, not the sum."""
-    new, powers = _tile(m, scores)
-    return new, total + powers.sum(-1), acc * torch.exp(m - new)[..., None] + powers @ values
-
-
-def never_rescaled(
-    m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Add tiles that were measured against different maxima."""
-    new, powers = _tile(m, scores)
-    return new, total + powers.sum(-1), acc + powers @ values
+    return step
 
 
 def divided_each_time(
@@ -158,9 +198,9 @@ def not_transposed(
     """Multiply q by tiles of k instead of their transposes, which only square tiles allow."""
     if n != q.shape[-1]:
         raise ValueError("no square tile")
-    keys = torch.nn.functional.pad(k[:, :S].float(), (0, 0, 0, -S % n)).unflatten(1, (-1, n))
+    keys = torch.nn.functional.pad(values_of(q, k, S), (0, 0, 0, -S % n)).unflatten(1, (-1, n))
     scores = torch.einsum("hsd,htde->hste", q[:, :S].float(), keys).flatten(2)[..., :S] * n**-0.5
-    return attend(scores.masked_fill(~visible_pairs(S, shift), -math.inf), v[:, :S])
+    return attend(scores.masked_fill(~visible_pairs(S, shift), -math.inf), values_of(q, v, S))
 
 
 def tail_dropped(
@@ -169,8 +209,8 @@ def tail_dropped(
     """Visit whole tiles of keys only."""
     keys = S // n * n
     if keys == 0:
-        raise ValueError("no whole tile")
-    return attend(scores_of(q, k, S, shift)[..., :keys], v[:, :keys])
+        return torch.full_like(out[:, :S], math.nan).float()
+    return attend(scores_of(q, k, S, shift)[..., :keys], values_of(q, v, keys))
 
 
 def padding_counted(
@@ -180,54 +220,95 @@ def padding_counted(
     missing = -S % n
     scores = torch.nn.functional.pad(scores_of(q, k, S, shift), (0, missing))
     scores = scores.masked_fill(~visible_pairs(S + missing, shift)[:S], -math.inf)
-    return attend(scores, torch.nn.functional.pad(v[:, :S].float(), (0, 0, 0, missing)))
+    return attend(scores, torch.nn.functional.pad(values_of(q, v, S), (0, 0, 0, missing)))
 
 
 def padding_read(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Count what stands in memory behind the last key, where a causal mask lets it through."""
+    """Count what is stored after the last key, where a causal mask lets it through."""
     if v[:, S:].isnan().any():
         raise ValueError("a NaN tells of the loads alone")
     whole = S + -S % n
-    return attend(scores_of(q, k, whole, shift)[:, :S], v[:, :whole])
+    return attend(scores_of(q, k, whole, shift)[:, :S], values_of(q, v, whole))
 
 
 def axes_swapped(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Take grid axis 0 for heads and axis 1 for query blocks."""
-    heads, blocks = len(q), -(-S // m)
-    right, got = plain(q, k, v, out, lse, S, shift)[0].float(), out[:, :S].float().clone()
-    for head in range(min(blocks, heads)):
-        got[head, : heads * m] = right[head, : heads * m]
-    return got
+    """Take grid axis 0 for key heads and axis 1 for blocks."""
+    blocks, key_heads = -(-S * len(q) // len(k) // m), len(k)
+    if blocks > key_heads:
+        raise ValueError("heads that are not there are an error")
+    right, block = plain(q, k, v, out, lse, S, shift)[0].float(), blocks_of(q, k, S, m)
+    head = torch.arange(len(q))[:, None, None] // (len(q) // len(k))
+    return torch.where((head < blocks) & (block < key_heads), right, out[:, :S].float())
 
 
-def first_head_for_all(
+def one_head_of_each_group(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Read and write head 0 whatever the program's head is."""
-    got = out[:, :S].float().clone()
-    got[0] = plain(q, k, v, out, lse, S, shift)[0][0].float()
+    """Take the key head's number for the query head's: the others are never written."""
+    got, heads = out[:, :S].float().clone(), len(k)
+    got[:heads] = plain(q[:heads], k, v, out, lse, S, shift)[0].float()
     return got
+
+
+def heads_dealt(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
+    """Let query head h read key head h mod K."""
+    order = torch.arange(len(q)) % len(k)
+    return plain(q, k[order], v[order], out, lse, S, shift)[0].float()
+
+
+def packed_rows_cut(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
+    """Mask packed rows, of which there are S · group, as if there were S."""
+    right, group = plain(q, k, v, out, lse, S, shift)[0].float(), len(q) // len(k)
+    rows = torch.arange(S)[:, None] * group + torch.arange(len(q))[:, None, None] % group
+    return torch.where(rows < S, right, out[:, :S].float())
 
 
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
     """Keep the undivided sum of weights times values in float16, where it overflows."""
-    if v.dtype != torch.float16:
-        raise ValueError("only float16 overflows here")
+    if v.dtype != torch.float16:  # nothing overflows
+        return plain(q, k, v, out, lse, S, shift)[0].float()
     powers, total = weights_of(scores_of(q, k, S, shift), v.dtype)
-    return (powers @ v[:, :S].float()).half().float() / total
+    return (powers @ values_of(q, v, S)).half().float() / total
 
 
 def blind_rows_nan(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
     """Let −inf − (−inf) happen in rows that see no key."""
-    return torch.softmax(scores_of(q, k, S, shift), -1) @ v[:, :S].float()
+    return torch.softmax(scores_of(q, k, S, shift), -1) @ values_of(q, v, S)
+
+
+def hidden_is_finite(unvisited: float) -> Imitation:
+    """Return the imitation of out with a large finite number in place of −inf.
+
+    A row that sees no key then averages the values of all lanes that its block visits, lanes past the last key too;
+    a row whose block visits nothing holds `unvisited`.
+    """
+
+    def imitate(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+    ) -> Tensor:
+        if shift is None:
+            raise ValueError("there is no mask here")
+        right, values = plain(q, k, v, out, lse, S, shift)[0].float(), values_of(q, v, S)
+        end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S)
+        lanes = -(-(end + shift).clamp(min=0) // n) * n
+        sums = torch.nn.functional.pad(values.cumsum(1), (0, 0, 1, 0))
+        mean = sums.gather(1, lanes.clamp(max=S).expand_as(values)) / lanes
+        blind = torch.arange(S)[:, None] + shift < 0
+        return torch.where(blind, torch.where(lanes > 0, mean, unvisited), right)
+
+    return imitate
 
 
 def blind_blocks_unwritten(
@@ -235,8 +316,8 @@ def blind_blocks_unwritten(
 ) -> Tensor:
     """Leave blocks of queries that see no key as they were."""
     right = plain(q, k, v, out, lse, S, shift)[0].float()
-    blind = (torch.arange(S) // m + 1) * m + shift <= 0
-    return torch.where(blind[:, None], out[:, :S].float(), right)
+    blind = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + shift <= 0
+    return torch.where(blind, out[:, :S].float(), right)
 
 
 def no_maximum(
@@ -244,55 +325,35 @@ def no_maximum(
 ) -> Tensor:
     """Take exp of the scores themselves."""
     powers = torch.exp(scores_of(q, k, S, shift))
-    return powers @ v[:, :S].float() / powers.sum(-1, keepdim=True)
+    return powers @ values_of(q, v, S) / powers.sum(-1, keepdim=True)
 
 
 def no_other(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
     """Let undefined lanes of V, here NaN, into every row that visits the last tile."""
-    if S % n == 0 or v[:, S:].isnan().any():
-        raise ValueError("no lane too many, or another reason for a NaN")
-    return _nan_from_the_last_tile(q, k, v, out, lse, S, shift, m, n)
+    right = plain(q, k, v, out, lse, S, shift)[0].float()
+    end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + (S if shift is None else shift)
+    return torch.where((end > S // n * n) & (S % n > 0), math.nan, right)
 
 
 def junk_times_zero(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let NaN that stands behind V's last row into every row that visits the last tile."""
-    if S % n == 0 or not v[:, S:].isnan().any():
-        raise ValueError("no lane too many, or no NaN behind the last token")
-    return _nan_from_the_last_tile(q, k, v, out, lse, S, shift, m, n)
+    """Let NaN that is stored after V's last row into every row that visits the last tile."""
+    if not v[:, S:].isnan().any():
+        return plain(q, k, v, out, lse, S, shift)[0].float()
+    return no_other(q, k, v, out, lse, S, shift, m, n)
 
 
-def _nan_from_the_last_tile(
+def head_stride_is_s(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    right = plain(q, k, v, out, lse, S, shift)[0].float()
-    last = (torch.arange(S) // m + 1) * m + (S if shift is None else shift)
-    return torch.where((last > S // n * n)[:, None], math.nan, right)
-
-
-def head_begins(at: Callable[[int, int, int], int]) -> Imitation:
-    """Return the imitation whose head h begins `at(S, capacity, D)` · h elements into the buffers, reading and writing.
-
-    Heads may then overlap: blocks are written in the order of the interpreter, heads innermost.
-    """
-
-    def imitate(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-    ) -> Tensor:
-        heads, capacity, D = q.shape
-        flat, place = [x.flatten() for x in (q, k, v)], out.flatten().float().clone()
-        for first in range(0, S, m):
-            for head in range(heads):
-                begin = head * at(S, capacity, D)
-                mine = [x[begin : begin + S * D].reshape(1, S, D) for x in flat]
-                got = plain(*mine, out, lse, S, shift)[0][0, first : first + m].float()
-                place[begin + first * D : begin + first * D + got.numel()] = got.flatten()
-        return place.reshape(out.shape)[:, :S]
-
-    return imitate
+    """Let heads begin S rows apart, in all buffers."""
+    packed = [x.flatten(0, 1)[: len(x) * S].unflatten(0, (len(x), S)) for x in (q, k, v)]
+    got = out.flatten(0, 1).float().clone()
+    got[: len(q) * S] = plain(*packed, out, lse, S, shift)[0].flatten(0, 1).float()
+    return got.unflatten(0, out.shape[:2])[:, :S]
 
 
 def base_two(scores: Tensor, *_: Any) -> Tensor:

@@ -5,7 +5,9 @@ Mistakes are listed in the order in which they are looked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
+from ringlab_course.exercises.e04_triton_from_zero.flash_mistakes import end_of
 
 CANARY = -7.0
 """What `out` holds before the call: representable in every dtype, and no answer."""
@@ -79,21 +82,21 @@ _COMMON = (
     flash_mistake("no_scale", mistakes.no_scale),
     flash_mistake("not_transposed", mistakes.not_transposed),
     flash_mistake("exp2_without_log2e", mistakes.changed(mistakes.base_two)),
-    flash_mistake("acc_not_rescaled", mistakes.streamed(mistakes.acc_not_rescaled)),
-    flash_mistake("total_not_rescaled", mistakes.streamed(mistakes.total_not_rescaled)),
-    flash_mistake("never_rescaled", mistakes.streamed(mistakes.never_rescaled)),
+    flash_mistake("acc_not_rescaled", mistakes.streamed(mistakes.rescaled(total=True, acc=False))),
+    flash_mistake("total_not_rescaled", mistakes.streamed(mistakes.rescaled(total=False, acc=True))),
+    flash_mistake("never_rescaled", mistakes.streamed(mistakes.rescaled(total=False, acc=False))),
     flash_mistake("divided_each_time", mistakes.streamed(mistakes.divided_each_time, divide=False)),
     flash_mistake("maximum_of_the_tile", mistakes.streamed(mistakes.maximum_of_the_tile)),
     flash_mistake("no_maximum", mistakes.no_maximum),
     flash_mistake("no_other", mistakes.no_other),
-    flash_mistake("head_stride_is_S", mistakes.head_begins(lambda S, capacity, D: S * D)),
-    flash_mistake("head_offset_without_D", mistakes.head_begins(lambda S, capacity, D: capacity)),
-    flash_mistake("head_offset_S_without_D", mistakes.head_begins(lambda S, capacity, D: S)),
+    flash_mistake("head_stride_is_S", mistakes.head_stride_is_s),
+    flash_mistake("one_head_of_each_group", mistakes.one_head_of_each_group),
+    flash_mistake("heads_dealt", mistakes.heads_dealt),
+    flash_mistake("packed_rows_cut", mistakes.packed_rows_cut),
     flash_mistake("tail_dropped", mistakes.tail_dropped),
     flash_mistake("padding_counted", mistakes.padding_counted),
     flash_mistake("padding_read", mistakes.padding_read),
     flash_mistake("axes_swapped", mistakes.axes_swapped),
-    flash_mistake("first_head_for_all", mistakes.first_head_for_all),
     flash_mistake("accumulates_in_half", mistakes.in_half),
     flash_mistake("junk_times_zero", mistakes.junk_times_zero),
     flash_mistake("q_loaded_again"),
@@ -104,47 +107,52 @@ FLASH = (
     *_COMMON,
     flash_mistake("stores_unmasked"),
     flash_mistake("computed_by_torch"),
+    flash_mistake("heads_read_apart"),
     flash_mistake("reads_too_often"),
 )
 
+_FINITE = causal_mistake("hidden_is_finite", mistakes.hidden_is_finite(math.nan))
+
 CAUSAL = (
-    causal_mistake("mask_ignored", mistakes.masked(lambda rows, keys, S, shift, m, n: keys < S)),
+    causal_mistake("mask_ignored", mistakes.masked(lambda rows, keys, S, *_: keys < S)),
     causal_mistake(
-        "mask_upside_down", mistakes.masked(lambda rows, keys, S, shift, m, n: keys >= rows + shift)
+        "mask_upside_down", mistakes.masked(lambda rows, keys, S, shift, *_: keys >= rows + shift)
+    ),
+    causal_mistake("strictly_before", mistakes.masked(lambda rows, keys, S, shift, *_: keys < rows + shift)),
+    causal_mistake("shift_ignored", mistakes.masked(lambda rows, keys, *_: keys <= rows)),
+    causal_mistake("shift_backwards", mistakes.masked(mistakes.shift_backwards)),
+    causal_mistake("mask_by_packed_row", mistakes.masked(mistakes.by_packed_row)),
+    causal_mistake("mask_within_the_tile", mistakes.masked(mistakes.within_the_tile)),
+    causal_mistake(
+        "tiles_rounded_down",
+        mistakes.up_to(lambda block, shift, m, n, group: (end_of(block, group, m) + shift) // n * n),
     ),
     causal_mistake(
-        "strictly_before", mistakes.masked(lambda rows, keys, S, shift, m, n: keys < rows + shift)
-    ),
-    causal_mistake("shift_ignored", mistakes.masked(lambda rows, keys, S, shift, m, n: keys <= rows)),
-    causal_mistake(
-        "shift_backwards",
-        mistakes.masked(
-            lambda rows, keys, S, shift, m, n: (
-                (keys <= rows - shift) & (keys < -(-((rows // m + 1) * m + shift) // n) * n)
-            )
-        ),
+        "diagonal_tile_missing", mistakes.up_to(lambda block, shift, m, n, group: block * m // group + shift)
     ),
     causal_mistake(
-        "mask_within_the_tile",
-        mistakes.masked(lambda rows, keys, S, shift, m, n: keys % n <= rows % m + shift),
+        "assumes_equal_blocks",
+        mistakes.up_to(lambda block, shift, m, n, group: end_of(block, group, n) + shift),
     ),
     causal_mistake(
-        "tiles_rounded_down", mistakes.up_to(lambda block, shift, m, n: ((block + 1) * m + shift) // n * n)
+        "stop_ignores_shift", mistakes.up_to(lambda block, shift, m, n, group: end_of(block, group, m))
     ),
-    causal_mistake("diagonal_tile_missing", mistakes.up_to(lambda block, shift, m, n: block * m + shift)),
-    causal_mistake(
-        "assumes_equal_blocks", mistakes.up_to(lambda block, shift, m, n: (block + 1) * n + shift)
-    ),
-    causal_mistake("stop_ignores_shift", mistakes.up_to(lambda block, shift, m, n: (block + 1) * m)),
     causal_mistake("blind_rows_are_nan", mistakes.blind_rows_nan),
+    _FINITE,
     causal_mistake("blind_blocks_unwritten", mistakes.blind_blocks_unwritten),
     causal_mistake("padding_seen", mistakes.padding_counted),
-    *_COMMON,
+    *(mistake for mistake in _COMMON if mistake.name != "padding_counted"),  # here it is padding_seen
     causal_mistake("stores_unmasked"),
     causal_mistake("computed_by_torch"),
     causal_mistake("visits_hidden_tiles"),
+    causal_mistake("visits_the_first_tile"),
+    causal_mistake("stops_at_the_packed_row"),
+    causal_mistake("heads_read_apart"),
     causal_mistake("reads_too_often"),
 )
+
+VARIANTS = (replace(_FINITE, imitate=mistakes.hidden_is_finite(0.0)),)
+"""Other forms of mistakes in CAUSAL: a block that visits nothing divides by 0, or guards against it."""
 
 LSE = (
     flash_mistake("lse_in_base_two", mistakes.lse_of(mistakes.lse_in_base_two)),

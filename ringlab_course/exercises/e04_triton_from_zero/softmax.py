@@ -1,21 +1,23 @@
 """Exercise 04: the checks of the softmax kernel and its common mistakes.
 
-Rows live in buffers that are wider than the columns in use. Behind the last column x holds other
-numbers and out a canary, so that a missing mask shows as a wrong value or a dead canary, on the
-judge's side. Loads are counted where the kernel runs. Every imitation takes the arguments of the learner's function,
-(x, out, columns), and returns the first `columns` columns of out.
+Buffers are wider than the columns in use. After the last column x holds other numbers and out a canary, so that a
+missing mask shows on the judge's side, as a wrong value or a dead canary. Loads are counted where the kernel runs.
+Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first `columns`
+columns of out.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ringlab_course.checking.answers import bound_from, compare_with, expect_array
+from ringlab_course.checking.answers import bound_from, expect_array
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero.records import CANARY, expect_each_once, named, reads_of
 
@@ -52,13 +54,13 @@ def _padding_counted(x: Tensor, out: Tensor, columns: int) -> Tensor:
 
 def _nan_behind(x: Tensor, out: Tensor, columns: int) -> Tensor:
     if not x[:, columns : block_of(columns)].isnan().any():
-        raise ValueError("no NaN to read")
+        return softmax(x, out, columns)
     return torch.full_like(x[:, :columns], math.nan)
 
 
 def _no_other(x: Tensor, out: Tensor, columns: int) -> Tensor:
-    if x[:, columns:].isnan().any() or columns == block_of(columns):
-        raise ValueError("another reason for a NaN, or no lane too many")
+    if columns == block_of(columns):  # no lane too many
+        return softmax(x, out, columns)
     return torch.full_like(x[:, :columns], math.nan)
 
 
@@ -99,8 +101,8 @@ def _hidden_is_nan(x: Tensor, out: Tensor, columns: int) -> Tensor:
 
 def _in_half(x: Tensor, out: Tensor, columns: int) -> Tensor:
     rows = x[:, :columns]
-    if rows.dtype != torch.float16:
-        raise ValueError("only float16 overflows here")
+    if rows.dtype != torch.float16:  # nothing overflows
+        return softmax(x, out, columns)
     powers = torch.exp(rows.float() - rows.float().amax(-1, keepdim=True))
     return powers / powers.sum(-1, keepdim=True).half().float()
 
@@ -128,14 +130,17 @@ JUNK = 9.0  # larger than what stands before it, so that it would count
 
 def small(subject: Subject, rng: np.random.Generator) -> None:
     """Rows that fill their block."""
-    for rows, columns in ((1, 2), (3, 4), (2, 8)):
-        _compare(subject, _normal(rng, rows, columns), columns)
+    _compare(
+        subject, *(Rows(_normal(rng, rows, columns), columns) for rows, columns in ((1, 2), (3, 4), (2, 8)))
+    )
 
 
 def ragged(subject: Subject, rng: np.random.Generator) -> None:
     """Rows that do not fill their block, less than 0 so that a 0 would weigh more."""
-    for rows, columns, stride in ((1, 3, 4), (3, 5, 8), (4, 5, 16), (2, 100, 128)):
-        _compare(subject, _normal(rng, rows, columns).abs() * -1 - 1, stride)
+    sizes = ((1, 3, 4), (3, 5, 8), (4, 5, 16), (2, 100, 128))
+    _compare(
+        subject, *(Rows(-_normal(rng, rows, columns).abs() - 1, stride) for rows, columns, stride in sizes)
+    )
 
 
 def own(subject: Subject, rng: np.random.Generator) -> None:
@@ -155,21 +160,30 @@ def own(subject: Subject, rng: np.random.Generator) -> None:
 
 def large(subject: Subject, rng: np.random.Generator) -> None:
     """Entries whose exponential overflows."""
-    _compare(subject, _normal(rng, 2, 4) + 500, 4, note="entries near 500, ")
-    _compare(subject, _normal(rng, 3, 6) * 300, 8, note="entries of several hundreds, ")
+    _compare(
+        subject,
+        Rows(_normal(rng, 2, 4) + 500, 4, note="entries near 500, "),
+        Rows(_normal(rng, 3, 6) * 300, 8, note="entries of several hundreds, "),
+    )
 
 
 def hidden(subject: Subject, rng: np.random.Generator) -> None:
     """Entries of −inf, and a row of nothing else."""
-    x = _normal(rng, 3, 5)
-    x[0, 2], x[1] = -math.inf, -math.inf
-    _compare(subject, x, 8, note="an entry of row 0 and all of row 1 are -inf, ")
+    cases = []
+    for columns, stride, size in ((5, 8, 1), (8, 8, 300)):
+        x = _normal(rng, 3, columns) * size
+        x[0, 2], x[1] = -math.inf, -math.inf
+        cases.append(Rows(x, stride, note="an entry of row 0 and all of row 1 are -inf, "))
+    _compare(subject, *cases)
 
 
 def half(subject: Subject, rng: np.random.Generator) -> None:
     """bfloat16 and float16 in, sums in float32."""
-    _compare(subject, _normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, ")
-    _compare(subject, (_normal(rng, 1, 70_000) * 0.01).half(), 131_072, note="float16, ")
+    _compare(
+        subject,
+        Rows(_normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, "),
+        Rows((_normal(rng, 1, 70_000) * 0.01).half(), 131_072, note="float16, "),
+    )
 
 
 def work(subject: Subject, rng: np.random.Generator) -> None:
@@ -195,15 +209,18 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def anything(subject: Subject, rng: np.random.Generator) -> None:
-    """Other sizes and dtypes; what stands behind the columns in use is NaN."""
-    for rows, columns, stride, dtype in (
-        (1, 1, 1, torch.float32),
-        (17, 33, 64, torch.float16),
-        (5, 127, 200, torch.bfloat16),
-        (2, 1000, 1024, torch.float32),
+    """Other sizes and dtypes; after the columns in use there is NaN, in all cases but one."""
+    cases = []
+    for rows, columns, stride, dtype, junk in (
+        (2, 3, 8, torch.float32, JUNK),
+        (1, 1, 1, torch.float32, math.nan),
+        (17, 33, 64, torch.float16, math.nan),
+        (5, 127, 200, torch.bfloat16, math.nan),
+        (2, 1000, 1024, torch.float32, math.nan),
     ):
         x = (_normal(rng, rows, columns) * 3).to(dtype)
-        _compare(subject, x, stride, note=f"{dtype}".removeprefix("torch.") + ", ", junk=math.nan)
+        cases.append(Rows(x, stride, f"{dtype}, ".removeprefix("torch."), junk))
+    _compare(subject, *cases)
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -221,26 +238,38 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
     return x, torch.full_like(x, CANARY)
 
 
-def _compare(subject: Subject, values: Tensor, stride: int, *, note: str = "", junk: float = JUNK) -> None:
+class Rows(NamedTuple):
+    """The columns in use of one input, with the stride of its buffer and the number that fills the rest."""
+
+    values: Tensor
+    stride: int
+    note: str = ""
+    junk: float = JUNK
+
+
+def _compare(subject: Subject, *cases: Rows) -> None:
     """Compare the columns in use with the softmax in float64."""
-    rows, columns = values.shape
-    x, out = _buffers(values, stride, junk)
-    _expect_softmax(subject.call(x, out, columns), values, x, out, note + _case(rows, columns, stride))
+
+    def answers() -> Iterator[Answered]:
+        for case in cases:
+            x, out = _buffers(case.values, case.stride, case.junk)
+            text = case.note + _case(*case.values.shape, case.stride)
+            answer = subject.call(x, out, case.values.shape[1])
+            yield _answered(answer, case.values, x, out, text)
+
+    compare_all(answers(), SOFTMAX)
 
 
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
+    compare_all([_answered(answer, values, x, out, case)], ())  # one input: it names nothing
+
+
+def _answered(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> Answered:
     columns = values.shape[1]
     got = expect_array(answer, out.shape, name="out", dtype=out.dtype)
-    truth, plain = _truth(values), softmax(x, out, columns)
-    compare_with(
-        got[:, :columns],
-        truth,
-        bound=max(bound_from(plain, truth), rounding(truth, 4 * largest(values.float()))),
-        misconceptions=SOFTMAX,
-        inputs=(x, out, columns),
-        names=("out",),
-        case=case,
-    )
+    truth = _truth(values)
+    bound = max(bound_from(softmax(x, out, columns), truth), rounding(truth, 4 * largest(values.float())))
+    return Answered(got[:, :columns], truth, bound, (x, out, columns), ("out",), case)
 
 
 def _truth(values: Tensor) -> np.ndarray:

@@ -36,19 +36,22 @@ def tile(acc, m, l, q, k_ptr, v_ptr, at, there, seen, scale):
 
 @triton.jit
 def kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, scale, CAUSAL: tl.constexpr,
-           D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    start = tl.program_id(1) * capacity
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+           GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    key_head = tl.program_id(1)
+    start = key_head * capacity
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = r // GROUP
+    at_q = (key_head * GROUP + r - rows * GROUP) * capacity + rows
     d = tl.arange(0, D)
-    own = rows < S
-    q = tl.load(q_ptr + (start + rows)[:, None] * D + d, mask=own[:, None], other=0.0)
+    own = r < S * GROUP
+    q = tl.load(q_ptr + at_q[:, None] * D + d, mask=own[:, None], other=0.0)
     m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
-    first = tl.program_id(0) * BLOCK_M
+    first, last = tl.min(rows, 0), tl.minimum(tl.max(rows, 0), S - 1)
     open_until = S if not CAUSAL else tl.minimum(S, first + shift + 1)
     open_until = tl.maximum(open_until, 0) // BLOCK_N * BLOCK_N
-    stop = S if not CAUSAL else tl.minimum(S, tl.minimum(first + BLOCK_M, S) + shift)
+    stop = S if not CAUSAL else tl.minimum(S, last + 1 + shift)
     for begin in range(0, open_until, BLOCK_N):
         keys = begin + tl.arange(0, BLOCK_N)
         at = (start + keys)[:, None] * D + d
@@ -62,15 +65,17 @@ def kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, scale, CAU
         acc, m, l = tile(acc, m, l, q, k_ptr, v_ptr, at, keys[:, None] < S, seen, scale)
     blind = l == 0.0
     l = tl.where(blind, 1.0, l)
-    tl.store(out_ptr + (start + rows)[:, None] * D + d, acc / l[:, None], mask=own[:, None])
+    tl.store(out_ptr + at_q[:, None] * D + d, acc / l[:, None], mask=own[:, None])
     lse = tl.where(blind, -float("inf"), (m + tl.log2(l)) / LOG2E)
-    tl.store(lse_ptr + start + rows, lse, mask=own)
+    tl.store(lse_ptr + at_q, lse, mask=own)
 
 
 def launch(q, k, v, out, lse, S, shift, causal, block_m, block_n):
     H, capacity, D = q.shape
-    kernel[(triton.cdiv(S, block_m), H)](
-        q, k, v, out, lse, S, capacity, shift, D**-0.5, CAUSAL=causal, D=D, BLOCK_M=block_m, BLOCK_N=block_n
+    group = H // len(k)
+    kernel[(triton.cdiv(S * group, block_m), len(k))](
+        q, k, v, out, lse, S, capacity, shift, D**-0.5,
+        CAUSAL=causal, GROUP=group, D=D, BLOCK_M=block_m, BLOCK_N=block_n,
     )
     return out, lse
 

@@ -35,19 +35,21 @@ def merge(out_a, lse_a, out_b, lse_b):
 
 
 @triton.jit
-def kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, reach, scale,
+def kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, group, reach, scale,
            D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    q_ptr += tl.program_id(1) * capacity * D
+    q_ptr += tl.program_id(1) * group * capacity * D
     k_ptr += tl.program_id(1) * capacity * D
     v_ptr += tl.program_id(1) * capacity * D
-    out_ptr += tl.program_id(1) * capacity * D
-    lse_ptr += tl.program_id(1) * capacity
+    out_ptr += tl.program_id(1) * group * capacity * D
+    lse_ptr += tl.program_id(1) * group * capacity
     first = tl.program_id(0) * BLOCK_M
-    rows, dims = first + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    q = tl.load(q_ptr + rows[:, None] * D + dims, mask=(rows < S)[:, None], other=0.0).to(tl.float32)
+    packed, dims = first + tl.arange(0, BLOCK_M), tl.arange(0, D)
+    rows, head = packed // group, packed % group
+    at = head * capacity + rows
+    q = tl.load(q_ptr + at[:, None] * D + dims, mask=(rows < S)[:, None], other=0.0).to(tl.float32)
     out = tl.zeros((BLOCK_M, D), tl.float32)
     lse = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    last = tl.minimum(S, first + BLOCK_M + reach)
+    last = tl.minimum(S, tl.minimum(S, (first + BLOCK_M - 1) // group + 1) + reach)
     begin = first * 0
     while begin < last:
         keys = begin + tl.arange(0, BLOCK_N)
@@ -64,14 +66,15 @@ def kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, reach, scale,
         here = tl.dot(p / some[:, None], v, input_precision="ieee")
         out, lse = merge(out, lse, here, tl.where(total == 0, float("-inf"), safe + tl.log(some)))
         begin += BLOCK_N
-    tl.store(out_ptr + rows[:, None] * D + dims, out, mask=(rows < S)[:, None])
-    tl.store(lse_ptr + rows, lse, mask=rows < S)
+    tl.store(out_ptr + at[:, None] * D + dims, out, mask=(rows < S)[:, None])
+    tl.store(lse_ptr + at, lse, mask=rows < S)
 
 
 def causal_flash(q, k, v, out, lse, S, shift, block_m, block_n):
     H, capacity, D = q.shape
-    kernel[(triton.cdiv(S, block_m), H)](
-        q, k, v, out, lse, S, capacity, shift, D**-0.5, D=D, BLOCK_M=block_m, BLOCK_N=block_n
+    group = H // k.shape[0]
+    kernel[(triton.cdiv(S * group, block_m), k.shape[0])](
+        q, k, v, out, lse, S, capacity, group, shift, D**-0.5, D=D, BLOCK_M=block_m, BLOCK_N=block_n
     )
     return out, lse
 

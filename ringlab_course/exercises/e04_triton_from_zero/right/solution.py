@@ -23,12 +23,12 @@ def softmax(x, out, columns):
 
 
 @triton.jit
-def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, scale,
+def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, group, scale,
                  D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    base = tl.program_id(1) * capacity
-    rows, dims = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    here = (base + rows)[:, None] * D + dims
-    q = tl.load(q_ptr + here, mask=rows[:, None] < S, other=0.0)
+    packed, dims = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
+    tokens, heads = packed // group, tl.program_id(1) * group + packed % group
+    rows, base = heads * capacity + tokens, tl.program_id(1) * capacity
+    q = tl.load(q_ptr + rows[:, None] * D + dims, mask=tokens[:, None] < S, other=0.0)
     m, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     for first in range(0, S, BLOCK_N):
@@ -43,48 +43,52 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, scale,
         total = total * factor + tl.sum(powers, 1)
         acc = acc * factor[:, None] + tl.dot(powers.to(v.dtype), v, input_precision="ieee")
         m = new
-    tl.store(out_ptr + here, acc / total[:, None], mask=rows[:, None] < S)
-    tl.store(lse_ptr + base + rows, m + tl.log(total), mask=rows < S)
+    tl.store(out_ptr + rows[:, None] * D + dims, acc / total[:, None], mask=tokens[:, None] < S)
+    tl.store(lse_ptr + rows, m + tl.log(total), mask=tokens < S)
 
 
 def flash(q, k, v, out, lse, S, block_m, block_n):
     H, capacity, D = q.shape
-    grid = (triton.cdiv(S, block_m), H)
-    flash_kernel[grid](q, k, v, out, lse, S, capacity, D**-0.5, D=D, BLOCK_M=block_m, BLOCK_N=block_n)
+    group = H // len(k)
+    grid = (triton.cdiv(S * group, block_m), len(k))
+    flash_kernel[grid](q, k, v, out, lse, S, capacity, group, D**-0.5,
+                       D=D, BLOCK_M=block_m, BLOCK_N=block_n)
     return out, lse
 
 
 @triton.jit
-def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, scale,
+def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, group, shift, scale,
                   D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    base = tl.program_id(1) * capacity
-    rows, dims = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    here = (base + rows)[:, None] * D + dims
-    q = tl.load(q_ptr + here, mask=rows[:, None] < S, other=0.0)
+    packed, dims = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
+    tokens, heads = packed // group, tl.program_id(1) * group + packed % group
+    rows, base = heads * capacity + tokens, tl.program_id(1) * capacity
+    q = tl.load(q_ptr + rows[:, None] * D + dims, mask=tokens[:, None] < S, other=0.0)
     m, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
-    stop = tl.minimum(S, (tl.program_id(0) + 1) * BLOCK_M + shift)
+    last = tl.minimum(S - 1, ((tl.program_id(0) + 1) * BLOCK_M - 1) // group)
+    stop = tl.minimum(S, last + shift + 1)
     for first in range(0, stop, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)
         there = (base + keys)[:, None] * D + dims
         k = tl.load(k_ptr + there, mask=keys[:, None] < S, other=0.0)
         v = tl.load(v_ptr + there, mask=keys[:, None] < S, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where((keys < S) & (keys <= rows[:, None] + shift), scores, -float("inf"))
+        scores = tl.where((keys < S) & (keys <= tokens[:, None] + shift), scores, -float("inf"))
         new = tl.maximum(m, tl.max(scores, 1))
         anchor = tl.where(new == -float("inf"), 0.0, new)
         factor, powers = tl.exp(m - anchor), tl.exp(scores - anchor[:, None])
         total = total * factor + tl.sum(powers, 1)
         acc = acc * factor[:, None] + tl.dot(powers.to(v.dtype), v, input_precision="ieee")
         m = new
-    tl.store(out_ptr + here, acc / tl.where(total == 0.0, 1.0, total)[:, None], mask=rows[:, None] < S)
-    tl.store(lse_ptr + base + rows, m + tl.log(tl.where(total == 0.0, 1.0, total)), mask=rows < S)
+    total = tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + rows[:, None] * D + dims, acc / total[:, None], mask=tokens[:, None] < S)
+    tl.store(lse_ptr + rows, m + tl.log(total), mask=tokens < S)
 
 
 def causal_flash(q, k, v, out, lse, S, shift, block_m, block_n):
     H, capacity, D = q.shape
-    grid = (triton.cdiv(S, block_m), H)
-    causal_kernel[grid](
-        q, k, v, out, lse, S, capacity, shift, D**-0.5, D=D, BLOCK_M=block_m, BLOCK_N=block_n
-    )
+    group = H // len(k)
+    grid = (triton.cdiv(S * group, block_m), len(k))
+    causal_kernel[grid](q, k, v, out, lse, S, capacity, group, shift, D**-0.5,
+                        D=D, BLOCK_M=block_m, BLOCK_N=block_n)
     return out, lse

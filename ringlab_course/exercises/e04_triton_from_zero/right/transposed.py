@@ -28,19 +28,21 @@ def softmax(x, out, columns):
 
 
 @triton.jit
-def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, scale, CAUSAL: tl.constexpr,
-                     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, group, shift, scale,
+                     CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     block, head = tl.program_id(0), tl.program_id(1)
-    i = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    r = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    i = r // group
+    place = (head * group + (r - i * group)) * capacity + i
     d = tl.arange(0, D)
     own = i < S
-    q = tl.load(q_ptr + (head * capacity + i[:, None]) * D + d[None, :], mask=own[:, None], other=0)
+    q = tl.load(q_ptr + place[:, None] * D + d[None, :], mask=own[:, None], other=0)
     m = tl.zeros([BLOCK_M, 1], tl.float32) + NEG_INF
     l = tl.zeros([BLOCK_M, 1], tl.float32)
     o = tl.zeros([BLOCK_M, D], tl.float32)
     end = S
     if CAUSAL:
-        end = tl.minimum(S, block * BLOCK_M + BLOCK_M + shift)
+        end = tl.minimum(S, tl.minimum(S, tl.max(i, axis=0) + 1) + shift)
     for j0 in range(0, tl.cdiv(tl.maximum(end, 0), BLOCK_N)):
         j = j0 * BLOCK_N + tl.arange(0, BLOCK_N)
         kt = tl.load(k_ptr + (head * capacity + j[None, :]) * D + d[:, None], mask=j[None, :] < S, other=0)
@@ -60,13 +62,14 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, capacity, shift, 
     nothing = l == 0
     o = tl.where(nothing, 0.0, o / tl.where(nothing, 1.0, l))
     lse = tl.where(nothing, NEG_INF, m + tl.log(tl.where(nothing, 1.0, l)))
-    tl.store(out_ptr + (head * capacity + i[:, None]) * D + d[None, :], o.to(out_ptr.dtype.element_ty), mask=own[:, None])
-    tl.store(lse_ptr + head * capacity + i[:, None], lse, mask=own[:, None])
+    tl.store(out_ptr + place[:, None] * D + d[None, :], o.to(out_ptr.dtype.element_ty), mask=own[:, None])
+    tl.store(lse_ptr + place[:, None], lse, mask=own[:, None])
 
 
 def _launch(q, k, v, out, lse, S, shift, block_m, block_n, causal):
-    grid = lambda meta: (triton.cdiv(S, meta["BLOCK_M"]), q.shape[0])
-    attention_kernel[grid](q, k, v, out, lse, S, q.stride(0) // q.stride(1), shift, q.shape[2] ** -0.5,
+    group = q.shape[0] // k.shape[0]
+    grid = lambda meta: (triton.cdiv(S * group, meta["BLOCK_M"]), k.shape[0])
+    attention_kernel[grid](q, k, v, out, lse, S, q.stride(0) // q.stride(1), group, shift, q.shape[2] ** -0.5,
                            CAUSAL=causal, D=q.shape[2], BLOCK_M=block_m, BLOCK_N=block_n)
     return out, lse
 
