@@ -18,11 +18,15 @@ SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong ring: the plain ring's text with an edit of a few lines. It has a fault, the part of the ring that it is in, and the check that must find it.
+    """A wrong ring: the plain ring's text with an edit of a few lines, and the check that must find its fault.
 
     hunks: edits of the plain ring, in the form of `ringlab.edits`.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
     "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
+
+    >>> from ringlab.conformance.mutants import MUTANTS
+    >>> MUTANTS["averages_blocks"].found_by
+    'forward'
     """
 
     name: str
@@ -52,7 +56,12 @@ class Mutant:
 
 
 def read(path: Path) -> list[Mutant]:
-    """Return the wrong rings of a file of edits. Raises: EditError for a file that is invalid."""
+    """Return the wrong rings of a file of edits. Raises: EditError for a file that is invalid.
+
+    >>> from ringlab.conformance.mutants import FILES, read
+    >>> len(read(FILES[0])) > 1
+    True
+    """
     return [
         Mutant(
             name=entry.name,
