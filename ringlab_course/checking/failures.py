@@ -114,6 +114,14 @@ def crashed(function: str, error: str, text: str) -> Crashed:
     return Crashed(f"`{function}` raised {error}.", text)
 
 
+def not_an_answer(function: str, text: str) -> Failure:
+    """Return the Failure for an answer that cannot be sent from one process to another; `text` says why."""
+    return Failure(
+        f"`{function}` should answer with arrays, numbers or texts, or with lists, tuples, sets or dicts of them.",
+        text,
+    )
+
+
 def left_to_others(function: str, text: str = "") -> Crashed:
     """Return the Failure for a call of what is off limits; `text` is `own_lines` of the error, "" if it must not be shown.
 

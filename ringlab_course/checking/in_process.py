@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringlab_course.checking.contract import Stage
-from ringlab_course.checking.failures import Failure, NotWritten, as_failure
+from ringlab_course.checking.failures import Failure, NotWritten, as_failure, not_an_answer
 from ringlab_course.checking.guard import Guard, expect_unchanged, fingerprints
 from ringlab_course.checking.subject import Measured, Recorded
 
@@ -48,7 +48,7 @@ class InProcessSubject:
         given, named = copied(args), copied(kwargs)
         with self._arguments_kept(given, named), watch as watched:
             answer = _guarded(self.function, self._function, *given, **named)
-        return answer, watched
+        return _as_sent(self.function, answer), watched
 
     @contextlib.contextmanager
     def _arguments_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
@@ -117,6 +117,7 @@ class InProcessSubject:
         faults: Faults | None,
         kwargs: dict[str, Any],
     ) -> Any:
+        from ringlab_course.checking.faults import Ended
         from ringlab_course.checking.virtual_ranks import run_virtual
 
         for argument in per_rank:
@@ -130,7 +131,9 @@ class InProcessSubject:
             return function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
 
         with self._arguments_kept((None, *shards), {}):
-            return _guarded(self.function, run_virtual, world_size, program, faults)
+            outcome = _guarded(self.function, run_virtual, world_size, program, faults)
+        ends = [end if isinstance(end, Ended) else _as_sent(self.function, end) for end in outcome.results]
+        return replace(outcome, results=ends)
 
     def other(self, function: str) -> InProcessSubject:
         return InProcessSubject(replace(self._stage, function=function), self._namespace, self._limits)
@@ -167,6 +170,16 @@ def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any)
         raise
     except Exception as error:
         raise as_failure(name, error) from None
+
+
+def _as_sent(name: str, answer: Any) -> Any:
+    """Return an answer as it would reach the judge, so that both take the same for right. Raises: Failure."""
+    from ringlab_course.judge.protocol import ProtocolError, carried
+
+    try:
+        return carried(answer)
+    except ProtocolError as error:
+        raise not_an_answer(name, f"the answer holds {error.got}") from None
 
 
 class _Peak:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
-from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed, left_to_others
+from ringlab_course.checking.failures import (
+    Crashed,
+    Failure,
+    NotWritten,
+    as_failure,
+    crashed,
+    left_to_others,
+    not_an_answer,
+)
 from ringlab_course.checking.guard import changed
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Watch
@@ -363,10 +371,7 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)
     if name == "ProtocolError":
-        return Failure(
-            f"`{function}` should answer with arrays, numbers or texts, or with lists, tuples, sets or dicts of them.",
-            text,
-        )
+        return not_an_answer(function, text)
     if name == CHANGED:
         return changed(function, "" if concealed or not text.isidentifier() else text)
     if kind is None:
