@@ -126,8 +126,8 @@ def describe(picture: StepPicture) -> str:
 
 
 def describe_grid(pictures: Sequence[StepPicture]) -> str:
-    """Several steps in words."""
-    return " ".join(describe(picture) for picture in pictures)
+    """Several steps in words, after a sentence that says what is shown."""
+    return " ".join([f"{_title(pictures)}.", *(describe(picture) for picture in pictures)])
 
 
 def layouts_at(
@@ -144,13 +144,23 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
     from ringlab.viz.style import new_figure, styled
 
     with styled():
-        figure = new_figure((2.6 * len(pictures) + 0.6, 3.75))
+        figure = new_figure((2.6 * len(pictures) + 0.6, 4.1))
+        figure.suptitle(_title(pictures), fontsize=10.5)
         for number, (ax, picture) in enumerate(
             zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True)
         ):
             draw(ax, picture, names=number == 0)
         _legend(figure)
     return figure
+
+
+def _title(pictures: Sequence[StepPicture]) -> str:
+    """Return what all of the pictures show, as far as they agree."""
+    first = pictures[0]
+    sizes = {(picture.rank, picture.step, picture.block_m, picture.block_n) for picture in pictures}
+    place = f"Rank {first.rank} in step {first.step} of the ring: " if len(sizes) == 1 else ""
+    tiles = f", in tiles of {first.block_m} rows by {first.block_n} keys" if len(sizes) == 1 else ""
+    return f"{place}{'which' if place else 'Which'} scores its kernel computes{tiles}"
 
 
 def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:
@@ -172,9 +182,9 @@ def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:
         f"{picture.layout}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
         fontsize=9.5,
     )
-    ax.set_xlabel(f"keys of rank {picture.origin}", fontsize=9)
+    ax.set_xlabel(f"keys of rank {picture.origin} (tokens)", fontsize=9)
     if names:
-        ax.set_ylabel(f"rows of rank {picture.rank}", fontsize=9)
+        ax.set_ylabel(f"rows of rank {picture.rank} (tokens)", fontsize=9)
     ax.set_xticks([0, picture.keys])
     ax.set_yticks([0, picture.rows])
     ax.tick_params(length=0, labelsize=8)
@@ -220,12 +230,14 @@ def _legend(figure: Figure) -> None:
     from ringlab.viz.style import INK
 
     words = {
-        "full": "full: computed, no mask",
-        "masked": "computed under a mask",
+        "full": "full: computed without a mask",
+        "masked": "masked: computed under a mask",
         "skip": "skipped: not read",
     }
     handles: list[Any] = [Patch(label=label, **_look(kind)) for kind, label in words.items()]
-    handles.append(Line2D([], [], color=INK, linewidth=0.8, label="rows of one program"))
+    handles.append(
+        Line2D([], [], color=INK, linewidth=0.8, label="between two lines: the rows of one program")
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
 
 

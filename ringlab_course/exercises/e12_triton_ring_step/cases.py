@@ -12,16 +12,21 @@ import torch
 
 from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
 from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import EPS, largest, rounding_bound
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
 from ringlab_course.exercises.e12_triton_ring_step.emulate import (
     LOG2E,
+    NOTHING,
+    RESULT,
+    STATE,
     State,
     Step,
     comparable,
     finished,
     nothing_seen,
+    resumed,
     step,
     tile,
 )
@@ -31,15 +36,34 @@ if TYPE_CHECKING:
 
 
 POISON = 777.0
-"""What lies in OUT and LSE before they are written; the state and keys that must not be read hold NaN."""
-STATE = ("acc", "m", "total")
+"""The content of OUT and LSE before they are written; the state and scales that must not be read hold NaN."""
+STATE_NAMES = ("acc", "m", "total")
 SAYS = ("acc / total", "m + log2(total)")
-RESULT = ("out", "lse")
+RESULT_NAMES = ("out", "lse")
+BEGINS = {NOTHING: "with nothing seen", STATE: "from the state", RESULT: "from OUT and LSE"}
+Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Tensor:
     """Return a float32 tensor of normal numbers."""
     return torch.from_numpy((size * rng.standard_normal(shape)).astype(np.float32))
+
+
+def block(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Block:
+    """Return (k, ks, v, vs): int8 numbers of this shape (…, keys, D), with a float32 scale for each key."""
+    parts: list[torch.Tensor] = []
+    for scale in (size, 1.0):
+        parts.append(torch.from_numpy(rng.integers(-127, 128, shape).astype(np.int8)))
+        spread = (
+            np.exp2(rng.uniform(-1.5, 1.5, shape[:-1])) * scale / 73
+        )  # integers of this kind are about 73
+        parts.append(torch.from_numpy(spread.astype(np.float32)))
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def widened(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return the float32 keys or values that int8 numbers and their scales stand for."""
+    return numbers.float() * scales[..., None]
 
 
 def scale2(D: int) -> float:
@@ -64,32 +88,49 @@ def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows and the tiles they meet: (k, v, visible) each, all of one size."""
+    """Rows and the tiles they meet: a block and what each row sees of it, all of one size."""
 
     q: torch.Tensor
-    tiles: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    tiles: Sequence[tuple[Block, torch.Tensor]]
     text: str
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Return what the state says after all tiles."""
         q = self.q.double().numpy()
         state = nothing_seen(q.shape)
-        for k, v, visible in self.tiles:
+        for parts, visible in self.tiles:
+            k, ks, v, vs = (part.double().numpy() for part in parts)
             seen = visible.numpy() != 0
-            state = tile(state, q, k.double().numpy(), v.double().numpy(), seen, scale2(q.shape[-1]), wrong)
+            state = tile(state, q, k, ks, v, vs, seen, scale2(q.shape[-1]), wrong)
         return comparable(state)
+
+
+def with_key(state: State, value: np.ndarray) -> State:
+    """Return the state after one more key of score 1, in base 2."""
+    top = np.maximum(state.m, 1.0)
+    old, new = np.exp2(state.m - top), np.exp2(1.0 - top)
+    return State(state.acc * old[..., None] + new[..., None] * value, top, state.total * old + new)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A state at the end of the last step."""
+    """A state, or the result (out, lse) that a step begins with, at the end of the last step.
 
-    state: State
+    more: the value of one more key, whose score is 1 in base 2; None where there is none.
+    """
+
+    state: State | tuple[np.ndarray, np.ndarray]
     text: str
+    more: np.ndarray | None = None
+
+    def before(self, wrong: Iterable[str] = ()) -> State:
+        """Return the state with which the step begins."""
+        return self.state if isinstance(self.state, State) else resumed(*self.state, wrong)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Return (out, lse)."""
-        return finished(self.state, wrong)
+        state = self.before(wrong)
+        return finished(state if self.more is None else with_key(state, self.more), wrong)
 
     def bound(self) -> float:
         """The relative error that float32 may have here.
@@ -97,63 +138,113 @@ class Ends:
         lse is the sum of m · ln 2 and ln total, each off by a few roundings of its own size; they may
         cancel, and then the same error is a larger fraction of the largest lse.
         """
-        seen = self.state.total > 0
-        terms = math.log(2) * np.abs(self.state.m[seen]) + np.abs(np.log(self.state.total[seen])) + 1
+        state = self.before()
+        seen = state.total > 0
+        terms = math.log(2) * np.abs(state.m[seen]) + np.abs(np.log(state.total[seen])) + 1
         return 4 * EPS * max(2.0, largest(terms) / (largest(self.answer()[1]) or 1.0))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Queries and the steps they go through; the answer after the last of them, or before."""
+    """Queries and the steps they go through; the answer after the last of them, or before.
+
+    start: the (out, lse) with which the first step begins, None where it begins with nothing.
+    """
 
     q: torch.Tensor
     steps: Sequence[Step]
     text: str
     ends: bool = True
+    start: tuple[np.ndarray, np.ndarray] | None = None
     memo: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False)
 
     def upto(self, count: int) -> Chain:
         """Return the first `count` of the steps."""
         ends = count == len(self.steps)
-        return Chain(self.q, self.steps[:count], f"{self.text}: after step {count - 1}", ends)
+        text = f"{self.text}: after step {count - 1}"
+        return Chain(self.q, self.steps[:count], text, ends, self.start)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Return (out, lse) after the last step, else what the state says."""
         key = tuple(wrong)
         if key not in self.memo:
-            state = nothing_seen(self.q.shape)
-            for number, block in enumerate(self.steps):
-                carried = 0 < number and not (self.ends and number == len(self.steps) - 1)
-                state = step(state, self.q, block, scale2(self.q.shape[-1]), key, carried=carried)
+            resumes = self.start is not None and "result_ignored" not in key
+            state = resumed(*self.start, key) if resumes else nothing_seen(self.q.shape)
+            for number, each in enumerate(self.steps):
+                last = self.ends and number == len(self.steps) - 1
+                carried = 0 < number and not last
+                state = step(state, self.q, each, scale2(self.q.shape[-1]), key, carried=carried)
+                if "normalises_every_step" in key and not last:
+                    state = state._replace(acc=comparable(state)[0])
             self.memo[key] = finished(state, key) if self.ends else comparable(state)
         return self.memo[key]
 
     def bound(self) -> float:
         """The relative error that float32 may have here; twice, as logarithms are in base 2."""
-        k, v = (torch.cat([getattr(block, name).nan_to_num() for block in self.steps], 2) for name in "kv")
+        k, v = (
+            torch.cat([widened(*pair(each)).nan_to_num() for each in self.steps], 2)
+            for pair in (lambda each: each[:2], lambda each: each[2:4])
+        )
         if k.shape[2] == 0:
-            return 1e-6
+            return 4 * EPS * 8
         return 2 * rounding_bound(self.q, k, v, self.answer())
 
 
-def compare(
-    answer: Any, case: Any, bound: float, names: Sequence[str], known: Sequence[Misconception]
-) -> None:
-    """Return None where `answer` is right; raise a Failure that names the mistake, if it is one of `known`."""
+def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answered:
+    """Return the case with the learner's answer. Raises: Failure for NaN in rows that saw no key."""
     parts, right = expect_tuple(answer, names), case.answer()
     got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, names, strict=True)]
     unreal = np.isnan(got[0]).any(-1) | np.isnan(got[1])
     if (unreal & np.isneginf(right[1])).any():
-        at_the_end = mistakes.DIVIDES_BY_ZERO if tuple(names) == RESULT else mistakes.NAN_IN_BLIND_ROWS
+        at_the_end = mistakes.DIVIDES_BY_ZERO if tuple(names) == RESULT_NAMES else mistakes.NAN_IN_BLIND_ROWS
         raise at_the_end.failure(case.text)
-    compare_with(
-        answer, right, bound=bound, misconceptions=known, inputs=(case,), names=names, case=case.text
-    )
+    return Answered(tuple(got), right, bound, (case,), names, case.text)
+
+
+def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
+    """Return None where all answers are right.
+
+    Raises: the Failure of the first wrong one, named after the first of `known` that gives all of the answers, right
+    ones too: on one input alone different mistakes look alike.
+    """
+    seen: list[Answered] = []
+    first: Failure | None = None
+    try:
+        for case in cases:
+            seen.append(case)
+            first = first or _failure(case)
+    except Failure:  # what breaks off later only leaves fewer cases
+        if first is None:
+            raise
+    if first is None:
+        return
+    name = next((mistake for mistake in known if all(_makes(mistake, case) for case in seen)), None)
+    raise name.failure(first.counterexample) if name else first
+
+
+def is_wrong(case: Answered) -> bool:
+    """Return whether the answer is another one than the truth."""
+    return relative_error(case.answer, case.truth) > case.bound
+
+
+def _failure(case: Answered) -> Failure | None:
+    try:
+        compare_with(case.answer, case.truth, bound=case.bound, names=case.names, case=case.text)
+    except Failure as failure:
+        return failure
+    return None
+
+
+def _makes(mistake: Misconception, case: Answered) -> bool:
+    if mistake.imitate is None:
+        return False
+    with np.errstate(all="ignore"):
+        return relative_error(case.answer, mistake.imitate(*case.inputs)) <= max(4 * case.bound, 1e-6)
 
 
 def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:
     """Return the state in an answer. Raises: Failure where its shape or dtype is wrong."""
-    for part, wanted, name in zip(parts, like, STATE, strict=True):
+    for part, wanted, name in zip(parts, like, STATE_NAMES, strict=True):
         expect_array(part, wanted.shape, name=name)
         if getattr(part, "dtype", None) is not torch.float32:
             raise Failure(f"{name} should be float32.", f"{text}: {name} is {getattr(part, 'dtype', None)}")
@@ -194,6 +285,7 @@ def unnamed(failure: Failure, mistake: Misconception) -> Failure:
 
 ORIGIN = (0, 0, 0)
 STATE_POINTERS = ("ACC", "M", "TOTAL")
+RESULT_POINTERS = ("OUT", "LSE")
 
 
 def launches(recorded: Recorded) -> int:
@@ -239,14 +331,23 @@ def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) ->
             raise Failure(message, f"{text}: {argument}[{where}] and {(~stored).sum() - 1} more")
 
 
+def expect_not_stored(
+    recorded: Recorded, arguments: Sequence[str], mistake: Misconception, text: str
+) -> None:
+    """Raise a Failure, as `mistake`, where a program stores to one of `arguments`, whatever the value."""
+    for access in recorded.accesses:
+        if access.kind == "store" and access.argument in arguments and access.offsets.size:
+            raise mistake.failure(f"{text}: program {tuple(access.program)} stores to {access.argument}")
+
+
 def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: Misconception) -> None:
     """Raise a Failure, as `mistake`, where a program loads keys that none of its own segments names."""
     keys, D = block.k.shape[-2:]
-    for argument in ("K", "V"):
+    for argument, width in (("K", D), ("KS", 1), ("V", D), ("VS", 1)):
         for (program, head, _), offsets in _loads(recorded, argument).items():
             first, last = block.programs[program][2:]
-            allowed = {key for begin, _, end, _ in block.segments[first:last] for key in range(begin, end)}
-            read = set((offsets // D % keys).tolist())
+            allowed = {key for segment in block.segments[first:last] for key in range(segment[0], segment[3])}
+            read = set((offsets // width % keys).tolist())
             if extra := sorted(read - allowed):
                 where = f"program ({program}, {head}) loads {argument} of key {extra[0]}"
                 raise mistake.failure(f"{text}: {where} and {len(extra) - 1} more")

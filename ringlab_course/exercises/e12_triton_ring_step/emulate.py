@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ringlab import oracle
-from ringlab.plan import Tile
+from ringlab.layout import Layout
 
-BLOCK = 16
+ROWS, KEYS = 32, 16
+"""BLOCK_M and BLOCK_N of the exercise."""
 LOG2E = math.log2(math.e)
-ALL_SEEN = 1 << 30
-"""A shift that hides no key."""
+ALWAYS = 1 << 30
+"""A bound of a band that hides no key."""
+NOTHING, STATE, RESULT = 0, 1, 2
+"""Where a step begins: with no key seen, from the state, or from the OUT and LSE of a finished one."""
 
 
 class State(NamedTuple):
@@ -26,10 +29,12 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step's block and its launch tables."""
+    """One step's block, integers k and v with a scale for each key, and its launch tables."""
 
     k: np.ndarray
+    ks: np.ndarray
     v: np.ndarray
+    vs: np.ndarray
     programs: np.ndarray
     segments: np.ndarray
 
@@ -39,20 +44,37 @@ def nothing_seen(shape: Sequence[int]) -> State:
     return State(np.zeros(shape), np.full(shape[:-1], -np.inf), np.zeros(shape[:-1]))
 
 
-def tile(state: State, q, k, v, visible, scale2: float, wrong: Iterable[str] = ()) -> State:
+def resumed(out: np.ndarray, lse: np.ndarray, wrong: Iterable[str] = ()) -> State:
+    """Return the state that says what (out, lse) say."""
+    m = lse * (1.0 if "lse_taken_for_base_two" in wrong else LOG2E)
+    m = lse * math.log(2) if "lse_turned_twice" in wrong else m
+    total = np.where(np.isneginf(m), 0.0, 1.0)
+    if "result_weighs_nothing" in wrong:
+        total = np.zeros_like(total)
+    return State(np.array(out), m, total)
+
+
+def tile(state: State, q, k, ks, v, vs, visible, scale2: float, wrong: Iterable[str] = ()) -> State:
     """Return the state of some rows after one more tile of keys."""
-    scores = (q @ k.swapaxes(-1, -2)) * (1.0 if "no_scale" in wrong else scale2)
+    ks = np.ones_like(ks) if "key_scales_forgotten" in wrong else ks
+    vs = np.ones_like(vs) if "value_scales_forgotten" in wrong else vs
+    ks, vs = (vs, ks) if "scales_swapped" in wrong else (ks, vs)
+    scores = (q @ k.swapaxes(-1, -2)) * ks[..., None, :] * (1.0 if "no_scale" in wrong else scale2)
     visible = ~visible if "mask_inverted" in wrong else visible | ("mask_ignored" in wrong)
     scores = np.where(visible, scores, 0.0 if "zero_for_hidden" in wrong else -np.inf)
-    top = scores.max(-1, initial=-np.inf)
-    top = top if "maximum_of_the_tile" in wrong else np.maximum(state.m, top)
+    top = np.maximum(state.m, scores.max(-1, initial=-np.inf))
     safe = np.where(np.isneginf(top), 0.0, top)
     power = np.exp if "natural_exponential" in wrong else np.exp2
     weights, old = power(scores - safe[..., None]), power(state.m - safe)
-    one = np.ones_like(old)
+    one, scaled = np.ones_like(old), weights * vs[..., None, :]
     acc = state.acc * (one if {"acc_not_rescaled", "never_rescaled"} & {*wrong} else old)[..., None]
     total = state.total * (one if {"total_not_rescaled", "never_rescaled"} & {*wrong} else old)
-    return State(acc + weights @ v, safe if "clamps_the_maximum" in wrong else top, total + weights.sum(-1))
+    mass = scaled if "value_scales_in_total" in wrong else weights
+    acc = acc + scaled @ v
+    total = total + mass.sum(-1)
+    if "normalises_every_tile" in wrong:
+        acc = acc / np.where(total == 0, 1.0, total)[..., None]
+    return State(acc, safe if "clamps_the_maximum" in wrong else top, total)
 
 
 def step(
@@ -63,50 +85,57 @@ def step(
     `carried` says that the step reads and writes the state in memory, so that a program that
     writes another's rows spoils what that one reads; on the first and the last step it does not.
     """
-    q, k, v = (oracle.float64(x) for x in (q, block.k, block.v))
-    group = q.shape[1] // k.shape[1]
-    if "wrong_group" in wrong:
-        k, v = (np.tile(x, (1, group, 1, 1)) for x in (k, v))
-    else:
-        k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    group = q.shape[1] // block.k.shape[1]
+    arrays = [_spread(oracle.float64(x), group, "wrong_group" in wrong) for x in block[:4]]
+    q = oracle.float64(q)
     before = nothing_seen(q.shape) if "drops_the_state" in wrong else state
     after = State(*(x.copy() for x in before))
     for row_start, row_stop, first, last in block.programs:
         if "writes_foreign_rows" in wrong:
-            row_stop = min(row_start + BLOCK, q.shape[-2])
+            row_stop = min(row_start + ROWS, q.shape[-2])
         rows = slice(row_start, row_stop)
         source = after if carried else before
         mine = State(source.acc[..., rows, :], source.m[..., rows], source.total[..., rows])
         last = min(last, first + 1) if "first_segment_only" in wrong else last
         for segment in block.segments[first:last]:
-            mine = _segment(
-                mine, q[..., rows, :], k, v, segment, np.arange(row_start, row_stop), scale2, wrong
-            )
-        if "normalises_every_step" in wrong:
-            mine = mine._replace(acc=mine.acc / np.where(mine.total == 0, 1.0, mine.total)[..., None])
+            numbers = np.arange(row_start, row_stop)
+            mine = _segment(mine, q[..., rows, :], arrays, segment, numbers, scale2, wrong)
         after.acc[..., rows, :], after.m[..., rows], after.total[..., rows] = mine
     return after
 
 
-def _segment(mine: State, q, k, v, segment, rows, scale2: float, wrong: Iterable[str]) -> State:
-    begin, full, end, shift = segment
-    begin = full if "full_part_forgotten" in wrong else begin
-    rows = rows - rows[0] if "row_of_the_program" in wrong else rows
-    shift = 0 if "shift_ignored" in wrong and shift < ALL_SEEN // 2 else shift
-    shift = shift - 1 if "strictly_before" in wrong else shift
-    shift = ALL_SEEN if "no_mask" in wrong else shift
-    for start in range(begin, end, BLOCK):
-        keys = np.arange(start, min(start + BLOCK, end))
-        visible = (keys[None, :] < full) | (keys[None, :] <= rows[:, None] + shift)
-        if "drops_the_short_tile" in wrong and len(keys) < BLOCK:
-            continue
-        places = keys - segment[0] if "keys_not_offset" in wrong and start < full else keys
-        k_tile, v_tile = k[..., places, :], v[..., places, :]
-        if "tail_counts" in wrong and len(keys) < BLOCK:
-            pad = ((0, 0), (0, 0), (0, BLOCK - len(keys)), (0, 0))
-            k_tile, v_tile = np.pad(k_tile, pad), np.pad(v_tile, pad)
-            visible = np.pad(visible, ((0, 0), (0, BLOCK - len(keys))), constant_values=True)
-        mine = tile(mine, q, k_tile, v_tile, visible, scale2, wrong)
+def _spread(x: np.ndarray, group: int, modulo: bool) -> np.ndarray:
+    """Return what each query head reads: K/V head h // group, or h modulo the number of all K/V heads."""
+    if not modulo:
+        return np.repeat(x, group, axis=1)
+    (B, K), rest = x.shape[:2], x.shape[2:]
+    return np.tile(x.reshape(B * K, *rest), (group, *[1] * len(rest))).reshape(B, group * K, *rest)
+
+
+def _segment(mine: State, q, arrays, segment, rows, scale2: float, wrong: Iterable[str]) -> State:
+    begin, full, full_end, end, low, high = (int(number) for number in segment)
+    if "row_of_the_program" in wrong:
+        rows = rows - rows[0]
+    high = high - 1 if "strictly_before" in wrong else high
+    low = -ALWAYS if "no_lower_bound" in wrong else low
+    low = low + 1 if "window_too_short" in wrong else low
+    low, high = (-ALWAYS, ALWAYS) if "no_mask" in wrong else (low, high)
+    parts = {"head": (begin, full), "full": (full, full_end), "tail": (full_end, end)}
+    for name in [name for name in parts if f"{name}_forgotten" not in wrong]:
+        for start in range(*parts[name], KEYS):
+            keys = np.arange(start, min(start + KEYS, parts[name][1]))
+            visible = (rows[:, None] + low <= keys[None, :]) & (keys[None, :] <= rows[:, None] + high)
+            visible = visible | (name == "full")
+            if "drops_the_short_tile" in wrong and len(keys) < KEYS:
+                continue
+            places = keys - parts["full"][0] if "keys_not_offset" in wrong and name == "full" else keys
+            k, ks, v, vs = (x[..., places, :] if x.ndim == 4 else x[..., places] for x in arrays)
+            if "tail_counts" in wrong and len(keys) < KEYS:
+                missing = (0, KEYS - len(keys))
+                k, v = (np.pad(x, ((0, 0), (0, 0), missing, (0, 0))) for x in (k, v))
+                ks, vs = (np.pad(x, ((0, 0), (0, 0), missing)) for x in (ks, vs))
+                visible = np.pad(visible, ((0, 0), missing), constant_values=True)
+            mine = tile(mine, q, k, ks, v, vs, visible, scale2, wrong)
     return mine
 
 
@@ -131,14 +160,66 @@ def comparable(state: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 def whole_block(rows: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the launch tables of a block that every row sees whole."""
-    return tables((Tile(0, rows, 0, keys, False),) if rows and keys else (), rows, every_row=True)
+    segments = [(0, 0, keys, keys, -ALWAYS, ALWAYS)] if keys else []
+    return _tables([(a, b, segments) for a, b in _pieces(0, rows)])
 
 
-def tables(tiles: Sequence[Tile], rows: int, *, every_row: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the launch tables (programs, segments) of ringlab's own kernels, int32."""
-    import torch
+def tables(
+    layout: Layout, rank: int, origin: int, causal: bool, window: int | None, *, every_row: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the launch tables (programs, segments) of one step, int32, the longest walks first.
 
-    from ringlab.blocks.triton.visits import row_visits
+    window: how many tokens a query sees, with its own; None for all before it. With `every_row`, rows
+    that see nothing have a program too.
+    """
+    programs = []
+    for first_row, run in _runs(layout, rank):
+        for start, stop in _pieces(first_row, run.length):
+            bands = [_band(run, first_row, keys, first, window) for first, keys in _runs(layout, origin)]
+            bands = [band if causal else (*band[:2], -ALWAYS, ALWAYS) for band in bands]
+            segments = [seen for band in bands if (seen := _seen(band, start, stop))]
+            if segments or every_row:
+                programs.append((start, stop, segments))
+    return _tables(sorted(programs, key=lambda program: -sum(s[3] - s[0] for s in program[2])))
 
-    visits = row_visits(tuple(tiles), rows, BLOCK, BLOCK, every_row, torch.device("cpu"))
-    return visits.programs.numpy(), visits.segments.numpy()
+
+def _runs(layout: Layout, rank: int) -> Iterator[tuple[int, object]]:
+    """Yield each run of a rank with the place of its first token in the shard."""
+    place = 0
+    for run in layout.runs(rank):
+        yield place, run
+        place += run.length
+
+
+def _pieces(start: int, length: int) -> Iterator[tuple[int, int]]:
+    for row in range(start, start + length, ROWS):
+        yield row, min(row + ROWS, start + length)
+
+
+def _band(queries, first_row: int, keys, first_key: int, window: int | None) -> tuple[int, int, int, int]:
+    """Return (first, last + 1, low, high): row i sees key j of this run where i + low ≤ j ≤ i + high."""
+    ahead, local = queries.start - keys.start, first_key - first_row
+    high = ahead // queries.step + local
+    low = -((window - 1 - ahead) // queries.step) + local if window else -ALWAYS
+    return first_key, first_key + keys.length, low, high
+
+
+def _seen(band: tuple[int, int, int, int], start: int, stop: int) -> tuple[int, ...] | None:
+    """Return the segment of rows start … stop − 1: (begin, full, full end, end, low, high)."""
+    first, last, low, high = band
+    begin, end = max(first, start + low), min(last, stop + high)
+    if begin >= end:
+        return None
+    full, full_end = max(begin, stop - 1 + low), min(end, start + high + 1)
+    whole = max(0, full_end - full) // KEYS * KEYS
+    full, full_end = (full, full + whole) if whole else (begin, begin)
+    return begin, full, full_end, end, low, high
+
+
+def _tables(programs) -> tuple[np.ndarray, np.ndarray]:
+    owners, segments = [], []
+    for start, stop, seen in programs:
+        owners.append((start, stop, len(segments), len(segments) + len(seen)))
+        segments += seen
+    rows = np.array(owners, np.int32).reshape(-1, 4)
+    return rows, np.array(segments or [(0,) * 6], np.int32).reshape(-1, 6)

@@ -1,7 +1,8 @@
-"""Checks of 12.tile and 12.ends: one tile's arithmetic; the first and the last step."""
+"""Checks of 12.tile and 12.ends: one tile of a block in int8; where a step begins, and what it leaves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,23 @@ import torch
 
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import rounding_bound
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
 from ringlab_course.exercises.e12_triton_ring_step.cases import (
-    RESULT,
+    BEGINS,
+    RESULT_NAMES,
+    RESULT_POINTERS,
     SAYS,
-    STATE,
+    STATE_NAMES,
+    STATE_POINTERS,
     Ends,
     Tiles,
+    answered,
+    block,
     compare,
+    expect_not_stored,
     expect_same,
     expect_state,
     expect_state_not_read,
@@ -29,8 +37,19 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     random,
     rounded,
     unnamed,
+    widened,
+    with_key,
 )
-from ringlab_course.exercises.e12_triton_ring_step.emulate import BLOCK, State, nothing_seen
+from ringlab_course.exercises.e12_triton_ring_step.emulate import (
+    KEYS,
+    NOTHING,
+    RESULT,
+    ROWS,
+    STATE,
+    State,
+    finished,
+    nothing_seen,
+)
 
 D = 16
 
@@ -39,19 +58,16 @@ def _tiles(
     rng: np.random.Generator, count: int, text: str, *, size: float = 1.0, rising: bool = False
 ) -> Tiles:
     """`count` tiles that every row sees whole; with `rising` each has larger scores than those before."""
-    q = random(rng, BLOCK, D, size=size)
-    tiles = []
-    for number in range(count):
-        k = random(rng, BLOCK, D, size=1.0 + 2 * number if rising else 1.0)
-        tiles.append((k, random(rng, BLOCK, D), torch.ones(BLOCK, BLOCK, dtype=torch.int32)))
-    return Tiles(q, tiles, text)
+    q = random(rng, ROWS, D, size=size)
+    blocks = [block(rng, KEYS, D, size=1.0 + 2 * number if rising else 1.0) for number in range(count)]
+    return Tiles(q, [(each, torch.ones(ROWS, KEYS, dtype=torch.int32)) for each in blocks], text)
 
 
 def _run(subject: Any, case: Tiles) -> tuple[Any, ...]:
     state = memory(nothing_seen(case.q.shape))
-    for k, v, visible in case.tiles:
-        parts = expect_tuple(subject.call(case.q, k, v, visible, *state), STATE)
-        state = expect_state(parts, state, case.text)
+    for parts, visible in case.tiles:
+        answer = expect_tuple(subject.call(case.q, *parts, visible, *state), STATE_NAMES)
+        state = expect_state(answer, state, case.text)
     return state
 
 
@@ -63,37 +79,42 @@ def _says(state: Any) -> tuple[Any, ...]:
         return acc / np.where(empty, 1.0, total)[..., None], np.where(empty, m, m + np.log2(total))
 
 
-def _verify(subject: Any, case: Tiles, known: Any = mistakes.TILE) -> None:
-    keys = torch.cat([k for k, _, _ in case.tiles])[None, None]
-    values = torch.cat([v for _, v, _ in case.tiles])[None, None]
-    bound = 2 * rounding_bound(case.q[None, None], keys, values, case.answer())
-    compare(_says(_run(subject, case)), case, bound, SAYS, known)
+def _verify(subject: Any, *cases: Tiles) -> None:
+    compare((_answered(subject, case) for case in cases), mistakes.TILE)
+
+
+def _answered(subject: Any, case: Tiles) -> Answered:
+    keys, values = (
+        torch.cat([widened(*parts[at : at + 2]) for parts, _ in case.tiles])[None, None] for at in (0, 2)
+    )
+    bound = 2 * rounding_bound(case.q[None, None].float(), keys, values, case.answer())
+    return answered(_says(_run(subject, case)), case, bound, SAYS)
 
 
 def _check_one(subject: Any, rng: np.random.Generator) -> None:
-    _verify(subject, _tiles(rng, 1, f"one tile, {BLOCK} rows, {BLOCK} keys, D={D}, nothing seen before"))
+    _verify(subject, _tiles(rng, 1, f"one tile, {ROWS} rows, {KEYS} keys, D={D}, nothing seen before"))
 
 
 def _check_rising(subject: Any, rng: np.random.Generator) -> None:
-    for count in (2, 3):
-        _verify(
-            subject, _tiles(rng, count, f"{count} tiles, each with larger scores than before", rising=True)
-        )
+    text = "tiles, each with larger scores than before"
+    _verify(subject, *(_tiles(rng, count, f"{count} {text}", rising=True) for count in (2, 3)))
 
 
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
-    for first in ("half of the tile", "none of it", "the lower triangle"):
+    rows, keys = torch.arange(ROWS)[:, None], torch.arange(KEYS)[None, :]
+    shown = {
+        "half of the tile": keys < KEYS // 2,
+        "none of it": keys < 0,
+        "the lower triangle": keys <= rows - KEYS,
+    }
+    cases = []
+    for first, seen in shown.items():
         case = _tiles(rng, 2, f"rows see {first}, then another whole tile")
-        rows, keys = torch.arange(BLOCK)[:, None], torch.arange(BLOCK)[None, :]
-        shown = {
-            "half of the tile": keys < BLOCK // 2,
-            "none of it": keys < 0,
-            "the lower triangle": keys <= rows,
-        }
-        k, v, visible = case.tiles[0]
-        masked = (k, v, (shown[first].expand_as(visible)).to(torch.int32))
-        _verify(subject, Tiles(case.q, [masked], f"rows see {first}"))
-        _verify(subject, Tiles(case.q, [masked, case.tiles[1]], case.text))
+        parts, visible = case.tiles[0]
+        masked = (parts, seen.expand_as(visible).to(torch.int32))
+        cases.append(Tiles(case.q, [masked], f"rows see {first}"))
+        cases.append(Tiles(case.q, [masked, case.tiles[1]], case.text))
+    _verify(subject, *cases)
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
@@ -107,10 +128,16 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
-    case = _tiles(rng, 1, "17 tiles of bfloat16 values, all keys equal")
-    q, k = (random(rng, 1, D).bfloat16().expand(BLOCK, D).contiguous() for _ in range(2))
-    tiles = [(k, random(rng, BLOCK, D).bfloat16(), case.tiles[0][2]) for _ in range(17)]
-    case = Tiles(q, tiles, case.text)
+    """All weights are 1 and all scales powers of two, so that sums are exact in float32."""
+    q = random(rng, 1, D).bfloat16().expand(ROWS, D).contiguous()
+    k = torch.from_numpy(rng.integers(-127, 128, (1, D)).astype(np.int8)).expand(KEYS, D).contiguous()
+    ks, visible = torch.full((KEYS,), 2.0**-6), torch.ones(ROWS, KEYS, dtype=torch.int32)
+    tiles = []
+    for _ in range(17):
+        v = torch.from_numpy(rng.integers(-127, 128, (KEYS, D)).astype(np.int8))
+        vs = torch.from_numpy(np.exp2(rng.integers(-8, -5, KEYS)).astype(np.float32))
+        tiles.append(((k, ks, v, vs), visible))
+    case = Tiles(q, tiles, "17 tiles with q in bfloat16, all keys equal")
     try:
         _verify(subject, case)
     except Failure as failure:
@@ -127,12 +154,30 @@ def _states(rng: np.random.Generator, rows: int) -> State:
     return State(*(part.astype(np.float32).astype(np.float64) for part in (acc, m, total)))
 
 
-def _ends(subject: Any, state: Any, shape: Any, first: bool, last: bool) -> tuple[Any, Any]:
-    recorded = subject.record(*state, *poisoned(shape), first=first, last=last)
-    if first:
-        expect_state_not_read(recorded, f"{shape[-2]} rows, first={first}, last={last}")
-    answer = expect_tuple(recorded.answer, (*STATE, *RESULT))
-    return expect_state(answer[:3], state, f"first={first}, last={last}"), answer[3:]
+def _results(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (out, lse) as an earlier run left them, in float32 numbers."""
+    out, lse = finished(_states(rng, rows))
+    return out.astype(np.float32).astype(np.float64), lse.astype(np.float32).astype(np.float64)
+
+
+def _floats(parts: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(part.astype(np.float32)) for part in parts)
+
+
+def _ends(subject: Any, state: Any, result: Any, start: int, last: bool, text: str) -> tuple[Any, Any]:
+    """Return state and result after a step that sees no key; what it must not touch was not touched."""
+    recorded = subject.record(*state, *result, start=start, last=last)
+    if start != STATE:
+        expect_state_not_read(recorded, text)
+    answer = expect_tuple(recorded.answer, (*STATE_NAMES, *RESULT_NAMES))
+    after = expect_state(answer[:3], state, text)
+    if last:
+        expect_same(after, state, mistakes.LAST_WRITES_STATE, text)
+        expect_not_stored(recorded, STATE_POINTERS, mistakes.LAST_WRITES_STATE, text)
+    else:
+        expect_same(answer[3:], result, mistakes.TOO_EARLY, text)
+        expect_not_stored(recorded, RESULT_POINTERS, mistakes.TOO_EARLY, text)
+    return after, answer[3:]
 
 
 def _expect_equal(part: Any, wanted: torch.Tensor, name: str, message: str, text: str) -> None:
@@ -144,59 +189,88 @@ def _expect_equal(part: Any, wanted: torch.Tensor, name: str, message: str, text
         raise Failure(message, f"{text}: {name}[{where}]: got {got[at]:.4g}, expected {wanted[at]:.4g}")
 
 
+def _text(rows: int, start: int, last: bool) -> str:
+    return f"{rows} rows, a step that begins {BEGINS[start]}, last={last}"
+
+
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    for rows in (BLOCK, BLOCK + 4):
-        shape, text = (1, 1, rows, D), f"{rows} rows, first step, NaN in ACC, M and TOTAL"
-        state, result = _ends(subject, garbage(shape), shape, True, False)
-        expect_same(result, poisoned(shape), mistakes.TOO_EARLY, text)
-        for part, wanted, name in zip(state, memory(nothing_seen(shape)), STATE, strict=True):
-            _expect_equal(
-                part, wanted, name, "A first step that sees no key leaves acc = 0, m = −∞, total = 0.", text
-            )
+    """The garbage that nobody may read is random, so that no two gradings ask the same."""
+    for rows in (ROWS, ROWS + 4):
+        shape, text = (1, 1, rows, D), _text(rows, NOTHING, False)
+        result = tuple(part * float(rng.uniform(1, 2)) for part in poisoned(shape))
+        state, _ = _ends(subject, garbage(shape), result, NOTHING, False, text)
+        for part, wanted, name in zip(state, memory(nothing_seen(shape)), STATE_NAMES, strict=True):
+            message = "A step that begins with nothing and sees no key leaves acc = 0, m = −∞, total = 0."
+            _expect_equal(part, wanted, name, message, text)
 
 
 def _check_last(subject: Any, rng: np.random.Generator) -> None:
-    for rows in (1, BLOCK, 2 * BLOCK + 3):
-        state, text = _states(rng, rows), f"{rows} rows, last step"
-        after, result = _ends(subject, memory(state), state.acc.shape, False, True)
-        expect_written(*result, text)
-        case = Ends(state, text)
-        compare(result, case, case.bound(), RESULT, mistakes.ENDS)
-        expect_same(after, memory(state), mistakes.LAST_WRITES_STATE, text)
+    def results() -> Iterator[Answered]:
+        for rows in (1, ROWS, 2 * ROWS + 3):
+            state, text = _states(rng, rows), _text(rows, STATE, True)
+            _, result = _ends(subject, memory(state), poisoned(state.acc.shape), STATE, True, text)
+            expect_written(*result, text)
+            case = Ends(state, text)
+            yield answered(result, case, case.bound(), RESULT_NAMES)
+
+    compare(results(), mistakes.ENDS)
+
+
+def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
+    """One step that is both gives back what was there; a state is asked what it says after one more key."""
+
+    def results() -> Iterator[Answered]:
+        for rows in (1, ROWS, ROWS + 5):
+            result, more = _results(rng, rows), rng.standard_normal(D)
+            for last in (True, False):
+                text = _text(rows, RESULT, last)
+                given = garbage(result[0].shape), _floats(result)
+                state, after = _ends(subject, *given, RESULT, last, text)
+                case = Ends(result, text) if last else Ends(result, f"{text}, then one more key", more)
+                if not last:
+                    parts = (expect_array(part, part.shape).astype(np.float64) for part in state)
+                    after = finished(with_key(State(*parts), more))
+                yield answered(after, case, case.bound(), RESULT_NAMES)
+
+    compare(results(), mistakes.ENDS)
 
 
 def _check_both(subject: Any, rng: np.random.Generator) -> None:
-    for rows in (BLOCK, BLOCK + 4):
-        shape, text = (1, 1, rows, D), f"{rows} rows, the only step: first and last"
-        after, result = _ends(subject, garbage(shape), shape, True, True)
-        expect_written(*result, text)
+    for rows in (ROWS, ROWS + 4):
+        shape, text = (1, 1, rows, D), _text(rows, NOTHING, True)
+        before = tuple(part * float(rng.uniform(1, 2)) for part in poisoned(shape))
+        _, result = _ends(subject, garbage(shape), before, NOTHING, True, text)
         out, lse = (expect_array(part, part.shape) for part in result)
         if np.isnan(out).any() or np.isnan(lse).any():
             raise mistakes.DIVIDES_BY_ZERO.failure(text)
-        compare(result, Ends(nothing_seen(shape), text), 1e-6, RESULT, mistakes.ENDS)
-        expect_same(after, garbage(shape), mistakes.LAST_WRITES_STATE, text)
+        for part, old in zip((out, lse), before, strict=True):
+            if (part == old.numpy()).any():
+                raise mistakes.UNWRITTEN.failure(text)
+        compare([answered(result, Ends(nothing_seen(shape), text), 1e-6, RESULT_NAMES)], mistakes.ENDS)
 
 
 def _check_middle(subject: Any, rng: np.random.Generator) -> None:
-    state, text = _states(rng, BLOCK + 4), "a step between first and last"
-    after, result = _ends(subject, memory(state), state.acc.shape, False, False)
-    expect_same(result, poisoned(state.acc.shape), mistakes.TOO_EARLY, text)
-    for part, wanted, name in zip(after, memory(state), STATE, strict=True):
-        message = f"{name} changed in a step that sees no key: it is to come out as it went in."
+    state, text = _states(rng, ROWS + 4), _text(ROWS + 4, STATE, False)
+    after, _ = _ends(subject, memory(state), poisoned(state.acc.shape), STATE, False, text)
+    for part, wanted, name in zip(after, memory(state), STATE_NAMES, strict=True):
+        message = f"{name} changed in a step that sees no key: it should come out as it went in."
         _expect_equal(part, wanted, name, message, text)
 
 
 TILE = Stage(
     id="12.tile",
     function="tile_step",
-    title="One tile: rescale, add",
+    title="One tile of int8 keys and values",
     kind="kernel",
     hints=(
-        "A tile brings a score that is larger than all before. acc and total were added up relative to the old maximum: what "
-        "are they worth now?",
-        "Scores first, −∞ where a row does not see the key. Then the new maximum of what was known and the tile, the "
-        "weights relative to it, and the factor for what was known. Look after rows whose new maximum is −∞.",
-        r"$m' = \max(m, \max_j s_j)$, $\;a' = a\,2^{m-m'} + \sum_j 2^{s_j-m'} v_j$, $\;t' = t\,2^{m-m'} + \sum_j 2^{s_j-m'}$",
+        "Write a score and an entry of acc as sums over d and over j. Which scale depends on the summation index, and which can "
+        "be taken out of the sum?",
+        "A key's scale multiplies a column of scores. A value's scale multiplies a column of weights, but only on their way "
+        "to v: total is the sum of the weights themselves. The rest is as for tiles without scales, and so are rows that "
+        "see nothing.",
+        r"$s_j = \mathrm{scale2}\, c_j\, q \cdot k_j$, $\;m' = \max(m, \max_j s_j)$, "
+        r"$\;a' = a\,2^{m-m'} + \sum_j (2^{s_j-m'} d_j)\, v_j$, $\;t' = t\,2^{m-m'} + \sum_j 2^{s_j-m'}$ "
+        "with the scales $c_j$ of the keys and $d_j$ of the values",
     ),
     misconceptions=mistakes.TILE,
     checks=(
@@ -204,26 +278,29 @@ TILE = Stage(
         Check("rising", 2, "visible", "a second tile with larger scores", _check_rising),
         Check("hidden", 2, "visible", "hidden keys, and rows that see none", _check_hidden),
         Check("large", 1, "stress", "scores in the hundreds and thousands", _check_large),
-        Check("state", 1, "held-out", "bfloat16 tiles, float32 state", _check_state),
+        Check("state", 1, "visible", "q in bfloat16, the state still in float32", _check_state),
     ),
 )
 
 ENDS = Stage(
     id="12.ends",
     function="ends_step",
-    title="The first and the last step",
+    title="Where a step begins, and what it leaves",
     kind="kernel",
     hints=(
-        "Who wrote what lies in ACC before the first step? Who reads it after the last?",
-        "FIRST and LAST are constants when the kernel is made: a plain `if` chooses which loads and stores exist. In the last "
-        "step look after rows with total = 0, in the division and in the logarithm.",
-        r"$o = a / t$, $\;\mathrm{lse} = (m + \log_2 t)\,\ln 2$; with $t = 0$: $o = 0$, $\mathrm{lse} = -\infty$",
+        "OUT is a mean. How many weights does it stand for, and relative to which maximum? You may choose the maximum: which "
+        "one makes the sum of the weights a number that you know?",
+        "START and LAST are constants when the kernel is made: a plain `if` chooses which loads and stores exist. From a result, "
+        "take its lse, in base 2, for the maximum; the sum of the weights is then 1. In the last step treat rows with "
+        "total = 0 apart, in the division and in the logarithm.",
+        r"$o = a / t$, $\;\mathrm{lse} = (m + \log_2 t)\,\ln 2$; back: $m = \mathrm{lse} \cdot \log_2 e$, $\;t = 1$, $\;a = o$",
     ),
     misconceptions=mistakes.ENDS,
     checks=(
-        Check("first", 1, "visible", "the first step reads no state", _check_first),
-        Check("last", 2, "visible", "the last step writes OUT and LSE, and nothing else", _check_last),
+        Check("first", 1, "visible", "from nothing: no state is read", _check_first),
+        Check("last", 1, "visible", "the last step stores OUT and LSE, and nothing else", _check_last),
+        Check("resumed", 1, "visible", "from OUT and LSE of an earlier run", _check_resumed),
         Check("both", 1, "stress", "one step that is both, for rows that see nothing", _check_both),
-        Check("middle", 1, "stress", "a step between writes the state alone", _check_middle),
+        Check("middle", 1, "stress", "a step in the middle stores the state alone", _check_middle),
     ),
 )

@@ -30,7 +30,14 @@ TAIL = _makes("tail_counts")
 SHORT = _makes("drops_the_short_tile")
 GROUP = _makes("wrong_group")
 
+GROUP_FORGOTTEN = mistake("group_forgotten")
+
 TILE = (
+    _makes("key_scales_forgotten"),
+    _makes("value_scales_forgotten"),
+    _makes("value_scales_in_total"),
+    _makes("scales_swapped"),
+    _makes("normalises_every_tile"),
     _makes("acc_not_rescaled"),
     _makes("total_not_rescaled"),
     _makes("never_rescaled"),
@@ -50,6 +57,9 @@ ENDS = (
     _makes("lse_in_base_two"),
     _makes("lse_mixes_bases"),
     _makes("lse_is_the_maximum"),
+    _makes("lse_taken_for_base_two"),
+    _makes("lse_turned_twice"),
+    _makes("result_weighs_nothing"),
     FIRST_READS,
     LAST_WRITES_STATE,
     UNWRITTEN,
@@ -59,8 +69,10 @@ ENDS = (
 
 STEP = (
     _makes("drops_the_state"),
+    _makes("result_ignored"),
     _makes("normalises_every_step"),
     GROUP,
+    GROUP_FORGOTTEN,
     TAIL,
     SHORT,
     ROUNDED_BETWEEN_STEPS,
@@ -72,11 +84,14 @@ STEP = (
 
 TABLE = (
     _makes("strictly_before"),
-    _makes("shift_ignored"),
+    _makes("no_lower_bound"),
+    _makes("window_too_short"),
     _makes("row_of_the_program"),
     _makes("no_mask"),
     _makes("first_segment_only"),
-    _makes("full_part_forgotten"),
+    _makes("head_forgotten"),
+    _makes("full_forgotten"),
+    _makes("tail_forgotten"),
     _makes("keys_not_offset"),
     _makes("writes_foreign_rows"),
     READS_UNNAMED,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +11,18 @@ import torch
 
 from ringlab import layout as layouts
 from ringlab.layout import Layout
-from ringlab.plan import tiles
 from ringlab_course.checking.answers import expect_tuple
-from ringlab_course.checking.contract import Check, Misconception, Stage
-from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
 from ringlab_course.exercises.e12_triton_ring_step.cases import (
-    RESULT,
+    RESULT_NAMES,
     SAYS,
-    STATE,
+    STATE_NAMES,
     Chain,
+    answered,
+    block,
     compare,
     expect_named_keys_only,
     expect_one_launch,
@@ -30,11 +33,20 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     expect_state_written,
     expect_written,
     garbage,
+    is_wrong,
     poisoned,
     random,
     rounded,
 )
-from ringlab_course.exercises.e12_triton_ring_step.emulate import Step, comparable, tables, whole_block
+from ringlab_course.exercises.e12_triton_ring_step.emulate import (
+    NOTHING,
+    RESULT,
+    STATE,
+    Step,
+    comparable,
+    tables,
+    whole_block,
+)
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Recorded
@@ -47,7 +59,7 @@ def _chain(
 ) -> Chain:
     """A chain of steps whose blocks are seen whole."""
     q = random(rng, B, H, rows, D, size=size)
-    steps = [Step(random(rng, B, K, n, D), random(rng, B, K, n, D), *whole_block(rows, n)) for n in keys]
+    steps = [Step(*block(rng, B, K, n, D), *whole_block(rows, n)) for n in keys]
     heads = f"{H} heads on {K} K/V heads, " if (H, K) != (1, 1) else ""
     blocks = ", ".join(map(str, keys))
     return Chain(
@@ -55,107 +67,134 @@ def _chain(
     )
 
 
+def _resuming(rng: np.random.Generator, rows: int, seen: int, keys: Sequence[int]) -> Chain:
+    """A chain that goes on from the result over `seen` keys."""
+    whole = _chain(rng, rows, (seen, *keys))
+    start = Chain(whole.q, whole.steps[:1], "").answer()
+    start = tuple(part.astype(np.float32).astype(np.float64) for part in start)
+    text = (
+        f"{rows} queries, from OUT and LSE over {seen} keys, then blocks of {', '.join(map(str, keys))} keys"
+    )
+    return Chain(whole.q, whole.steps[1:], text, start=start)
+
+
 def _token_fold(S: int, P: int) -> Layout:
     return layouts.dealt(S, P, chunk=1, folded=True, name="token fold")
 
 
 def _of_layout(
-    rng: np.random.Generator, layout: Layout, rank: int, H: int = 1, K: int = 1, *, causal: bool = True
+    rng: np.random.Generator,
+    layout: Layout,
+    rank: int,
+    H: int = 1,
+    K: int = 1,
+    *,
+    causal: bool = True,
+    window: int | None = None,
 ) -> Chain:
-    """The steps of one rank of a causal ring; keys that no segment names hold NaN."""
+    """The steps of one rank of a ring; the scales of keys that no segment names are NaN."""
     rows, steps = layout.length(rank), []
     for number in range(layout.P):
         origin = (rank - number) % layout.P
         ends = number in (0, layout.P - 1)
-        programs, segments = tables(tiles(layout, rank, origin, causal), rows, every_row=ends)
+        programs, segments = tables(layout, rank, origin, causal, window, every_row=ends)
         named = np.zeros(layout.length(origin), bool)
         for _, _, first, last in programs:
-            for k_begin, _, k_end, _ in segments[first:last]:
+            for k_begin, _, _, k_end, _, _ in segments[first:last]:
                 named[k_begin:k_end] = True
-        k, v = (random(rng, 1, K, layout.length(origin), D) for _ in range(2))
-        for part in (k, v):
-            part[..., ~named, :] = torch.nan
-        steps.append(Step(k, v, programs, segments))
+        k, ks, v, vs = block(rng, 1, K, layout.length(origin), D)
+        for scales in (ks, vs):
+            scales[..., ~named] = torch.nan
+        steps.append(Step(k, ks, v, vs, programs, segments))
     heads = f"{H} heads on {K} K/V heads, " if (H, K) != (1, 1) else ""
-    return Chain(random(rng, 1, H, rows, D), steps, f"{heads}{layout!r}, rank {rank}")
+    seen = f", a window of {window}" if window else ""
+    return Chain(random(rng, 1, H, rows, D), steps, f"{heads}{layout!r}{seen}, rank {rank}")
 
 
-def _run(
-    subject: Any, chain: Chain, known: Sequence[Misconception], *, by_table: bool, record: bool = False
-) -> None:
-    """Go through all steps; after each compare what the state says, after the last out and lse."""
+def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) -> Iterator[Answered]:
+    """Go through all steps; after each yield what the state says, after the last out and lse."""
     shape = chain.q.shape
     state: Any = garbage(shape)
-    for number, block in enumerate(chain.steps):
+    for number, each in enumerate(chain.steps):
         case, result = chain.upto(number + 1), poisoned(shape)
-        arrays = [torch.from_numpy(table) for table in (block.programs, block.segments)] if by_table else []
-        given = (chain.q, block.k, block.v, *state, *result, *arrays)
-        ends = {"first": number == 0, "last": case.ends}
+        start = STATE if number else RESULT if chain.start else NOTHING
+        if start == RESULT:
+            result = tuple(torch.from_numpy(part.astype(np.float32)) for part in chain.start or ())
+        arrays = [torch.from_numpy(table) for table in (each.programs, each.segments)] if by_table else []
+        given = (chain.q, *each[:4], *state, *result, *arrays)
+        ends = {"start": start, "last": case.ends}
         recorded = subject.record(*given, **ends) if record else None
         answer = recorded.answer if recorded else subject.call(*given, **ends)
-        parts = expect_tuple(answer, (*STATE, *RESULT))
+        parts = expect_tuple(answer, (*STATE_NAMES, *RESULT_NAMES))
         after = expect_state(parts[:3], state, case.text)
         if case.ends:
             expect_written(*parts[3:], case.text)
         else:
             expect_same(parts[3:], result, mistakes.TOO_EARLY, case.text)
-        says, names = (parts[3:], RESULT) if case.ends else (comparable(after), SAYS)
-        try:
-            compare(says, case, case.bound(), names, known)
-        except Failure as failure:
-            if any(np.isnan(np.asarray(part)).any() for part in says):
-                _explain_nan(recorded or subject.record(*given, **ends), state, block, case, number, by_table)
-            if failure.misconception is None and not case.ends and rounded(after, case):
-                raise mistakes.ROUNDED_BETWEEN_STEPS.failure(failure.counterexample) from None
-            raise
+        says, names = (parts[3:], RESULT_NAMES) if case.ends else (comparable(after), SAYS)
+        if any(np.isnan(np.asarray(part)).any() for part in says):
+            _explain_nan(recorded or subject.record(*given, **ends), state, each, case, start, by_table)
+        found = answered(says, case, case.bound(), names)
+        if not case.ends and is_wrong(found) and rounded(after, case):
+            raise mistakes.ROUNDED_BETWEEN_STEPS.failure(case.text)
+        yield found
         if case.ends:
             expect_same(after, state, mistakes.LAST_WRITES_STATE, case.text)
         if recorded:
             expect_one_launch(recorded, case.text)
             if by_table:
-                expect_named_keys_only(recorded, block, case.text, mistakes.HIDDEN_TILES)
-            expect_read_once(recorded, ("K", "V", "ACC"), case.text)
+                expect_named_keys_only(recorded, each, case.text, mistakes.HIDDEN_TILES)
+            expect_read_once(recorded, ("K", "KS", "V", "VS", "ACC"), case.text)
         state = after
 
 
-def _explain_nan(
-    recorded: Recorded, state: Any, block: Step, case: Chain, number: int, by_table: bool
-) -> None:
+def _explain_nan(recorded: Recorded, state: Any, each: Step, case: Chain, start: int, by_table: bool) -> None:
     """Raise a Failure where the kernels' own loads and stores say where a NaN came from."""
-    if number == 0:
+    if start != STATE:
         expect_state_not_read(recorded, case.text)
         if not case.ends:
             expect_state_written(recorded, state, case.text)
     if by_table:
-        expect_named_keys_only(recorded, block, case.text, mistakes.READS_UNNAMED)
+        expect_named_keys_only(recorded, each, case.text, mistakes.READS_UNNAMED)
 
 
-def _step(subject: Any, chain: Chain) -> None:
-    _run(subject, chain, mistakes.STEP, by_table=False)
+def _step(subject: Any, *chains: Chain, record: bool = False) -> None:
+    found = (each for chain in chains for each in _run(subject, chain, by_table=False, record=record))
+    compare(found, mistakes.STEP)
 
 
-def _table(subject: Any, chain: Chain) -> None:
-    _run(subject, chain, mistakes.TABLE, by_table=True)
+def _table(subject: Any, *chains: Chain, record: bool = False) -> None:
+    found = (each for chain in chains for each in _run(subject, chain, by_table=True, record=record))
+    compare(found, mistakes.TABLE)
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    for rows, keys in ((16, (16,)), (16, (16, 16)), (32, (32, 32, 32))):
-        _step(subject, _chain(rng, rows, keys))
+    cases = (32, (16,)), (32, (16, 16)), (64, (32, 16, 32))
+    _step(subject, *(_chain(rng, rows, keys) for rows, keys in cases))
+
+
+def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
+    _step(subject, _resuming(rng, 32, 16, (16,)), _resuming(rng, 20, 5, (7, 18)))
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    for rows, keys in ((3, (17, 5)), (16, (1,)), (20, (21, 16, 37))):
-        _step(subject, _chain(rng, rows, keys))
+    cases = (3, (17, 5)), (16, (1,)), (36, (21, 16, 37))
+    _step(subject, *(_chain(rng, rows, keys) for rows, keys in cases))
 
 
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
-    for H, K, B in ((2, 1, 1), (4, 2, 1), (4, 2, 2)):
-        _step(subject, _chain(rng, 16, (16, 20), H, K, B))
+    """Blocks of whole tiles: what reaches outside of K and V here is not the lack of a mask."""
+    cases = [_chain(rng, 16, (16, 32), H, K, B) for H, K, B in ((2, 1, 1), (4, 2, 1), (4, 2, 2))]
+    try:
+        _step(subject, *cases)
+    except Crashed as crash:
+        if not re.search(r"a load within the memory of '[KV]S?'", crash.counterexample):
+            raise
+        raise mistakes.GROUP_FORGOTTEN.failure(f"{cases[0].text}\n{crash.counterexample}") from None
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    for keys in ((0,), (0, 16), (16, 0, 0)):
-        _step(subject, _chain(rng, 20, keys))
+    _step(subject, *(_chain(rng, 20, keys) for keys in ((0, 16), (16, 0, 0))))
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
@@ -163,46 +202,72 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
-    """All keys are equal, so all weights are 1 and the sums exact in float32; OUT is float32."""
-    q, k = random(rng, 1, 1, 1, D).bfloat16(), random(rng, 1, 1, 1, D).bfloat16()
-    q = q.expand(1, 1, 16, D).contiguous()
-    keys = k.expand(1, 1, 37, D).contiguous()
-    steps = [Step(keys, random(rng, 1, 1, 37, D).bfloat16(), *whole_block(16, 37)) for _ in range(7)]
-    _step(subject, Chain(q, steps, "7 blocks of 37 bfloat16 keys, all equal"))
+    """All weights are 1 and all scales powers of two, so that sums are exact in float32; OUT is float32."""
+    q = random(rng, 1, 1, 1, D).bfloat16().expand(1, 1, 16, D).contiguous()
+    k = (
+        torch.from_numpy(rng.integers(-127, 128, (1, 1, 1, D)).astype(np.int8))
+        .expand(1, 1, 37, D)
+        .contiguous()
+    )
+    ks, steps = torch.full((1, 1, 37), 2.0**-6), []
+    for _ in range(7):
+        v = torch.from_numpy(rng.integers(-127, 128, (1, 1, 37, D)).astype(np.int8))
+        vs = torch.from_numpy(np.exp2(rng.integers(-8, -5, (1, 1, 37))).astype(np.float32))
+        steps.append(Step(k, ks, v, vs, *whole_block(16, 37)))
+    _step(subject, Chain(q, steps, "q in bfloat16, 7 blocks of 37 equal keys"))
 
 
 def _check_once(subject: Any, rng: np.random.Generator) -> None:
-    _run(subject, _chain(rng, 20, (20, 16), 2, 1, 2), mistakes.STEP, by_table=False, record=True)
+    _step(subject, _chain(rng, 36, (20, 16), 2, 1, 2), record=True)
 
 
 def _check_reads(subject: Any, rng: np.random.Generator) -> None:
-    for layout, rank in ((layouts.contiguous(40, 1), 0), (layouts.zigzag(72, 2), 1)):
-        _run(subject, _of_layout(rng, layout, rank, 2), mistakes.TABLE, by_table=True, record=True)
+    cases = (layouts.contiguous(80, 2), 1, 30), (layouts.zigzag(72, 2), 1, None)
+    chains = (_of_layout(rng, layout, rank, 2, window=window) for layout, rank, window in cases)
+    _table(subject, *chains, record=True)
 
 
-def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:
-    for S, P in ((16, 1), (32, 1), (32, 2), (40, 2)):
-        for rank in range(P):
-            _table(subject, _of_layout(rng, layouts.contiguous(S, P), rank))
+def _on_all_ranks(rng: np.random.Generator, cases: Iterable[tuple[Layout, int | None]]) -> Iterator[Chain]:
+    for layout, window in cases:
+        for rank in range(layout.P):
+            yield _of_layout(rng, layout, rank, window=window)
+
+
+def _check_causal(subject: Any, rng: np.random.Generator) -> None:
+    cases = [(layouts.contiguous(S, P), None) for S, P in ((16, 1), (64, 1), (96, 2))]
+    _table(subject, *_on_all_ranks(rng, cases))
+
+
+def _check_window(subject: Any, rng: np.random.Generator) -> None:
+    """The narrow windows mask every tile; in the wide ones a program has a head, whole tiles and a tail."""
+    cases = (
+        (layouts.contiguous(32, 1), 5),
+        (layouts.contiguous(64, 2), 20),
+        (layouts.contiguous(144, 1), 60),
+        (layouts.zigzag(64, 2), 23),
+        (layouts.striped(96, 2), 61),
+    )
+    _table(subject, *_on_all_ranks(rng, cases))
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    folded = [_token_fold(48, 3), _token_fold(128, 2)]  # the last one has whole tiles behind masked ones
-    for layout in (layouts.striped(32, 2), layouts.zigzag(64, 2), layouts.zigzag(48, 3), *folded):
-        for rank in range(layout.P):
-            _table(subject, _of_layout(rng, layout, rank))
+    cases = [(each, None) for each in (layouts.striped(64, 2), layouts.zigzag(96, 3), _token_fold(128, 2))]
+    _table(subject, *_on_all_ranks(rng, cases))
 
 
 def _check_ragged_table(subject: Any, rng: np.random.Generator) -> None:
-    folded = [_token_fold(45, 3), _token_fold(125, 2)]
-    for layout in (layouts.zigzag(41, 3), layouts.striped(37, 2), *folded, layouts.contiguous(33, 3)):
-        for rank in range(layout.P):
-            _table(subject, _of_layout(rng, layout, rank))
+    cases = (
+        (layouts.zigzag(83, 3), None),
+        (layouts.striped(75, 2), 17),
+        (_token_fold(125, 2), None),
+        (layouts.contiguous(77, 2), 41),
+    )
+    _table(subject, *_on_all_ranks(rng, cases))
 
 
 def _check_heads(subject: Any, rng: np.random.Generator) -> None:
-    for H, K in ((2, 1), (4, 2)):
-        _table(subject, _of_layout(rng, layouts.zigzag(40, 2), 1, H, K))
+    heads = (2, 1), (4, 2)
+    _table(subject, *(_of_layout(rng, layouts.zigzag(80, 2), 1, H, K, window=33) for H, K in heads))
 
 
 def _check_without_mask(subject: Any, rng: np.random.Generator) -> None:
@@ -210,10 +275,10 @@ def _check_without_mask(subject: Any, rng: np.random.Generator) -> None:
 
 
 TABLE_HINTS = (
-    "Which of the 16 rows does program p own, and which does its neighbour? Which number is i in j ≤ i + shift?",
-    "Read row_start and row_stop from PROGRAMS, the rest is your step_kernel. In the loop over segments the first part is "
-    "your visit; the second is visit with one more condition, and rows are those of the shard.",
-    r"$\mathrm{visible}_{ij} = [\,j < k_{\mathrm{end}}\,] \wedge [\,j \le i + \mathrm{shift}\,]$, "
+    "Row i sees the keys from i + low to i + high. For the rows of one program, which of these keys does every row see?",
+    "Read row_start and row_stop from PROGRAMS; the rest is your step_kernel. A segment has three parts: masked, whole, masked. "
+    "The middle one is your visit. The other two are visit with both bounds in the mask, where rows are those of the shard.",
+    r"$\mathrm{visible}_{ij} = [\,j < \mathrm{stop}\,] \wedge [\,i + \mathrm{low} \le j \le i + \mathrm{high}\,]$, "
     r"$\;i = \mathrm{row\_start} + 0, 1, \dots$",
 )
 
@@ -225,13 +290,15 @@ STEP = Stage(
     helpers=("one_tile", "begin", "finish"),
     hints=(
         "What has to be done so that two blocks of keys look to a row like one long block?",
-        "Index first: a program's head h of B · H owns rows h · Lq + …, and its K/V head begins at row (h // group) · Lk. Then "
-        "begin, load q, visit the keys from 0 to Lk, finish. In visit the last tile is short: mask the loads and the scores.",
+        "Index first: a program's head h of B · H owns rows h · Lq + …, and its K/V head begins at row (h // group) · Lk, of "
+        "the numbers and of the scales. Then begin, load q, visit the keys from 0 to Lk, finish. In visit the last tile is "
+        "short: mask its loads and its scores.",
         r"$\mathrm{at} = h L_q + i$, $\;\mathrm{base} = \lfloor h/g \rfloor L_k$, $\;\mathrm{visible}_{ij} = [\,j < \mathrm{stop}\,]$",
     ),
     misconceptions=mistakes.STEP,
     checks=(
-        Check("values", 3, "visible", "one to three steps", _check_values),
+        Check("values", 2, "visible", "one to three steps", _check_values),
+        Check("resumed", 1, "visible", "a first step that goes on from OUT and LSE", _check_resumed),
         Check("ragged", 2, "visible", "queries and keys that fill no tile", _check_ragged),
         Check("grouped", 1, "visible", "fewer K/V heads than query heads", _check_grouped),
         Check(
@@ -239,23 +306,22 @@ STEP = Stage(
         ),
         Check("empty", 1, "stress", "blocks without a key", _check_empty),
         Check("large", 1, "stress", "scores in the hundreds", _check_large),
-        Check("state", 1, "held-out", "bfloat16 blocks, float32 state", _check_state),
+        Check("state", 1, "visible", "q in bfloat16, the state still in float32", _check_state),
     ),
 )
 
 TABLE = Stage(
     id="12.table",
     function="table_step",
-    title="Tiles by the table",
+    title="A sliding window by the table",
     kind="kernel",
     helpers=("one_tile", "begin", "finish", "visit"),
     hints=TABLE_HINTS,
     misconceptions=mistakes.TABLE,
     checks=(
-        Check("contiguous", 2, "visible", "causal, rank r owns the r-th stretch", _check_contiguous),
-        Check(
-            "layouts", 3, "visible", "striped, zig-zag and token fold, two and three ranks", _check_layouts
-        ),
+        Check("contiguous", 2, "visible", "causal, without a window", _check_causal),
+        Check("window", 2, "visible", "sliding windows, on one rank and on two", _check_window),
+        Check("layouts", 1, "visible", "striped, zig-zag and token fold", _check_layouts),
         Check("ragged", 2, "stress", "lengths that fill no tile", _check_ragged_table),
         Check(
             "reads",
@@ -265,7 +331,7 @@ TABLE = Stage(
             _check_reads,
             kind="cost",
         ),
-        Check("heads", 1, "stress", "grouped heads in a zig-zag", _check_heads),
+        Check("heads", 1, "visible", "grouped heads and a window in a zig-zag", _check_heads),
         Check("without_mask", 1, "held-out", "no causal mask", _check_without_mask),
     ),
 )

@@ -215,4 +215,4 @@ def test_sliders_move_the_picture_and_its_words() -> None:
     (step, rank), picture = widget.children[0].children, widget.children[1]
     before = picture.value
     step.value, rank.value = 3, 2
-    assert picture.value != before and '<img alt="contiguous, rank 2, step 3' in picture.value
+    assert picture.value != before and '<img alt="Rank 2 in step 3' in picture.value
