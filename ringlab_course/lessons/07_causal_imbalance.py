@@ -64,7 +64,7 @@ show(load_mosaic.figure(small, by="origin"),
      f"64, on it 36, above it none. Totals of the ranks: {pairs.sum(axis=1).tolist()}.")
 
 # %% [markdown]
-# Rank 3 has most to do, and the later half of the ranks does more than half of the work. How much more, on a larger ring?
+# Rank 3 has the most to do, and the later half of the ranks does more than half of the work. How much more, on a larger ring?
 
 # %% tags=["nbval-ignore-output"]
 predict("07.half", "8 ranks with 64 tokens each: what percentage of all visible pairs do ranks 4 "
@@ -220,8 +220,8 @@ show(gantt.compare(*both), gantt.describe_all(*both))
 # time here, so a long bar means that the other rank does not take part yet.
 #
 # Rank 0 computes for 36 seconds. It then has nothing left to compute, but it waits, because it still has to pass on blocks to
-# others. After that it is done, and gains nothing: the output of the layer is complete when rank 3 is done, and only then does
-# the next layer begin. Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.
+# others. After that it is done, but nothing is gained: the output of the layer is complete when rank 3 is done, and only then
+# does the next layer begin. Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.
 
 # %% [markdown]
 # ## 3 · The slowest rank of every step
@@ -523,7 +523,7 @@ show(load_mosaic.figure(three), load_mosaic.describe(three))
 # compute?</summary>2 · 16 − 1 = 31 times.</details>
 #
 # <details><summary>2. A colleague skips hidden blocks on 8 ranks and sees hardly any speed-up. Is that a bug?</summary>No:
-# 7.5/8 of the unmasked time is all that a contiguous layout can reach.</details>
+# a contiguous layout takes 7.5/8 of the unmasked time, so almost nothing can be gained.</details>
 #
 # <details><summary>3. Queries 5, 9, 13 meet keys 6, 10, 14. Which rows and keys make the triangle?</summary>Rows 1 and 2 with
 # keys 0 and 1: causal shifted by one.</details>

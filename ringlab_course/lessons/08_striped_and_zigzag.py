@@ -97,8 +97,8 @@ print("10 tokens, zig-zag on 4 ranks:", *shares(zigzag(10, 4)))
 #
 # The work of a rank in a step is its number of visible pairs. As the **cost** of a layout we take the *sum over steps of the
 # maximum over ranks*: the time of a ring in which all ranks wait for the slowest in every step. From lesson 07 you know that
-# this is an upper bound. It is reached if one rank is the slowest in every step, ties included, and that is so in all
-# pictures of this section. Ideal would be all visible pairs divided by P.
+# this is an upper bound. It is reached if one rank is the slowest in every step, ties included, and that is so for
+# contiguous, striped and zig-zag shards. Ideal would be all visible pairs divided by P.
 
 # %%
 def seen(queries, keys):
@@ -175,8 +175,8 @@ compare("08.fold", max(totals) - min(totals))
 # nothing is visible. It computes any other tile in full, and masks it afterwards. (In this lesson a tile is always such a
 # square. The rectangles of `ringlab.plan.tiles` appear in section 4, as *launches*.)
 #
-# Counted in tokens, striping is balanced. Now count in tiles: 2,048 tokens on 8 ranks. A rank's 256 queries meet all 2,048 keys
-# in 2 × 16 = 32 tiles. Half of them, 50 %, would be ideal.
+# Counted in tokens, striping is nearly ideal. Now count in tiles: 2,048 tokens on 8 ranks. A rank's 256 queries meet all 2,048
+# keys in 2 × 16 = 32 tiles. Half of them, 50 %, would be ideal.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.tiles", "2,048 tokens, 8 ranks, tiles of 128: what percentage of its 32 tiles does a "
@@ -318,8 +318,8 @@ compare("08.launches", count)
 # form *one* causal launch. In every later step the two visible squares of section 2 share their rows or their keys, and form
 # one launch without a mask. That is why fast ring code can be so short.
 #
-# In the picture, a chunk of 128 costs as little as the zig-zag. But then a rank has 4,096 / 128 = 32 runs, and not all of their
-# rectangles touch:
+# In the chart of section 3, a folded chunk of 128 costs as little as the zig-zag. But then a rank has 4,096 / 128 = 32 runs,
+# and not all of their rectangles touch:
 
 # %%
 members = {"striped": (1, False), "zig-zag": (2048, True), "folded, 512": (512, True),
@@ -333,9 +333,9 @@ for name, (chunk, folded) in members.items():
 
 # %% [markdown]
 # Each launch takes time to start, and its result has to be merged. Among the layouts of the same low cost, the zig-zag wins:
-# one launch a step. Note the token fold: here it costs 1.062, but 1.031 in the picture. It stores its two runs one after the
-# other, and each *pair of runs* has a diagonal of half-empty tiles; in the picture, tiles were laid over its tokens in
-# ascending order. The order within a shard is part of a layout.
+# one launch a step. Note the token fold: here it costs 1.062, but 1.031 in the chart. It stores its two runs one after the
+# other, and each *pair of runs* has a diagonal of half-empty tiles. In the chart, tiles were laid over its tokens in ascending
+# order. The order within a shard is part of a layout.
 
 # %% [markdown]
 # ## 5 · On the clock
@@ -441,8 +441,8 @@ for layout in (contiguous(1024, 8), striped(1024, 8), zigzag(1024, 8), zigzag(10
     print(f"{layout!r:25} equal to one device: {error < 1e-5}, rank 0 sends {sent:,} bytes")
 
 # %% [markdown]
-# Each layout sends the same number of bytes, and none needs an exchange to restore the order. The last line has 1,021 tokens,
-# without padding: the last piece is just shorter.
+# For 1,024 tokens each layout sends the same number of bytes, and none needs an exchange to restore the order. The last line
+# has 1,021 tokens, without padding: the last piece is just shorter.
 #
 # But one thing breaks silently: everything else that depends on a token's *position*. Rotary embeddings (RoPE) rotate q and k
 # by an angle that grows with the position. Suppose that every rank uses the positions 0, 1, 2, … of its own shard:

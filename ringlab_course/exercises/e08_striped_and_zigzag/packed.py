@@ -249,10 +249,10 @@ def _uneven(shares: list[np.ndarray], lengths: list[int], total: float, example:
         owners[share] = rank
     if all(np.ptp(part) == 0 for part in np.split(owners, begins(lengths)[1:])):
         return NAMED["whole_documents"].failure(example)
+    if max(lengths) < SHORT * 2 * len(shares):  # even where totals agree, as they do on two ranks
+        return NAMED["remainders_add_up"].failure(example)
     if total <= EVEN:
         return NAMED["totals_only"].failure(example)
-    if max(lengths) < SHORT * 2 * len(shares):
-        return NAMED["remainders_add_up"].failure(example)
     return Failure(
         "The work is not even: the busiest ranks of the steps have more than 1.01 of the mean.", example
     )
