@@ -1,230 +1,284 @@
 # %% [markdown]
 # # 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
-# **Afterwards you can** choose a schedule for a model and a cluster, and say why; prefill and decode with a K/V cache that is spread over ranks; compare a sliding
-# window's receptive field with full attention.
+# **Afterwards you can** count what each schedule sends and what of it no computation hides; choose one for a model
+# and a cluster, and say why; decode with a K/V cache that is spread over ranks; say what a sliding window reaches.
 #
-# **You need first** [lesson 06](06_what_it_costs.ipynb), what hides; [lesson 08](08_striped_and_zigzag.ipynb), layouts.
+# **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
+# layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Queries of all ranks have to meet keys of all ranks. A ring is one way to arrange that; the answer is the same, exactly, in every other. So the choice is about bytes,
-# about who waits, and about memory. Whoever knows only rings runs them where something else waits less; whoever has read "Ulysses sends less" is often wrong.
+# Every rank's queries must meet every rank's keys. A ring is one way to arrange that. There are others, and all give the
+# same result. They differ in bytes, in waiting and in memory, so the best one depends on the model and the machine.
+# "Ulysses sends less than a ring" is a common rule, and for today's models it is often false.
 
 # %%
-from dataclasses import replace
-
 import numpy as np
-import torch
 
-from ringlab import Mask, ShardedCache, VirtualCluster, contiguous, decode, oracle, ring_attention, zigzag
+from ringlab import (
+    Mask,
+    ShardedCache,
+    VirtualCluster,
+    contiguous,
+    decode,
+    oracle,
+    ring_attention,
+    zigzag,
+)
 from ringlab.cost import choose
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic, ulysses_traffic
-from ringlab_course import compare, corpus, predict
 from ringlab.errors import RinglabError
+from ringlab.viz.style import GREEN, ORANGE, RULE, new_figure, show, styled
+from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import decision_map
-from ringlab.viz.style import GREEN, ORANGE, new_figure, show, styled
 
 # %% [markdown]
 # ## 1 · Four ways to meet
 #
-# - **ring**: queries stay, K and V of all ranks come by, one block at a time;
-# - **all-gather**: queries stay, all K and V come first;
-# - **Ulysses** (arXiv 2309.14509): ranks trade. An all-to-all turns *some tokens, all heads* into *all tokens, some heads*; each rank attends to its heads alone; a
-#   second all-to-all takes the output home;
-# - **hybrid** (arXiv 2405.07719): rows of U ranks trade, then rings go through the rows. U = 1 is the ring, U = P is Ulysses.
+# - **Ring**: queries stay. The K/V blocks of the other ranks come by, one at a time.
+# - **All-gather**: queries stay. The K/V blocks of all other ranks come first, all at once; then a rank computes.
+# - **Ulysses** (arXiv 2309.14509): the ranks trade tokens for heads. In an **all-to-all**, every rank sends a different
+#   part of its data to each other rank. Before it, a rank has *some tokens of all heads*; after it, *all tokens of some
+#   heads*. Each rank attends in its heads alone, and a second all-to-all returns the output to the owners of the tokens.
+# - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses; then a ring of P/U
+#   members connects the rows. U = 1 is the ring, and U = P is Ulysses.
 #
-# 16 tokens, 4 ranks, 4 heads. What rank 1 works on in its second step:
+# The picture shows 16 tokens and 4 heads on 4 ranks. Which part of it does rank 1 compute, and whose keys does it need?
 
 
 # %%
-def held(rows, tokens, heads):
-    """A grid (heads, tokens): 1 where rank 1 holds queries, 2 where it holds keys of another rank."""
+def held(heads, own, now=(), later=()):
+    """A grid (heads, tokens): 1 own queries, 2 other keys in step 1, 3 those in other steps."""
     grid = np.zeros((4, 16))
-    grid[np.ix_(heads, tokens)] = 2
-    grid[np.ix_(heads, rows)] = 1
+    for kind, tokens in ((3, later), (2, now), (1, own)):
+        grid[np.ix_(heads, list(tokens))] = kind
     return grid
 
 
-every, own, pair = range(4), range(4, 8), range(8)
+every = range(4)
 panels = {
-    "ring": held(own, range(4), every),
-    "all-gather": held(own, range(16), every),
-    "Ulysses": held(range(16), range(16), [1]),
-    "hybrid, U = 2": held(pair, range(8, 16), [2, 3]),
+    "ring": held(every, range(4, 8), range(4), range(8, 16)),
+    "all-gather": held(every, range(4, 8), range(16)),
+    "Ulysses": held([1], range(16)),
+    "hybrid, U = 2": held([2, 3], range(8), range(8, 16)),
 }
 
 # %%
+LOOKS = {
+    1: ("queries of rank 1, and their keys", {"color": ORANGE, "hatch": "//"}),
+    2: ("other keys that it has in step 1", {"color": GREEN, "hatch": ".."}),
+    3: ("other keys, in another step", {"color": RULE}),
+}
 with styled():
-    figure = new_figure((8.0, 2.3))
+    figure = new_figure((8.0, 2.9))
     for axes, (name, grid) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
-        for kind, look in ((1, {"color": ORANGE, "hatch": "//"}), (2, {"color": GREEN, "hatch": ".."})):
+        for kind, (label, look) in LOOKS.items():
             heads, tokens = np.nonzero(grid == kind)
-            axes.bar(tokens, 0.9, 1.0, heads - 0.45, align="edge", edgecolor="white", linewidth=0, **look)
+            kwargs = {"align": "edge", "edgecolor": "white", "linewidth": 0, **look}
+            axes.bar(tokens, 0.9, 1.0, heads - 0.45, label=label, **kwargs)
         axes.set(title=name, xlim=(0, 16), xticks=range(0, 17, 4), yticks=range(4), xlabel="tokens")
     figure.axes[0].set_ylabel("heads")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
+    figure.suptitle("What rank 1 of 4 works on, by schedule", fontsize=11)
 show(
     figure,
-    "Heads against tokens, what rank 1 of 4 works on. Ring: its 4 tokens in all heads, keys of another 4. "
-    "All-gather: its 4 tokens, keys of all 16. Ulysses: all 16 tokens in one head. "
-    "Hybrid of rows of 2: the 8 tokens of its row in 2 heads, keys of the other row's 8.",
+    "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 "
+    "tokens in all 4 heads; keys of 4 other tokens in step 1, those of the remaining 8 in other "
+    "steps. All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in "
+    "one head, and no other keys. Hybrid with rows of 2: the 8 tokens of its row in 2 heads, and "
+    "the keys of the other row's 8 tokens in these heads.",
 )
 
 # %% [markdown]
-# Orange: its queries, with their keys. Green: keys of others. Now run all four, on real text, and meter what each rank sends, beside what `ringlab.cost` says without
-# running anything.
+# Each orange area holds a quarter of all (token, head) pairs: the work is divided equally. What differs is how a rank
+# gets there. Ring and all-gather move keys and values only. Ulysses moves q, k, v and the output, but each only once.
+#
+# ## 2 · Counting bytes
+#
+# Count in **heads of a shard**: one head of the L = S/P tokens that a rank owns, so L·D numbers. Take P = 4 ranks and
+# H = K = 32 heads. In Ulysses each rank ends up with 32/4 = 8 heads, so it sends 8 heads of q, of k and of v to each of
+# 3 others, and later 8 heads of the output to each of 3 others. The hybrid with U = 2 does both things in turn:
+#
+# - In its row a rank has *one* partner, and shares the heads with it: it sends 16 heads each of q, k, v, and later of out.
+# - Then it owns 16 heads of its row's tokens, which are *two* shards. There are two rows, so the ring makes one hop, with
+#   K and V.
 
 # %%
 P, S, H, D = 4, 256, 32, 8
-layout = zigzag(S, P)
-SCHEDULES = {
-    "ring": ("ring", 1),
-    "allgather": ("allgather", 1),
-    "ulysses": ("ulysses", P),
-    "hybrid(ring=2, ulysses=2)": ("hybrid", 2),
+by_hand = {
+    "ring": 3 * (32 + 32),  # 3 hops, K and V
+    "allgather": 3 * (32 + 32),  # to 3 others, K and V
+    "ulysses": 3 * (8 + 8 + 8) + 3 * 8,  # to 3 others q, k, v; to 3 others out
+    "hybrid(ring=2, ulysses=2)": 1 * (16 + 16 + 16)
+    + 1 * 16
+    + 1 * 2 * (16 + 16),  # q, k, v; out; one hop of 2 shards
 }
+shard = S // P * D * 4  # bytes of one head of a shard, float32
+for name, heads in by_hand.items():
+    print(f"{name:26}{heads:4} heads of a shard, {heads * shard:9,} bytes")
+
+# %% [markdown]
+# Now run all four on real text. The trace counts what rank 0 sent, and the output is compared with one process:
+
+# %%
+layout = zigzag(S, P)
 
 
-def on_rank(ring, name, K, mask=None):
+def on_rank(ring, schedule, K, mask=None):
     shards = (layout.shard(x, ring.rank) for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
-    return ring_attention(
-        *shards, ring=ring, layout=layout, schedule=name, mask=mask or Mask(), block="naive", validate=False
-    )
+    options = {"schedule": schedule, "mask": mask or Mask(), "block": "naive", "validate": False}
+    return ring_attention(*shards, ring=ring, layout=layout, **options)
 
 
-def metered(name, K):
+def metered(schedule, K):
     """The outputs of all ranks put together, and the bytes that rank 0 sent."""
-    run = VirtualCluster(P).run(on_rank, name, K)
+    run = VirtualCluster(P).run(on_rank, schedule, K)
     return layout.unshard(run.results), run.trace.bytes_sent(0)
 
 
-# %%
-sizes = Attention(H=H, K=H, D=D, dtype="float32")
 truth = oracle.attention(*corpus.qkv(S, heads=H, head_dim=D), causal=True)[0]
-print(f"{'schedule':26}{'sent by a rank':>16}{'by the model':>14}   equal to one process")
-for name, (kind, rows) in SCHEDULES.items():
+for name, heads in by_hand.items():
     out, sent = metered(name, H)
-    way = choose.way(sizes, P, kind, rows)
     close = np.abs(out.numpy() - truth).max() / np.abs(truth).max() < 1e-5
-    print(f"{name:26}{sent:16,}{way.sent_bytes * S // P:14,}   {close}")
+    right = sent == heads * shard
+    print(f"{name:26}{sent:9,} bytes, as counted: {right}; equal to one process: {close}")
 
 # %% [markdown]
-# Ring and all-gather: K and V to P − 1 others, 2·K heads of a rank's tokens. Ulysses: 2·H + 2·K heads, of which each of P − 1 others gets a P-th. So
+# Ulysses sends half of what the ring sends. That is the rule in so many texts, and with more ranks it looks even better:
+# the ring's count grows with P − 1, while Ulysses' stays below 4·32.
 #
-# $$\frac{\text{ring}}{\text{Ulysses}} = \frac{2K(P-1)}{(2H + 2K)\frac{P-1}{P}} = P\,\frac{K}{H + K},$$
-#
-# P/2 where K = H. That is the "Ulysses moves less" of many texts.
-#
-# ## 2 · Grouped heads
-#
-# Today's models have far fewer K/V heads than query heads: 64 and 8, say.
+# But here K = H. Today's models have **grouped heads**: 4 or 8 query heads share one K/V head.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "15.grouped",
-    "32 query heads on 4 ranks. K/V heads go from 32 down to 4, 8:1. What becomes of the bytes?",
-    choices=["all send an eighth", "ring an eighth, Ulysses over half", "nothing: q has all its heads"],
+    "15.times",
+    "4 ranks, 32 query heads, 4 K/V heads: how many times the ring's bytes does Ulysses send?",
+    unit="times",
 )
 
 # %%
-shares = {}
-for name, (kind, rows) in SCHEDULES.items():
-    (_, before), (_, after) = metered(name, 32), metered(name, 4)
-    grouped = choose.way(replace(sizes, K=4), P, kind, rows).sent_bytes * S // P
-    shares[kind] = after / before
-    print(
-        f"{name:26}{before:10,} → {after:8,} bytes, {after / before:5.1%}; the model agrees: {after == grouped}"
-    )
-few = shares["ring"] == 1 / 8 and shares["ulysses"] > 1 / 2
-compare("15.grouped", "ring an eighth, Ulysses over half" if few else "all send an eighth")
+(_, ring_sent), (_, ulysses_sent) = metered("ring", 4), metered("ulysses", 4)
+print(f"ring:    {ring_sent // shard} heads of a shard, 3 · (4 + 4)")
+print(f"Ulysses: {ulysses_sent // shard} heads of a shard, 3 · (8 + 1 + 1) + 3 · 8")
+compare("15.times", ulysses_sent / ring_sent)
 
 # %% [markdown]
-# The ring sends K and V only, so all of its traffic shrinks. Ulysses sends q and the output too, and these have as many heads as before: (H + K)/2H = 9/16 of it stays.
+# The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. Half of what Ulysses
+# sends is q and out, and these have as many heads as before. In general
 #
-# **Ulysses does not always move less.** At 8:1 the ratio above is P/9: up to 8 ranks the ring sends *fewer* bytes. And the degree is bounded: U ranks can share the heads
-# if U divides H, and divides K or is a multiple of it; then several ranks hold the same K/V head, each a whole one, and P stands for K in the bytes of Ulysses. A layer
-# of Llama 3 70B, a million tokens:
+# $$\frac{\text{ring}}{\text{Ulysses}} = \frac{(P-1)\cdot 2K}{\frac{P-1}{P}\,(2H + 2K)} = P\,\frac{K}{H + K}.$$
+#
+# For H = K that is P/2. For 8:1 it is P/9: up to 8 ranks the ring sends fewer bytes.
+#
+# **Heads bound the degree**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V heads,
+# several ranks need the same K/V head, and each of them gets the *whole* head: they read it with different query heads.
+# That works if U is a multiple of K. Here is one layer of Llama 3 70B, with a million tokens:
 
 # %%
 llama = published("llama3-70b").attention()
 print(f"{llama.H} query and {llama.K} K/V heads; GB that a rank sends in one layer")
-print(f"{'P':>4}{'ring':>8}{'Ulysses':>10}   least of the hybrids")
+print(f"{'P':>4}{'ring':>8}{'Ulysses':>10}")
 for ranks in (2, 4, 8, 16, 32, 64, 128):
     ring = ring_traffic(llama, 2**20, ranks).total_bytes / 1e9
     try:
         ulysses = f"{ulysses_traffic(llama, 2**20, ranks).total_bytes / 1e9:.2f}"
     except RinglabError:
         ulysses = "none"
-    hybrids = [it for it in choose.ways(llama, ranks) if it.schedule == "hybrid"]
-    least = min(hybrids, key=lambda it: it.sent_bytes, default=None)
-    told = f"U = {least.ulysses}: {least.sent_bytes * 2**20 / ranks / 1e9:.2f}" if least else "–"
-    print(f"{ranks:4}{ring:8.2f}{ulysses:>10}   {told}")
-
-
-# %%
-def six_ranks(ring):
-    shards = (torch.zeros(1, heads, 2, D) for heads in (H, 4, 4))
-    return ring_attention(*shards, ring=ring, layout=contiguous(12, 6), schedule="ulysses", validate=False)
-
-
-try:
-    VirtualCluster(6).run(six_ranks)
-except RinglabError as error:
-    print(error)
+    print(f"{ranks:4}{ring:8.2f}{ulysses:>10}")
 
 # %% [markdown]
-# Past 9 ranks a ring's bytes stay where they are (all K and V but its own), and those of Ulysses fall. With 128 ranks there are not heads enough, and the hybrid is what
-# remains of it.
+# The ring's bytes approach all K and V of the sequence, and stay there. From 16 ranks on, Ulysses sends less; and 128
+# ranks cannot share 64 heads at all. A hybrid with rows of up to 64 can still run.
 #
 # ## 3 · Bytes are not seconds
 #
-# A hop runs beside a block, so what counts is what nothing hides (lesson 06). Before the first all-to-all is done there is nothing to compute, and the second cannot begin
-# before all is computed: both are exposed, whole. So is an all-gather. `choose.weigh` counts that, with the memory that each takes:
+# A hop runs while a block is computed, so only the time by which it is *longer* costs anything (lesson 06). That time
+# is **exposed**. The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is
+# done, and the second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its
+# all-to-alls, and of its hops what is longer than a block. `choose.weigh` counts that for every schedule:
 
 # %%
 h100 = hardware("h100")
 
 
-def report(tokens, ranks, link, most, memory=4e9):
-    found = choose.weigh(
-        llama, tokens, ranks, h100.peak("bfloat16"), link.bytes_per_s, link.latency_s, memory
-    )
-    print(f"{tokens:,} tokens on each of {ranks} ranks, {link.bytes_per_s / 1e9:.0f} GB/s, room: 4 GB")
-    for it in found[:most]:
-        wait, sent = it.exposed_s * 1e3, it.sent_bytes / 1e6
-        print(
-            f"  {it.schedule:10} U = {it.ulysses:2}   {it.reason:8}{wait:7.2f} ms exposed, {sent:6,.0f} MB sent"
-        )
-    if refused := [str(it.ulysses) for it in found if it.reason == "heads"]:
-        print(f"  heads that so many ranks cannot share: U = {', '.join(refused)}")
+def scenario(tokens, ranks, link):
+    """Print what every schedule exposes, sends and holds for one layer, least exposed first."""
+    rates = h100.peak("bfloat16"), link.bytes_per_s, link.latency_s
+    speed = f"{link.name}, {link.bytes_per_s / 1e9:.0f} GB/s"
+    print(f"{tokens:,} tokens on each of {ranks} ranks, {speed}")
+    for it in choose.weigh(llama, tokens, ranks, *rates):
+        exposed, sent, held = it.exposed_s * 1e3, it.sent_bytes / 1e6, it.held_bytes / 1e9
+        name = f"{it.schedule}, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule
+        print(f"  {name:15}{exposed:8.2f} ms exposed{sent:8,.0f} MB sent{held:6.1f} GB held")
 
 
-report(2048, 16, h100.inside, 3)
-report(2048, 16, h100.between, 6)
-report(65536, 16, h100.between, 3)
-report(2048, 96, h100.between, 2)
+scenario(65536, 16, h100.between)
 
 # %% [markdown]
-# With 65,536 tokens on a rank the ring sends most of all, and costs nothing; what holds the tokens *and* the heads does not even fit. With 2,048 on the slower link a ring of 16 is
-# late at each hop. Rows of 2 halve the number of hops and put twice the work beside each, which is then hardly late: a trade inside the row is the price. Ulysses sends
-# less than they do, and waits for all of it. With 96 ranks some rows are refused, by a reason and not by silence.
+# **Long shards, a slow link.** The ring sends 4,027 MB, as much as the all-gather and more than all others, and exposes
+# *nothing*: each hop is shorter than the block that is computed meanwhile. It also holds the least, because the others
+# keep tensors of their own tokens and of their heads, or all K and V at once.
 #
-# The whole of it as a **decision map**: across, tokens per rank; up, bandwidth; the colour is who exposes least. It begins with 8 K/V heads: move K up to 32, then P.
+# **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard:
+
+# %%
+tokens, link = 2048, h100.between
+hop_s = tokens * llama.block_bytes_per_token / link.bytes_per_s + link.latency_s
+block_s = 4 * llama.H * llama.D * tokens**2 / 2 / h100.peak("bfloat16")  # half of the pairs: causal
+trade_s = (
+    tokens * 2 * llama.D * 72 / link.bytes_per_s + 2 * link.latency_s
+)  # one partner, 72 heads of a shard
+print(f"ring of 16: 15 hops, each {hop_s * 1e3:.3f} ms beside a block of {block_s * 1e3:.3f} ms")
+print(f"rows of 2: two all-to-alls, {trade_s * 1e3:.3f} ms in all; then a ring of 8")
+
+# %% [markdown]
+# In rows of 2, a hop has two shards of half the heads, so as many bytes as before. A block has twice the tokens, squared,
+# and half the heads: twice the work. Ulysses on 16 ranks has no hops, and sends 79 MB. The hybrid with U = 8 sends the
+# fewest bytes of all, 74 MB.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.least",
+    "2,048 tokens on each of 16 ranks, InfiniBand. Which exposes the least?",
+    choices=["ring", "hybrid, U = 2", "hybrid, U = 8", "Ulysses"],
+)
+
+# %%
+scenario(tokens, 16, link)
+best = choose.weigh(llama, tokens, 16, h100.peak("bfloat16"), link.bytes_per_s, link.latency_s)[0]
+compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
+
+# %% [markdown]
+# Rows of 2 halve the number of hops and double the work during each, which then hides most of it. The price is one
+# small all-to-all. Larger rows send fewer bytes, but expose a larger part of them.
+#
+# **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
+
+# %%
+scenario(2048, 16, h100.inside)
+
+# %% [markdown]
+# The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and the
+# colour is the schedule that exposes the least. It begins with 8 K/V heads. Move K up to 32, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
 
 # %% [markdown]
-# Right of the heavy line a ring, whatever the heads. Left of it, where shards are short or links slow, rows: a few ranks in each where K/V heads are few, all of them (Ulysses) where they
-# are many, or shards very short. An all-gather nearly nowhere; its merits are others. Llama 3 was trained with one (arXiv 2407.21783), as any mask is simple then, and grouped K and V are small.
+# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or links
+# slow: hybrids win while K/V heads are few, Ulysses where they are many or shards are very short. An all-gather
+# never wins on this map, but it has another merit: every mask is simple when a rank has all keys. Llama 3 was trained
+# with one (arXiv 2407.21783).
 #
-# ## 4 · For a cluster
+# ## 4 · Two kinds of links
 #
-# A cluster has two kinds of links, and ringlab's planner weighs every split of its ranks over both, with weights, activations and cache in memory:
+# A cluster has fast links inside a node and slow ones between nodes. The planner of ringlab tries every split of the ranks
+# over both. Here it splits 16 GPUs, 2 nodes of 8, for **prefill**: reading a whole prompt, without a backward.
 
 # %%
 for name in ("llama2-7b", "llama3-8b"):
@@ -232,80 +286,43 @@ for name in ("llama2-7b", "llama3-8b"):
     for tokens in (2**15, 2**17, 2**20):
         best = plan(Request(name, tokens, "h100", nodes=2, purpose="prefill")).best
         split = f"ring {best.degrees.ring:2} × Ulysses {best.degrees.ulysses}"
-        print(
-            f"{name}, {sized.H} and {sized.K:2} heads, prefill {tokens:9,} tokens: {split}, {best.step_s:7.2f} s"
-        )
-chosen = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode"))
-print(chosen.answer)
+        heads = f"{sized.H} query, {sized.K:2} K/V heads"
+        print(f"{name}, {heads}, {tokens:9,} tokens: {split}, {best.step_s:7.2f} s")
 
 # %% [markdown]
-# Models of about one size, the same GPUs; the second model has a quarter of the K/V heads. **Grouped heads move the choice towards the ring, and so do long sequences.** Rows, where there are some,
-# lie inside a node: *what nothing hides goes on the fastest links*. Tensor parallelism is such a thing too, and shares out heads as well; what it takes, Ulysses cannot have. Last, decode:
-# tensor parallelism of 8 (tp), and 2 ranks that share the cache (cp), with neither ring nor Ulysses. Why, we shall see.
+# The two models are of about the same size; the second has a quarter of the K/V heads. **Grouped heads and long sequences
+# both favour the ring.** If there are rows, they lie inside a node: *what nothing hides goes on the fastest links*.
 #
-# ## 5 · A window instead
+# ## 5 · Decode
 #
-# Mistral 7B bounded attention to the last 4,096 tokens. Then blocks out of reach need not travel, in any schedule that moves blocks:
+# When a model writes, it takes in one token at a time: one query, and all keys so far. First the prompt is prefilled by
+# ring attention, and each rank keeps its K and V. This **K/V cache** is sharded as the prompt was.
+#
+# How do the query and the other ranks' keys meet? A ring would move the keys: P − 1 hops of S/P tokens, for one
+# query. But lesson 02 has a cheaper way: attend to each part of the keys alone, then merge the parts by their lse.
 
 # %%
-layout = contiguous(S, P)
-for window in (256, 128, 64, 16):
-    run = VirtualCluster(P).run(on_rank, "ring", 4, Mask(window=window))
-    print(f"window {window:3} of {S} tokens: hops {run.trace.rounds(0)}, bytes {run.trace.bytes_sent(0):7,}")
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "15.window",
-    "32 layers, each with a window of 4,096 tokens. How many tokens can the last output depend on?",
-    unit="tokens",
+q, k, v = corpus.qkv(256, heads=H, head_dim=D)
+last, pieces = q[:, :, -1:], (slice(0, 90), slice(90, 100), slice(100, 256))
+parts = [oracle.attention(last, k[:, :, own], v[:, :, own], causal=False) for own in pieces]
+lse = np.logaddexp.reduce([part.lse for part in parts])
+out = sum(np.exp(part.lse - lse)[..., None] * part.out for part in parts)
+whole = oracle.attention(last, k, v, causal=False).out
+print(
+    "three parts of 90, 10 and 156 keys, merged, equal the whole:",
+    np.allclose(out, whole, rtol=1e-12, atol=1e-14),
 )
-
-
-# %%
-def reached(layers, window, tokens):
-    """Of how many tokens the last one's output depends on, counted path by path."""
-    distance = np.arange(tokens)[:, None] - np.arange(tokens)
-    seen = (distance >= 0) & (distance < window)
-    found = np.eye(tokens, dtype=bool)[-1]
-    for _ in range(layers):
-        found = found @ seen
-    return int(found.sum())
-
-
-for layers in (1, 2, 4, 8):
-    print(
-        f"window 16, {layers} layers: {reached(layers, 16, 256):4} tokens, layers · (window − 1) + 1 = {layers * 15 + 1}"
-    )
-compare("15.window", 32 * (4096 - 1) + 1)
+print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse")
 
 # %% [markdown]
-# One hop is left with the smallest window: the first tokens of a shard look across its border. (Contiguous shards, as a window gives all rows alike work.) And the reach is layers ×
-# window, nearly. Full attention reaches everything in one. But **to reach is not to see**: what is far is handed on once a layer, and mixed with a whole window each time. Let
-# each layer look at all of its window alike, and follow what the last token takes in:
-
-# %%
-for layers, window in ((1, 4096), (8, 4096), (32, 4096)):
-    one = np.full(window, 1 / window)
-    width = 1 << (layers * window).bit_length()
-    mass = np.fft.irfft(np.fft.rfft(one, width) ** layers, width)[: layers * (window - 1) + 1]
-    far = mass[len(mass) // 4 * 3 :].sum()
-    print(
-        f"{layers:2} layers: reach {len(mass):7,}; the furthest quarter gives {far:.2g} of all that is taken in"
-    )
-
-# %% [markdown]
-# A quarter with one layer, less than a millionth with 32. Training can do better than "all alike", but it has to carry each fact from window to window, not knowing who
-# will ask. That is why today's models mix: some layers with a window, some with full attention, and the latter need their ring.
-#
-# ## 6 · Decode
-#
-# A model that writes takes in one token at a time: one query, and all keys so far. First the prompt is **prefilled**, by ring attention as in training, and each rank
-# keeps its K and V: the cache is sharded as the prompt was.
+# So it is the *partial results* that travel: out and lse of one token. The query need not travel, since every rank has
+# computed it. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the fewest; all
+# ranks count alike, so they need not ask each other. (If the last rank took all new tokens, it alone would read ever more.)
 
 
 # %%
-def generate(ring, prompt, new, merge="all-reduce"):
-    """Prefill, then `new` steps; the outputs, the tokens of each rank."""
+def generate(ring, prompt, new):
+    """Prefill, then `new` steps of decode; the outputs, and the number of tokens on each rank."""
     q, k, v = corpus.qkv(prompt + new, heads=H, kv_heads=4, head_dim=D)
     layout = zigzag(prompt, ring.world_size)
     shards = [layout.shard(x[:, :, :prompt], ring.rank) for x in (q, k, v)]
@@ -315,48 +332,40 @@ def generate(ring, prompt, new, merge="all-reduce"):
     for at in range(prompt, prompt + new):
         now = slice(at, at + 1)
         cache.append(k[:, :, now], v[:, :, now])
-        outs.append(decode(q[:, :, now], cache, merge=merge, validate=False))
-    return torch.cat(outs, dim=2), cache.lengths
+        outs.append(decode(q[:, :, now], cache, validate=False).numpy())
+    return np.concatenate(outs, axis=2), cache.lengths
 
 
-run = VirtualCluster(P).run(generate, 250, 6)
-out, lengths = run.results[0]
-truth = oracle.attention(*corpus.qkv(256, heads=H, kv_heads=4, head_dim=D), causal=True)[0][:, :, 250:]
-print(
-    "6 tokens after 250, all of one process:", np.abs(out.numpy() - truth).max() / np.abs(truth).max() < 1e-5
-)
-print(f"tokens of the ranks at the end: {lengths}")
-
-# %% [markdown]
-# A new token goes to the rank that has fewest, and nobody needs to ask: all have counted alike. Had they all gone to the last rank, it alone would grow and read longest.
-#
-# How do the other ranks' keys come to the query? A ring would bring them: P − 1 hops, S/P tokens each.
+out, lengths = VirtualCluster(P).run(generate, 250, 6).results[0]
+whole = oracle.attention(*corpus.qkv(256, heads=H, kv_heads=4, head_dim=D), causal=True).out
+truth = whole[:, :, 250:]
+close = np.abs(out - truth).max() / np.abs(truth).max() < 1e-5
+print(f"6 tokens after 250, equal to one process: {close}")
+print(f"tokens on each rank at the end: {lengths}")
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "15.decode",
-    "The prompt grows from 256 to 4,096 tokens. What a rank sends for one new token",
-    choices=["grows 16 times", "grows a little", "stays the same"],
+    "15.token",
+    "A prompt of 4,096 tokens on 4 ranks; 32 query heads, 4 K/V heads, D = 8, float32. For one new "
+    "token each rank sends its partial result to each other rank. How many bytes does a rank send?",
+    unit="bytes",
 )
 
 # %%
 sent = {}
 for prompt in (256, 1024, 4096):
-    for merge in ("all-reduce", "tree"):
-        traces = [VirtualCluster(P).run(generate, prompt, new, merge).trace for new in (1, 2)]
-        sent[prompt, merge] = traces[1].bytes_sent(0) - traces[0].bytes_sent(0)
+    one, two = (VirtualCluster(P).run(generate, prompt, new).trace.bytes_sent(0) for new in (1, 2))
+    sent[prompt] = two - one
     around = (P - 1) * 2 * 4 * D * 4 * prompt // P
-    told = ", ".join(f"{merge} {sent[prompt, merge]:,}" for merge in ("all-reduce", "tree"))
-    print(f"prompt {prompt:5,}: {told} bytes a token; K and V around a ring: {around:7,}")
-print(f"(P − 1) · H · (D + 1) · 4 = {(P - 1) * H * (D + 1) * 4:,} bytes")
-compare("15.decode", "stays the same" if len({*sent.values()}) == 2 else "grows 16 times")
+    print(f"prompt {prompt:5,}: {sent[prompt]:,} bytes a token; K and V around a ring: {around:7,}")
+compare("15.token", sent[4096])
 
 # %% [markdown]
-# **Decode needs no ring.** One query is smaller than any block of keys, so it is the query that should travel, and as all ranks hold it already, not even that does. Each rank attends
-# to its own keys and has (out, lse); the merge of lesson 02 puts them together, exactly: H·(D + 1) numbers from each, whatever S. (A tree does it in log₂ P rounds;
-# arXiv 2408.04093.)
+# That is (P − 1)·H·(D + 1)·4 bytes: D numbers of out and one of lse, for each *query* head and each other rank. Neither S
+# nor K occurs in it. (A tree of log₂ P rounds sends less still; arXiv 2408.04093.)
 #
-# And could a ring not hide its hops here, as in training? A block of c keys has c pairs with one query, with c queries c². Llama 3 70B, 131,072 tokens on 8 H100:
+# Could a ring not hide its hops here, as in training? A block of c keys has c² pairs with c queries, but only c
+# pairs with one query. For Llama 3 70B with 131,072 tokens on 8 H100:
 
 # %%
 c, link = 2**17 // 8, h100.inside
@@ -364,36 +373,115 @@ hop = c * llama.block_bytes_per_token / link.bytes_per_s
 block = 4 * llama.H * llama.D * c / h100.peak("bfloat16")
 read = c * llama.block_bytes_per_token / h100.memory_bytes_per_s
 partials = 7 * llama.H * (llama.D + 1) * 4
-print(
-    f"a hop {hop * 1e6:.0f} µs; a block's arithmetic {block * 1e6:.1f} µs, reading its keys {read * 1e6:.0f} µs"
-)
-print(
-    f"all partial results: {partials / 1e3:.0f} kB, {partials / link.bytes_per_s * 1e6:.1f} µs, and latency"
-)
+print(f"a hop {hop * 1e6:.0f} µs; a block's arithmetic {block * 1e6:.1f} µs")
+print(f"reading the block's keys and values {read * 1e6:.0f} µs")
+sending = partials / link.bytes_per_s
+print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} µs, and latency")
 
 # %% [markdown]
-# What takes time in decode is reading: of the weights and of the cache. That is what more ranks share out.
+# **Decode needs no ring.** Its time goes into *reading*, the weights and the cache, and both can be divided among ranks.
+# **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns of the
+# feed-forward, for all tokens, and the ranks add up their results. A cache that is sharded by tokens is **context
+# parallelism** (CP). For 70 billion weights and a million tokens the planner combines them:
+
+# %%
+print(plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).answer)
+
+# %% [markdown]
+# ## 6 · A window instead
+#
+# A **sliding window** avoids the problem: each token sees only the last few, 4,096 in Mistral 7B. Then K/V blocks that
+# nobody sees need not travel. With contiguous shards of 64 tokens:
+
+# %%
+layout = contiguous(S, P)
+for window in (256, 128, 64, 16):
+    run = VirtualCluster(P).run(on_rank, "ring", 4, Mask(window=window))
+    hops, sent = run.trace.rounds(0), run.trace.bytes_sent(0)
+    print(f"window {window:3} of {S} tokens: hops {hops}, bytes {sent:7,}")
+
+# %% [markdown]
+# One hop remains even for the smallest window: the first tokens of a shard see across its border. What does a window
+# cost the model? A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.window",
+    "3 layers, each with a window of 4 tokens: the token itself and the 3 before it. On how many "
+    "tokens can the last output depend?",
+    unit="tokens",
+)
+
+
+# %%
+def reached(layers, window, tokens=512):
+    """The number of tokens that the last output depends on, counted layer by layer."""
+    distance = np.arange(tokens)[:, None] - np.arange(tokens)
+    seen = (distance >= 0) & (distance < window)
+    found = np.eye(tokens, dtype=bool)[-1]
+    for _ in range(layers):
+        found = found @ seen
+    return int(found.sum())
+
+
+for layers, window in ((1, 4), (2, 4), (3, 4), (8, 16), (32, 16)):
+    formula = layers * (window - 1) + 1
+    found = reached(layers, window)
+    print(f"{layers:2} layers, window {window:2}: {found:3} tokens; the formula says {formula}")
+compare("15.window", reached(3, 4))
+
+# %% [markdown]
+# Each further layer adds window − 1 tokens. But **to reach is not to see**. What is far away is handed on once a layer, and mixed
+# with a whole window each time. Suppose that each layer takes the plain mean over its window. How much of the last
+# output comes from the furthest quarter of what it reaches?
+
+# %%
+for layers in (1, 8, 32):
+    window, width = 4096, 1 << (layers * 4096).bit_length()
+    mean = np.fft.rfft(np.full(window, 1 / window), width)
+    weight = np.fft.irfft(mean**layers, width)[: layers * (window - 1) + 1]  # by distance
+    far = weight[len(weight) // 4 * 3 :].sum()
+    print(f"{layers:2} layers reach {len(weight):7,} tokens; the furthest quarter gives {far:.2g}")
+
+# %% [markdown]
+# A quarter in one layer, and less than a millionth through 32. A trained model does better than a plain mean, but it must
+# carry each fact from window to window before it knows who will ask for it. So many current models mix layers with a
+# window and layers with full attention, and the latter still need a ring.
 #
 # ## Recap
 #
-# | | a rank sends, in heads of its tokens | exposed | take it where |
-# |---|---|---|---|
-# | ring | 2K·(P−1) | what hops take longer than blocks | shards are long enough to hide; any heads |
-# | all-gather | 2K·(P−1) | all | few K/V heads, short sequences, simple code |
-# | Ulysses | (2H+2K)·(P−1)/P, beyond K ranks P for K | all | heads enough for all ranks, fast links, short shards |
-# | hybrid | Ulysses in rows, a ring of P/U | the rows', and what hops take longer | nodes: rows inside, ring between |
-# | decode | H·(D+1) *numbers* to each other rank | all, and little | one token at a time |
+# | | where it exposes | take it where |
+# |---|---|---|
+# | ring | the part of each hop that is longer than its block | shards are long, or K/V heads are few |
+# | all-gather | everything | sequences are short, masks complicated |
+# | Ulysses | everything, but each tensor travels only once | K/V heads are many, links fast, shards very short |
+# | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone is late; rows inside a node |
+# | decode | partial results, a few kB | one token at a time |
 #
-# - Grouped heads shrink what moves K and V. They do little for Ulysses, and bound its degree.
-# - A window saves hops; reach grows by one window a layer, but what comes from afar is thin.
+# - Grouped heads shrink all of a ring's traffic and little of Ulysses', and they bound the degree of Ulysses.
+# - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
+# - In decode the partial results travel, not the keys. Their bytes do not depend on S.
+# - A window saves hops. Its reach grows by a window per layer, but little arrives from far away.
 #
 # ## Self-check
 #
-# 1. 32 query and 8 K/V heads: from how many ranks on does Ulysses send less than a ring? *(P·8/40 > 1, so from 6 on; the first of these that can share the heads is 8.)*
-# 2. Why does a hybrid's hop carry as many bytes as the ring's while U divides K? *(U times the tokens, a U-th of the heads.)* And what has changed? *(P/U − 1 hops instead
-#    of P − 1, beside U times the work.)*
-# 3. Multi-query attention, K = 1, 8 ranks, Ulysses. How many copies of K and V are there? *(8: each rank holds the one head, of all tokens.)*
-# 4. Decode with a batch of 64 sequences: what grows? *(Partial results, 64 times; reading the cache too. Weights are read once for all.)*
-# 5. The cache is contiguous, and a window of 4,096 looks at the last rank's keys only. What is lost? *(Parallel reading: one rank works. Dealt in small pieces, all do.)*
+# <details><summary>1. 32 query and 8 K/V heads: from how many ranks on does Ulysses send less than a
+# ring?</summary>From 6 on, since P·8/40 must be above 1. The first such number of ranks that can share the heads
+# is 8.</details>
 #
-# Now decide: [exercise 15](../exercises/15_choosing.ipynb), bytes by schedule, a report with reasons, and the decode step.
+# <details><summary>2. Why does a hybrid's hop carry as many bytes as the ring's while U divides K, and what has
+# changed?</summary>It carries U times the tokens of a U-th of the heads. But there are P/U − 1 hops, and U
+# times the work during each.</details>
+#
+# <details><summary>3. Multi-query attention, K = 1, on 8 ranks with Ulysses. How many copies of K and V are
+# there?</summary>Eight: each rank holds the one head, for all tokens.</details>
+#
+# <details><summary>4. Decode with a batch of 64 sequences: what grows?</summary>The partial results and the reading of
+# the caches, 64 times each. The weights are read once for all sequences.</details>
+#
+# <details><summary>5. In decode with a window of 4,096, only the last rank of a contiguous cache has keys in the window.
+# What is lost?</summary>Parallel reading: one rank does all the work. If tokens are dealt in small pieces, all ranks
+# share it.</details>
+#
+# Now decide: [exercise 15](../exercises/15_choosing.ipynb) asks for the bytes of any schedule, a report with reasons, and
+# the decode step.

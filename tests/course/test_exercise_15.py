@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -108,9 +109,9 @@ def test_a_report_out_of_order_or_with_strange_rows_is_told_so():
     assert {row["reason"] for row in report} >= {"memory"}
     e15_choose.read(report, given)
     for wrong, told in (
-        (report[::-1], "stands before one that can"),
+        (report[::-1], "comes before one that can"),
         (report + report[:1], "twice"),
-        ([*report[:-1], report[-1] | {"ulysses": 5}], "an option that is none"),
+        ([*report[:-1], report[-1] | {"ulysses": 5}], "an option that does not exist"),
         ([report[0] | {"reason": "fast"}, *report[1:]], "A reason is one of"),
         ([report[0] | {"exposed_s": float("nan")}, *report[1:]], "finite"),
         ([report[0] | {"note": ""}, *report[1:]], "should have the keys"),
@@ -118,6 +119,22 @@ def test_a_report_out_of_order_or_with_strange_rows_is_told_so():
     ):
         with pytest.raises(Failure, match=told):
             e15_choose.read(wrong, given)
+
+
+def test_a_wrong_report_shows_which_option_is_wrong_and_what_it_should_be():
+    def choose(layer, S, P, machine):
+        report = RIGHT["choose"](layer, S, P, machine)
+        return [
+            row | ({"exposed_s": row["exposed_s"] + 1e-3} if row["schedule"] == "hybrid" else {})
+            for row in report
+        ]
+
+    stage = next(stage for stage in load_exercise("15").stages if stage.id == "15.choose")
+    report = run_in_process(stage, {"choose": choose, "bytes_sent": RIGHT["bytes_sent"]}, seed=3)
+    check = next(check for check in report.checks if check.id == "seconds")
+    assert check.message.startswith("The report is wrong in exposed_s")
+    assert re.search(r"hybrid U=2: exposed_s [\d.]+ ms, should be [\d.]+ ms", check.counterexample)
+    assert "array" not in check.counterexample and "ring:" not in check.counterexample
 
 
 @settings(max_examples=15, deadline=None)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringlab.cost import choose as cost
+from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
@@ -147,6 +148,7 @@ MISTAKES = (
     mistake("all_to_alls_hide", How(exposed=_all_hidden_behind)),
     mistake("a_hop_for_each_rank", How(exposed=_waits(hops=lambda hops: hops + 1 if hops else 0))),
     mistake("one_hop_for_all", How(exposed=_waits(hops=lambda hops: min(hops, 1)))),
+    mistake("waits_below_zero"),
     mistake("ignores_latency", How(exposed=_waits(hop=lambda *at: hop_s(*at) - at[4], opening=lambda *at: _open(*at) - at[0].turns * at[4]))),
     mistake("whole_blocks", How(work=lambda given: 2.0)),
     mistake("hybrid_block_of_one_rank", How(exposed=_waits(block=lambda *at: block_s(*at) / at[0].ulysses))),
@@ -197,13 +199,14 @@ def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
     found = [(str(row["schedule"]), _number(row["ulysses"], "ulysses")) for row in answer]
     text = f"{given.text}: {len(found)} rows, {', '.join(f'{name} U={U:g}' for name, U in found)}"
     if extra := set(found) - set(given.options):
-        told = ", ".join(f"{name} U={U:g}" for name, U in sorted(extra))
+        named = ", ".join(f"{name} U={U:g}" for name, U in sorted(extra))
         raise Failure(
-            "The report has an option that is none: ring and allgather (U = 1), ulysses (U = P), hybrid (1 < U < P, U divides P).",
-            f"{given.text}: {told}",
+            "The report has an option that does not exist. Those that do: ring and allgather (U = 1), ulysses (U = P), "
+            "hybrid (1 < U < P, U divides P).",
+            f"{given.text}: {named}",
         )
     if len(found) != len(set(found)):
-        raise Failure("An option stands in the report twice.", text)
+        raise Failure("The report lists an option twice.", text)
     if missing := set(given.options) - set(found):
         H, K = given.layer["H"], given.layer["K"]
         if not any(shareable(H, K, int(U)) for _, U in missing):
@@ -213,14 +216,14 @@ def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
 
 
 def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
-    """Return a report as RIGHT has it. Raises: Failure where it is none, or usable options do not stand first."""
+    """Return a report in the form of RIGHT's. Raises: Failure if it has another form, or usable options are not first."""
     rows = {(row["schedule"], row["ulysses"]): (place, row) for place, row in enumerate(_rows(answer, given))}
     columns = []
     unusable = [place for place, row in rows.values() if row["reason"] in ("memory", "heads")]
     usable = [place for place, row in rows.values() if row["reason"] not in ("memory", "heads")]
     if unusable and usable and min(unusable) < max(usable):
         raise Failure(
-            "An option that cannot be used stands before one that can.",
+            "An option that cannot be used comes before one that can.",
             f"{given.text}: places {unusable} of {len(rows)}",
         )
     for key in given.options:
@@ -228,6 +231,10 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
         numbers = _number(row["bytes"], "bytes"), _number(row["exposed_s"], "exposed_s")
         if not all(np.isfinite(numbers)):
             raise Failure("bytes and exposed_s should be finite.", f"{given.text}: {numbers}")
+        if row["exposed_s"] is not None and numbers[1] < 0:
+            raise NAMED["waits_below_zero"].failure(
+                f"{given.text}: {_called(key)}: exposed_s {numbers[1]:.3g}"
+            )
         at = float(place) if place in usable else NONE
         columns.append((*numbers, float(cost.REASONS.index(row["reason"])), at))
     return tuple(np.array(column) for column in zip(*columns, strict=True))
@@ -236,13 +243,62 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
 def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
     for given in cases:
         answer = subject.call(dict(given.layer), given.S, given.P, dict(given.machine))
-        order = ", ".join(f"{name} U={U}" for name, U in given.options)
-        text = f"{given.text}; options in the order {order}; reasons by number: {', '.join(cost.REASONS)}; None is −1"
-        yield Answered(read(answer, given), RIGHT(given), 1e-9, (given,), NAMES, text)
+        yield Answered(read(answer, given), RIGHT(given), 1e-9, (given,), NAMES, given.text)
 
 
 def _verify(subject: Any, cases: Sequence[Problem]) -> None:
-    compare_all(_answers(subject, cases), MISTAKES)
+    """Compare; the counterexample of wrong reports lists the options whose rows are wrong."""
+    seen: list[Answered] = []
+
+    def answers() -> Iterator[Answered]:
+        for answered in _answers(subject, cases):
+            seen.append(answered)
+            yield answered
+
+    try:
+        compare_all(answers(), MISTAKES)
+    except Failure as failure:
+        wrong = next((each for each in seen if relative_error(each.answer, each.truth) > each.bound), None)
+        if wrong is None:
+            raise
+        message, lines = _differences(wrong)
+        told = failure.message if failure.misconception else message
+        raise Failure(told, "\n".join([wrong.text, *lines]), failure.misconception) from None
+
+
+def _differences(wrong: Answered) -> tuple[str, list[str]]:
+    """Return what of a report is wrong, and a line for each wrong row."""
+    (given,) = wrong.inputs
+    got, right = (list(zip(*columns, strict=True)) for columns in (wrong.answer, wrong.truth))
+    lines, columns = [], set()
+    for key, answer, truth in zip(given.options, got, right, strict=True):
+        ill = [
+            name
+            for name, a, b in zip(NAMES, answer, truth, strict=True)
+            if relative_error(a, b) > wrong.bound
+        ]
+        columns |= set(ill)
+        if ill:
+            said = [f"{name} {_said(name, answer)}, should be {_said(name, truth)}" for name in ill]
+            lines.append(f"  {_called(key)}: {'; '.join(said)}")
+    shown = " and ".join("the order" if name == "place" else name for name in NAMES if name in columns)
+    return f"The report is wrong in {shown}.", lines
+
+
+def _said(name: str, row: Sequence[float]) -> str:
+    value = dict(zip(NAMES, row, strict=True))[name]
+    if name == "reason":
+        return repr(cost.REASONS[int(value)])
+    if value == NONE:
+        return "None" if name != "place" else "among the unusable"
+    if name == "place":
+        return f"number {int(value) + 1}"
+    return f"{value:,.0f}" if name == "bytes" else f"{value * 1e3:.4g} ms"
+
+
+def _called(key: tuple[str, int]) -> str:
+    name, U = key
+    return f"{name} U={U}" if name == "hybrid" else name
 
 
 def is_clear(given: Problem) -> bool:
@@ -297,7 +353,7 @@ def _drawn(rng: np.random.Generator, make: Callable[[float], Problem]) -> Proble
 
 def _check_seconds(subject: Any, rng: np.random.Generator) -> None:
     """Two and four ranks, hops twice as long as blocks, as long as half of them, and no latency."""
-    asked = [((8, 4), 2, 256, 2.0), ((8, 8), 4, 256, 3.0), ((8, 4), 4, 512, 1.5), ((8, 8), 4, 1024, 0.5)]
+    asked = [((8, 4), 2, 256, 2.0), ((8, 8), 4, 1024, 0.5), ((8, 8), 4, 256, 3.0), ((8, 4), 4, 512, 1.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
 
@@ -307,7 +363,7 @@ def _check_latency(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_heads(subject: Any, rng: np.random.Generator) -> None:
-    """Heads that some rows cannot share: they stand at the end, by their reason."""
+    """Heads that some rows cannot share: these options come last, with their reason."""
     asked = [((8, 2), 16, 256, 2.0), ((12, 4), 6, 256, 1.5), ((24, 8), 12, 128, 0.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
@@ -355,9 +411,9 @@ STAGE = Stage(
     title="A decision report",
     helpers=("bytes_sent",),
     hints=(
-        "Which part of each schedule's communication runs beside a computation, and beside how much of it? Which part has nothing to run beside?",
-        "Treat them all alike: a row of U ranks (1 for the ring, P for Ulysses), a ring of P/U. Up front: the all-to-alls, or the gathering, with two latencies. Then "
-        "P/U − 1 hops, each beside a block of U·L tokens for H/U heads. Held: of the tokens, of the heads, and a visitor.",
+        "Which messages of each schedule run while something is computed, and how much is computed meanwhile? Which messages have nothing to hide behind?",
+        "Treat all of them as a row of U ranks (1 for the ring, P for Ulysses) and a ring of P/U. First come the all-to-alls, or the all-gather, with two latencies. Then "
+        "P/U − 1 hops, each beside a block of U·L tokens and H/U heads. Held: the rank's own tokens, its heads of the row's tokens, and one visiting block.",
         r"$\mathrm{exposed} = \frac{\text{bytes up front}}{B} + 2\ell + \left(\frac PU - 1\right)\max\left(0,\ \frac{2BDe\,U L h}{B} + \ell - \frac{2BD\,\frac HU (U L)^2}{F}\right)$",
     ),
     misconceptions=MISTAKES,

@@ -88,7 +88,7 @@ def parts(
     scale: Callable[[int], float] = lambda D: D**-0.5,
     keep: Callable[[int], slice] = lambda length: slice(None),
 ) -> Parts:
-    """Return every rank's partial result; of a rank without keys out 0, lse and the largest score −inf."""
+    """Return every rank's partial result; without keys, out is 0, and lse and the largest score are −inf."""
     q = oracle.float64(given.q)
     found = []
     for k, v in zip(given.ks if ks is None else ks, given.vs if vs is None else vs, strict=True):
@@ -117,6 +117,11 @@ def _weighted(found: Parts, logs: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
+def _above_largest(lse: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """Return lse less the rank's own largest score; −inf for a rank without keys."""
+    return np.where(np.isneginf(lse), -np.inf, lse - np.where(np.isneginf(largest), 0.0, largest))
+
+
 def _from_parts(fold: Callable[[Parts, int, Problem], np.ndarray], **how: Any) -> Callable[..., np.ndarray]:
     """Return an imitation that folds the partial results in a way of its own."""
 
@@ -139,7 +144,7 @@ def _by_tokens(found: Parts, rank: int, given: Problem) -> np.ndarray:
 
 
 def _empty_counts(found: Parts, rank: int, given: Problem) -> np.ndarray:
-    """An empty part's lse taken for 0, as attention operators of PyTorch say it. Raises: ValueError where none is empty."""
+    """An empty part's lse taken for 0, as PyTorch's operators return it. Raises: ValueError if no part is empty."""
     if all(k.shape[2] for k in given.ks):
         raise ValueError("keys on every rank")
     logs = [np.where(np.isneginf(lse), 0.0, lse) for _, lse, _ in found]
@@ -152,6 +157,7 @@ MISTAKES = (
     mistake("own_part", _from_parts(lambda found, rank, given: found[rank][0])),
     mistake("weighs_by_tokens", _from_parts(_by_tokens)),
     mistake("weighs_by_the_largest", _from_parts(lambda found, rank, given: _weighted(found, [largest for _, _, largest in found]))),
+    mistake("own_maximum", _from_parts(lambda found, rank, given: _weighted(found, [_above_largest(lse, largest) for _, lse, largest in found]))),
     mistake("causal_from_the_top", _from_parts(_all, keep=lambda length: slice(0, 1))),
     mistake("no_scale", _from_parts(_all, scale=lambda D: 1.0)),
     mistake("heads_in_turn", _from_parts(_all, heads=lambda H, K: np.arange(H) % K)),
@@ -180,15 +186,20 @@ def _run(subject: Any, given: Problem) -> Any:
 
 def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
     for given in cases:
-        truth = given.whole[0]
-        for rank, answer in enumerate(_run(subject, given).results):
-            got = expect_array(answer, truth.shape, name="out")
-            text = f"{given.text}: rank {rank}"
-            if np.isnan(got).any() and any(k.shape[2] == 0 for k in given.ks):
-                raise NAMED["empty_is_not_a_number"].failure(text)
-            if str(answer.dtype).removeprefix("torch.") != str(given.q.dtype).removeprefix("torch."):
-                raise NAMED["another_dtype"].failure(f"{text}: {answer.dtype} for {given.q.dtype}")
-            yield Answered(got, truth, given.bound, (rank, given), ("out",), text)
+        yield from _read(_run(subject, given).results, given)
+
+
+def _read(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    """Yield what every rank returned. Raises: Failure if it is no array of the right shape and dtype."""
+    truth = given.whole[0]
+    for rank, answer in enumerate(results):
+        got = expect_array(answer, truth.shape, name="out")
+        text = f"{given.text}: rank {rank}"
+        if np.isnan(got).any() and any(k.shape[2] == 0 for k in given.ks):
+            raise NAMED["empty_is_not_a_number"].failure(text)
+        if str(answer.dtype).removeprefix("torch.") != str(given.q.dtype).removeprefix("torch."):
+            raise NAMED["another_dtype"].failure(f"{text}: {answer.dtype} for {given.q.dtype}")
+        yield Answered(got, truth, given.bound, (rank, given), ("out",), text)
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
@@ -221,12 +232,14 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """What is sent does not depend on the tokens; a gathered partial is B·H·(D + 1) numbers for each other rank."""
+    """The bytes do not depend on the tokens, and the values are right; a partial result is B·H·(D + 1) numbers."""
     P, (H, K) = 3, (4, 4)
     sent = []
     cases = [problem(rng, (n, n, n), (H, K)) for n in (4, 64)]
     for given in cases:
-        trace = _run(subject, given).trace
+        outcome = _run(subject, given)
+        compare_all(_read(outcome.results, given), MISTAKES)
+        trace = outcome.trace
         sent.append([trace.bytes_sent(rank) for rank in range(P)])
     few, many = (max(each) for each in sent)
     example = f"P={P}, H={H}, K={K}, D=8: {few:,} bytes with 4 tokens on each rank, {many:,} with 64"
@@ -238,7 +251,7 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
         partial = (P - 1) * 4 * H * (given.q.shape[-1] + 2)
         if many > 2 * partial:
             raise Failure(
-                "More is sent than partial results take: out and lse of each head, in float32, to each other rank.",
+                "You send more than partial results need: out and lse of each head, in float32, to each other rank.",
                 f"{example}; {partial:,} are enough",
             )
 
@@ -276,9 +289,9 @@ STAGE = Stage(
     title="A decode step",
     kind="ring",
     hints=(
-        "Each rank can attend to its own keys without asking anybody. What of that result has to be told to others, so that they can weigh it?",
-        "Scores, their largest m, weights exp(s − m), their sum and the weighted values. M = all_reduce of m with op='max'; scale your sums by exp(m − M); all_reduce both; "
-        "divide. A rank without keys has m = −inf and sums of 0.",
+        "Each rank can attend to its own keys alone. What else must the others know about that result, so that they can weight it?",
+        "Find the largest score of all ranks, M, per head: all_reduce with op='max'. Compute the weights exp(s − M), their sum, and the sum of weighted values; all_reduce both "
+        "sums; divide. A rank without keys contributes a maximum of −inf and sums of 0.",
         r"$\mathrm{out} = \dfrac{\sum_r e^{\mathrm{lse}_r - M}\,\mathrm{out}_r}{\sum_r e^{\mathrm{lse}_r - M}}$, $\;M = \max_r \mathrm{lse}_r$",
     ),
     misconceptions=MISTAKES,
@@ -288,6 +301,6 @@ STAGE = Stage(
         Check("empty", 1, "visible", "ranks without a token", _check_empty),
         Check("bytes", 2, "visible", "bytes per token that do not grow with the sequence", _check_bytes, kind="cost"),
         Check("large", 1, "stress", "scores of hundreds", _check_large),
-        Check("bfloat16", 1, "held-out", "bfloat16, merged in float32", _check_bfloat16),
+        Check("bfloat16", 1, "visible", "bfloat16, merged in float32", _check_bfloat16),
     ),
 )  # fmt: skip

@@ -1,14 +1,15 @@
 # %% [markdown]
 # # Exercise 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
-# **You build** what decides: the bytes of every schedule, a report that ranks them for a layer and a machine; and the decode step that needs none of them.
+# **You build** a function for the bytes of every schedule, a report that ranks the schedules for a layer and a machine, and
+# the decode step, which needs none of them.
 # **You need** [lesson 15](../notebooks/15_choosing.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what the checks look at |
 # |---|---|---|
-# | 15.traffic | `bytes_sent` | the meter's bytes, grouped heads, more ranks than K/V heads, None for what cannot be |
+# | 15.traffic | `bytes_sent` | bytes, grouped heads, more ranks than K/V heads, None where a schedule cannot run |
 # | 15.choose | `choose` | bytes, exposed seconds, order and reasons, memory, latency |
-# | 15.decode | `decode_step` | out of one process on every rank, ranks without a token, bytes that do not grow |
+# | 15.decode | `decode_step` | values on every rank, ranks without a token, large scores, bytes that do not grow |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 
@@ -23,17 +24,22 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 15.traffic · Bytes, by schedule
 #
-# A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). S tokens lie on P ranks, S/P on each. U ranks of a row share the heads, and P/U rows are
-# a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, anything for `"hybrid"`.
+# A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). Each of P ranks has S/P of the S tokens. U ranks
+# of a row share the heads, and the P/U rows are connected by a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P
+# for `"ulysses"`, any number for `"hybrid"`.
 #
-# Return the bytes that a rank sends in one forward, an integer; or **None** where U does not divide P, or where U ranks cannot share the heads: U must divide H, and
-# U must divide K or be a multiple of it. Then several ranks need the same K/V head, and each gets the whole of it.
+# Return the bytes that a rank sends in one forward, an integer. Return **None** where the schedule cannot run:
+#
+# - U must divide P;
+# - U must divide H;
+# - U must divide K or be a multiple of K. In the second case several ranks need the same K/V head, and each of them gets
+#   the whole of it.
 
 
 # %% grade="15.traffic"
 def bytes_sent(layer, S, P, schedule, ulysses):
     """Return the bytes that a rank sends in one forward, or None."""
-    # BEGIN SOLUTION all-to-alls in a row, then a ring of rows: three schedules in one formula
+    # BEGIN SOLUTION count what a rank sends; None where it cannot run
     H, K, U = layer["H"], layer["K"], ulysses
     if P % U or H % U or (K % U and U % K):
         return None
@@ -54,30 +60,41 @@ check("15.traffic")
 # %% [markdown]
 # ## 15.choose · A decision report
 #
-# `machine` is a dict: `flops_per_s` of a rank, `bytes_per_s` of its link in one direction, `latency_s` of a message, `memory_bytes` for this layer's attention. The
-# mask is causal, the layout balanced: half of each block's pairs are visible. With L = S/P:
+# `machine` is a dict: `flops_per_s` of a rank, `bytes_per_s` of its link in one direction, `latency_s` of a message,
+# `memory_bytes` for this layer's attention. The mask is causal and the layout balanced: half of the pairs of each block
+# are visible. L is S/P.
 #
-# **Exposed seconds.** An all-gather waits for K, then for V: its bytes over `bytes_per_s`, and two latencies. So do the two all-to-alls of a row, before and after.
-# Then P/U − 1 hops. Each hop has one latency, and runs beside a block: U·L queries, as many keys, H/U heads, 2·B·(H/U)·D·(U·L)² FLOPs. What a hop takes longer is
-# exposed; the all-to-alls hide behind nothing.
+# **Exposed seconds.**
 #
-# **Held bytes.** q, k, v and out of a rank's tokens. If U > 1, q, k, v and out of its heads for the tokens of its row besides. If there are hops, K and V of one
-# visitor, of its heads for U·L tokens. The all-gather: K and V of all other ranks.
+# - An all-gather waits for K, then for V: its bytes over `bytes_per_s`, and two latencies.
+# - The two all-to-alls of a row, one before and one after the computation, cost their bytes over `bytes_per_s`, and two
+#   latencies. They hide behind nothing.
+# - Then there are P/U − 1 hops, each with one latency. During each, a rank computes a block: U·L queries, as many keys,
+#   H/U heads, 2·B·(H/U)·D·(U·L)² FLOPs. The time by which the hop is longer than the block is exposed.
 #
-# Return a list of dicts with these keys and no others: `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, one for each of: ring and all-gather (U = 1), Ulysses (U = P), a hybrid
-# for each U between 1 and P that divides P. The reason is one of four words:
+# **Held bytes.**
 #
-# - `"hidden"`: usable, and nothing is exposed; `"exposed"`: usable, and something is;
-# - `"memory"`: more is held than `memory_bytes`; `bytes` and `exposed_s` are given all the same;
-# - `"heads"`: so many ranks cannot share the heads; `bytes` and `exposed_s` are None.
+# - q, k, v and out of the rank's own tokens.
+# - If U > 1, also q, k, v and out of its heads, for all tokens of its row.
+# - If there are hops, also K and V of one visiting block: its heads, U·L tokens.
+# - In the all-gather, also K and V of all other ranks.
 #
-# Usable options stand first, least exposed seconds first. The order of the others does not matter.
+# Return a list with one dict for each option: ring and all-gather (U = 1), Ulysses (U = P), and a hybrid for each U
+# between 1 and P that divides P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and no
+# others. The reason is one of four words:
+#
+# - `"hidden"`: usable, and nothing is exposed;
+# - `"exposed"`: usable, and something is exposed;
+# - `"memory"`: it holds more than `memory_bytes`. Give `bytes` and `exposed_s` all the same;
+# - `"heads"`: so many ranks cannot share the heads. `bytes` and `exposed_s` are None.
+#
+# Usable options come first, sorted by exposed seconds, the least first. The order of the others does not matter.
 
 
 # %% grade="15.choose"
 def choose(layer, S, P, machine):
     """Return a report of all options, the best first."""
-    # BEGIN SOLUTION every option as rows of U ranks and a ring of P/U
+    # BEGIN SOLUTION weigh every option, then sort
     options = [("ring", 1), ("allgather", 1), ("ulysses", P)]
     options += [("hybrid", U) for U in range(2, P) if P % U == 0]
     report = []
@@ -91,7 +108,8 @@ def choose(layer, S, P, machine):
         if held > machine["memory_bytes"]:
             reason = "memory"
         report.append(row | {"exposed_s": seconds, "reason": reason})
-    return sorted(report, key=lambda row: (row["reason"] in ("memory", "heads"), row["exposed_s"] or 0.0))
+    unusable = ("memory", "heads")
+    return sorted(report, key=lambda row: (row["reason"] in unusable, row["exposed_s"] or 0.0))
 
 
 def weigh(layer, L, P, schedule, U, sent, machine):
@@ -123,15 +141,19 @@ check("15.choose")
 # %% [markdown]
 # ## 15.decode · A decode step
 #
-# `q` (B, H, 1, D) is the query of the token that was generated last, the same on every rank. `k` and `v` (B, K, L, D) are this rank's part of the cache: all tokens so
-# far, the new one too, lie somewhere. L differs from rank to rank, and may be 0. Return `out` (B, H, 1, D), the same on every rank, in the dtype of q. Compute in float32
-# at least. What is sent must not grow with the sequence. `ring.all_reduce(x)` adds up over ranks, `ring.all_reduce(x, op="max")` takes the largest.
+# `q` (B, H, 1, D) is the query of the newest token, the same on every rank. `k` and `v` (B, K, L, D) are this rank's part
+# of the cache, which holds all tokens so far, also the newest. L differs from rank to rank, and may be 0. Return `out`
+# (B, H, 1, D), the same on every rank, in the dtype of q.
+#
+# - Compute in float32 at least. Scores may be several hundred, with either sign.
+# - The bytes that you send must not grow with the sequence.
+# - `ring.all_reduce(x)` adds up over the ranks; `ring.all_reduce(x, op="max")` takes the maximum.
 
 
 # %% grade="15.decode"
 def decode_step(ring, q, k, v):
     """Return attention of the new token over the caches of all ranks."""
-    # BEGIN SOLUTION own sums, the largest score of all ranks, two sums over ranks
+    # BEGIN SOLUTION attend to this rank's keys, then merge over ranks
     dtype = torch.promote_types(q.dtype, torch.float32)
     B, H, _, D = q.shape
     K, L = k.shape[1], k.shape[2]
@@ -155,16 +177,17 @@ check("15.decode")
 # %% [markdown]
 # ## On real text
 #
-# When all stages hold, run `on_real_text()` in a new cell: it prefills a cache with the corpus on 4 virtual ranks and on 2 processes, decodes a few tokens, and compares
-# them with one process.
+# When all stages pass, run `on_real_text()` in a new cell. It fills a cache with the corpus on 4 virtual ranks and on 2
+# processes, decodes a few tokens, and compares them with one process.
 
 
 # %%
 def generate(ring: Ring, prompt, new):
-    """The outputs of `new` tokens after a prompt of `prompt`, and the tokens of each rank at the end."""
+    """The outputs of `new` tokens after the prompt, and the number of tokens on each rank."""
     q, k, v = corpus.qkv(prompt + new, heads=8, kv_heads=2, head_dim=16)
     layout = zigzag(prompt, ring.world_size)
-    cache = ShardedCache.of_shards(ring, layout, *(layout.shard(x[:, :, :prompt], ring.rank) for x in (k, v)))
+    shards = (layout.shard(x[:, :, :prompt], ring.rank) for x in (k, v))
+    cache = ShardedCache.of_shards(ring, layout, *shards)
     outs = []
     for at in range(prompt, prompt + new):
         cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])
@@ -181,11 +204,13 @@ def on_real_text(prompt=512, new=6):
     }
     for name, run in runs.items():
         worst = max(float((out - alone).abs().max() / alone.abs().max()) for out, _ in run.results)
-        print(f"{name}: tokens of the ranks {run.results[0][1]}, all of one process to 1e-5: {worst < 1e-5}")
+        lengths = run.results[0][1]
+        print(f"{name}: tokens on each rank {lengths}, as one process to 1e-5: {worst < 1e-5}")
 
 
 # %% tags=["solution-only"]
 on_real_text()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/15_choosing.ipynb` runs the hidden ones, on inputs of its own.
+# The visible checks are not all: `ringlab grade exercises/15_choosing.ipynb` also runs the hidden ones, on its
+# own inputs.

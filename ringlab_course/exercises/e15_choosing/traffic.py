@@ -117,6 +117,7 @@ MISTAKES = (
     mistake("any_ranks", Rule(allowed=lambda H, K, U, P: shareable(H, K, U))),
     mistake("hop_of_one_shard", Rule(block=lambda U, heads, K: heads)),
     mistake("hop_with_all_heads", Rule(block=lambda U, heads, K: Fraction(U * K))),
+    mistake("hops_in_ulysses", Rule(hops=lambda ring, P: P - 1)),
     mistake("hops_through_all", Rule(hops=lambda ring, P: P - 1 if ring > 1 else 0)),
     mistake("trades_with_all", Rule(peers=lambda U, P: P - 1)),
     mistake("always_two_bytes", Rule(size=lambda itemsize: 2)),
@@ -160,12 +161,17 @@ def _layer(H: int, K: int, *, B: int = 1, D: int = 8, itemsize: int = 2) -> Laye
     return {"B": B, "H": H, "K": K, "D": D, "itemsize": itemsize}
 
 
+def _tokens(rng: np.random.Generator, P: int) -> int:
+    """Return a length of the sequence that hardly ever comes again, divisible by P."""
+    return int(rng.integers(1, 1_000_000)) * P
+
+
 def _check_ring(subject: Any, rng: np.random.Generator) -> None:
     """Ring and all-gather, all heads and 8:1."""
     _verify(
         subject,
         [
-            (_layer(8, K), int(rng.integers(1, 9)) * P, P, name, 1)
+            (_layer(8, K), _tokens(rng, P), P, name, 1)
             for P, K in ((2, 8), (4, 8), (4, 1))
             for name in ("ring", "allgather")
         ],
@@ -175,7 +181,7 @@ def _check_ring(subject: Any, rng: np.random.Generator) -> None:
 def _check_ulysses(subject: Any, rng: np.random.Generator) -> None:
     _verify(
         subject,
-        [(_layer(16, K), int(rng.integers(1, 9)) * P, P, "ulysses", P) for P, K in ((2, 16), (4, 16), (4, 4), (8, 8))],
+        [(_layer(16, K), _tokens(rng, P), P, "ulysses", P) for P, K in ((2, 16), (4, 16), (4, 4), (8, 8))],
     )  # fmt: skip
 
 
@@ -184,16 +190,27 @@ def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
     asked = [(16, 2, 8), (16, 1, 4), (16, 16, 3), (12, 4, 6), (24, 3, 6), (8, 8, 16)]
     _verify(
         subject,
-        [(_layer(H, K), int(rng.integers(1, 5)) * P, P, "ulysses", P) for H, K, P in asked],
+        [(_layer(H, K), _tokens(rng, P), P, "ulysses", P) for H, K, P in asked],
     )
 
 
 def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
-    """Rows and columns, with as many K/V heads as ranks of a row, with more, with fewer; rows that do not fill the ranks."""
-    asked = [(8, 8, 8, 2), (8, 4, 4, 2), (16, 2, 8, 4), (16, 2, 12, 3), (12, 6, 8, 3), (64, 8, 32, 8)]
+    """Rows and columns, with as many K/V heads as ranks of a row, with more, with fewer; rows that do not fill the ranks; one row."""
+    asked = [
+        (8, 8, 8, 2),
+        (8, 4, 4, 2),
+        (16, 2, 8, 4),
+        (16, 2, 12, 3),
+        (12, 6, 8, 3),
+        (64, 8, 32, 8),
+        (8, 8, 4, 4),
+    ]
     _verify(
         subject,
-        [(_layer(H, K, B=2), int(rng.integers(1, 5)) * P, P, "hybrid", U) for H, K, P, U in asked],
+        [
+            (_layer(H, K, B=2), _tokens(rng, P), P, "ulysses" if U == P else "hybrid", U)
+            for H, K, P, U in asked
+        ],
     )
 
 
@@ -204,7 +221,7 @@ def _check_any(subject: Any, rng: np.random.Generator) -> None:
         layer = _layer(K * group * int(rng.choice([1, 3])), K, B=int(rng.integers(1, 4)), D=64, itemsize=int(rng.choice([1, 2, 4])))  # fmt: skip
         name = str(rng.choice(["ring", "allgather", "ulysses", "hybrid"]))
         U = {"ring": 1, "allgather": 1, "ulysses": P}.get(name, 2 ** int(rng.integers(1, 6)))
-        cases.append((layer, P * int(rng.integers(1, 1000)), P, name, U))
+        cases.append((layer, _tokens(rng, P), P, name, U))
     _verify(subject, cases)
 
 
@@ -213,9 +230,9 @@ STAGE = Stage(
     function="bytes_sent",
     title="Bytes, by schedule",
     hints=(
-        "Take one rank and one token. What of it goes to how many other ranks, how often, and in how many heads?",
-        "A ring passes K and V on, one hop less than it has ranks. An all-to-all sends each of U − 1 others its H/U heads of q and its K/V heads, then the output "
-        "as q. A hybrid does that in a row, and then is a ring of P/U ranks with the tokens of U. Which U can share H and K heads?",
+        "Take one token of one rank. Which of its tensors does the rank send, in how many heads, to how many other ranks?",
+        "A ring of P/U members makes P/U − 1 hops, with K and V. In the all-to-alls, each of the U − 1 others in the row gets its share of q's heads and the K/V heads "
+        "that it needs; the output travels back like q. A hybrid does both: after the all-to-all its ring moves the tokens of U ranks. Which U can share H and K heads?",
         r"$h = \max(1, \lfloor K/U \rfloor)$, $\;BDe\,\frac SP\left[(U-1)\left(2\frac HU + 2h\right) + \left(\frac PU - 1\right)2\,U h\right]$, the first term for $U > 1$",
     ),
     misconceptions=MISTAKES,
@@ -223,7 +240,7 @@ STAGE = Stage(
         Check("ring", 2, "visible", "ring and all-gather, all heads and 8:1", _check_ring),
         Check("ulysses", 2, "visible", "the all-to-alls of Ulysses", _check_ulysses),
         Check("few_heads", 2, "visible", "more ranks than K/V heads, and heads that cannot be shared", _check_few_heads),
-        Check("hybrid", 2, "stress", "rows and columns of ranks", _check_hybrid),
+        Check("hybrid", 2, "visible", "rows and columns of ranks", _check_hybrid),
         Check("any", 1, "held-out", "random layers and schedules", _check_any),
     ),
 )  # fmt: skip
