@@ -37,11 +37,11 @@ class Work(ABC):
 
     `stall`: after `wait` on a GPU, the seconds for which computations waited for the exchange, to be read as a float
     when the run is over; None where `wait` itself took that time.
-    `transit`: after `wait`, when the first message set out and when the last one arrived, where a virtual clock knows it.
+    `transit`: after `wait`, the stretches of time in which a message was on its way, where a virtual clock knows them.
     """
 
     stall: SupportsFloat | None = None
-    transit: tuple[float, float] | None = None
+    transit: tuple[tuple[float, float], ...] | None = None
 
     @abstractmethod
     def wait(self) -> tuple[Tensor, ...]:

@@ -15,12 +15,26 @@ from ringlab.comm.memory import MemoryReport
 from ringlab.comm.protocol import CONTROL
 
 
+def union(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the times that any of the (begin, end) covers, in order, without empty ones.
+
+    >>> union([(4.0, 6.0), (1.0, 2.0), (2.0, 3.0), (5.0, 5.0)])
+    ((1.0, 3.0), (4.0, 6.0))
+    """
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and begin <= found[-1][1]:
+            begin, end = found[-1][0], max(found.pop()[1], end)
+        found.append((begin, end))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One rank's exchange: bytes, and the times at which it was posted, waited for and complete.
 
     stall: on a GPU, the seconds for which computations waited for it (see `Work`), because `wait` itself returns at once.
-    transit: when the first of its messages set out and when the last one arrived; None where the clock is a real one.
+    transit: the stretches of time in which a message of it was on its way; None where the clock is a real one.
     """
 
     rank: int
@@ -35,7 +49,7 @@ class Exchange:
     waited: float
     done: float
     stall: SupportsFloat | None = None
-    transit: tuple[float, float] | None = None
+    transit: tuple[tuple[float, float], ...] | None = None
 
     @property
     def exposed(self) -> float:

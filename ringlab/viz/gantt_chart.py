@@ -62,8 +62,8 @@ class Chart:
 def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
-    A message is `still` from its posting until both ends are posted, and again from its arrival until the rank waits
-    for it; between the two it is in `transit`. A real clock does not know these times: there one bar of the kind
+    An exchange is in `transit` while a message of it is on its way. It is `still` before that, until both ends of a
+    message are posted, between its two messages, and after them, until the rank waits for it. A real clock does not know these times: there one bar of the kind
     `message` reaches from posting to completion. Waiting is the exposed part.
     Raises: CommError for a trace without a computation or exchange.
     """
@@ -133,13 +133,13 @@ def _stretches(event: Exchange) -> list[tuple[float, float, Kind]]:
     """Return (begin, end, kind) of each stretch of an exchange's time from its posting to its completion."""
     if event.control or event.transit is None:
         return [(event.posted, event.done, "control" if event.control else "message")]
-    begin, arrival = event.transit
-    stretches: list[tuple[float, float, Kind]] = [
-        (event.posted, begin, "still"),
-        (begin, arrival, "transit"),
-        (arrival, event.done, "still"),
-    ]
-    return [each for each in stretches if each[1] > each[0]] or [(event.posted, event.done, "still")]
+    stretches: list[tuple[float, float, Kind]] = []
+    reached = event.posted
+    for begin, arrival in event.transit:
+        stretches += [(reached, begin, "still"), (begin, arrival, "transit")]
+        reached = arrival
+    stretches = [each for each in [*stretches, (reached, event.done, "still")] if each[1] > each[0]]
+    return stretches or [(event.posted, event.done, "still")]
 
 
 def _covered(bars: Iterable[Bar]) -> float:

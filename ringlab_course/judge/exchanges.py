@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringlab.comm.protocol import CONTROL
-from ringlab.comm.trace import Exchange
+from ringlab.comm.trace import Exchange, union
 from ringlab.comm.virtual.waiting import Half
 from ringlab.errors import RinglabError
 from ringlab_course.judge.process import Endless
@@ -53,7 +53,7 @@ class Posted:
     shapes: tuple[tuple[int, ...], ...]
     waited: float = 0.0
     arrival: float = 0.0
-    begun: float = math.inf
+    spans: list[tuple[float, float]] = field(default_factory=list)
     error: RinglabError | None = None
     open_ends: list[Half] = field(default_factory=list)
     arrived: dict[int, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Posted:
             self.posted,
             self.waited,
             max(self.arrival, self.waited),
-            transit=None if self.begun == math.inf else (self.begun, self.arrival),
+            transit=union(self.spans) if self.spans else None,
         )
 
 

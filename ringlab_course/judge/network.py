@@ -317,7 +317,7 @@ class Network:
         for end in (send, receive):
             end.work.open_ends.remove(end)
             end.work.arrival = max(end.work.arrival, arrival)
-            cast(Posted, end.work).begun = min(cast(Posted, end.work).begun, start)
+            cast(Posted, end.work).spans.append((start, arrival))
         cast(Posted, receive.work).arrived[receive.place] = sent.data
 
     def _wait(self, rank: _Rank, frame: Frame) -> None:

@@ -70,9 +70,11 @@ def test_every_event_is_a_bar_with_its_times(make) -> None:
     for rank in range(3):
         computes = [(e.start, e.end) for e in trace.computes(rank) if e.end > e.start]
         waits = [(e.waited, e.done) for e in trace.exchanges(rank) if e.exposed > 0]
-        transits = [e.transit for e in trace.exchanges(rank)]
-        edges = [(e.posted, *e.transit, e.done) for e in trace.exchanges(rank)]
-        still = [span for a, b, c, d in edges for span in ((a, b), (c, d)) if span[1] > span[0]]
+        transits = [span for e in trace.exchanges(rank) for span in e.transit]
+        edges = [(e.posted, *itertools.chain(*e.transit), e.done) for e in trace.exchanges(rank)]
+        still = [
+            span for each in edges for span in zip(each[::2], each[1::2], strict=True) if span[1] > span[0]
+        ]
         assert still, "some message waits for its partner, or to be taken"
         for kind, events in (("forward", computes), ("wait", waits), ("transit", transits), ("still", still)):
             expected = sorted((round(a / scale, 9), round(b / scale, 9)) for a, b in events)
@@ -151,6 +153,12 @@ def test_a_hop_is_as_long_as_its_transit_and_the_slack_can_be_seen() -> None:
     assert bars == {("forward", 0, 18), ("transit", 0, 12), ("still", 12, 18)}
 
 
+def test_an_exchange_is_not_in_transit_between_its_two_messages() -> None:
+    trace = run(contiguous(64, 8))  # messages take no time
+    assert any(e.exposed > 0 for e in trace.exchanges())
+    assert "transit" not in {bar.kind for bar in chart(trace).bars}
+
+
 def test_a_simulated_message_is_in_transit_as_long_as_its_hop() -> None:
     from ringlab.cost.hardware import hardware
     from ringlab.cost.simulate import simulate
@@ -161,7 +169,7 @@ def test_a_simulated_message_is_in_transit_as_long_as_its_hop() -> None:
     trace = simulate(sizes, contiguous(4 * 256, 4), h100).trace()
     hop = hop_s(sizes, 256, h100.inside.bytes_per_s, h100.inside.latency_s)
     for event in trace.exchanges():
-        begin, arrival = event.transit
+        ((begin, arrival),) = event.transit
         assert arrival - begin == pytest.approx(hop)
         assert event.posted <= begin and arrival <= event.done
 

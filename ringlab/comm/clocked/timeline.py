@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Program
-from ringlab.comm.trace import Compute, Exchange, Trace
+from ringlab.comm.trace import Compute, Exchange, Trace, union
 
 END = 3
 """The kind of operation at which a rank stands once it has done all others."""
@@ -55,7 +55,7 @@ class Timeline:
     """The times of all operations, in virtual seconds from the start.
 
     ends: the end of each operation of `program`. seconds: the length of each computation.
-    transits: when the first message of each exchange set out, and when the last one arrived.
+    transits: for each exchange, when the message that it sends and the one that it receives set out and arrived.
     """
 
     program: Program
@@ -148,9 +148,7 @@ class Timeline:
             int(program.received_bytes[ref]),
             forms[sent].shapes if sent >= 0 else (),
             *times,
-            transit=None
-            if sent < 0 and received < 0
-            else (float(self.transits[ref, 0]), float(self.transits[ref, 1])),
+            transit=None if sent < 0 and received < 0 else union(map(tuple, self.transits[ref].tolist())),
         )
 
 
@@ -169,7 +167,7 @@ class Stuck:
 
 def evaluate(
     program: Program, network: Links, seconds: Float[np.ndarray, " computations"]
-) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "exchanges 2"], list[Stuck]]:
+) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "exchanges 2 2"], list[Stuck]]:
     """Return the end of each operation and the transit of each exchange, and the ranks that never end.
 
     The computations take these `seconds`.
@@ -227,10 +225,9 @@ class _Clock:
 
     @property
     def transits(self) -> np.ndarray:
-        """Return when the first message of each exchange set out, and when the last one arrived."""
-        out, into = self.messages.outgoing, self.messages.incoming
-        begin = np.minimum(self.departure[out], self.departure[into])
-        return np.stack([begin, np.maximum(self.arrival[out], self.arrival[into])], axis=1)
+        """Return when the messages of each exchange, the sent one and the received one, set out and arrived."""
+        times = np.stack([self.departure, self.arrival], axis=1)
+        return np.stack([times[self.messages.outgoing], times[self.messages.incoming]], axis=1)
 
     def advance(self) -> bool:
         """Return whether any rank or port could go on; each goes on as far as it can."""

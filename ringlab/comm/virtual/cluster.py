@@ -11,7 +11,6 @@ tensors, run for several ranks at once (see `turns`).
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from torch import Tensor
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.ring import Ring
-from ringlab.comm.trace import Outcome, Trace
+from ringlab.comm.trace import Outcome, Trace, union
 from ringlab.comm.virtual.streams import RankStreams
 from ringlab.comm.virtual.threads import RankThread
 from ringlab.comm.virtual.turns import Turns
@@ -214,7 +213,7 @@ class _Scheduler:
             work.open_ends.remove(end)
             work.arrival = max(work.arrival, arrival)
             assert isinstance(work, _VirtualWork)
-            work.begun = min(work.begun, start)
+            work.spans.append((start, arrival))
             if problem:
                 work.error = MismatchError(*problem)
             if work.done and thread.waiting is work and thread not in self.turns.ready:
@@ -327,7 +326,7 @@ class _VirtualWork(Work):
         self.comm, self.tag, self.index, self.to, self.source = comm, tag, index, to, source
         self.rank = comm.rank
         self.posted = self.arrival = comm.time
-        self.begun = math.inf
+        self.spans: list[tuple[float, float]] = []
         self.open_ends: list[Half] = []
         self.buffers: tuple[Tensor, ...] = ()
         self.error: RinglabError | None = None
@@ -337,8 +336,8 @@ class _VirtualWork(Work):
         return not self.open_ends or self.error is not None
 
     @property
-    def transit(self) -> tuple[float, float] | None:  # type: ignore[override]
-        return None if self.begun == math.inf else (self.begun, self.arrival)
+    def transit(self) -> tuple[tuple[float, float], ...] | None:  # type: ignore[override]
+        return union(self.spans) if self.spans else None
 
     def wait(self) -> tuple[Tensor, ...]:
         if self in self.comm.pending:
