@@ -66,7 +66,7 @@ def figure(
     if not layouts:
         raise LayoutError("at least one layout", "none")
     pictures = [tiles_of(layout, tile, causal=causal, documents=documents) for layout in layouts]
-    panel = min(3.4, 7.9 / len(layouts))
+    panel = min(4.0, 7.9 / len(layouts))
     strips = 0.5 * len(layouts) + (0.25 if documents else 0.0)
     with styled():
         drawn = new_figure((8.0, strips + panel + 2.1))

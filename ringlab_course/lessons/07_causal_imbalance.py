@@ -216,8 +216,9 @@ both = [unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]
 show(gantt.compare(*both), gantt.describe_all(*both))
 
 # %% [markdown]
-# In blue bars a rank computes, in hatched ones it waits for a message. The bar below a row is a message. Messages take no
-# time here, so a long bar means that the other rank does not take part yet.
+# In blue bars a rank computes, in hatched ones it waits for a message. A pale bar below a row is an exchange, from the time at
+# which it is posted until it is over. Messages take no time here, so a rank waits only because another one does not take part
+# yet.
 #
 # Rank 0 computes for 36 seconds. It then has nothing left to compute, but it waits, because it still has to pass on blocks to
 # others. After that it is done, but nothing is gained: the output of the layer is complete when rank 3 is done, and only then
