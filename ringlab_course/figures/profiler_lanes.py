@@ -22,8 +22,8 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 WORDS = {
     "compute": "computes",
-    "copy": "copies, beside a computation",
-    "exposed": "copies, and does nothing else: exposed",
+    "copy": "copies while it computes: hidden",
+    "exposed": "copies and computes nothing: exposed",
 }
 # An exposed stretch too thin for its hatching stays unhatched; the figures beside the rows count it.
 ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
@@ -55,7 +55,7 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
         axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         for ax, (name, spans) in zip(axes, runs.items(), strict=True):
             _draw(ax, spans, shown[name], end, name)
-        axes[-1].set_xlabel(f"time since all ranks were there ({time_unit(end)[1]})")
+        axes[-1].set_xlabel(f"time since all ranks were ready ({time_unit(end)[1]})")
         _legend(drawn)
     return drawn
 

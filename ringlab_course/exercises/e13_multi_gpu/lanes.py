@@ -1,4 +1,4 @@
-"""Checks of 13.lanes: seconds of computing and copying, what of the copying is exposed, and the share that overlaps."""
+"""Checks of 13.lanes: a rank's seconds of computing and copying within its steps, exposed ones, and the overlap."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ mistake = mistakes_of("13.lanes")
 NAMES = ("computing", "copying", "exposed", "overlap")
 BOUND = 1e-9
 MICRO = 1e-6
-COMPUTE, COPY = 0, 1
+COMPUTE, COPY, STEP = 0, 1, 2
 Array = np.ndarray
 Answer = tuple[float, float, float, float]
+Length = Callable[[Array], float]
 
 
 def seconds(spans: Array) -> float:
@@ -32,8 +33,8 @@ def seconds(spans: Array) -> float:
     return total * MICRO
 
 
-def _lane(events: Array, rank: int, number: int) -> Array:
-    return events[(events[:, 0] == rank) & (events[:, 1] == number)][:, 2:]
+def _lane(events: Array, rank: int, *numbers: int) -> Array:
+    return events[(events[:, 0] == rank) & np.isin(events[:, 1], numbers)][:, 2:]
 
 
 def _answer(computing: float, copying: float, exposed: float) -> Answer:
@@ -41,33 +42,50 @@ def _answer(computing: float, copying: float, exposed: float) -> Answer:
 
 
 def _settled(answer: Answer, right: Answer, reach: float) -> Answer:
-    """Return the answer with what differs from the truth by rounding alone put to the truth.
+    """Return the answer, with each part that differs from the truth by rounding alone replaced by the truth.
 
-    Differences of unions that should be 0 are not: seconds are held against how far the spans reach, and overlap against 1.
+    Unions are subtracted, so a part that should be 0 may not be: seconds are compared relative to how far the spans
+    reach, and overlap relative to 1.
     """
     near = [
         abs(a - b) <= BOUND * s for a, b, s in zip(answer, right, (reach, reach, reach, 1.0), strict=True)
     ]
+    if right[1] == 0 != answer[1] and near[1]:
+        near[3] = True  # the share of a copying that is nothing but rounding
     first, second, third, fourth = (b if same else a for a, b, same in zip(answer, right, near, strict=True))
     return first, second, third, fourth
 
 
 def truth(events: Array, rank: int) -> Answer:
-    """Return (computing, copying, exposed, overlap) of a rank: the truth of this stage."""
+    """Return (computing, copying, exposed, overlap) of a rank within its steps: the truth of this stage."""
     return _counted(seconds)(events, rank)
 
 
-def _counted(length: Callable[[Array], float]) -> Callable[[Array, int], Answer]:
+def _counted(length: Length) -> Callable[[Array, int], Answer]:
     def counted(events: Array, rank: int) -> Answer:
-        computing, copying = _lane(events, rank, COMPUTE), _lane(events, rank, COPY)
-        together = length(events[(events[:, 0] == rank)][:, 2:])
-        return _answer(length(computing), length(copying), together - length(computing))
+        steps = _lane(events, rank, STEP)
+        either, computing, copying = (
+            length(_clipped(_lane(events, rank, *lanes), steps))
+            for lanes in ((COMPUTE, COPY), (COMPUTE,), (COPY,))
+        )
+        return _answer(computing, copying, either - computing)
 
     return counted
 
 
+def _clipped(spans: Array, steps: Array) -> Array:
+    """Return each span's parts inside the steps."""
+    parts = [
+        (max(start, begin), min(start + length, begin + long) - max(start, begin))
+        for start, length in spans.tolist()
+        for begin, long in steps.tolist()
+        if min(start + length, begin + long) > max(start, begin)
+    ]
+    return np.array(parts, dtype=np.float64).reshape(-1, 2)
+
+
 def _last_end(spans: Array) -> float:
-    """Sorted, but what has been reached is the end of the last span, not the furthest end."""
+    """Sorted, but the mark is the end of the last span, not the furthest end."""
     total, reached = 0.0, -np.inf
     for start, length in sorted(spans.tolist()):
         total += max(0.0, start + length - max(start, reached))
@@ -91,15 +109,47 @@ def _adds(spans: Array) -> float:
     return float(spans[:, 1].sum() * MICRO)
 
 
-def _each_lane(length: Callable[[Array], float]) -> Callable[[Array, int], Answer]:
-    """Lanes measured in another way, and what is exposed out of right unions."""
+def _each_lane(length: Length) -> Callable[[Array, int], Answer]:
+    """Lanes measured in another way, with the right exposed time."""
 
     def counted(events: Array, rank: int) -> Answer:
-        exposed = truth(events, rank)[2]
-        computing, copying = (length(_lane(events, rank, number)) for number in (COMPUTE, COPY))
-        return _answer(computing, copying, exposed)
+        steps = _lane(events, rank, STEP)
+        computing, copying = (length(_clipped(_lane(events, rank, lane), steps)) for lane in (COMPUTE, COPY))
+        return _answer(computing, copying, truth(events, rank)[2])
 
     return counted
+
+
+def _without_steps(events: Array, rank: int) -> Answer:
+    """All spans count, wherever they are."""
+    computing = seconds(_lane(events, rank, COMPUTE))
+    either = seconds(_lane(events, rank, COMPUTE, COPY))
+    return _answer(computing, seconds(_lane(events, rank, COPY)), either - computing)
+
+
+def _of_spans(keeps: Callable[[float, float, float, float], bool]) -> Callable[[Array, int], Answer]:
+    """A span counts as a whole or not at all: `keeps` takes its begin and end, and those of a step."""
+
+    def counted(events: Array, rank: int) -> Answer:
+        steps = _lane(events, rank, STEP).tolist()
+        kept = [
+            row
+            for row in events.tolist()
+            if any(keeps(row[2], row[2] + row[3], begin, begin + long) for begin, long in steps)
+        ]
+        return _without_steps(np.array(kept, dtype=np.float64).reshape(-1, 4), rank)
+
+    return counted
+
+
+def _one_window(events: Array, rank: int) -> Answer:
+    """Everything from the begin of the first step to the end of the last one counts."""
+    steps = _lane(events, rank, STEP)
+    if not len(steps):
+        return truth(events, rank)
+    begin = steps[:, 0].min()
+    window = [[rank, STEP, begin, steps.sum(axis=1).max() - begin]]
+    return truth(np.concatenate([events[events[:, 1] != STEP], window]), rank)
 
 
 def _difference(events: Array, rank: int) -> Answer:
@@ -108,10 +158,11 @@ def _difference(events: Array, rank: int) -> Answer:
 
 
 def _others_hide(events: Array, rank: int) -> Answer:
+    steps = _lane(events, rank, STEP)
     computing, copying, _, _ = truth(events, rank)
     others = events[events[:, 1] == COMPUTE][:, 2:]
-    together = seconds(np.concatenate([others, _lane(events, rank, COPY)]))
-    return _answer(computing, copying, together - seconds(others))
+    both = np.concatenate([others, _lane(events, rank, COPY)])
+    return _answer(computing, copying, seconds(_clipped(both, steps)) - seconds(_clipped(others, steps)))
 
 
 def _all_ranks(events: Array, rank: int) -> Answer:
@@ -144,12 +195,19 @@ EXPOSED = (
     mistake("exposed_share", _with_overlap(lambda found: found[2] / found[1] if found[1] else 0.0)),
     mistake("share_of_computing", _with_overlap(lambda found: (found[1] - found[2]) / found[0] if found[0] else 1.0)),
 )  # fmt: skip
+STEPS = (
+    mistake("ignores_steps", _without_steps),
+    mistake("spans_that_begin_inside", _of_spans(lambda start, end, begin, until: begin <= start < until)),
+    mistake("spans_that_lie_inside", _of_spans(lambda start, end, begin, until: begin <= start and end <= until)),
+    mistake("spans_that_touch", _of_spans(lambda start, end, begin, until: start < until and end > begin)),
+    mistake("one_window", _one_window),
+)  # fmt: skip
 RANKS = (
     mistake("all_ranks", _all_ranks),
     mistake("others_hide", _others_hide),
 )  # fmt: skip
 NOTHING = mistake("nothing_copied")
-MISTAKES = (*LANES, *EXPOSED, *RANKS, NOTHING)
+MISTAKES = (*LANES, *EXPOSED, *STEPS, *RANKS, NOTHING)
 
 
 def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
@@ -170,44 +228,78 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
     compare_all(asked(), MISTAKES)
 
 
-def _events(*rows: tuple[float, ...]) -> Array:
-    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+def _events(rng: np.random.Generator, *rows: tuple[float, ...]) -> Array:
+    """Return these rows, with all times stretched by one drawn factor and shifted: their relations stay."""
+    events = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    events[:, 2:] *= rng.integers(2, 50)
+    events[:, 2] += rng.integers(10_000)
+    return events
 
 
 def drawn(rng: np.random.Generator, ranks: int, count: int) -> Array:
-    """Return events of both lanes of all ranks, overlapping and nested, in any order, µs from some 10⁶ on."""
+    """Return events of all ranks, overlapping and nested, in any order, µs from some 10⁶ on; a rank has two steps."""
     lanes = [(rank, lane) for rank in range(ranks) for lane in (COMPUTE, COPY) for _ in range(count)]
     starts = 1e6 + np.round(rng.uniform(0, 100 * count, len(lanes)), 3)
     lengths = np.round(rng.exponential(60.0, len(lanes)), 3)
-    return rng.permutation(np.column_stack([np.array(lanes, dtype=np.float64), starts, lengths]))
+    steps = [
+        (rank, STEP, 1e6 + round(float(at + rng.uniform(0, 10)), 3), round(float(rng.uniform(30, 40)) * count, 3))
+        for rank in range(ranks)
+        for at in (10 * count, 60 * count)
+    ]  # fmt: skip
+    return rng.permutation(np.concatenate([np.column_stack([np.array(lanes), starts, lengths]), steps]))
 
 
 def _check_lanes(subject: Any, rng: np.random.Generator) -> None:
-    """Spans that overlap, nest and leave gaps; nothing is computed, so that all copying is exposed."""
-    nested = _events((0, 1, 100, 60), (0, 1, 110, 10), (0, 1, 130, 50), (0, 1, 260, 20))
-    gaps = _events((0, 1, 500, 30), (0, 1, 300, 40), (0, 1, 520, 25), (0, 1, 330, 5))
+    """Spans that overlap, nest and leave gaps inside one step; without computing, all copying is exposed."""
+    step = (0, STEP, 100, 900)
+    nested = _events(rng, (0, 1, 100, 60), (0, 1, 110, 10), (0, 1, 130, 50), (0, 1, 260, 20), step)
+    gaps = _events(rng, (0, 1, 500, 30), (0, 1, 300, 40), step, (0, 1, 520, 25), (0, 1, 330, 5))
     alone = drawn(rng, 1, 6)
-    _compare(subject, [(nested, 0), (gaps, 0), (alone[alone[:, 1] == COPY], 0)])
+    copies = np.concatenate([alone[alone[:, 1] == COPY], [[0, STEP, 1e6, 1e4]]])
+    _compare(subject, [(nested, 0), (gaps, 0), (copies, 0)])
 
 
 def _check_exposed(subject: Any, rng: np.random.Generator) -> None:
-    """Each lane's spans apart from one another, so that only the two lanes together matter."""
-    before = _events((0, 0, 0, 100), (0, 1, 100, 50), (0, 0, 200, 100), (0, 1, 250, 80))
-    beside = _events((0, 0, 0, 100), (0, 1, 20, 60), (0, 0, 110, 40), (0, 1, 90, 30))
+    """Spans of a lane do not overlap, so that only the two lanes together matter."""
+    step = (0, STEP, 0, 400)
+    before = _events(rng, (0, 0, 0, 100), (0, 1, 100, 50), (0, 0, 200, 100), (0, 1, 250, 80), step)
+    beside = _events(rng, (0, 0, 0, 100), (0, 1, 20, 60), (0, 0, 110, 40), (0, 1, 90, 30), step)
     _compare(subject, [(before, 0), (beside, 0)])
 
 
+def _check_steps(subject: Any, rng: np.random.Generator) -> None:
+    """Spans before, after and between steps, and spans that reach over an edge of a step."""
+    warm_up = _events(
+        rng, (0, 0, 0, 90), (0, 1, 60, 80), (0, STEP, 100, 100), (0, 0, 120, 60), (0, 1, 170, 20)
+    )
+    two = _events(
+        rng,
+        (0, STEP, 10, 40),
+        (0, STEP, 70, 30),
+        (0, 0, 0, 20),
+        (0, 0, 35, 10),
+        (0, 1, 30, 55),
+        (0, 0, 95, 20),
+    )
+    _compare(subject, [(warm_up, 0), (two, 0)])  # fmt: skip
+
+
 def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
-    two = _events((0, 0, 0, 100), (0, 1, 100, 50), (1, 0, 100, 60), (1, 1, 20, 40))
+    two = _events(
+        rng, (0, 0, 0, 100), (0, 1, 100, 50), (1, 0, 100, 60), (1, 1, 20, 40),
+        (0, STEP, 0, 200), (1, STEP, 10, 170),
+    )  # fmt: skip
     events = drawn(rng, 3, 5)
-    apart = _events((0, 0, 0.1, 33.3), (0, 1, 77.7, 12.34), (0, 0, 100.9, 1.7), (0, 1, 110.3, 3.3))
-    _compare(subject, [(two, 0), (two, 1), (apart, 0), *((events, rank) for rank in range(3))])
+    _compare(subject, [(two, 0), (two, 1), *((events, rank) for rank in range(3))])
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """A rank that copies nothing, one that computes nothing, one that does neither; a span of no length."""
-    some = _events((0, 0, 10, 20), (0, 0, 30, 0), (1, 1, 5, 10), (0, 0, 25, 30))
-    _compare(subject, [(some, 0), (some, 1), (some, 2)])
+    """Ranks without copies, without computing, with neither, without a step; steps that touch; a span of no length."""
+    some = _events(
+        rng, (0, 0, 10, 20), (0, 0, 30, 0), (1, 1, 5, 10), (0, 0, 25, 30), (3, 0, 10, 20), (3, 1, 15, 20),
+        (0, STEP, 0, 20), (0, STEP, 20, 40), (1, STEP, 0, 10), (2, STEP, 0, 10),
+    )  # fmt: skip
+    _compare(subject, [(some, 0), (some, 1), (some, 2), (some, 3)])
 
 
 STAGE = Stage(
@@ -215,16 +307,18 @@ STAGE = Stage(
     function="lanes",
     title="Lanes of a profile",
     hints=(
-        "Two spans of one lane overlap. How much time do they cover together? And three, one of them inside another?",
-        "Sort by beginning and walk, with a mark at the furthest end so far: that is the time covered, the union. For what is exposed, three unions "
-        "are enough: of computing, of copying, and of both together.",
-        r"$\text{exposed} = |A \cup B| - |A|$ with $A$ computing and $B$ copying; $\text{overlap} = 1 - \text{exposed}/|B|$",
+        "How much time do two spans of one lane cover together if they overlap? And how much of that is inside a step?",
+        "The lesson's union is enough. The time that two lanes share follows from three unions: of the first, of the second, "
+        "and of both together. Or cut each span to the steps first.",
+        r"$|A \cap F| = |A| + |F| - |A \cup F|$ with $F$ the steps; exposed: $|(A \cup B) \cap F| - |A \cap F|$ with $A$ "
+        r"computing, $B$ copying",
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("lanes", 2, "visible", "spans that overlap, nest, leave gaps, in any order", _check_lanes),
-        Check("exposed", 2, "visible", "what is computed at the same moment, and what is not", _check_exposed),
+        Check("lanes", 1, "visible", "spans that overlap, nest, leave gaps, in any order", _check_lanes),
+        Check("exposed", 1, "visible", "copying with and without a computation at that moment", _check_exposed),
+        Check("steps", 2, "visible", "spans outside a step, and over its edges", _check_steps),
         Check("ranks", 1, "visible", "several ranks in one trace", _check_ranks),
-        Check("edges", 1, "stress", "ranks that copy nothing, compute nothing, do nothing", _check_edges),
+        Check("edges", 1, "stress", "ranks that copy nothing, compute nothing, have no step", _check_edges),
     ),
 )  # fmt: skip

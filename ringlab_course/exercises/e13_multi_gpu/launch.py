@@ -51,18 +51,15 @@ def compare_exactly(
     fitting = [m for m in misconceptions if all(_gives(m, case) for case in seen)]
     if len(fitting) == 1:
         raise fitting[0].failure(example)
-    raise Failure(_parts_told(seen, names), example)
+    raise Failure(_verdict(first, names), example)
 
 
-def _parts_told(seen: Sequence[Case], names: Sequence[str]) -> str:
-    """Return which parts are wrong in some case, and which are right in all."""
-    told = {
-        name: all(case.answer[place] == case.truth[place] for case in seen)
-        for place, name in enumerate(names)
-    }
-    wrong, held = ([name for name in names if told[name] is right] for right in (False, True))
-    rest = f"; {' and '.join(held)}: right" if held else ""
-    return f"{' and '.join(wrong)}: wrong{rest}."
+def _verdict(case: Case, names: Sequence[str]) -> str:
+    """Return which parts of a wrong answer are wrong, and which are right."""
+    right = {name: given == true for name, given, true in zip(names, case.answer, case.truth, strict=True)}
+    wrong, held = ([name for name in names if right[name] is holds] for holds in (False, True))
+    rest = f"; {' and '.join(held)} {'is' if len(held) == 1 else 'are'} right" if held else ""
+    return f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} wrong here{rest}."
 
 
 def _gives(misconception: Misconception, case: Case) -> bool:
@@ -101,7 +98,7 @@ LOCAL = ("localhost", "127.0.0.1")
 
 
 def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0") -> list[Process]:
-    """Return what every process finds in its environment; cyclic: neighbours in the ring sit on different machines."""
+    """Return each process's environment; cyclic: neighbours in the ring are on different machines."""
     world = nodes * each
     found = []
     for rank in range(world):
@@ -165,7 +162,7 @@ def _listed(processes: Sequence[Process]) -> int:
 
 
 def _without(name: str, holds: Callable[[Sequence[Process]], bool]) -> Callable[[Sequence[Process]], Answer]:
-    """Who finds the problem `name` only where `holds` says so."""
+    """Imitate a search that finds the problem `name` only if `holds` is true."""
 
     def imitate(processes: Sequence[Process]) -> Answer:
         found = problems(processes) - {name} | ({name} if holds(processes) else set())
@@ -211,9 +208,13 @@ def _read(answer: Any) -> Answer:
     return sorted(set(names)), expect_integer(hops, "The number of hops")
 
 
-def _compare(subject: Any, cases: Iterable[tuple[list[Process], str]]) -> None:
+def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[Process], str]]) -> None:
+    """Compare on all cases, each with a meeting place of its own: the port is drawn."""
+
     def asked() -> Iterator[Case]:
-        for processes, text in cases:
+        for listed, text in cases:
+            shift = int(rng.integers(20_000))
+            processes = [{**p, "MASTER_PORT": p["MASTER_PORT"] + shift} for p in listed]
             yield Case(_read(subject.call(processes)), truth(processes), (processes,), text)
 
     compare_exactly(asked(), MISTAKES, ("problems", "crossings"))
@@ -225,7 +226,7 @@ def changed(processes: list[Process], **changes: Any) -> list[Process]:
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Sound launches: node by node, dealt in turn, on one machine, in any order of the list."""
+    """Sound launches: machine by machine, dealt in turn, on one machine, listed in any order."""
     launches = [
         (started(1, 1), "one process"),
         (started(1, 4), "one machine with 4 processes"),
@@ -234,13 +235,13 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
         (started(3, 2, cyclic=True), "3 machines with 2 each, dealt in turn"),
     ]
     shuffled = [started(4, 2)[place] for place in (4, 0, 6, 2, 1, 7, 3, 5)]
-    _compare(subject, [*launches, (shuffled, "4 machines with 2 each, listed in another order")])
+    _compare(subject, rng, [*launches, (shuffled, "4 machines with 2 each, listed in another order")])
 
 
 def _check_problems(subject: Any, rng: np.random.Generator) -> None:
-    """One problem at a time, each where it is plain to see, and two together."""
+    """One problem at a time, each easy to see, and two together."""
     sound = started(2, 2)
-    _compare(subject, [
+    _compare(subject, rng, [
         (sound, "2 machines with 2 each"),
         (changed(sound, RANK=2), "two processes are rank 2"),
         (changed(sound, WORLD_SIZE=8), "one process has another WORLD_SIZE"),
@@ -253,7 +254,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
     """Problems on which all agree, or that no comparison of two processes shows."""
     fewer = started(2, 2)[:3]
-    _compare(subject, [
+    _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),
         ([{**p, "WORLD_SIZE": 3} for p in changed(fewer, RANK=3)], "ranks 0, 1 and 3"),
         (started(2, 2, master="localhost"), "2 machines, all with localhost"),
@@ -268,16 +269,16 @@ STAGE = Stage(
     function="preflight",
     title="Before the first hop",
     hints=(
-        "Four things must hold before anybody sends: who am I, how many are we, where do we meet, which device is mine. Which of them must be equal on all, "
-        "which different, and which neither?",
-        "RANK: all of 0 … n − 1, n being how many came. WORLD_SIZE: n. Address and port: one pair, and no localhost for several machines. (host, LOCAL_RANK): "
-        "all different. Then sort by RANK and walk around once.",
+        "A process must know four things before it sends: who am I, how many are we, where do we meet, which device is mine. "
+        "Which of them must be equal on all processes, and which must differ?",
+        "With n processes: the RANKs are 0 … n − 1, and each WORLD_SIZE is n. There is one pair of address and port, and it is "
+        "not localhost if there are several machines. All pairs (host, LOCAL_RANK) differ. Then sort by RANK and go around once.",
         r"$\text{crossings} = \#\{\,r : \mathrm{host}(r) \ne \mathrm{host}((r + 1) \bmod n)\,\}$",
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("hops", 1, "visible", "ranks with which nothing is wrong: hops that leave a machine", _check_hops),
-        Check("problems", 1, "visible", "a problem at a time, and two together", _check_problems),
-        Check("quiet", 1, "stress", "problems on which all processes agree", _check_quiet),
+        Check("hops", 1, "visible", "sound launches: hops that leave a machine", _check_hops),
+        Check("problems", 1, "visible", "one problem at a time, and two together", _check_problems),
+        Check("quiet", 1, "stress", "problems that all processes share", _check_quiet),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of 13.seconds: one honest number out of the seconds of all ranks in all rounds."""
+"""Checks of 13.seconds: one number for the seconds of all ranks in all rounds."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
 
 def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) -> Array:
     """Return seconds of `rounds` × P, all different, with a disturbed round and slow rounds to warm up."""
-    times_s = 1.0 + rng.permutation(np.arange(rounds * P)).reshape(rounds, P) / (rounds * P)
-    times_s[rng.integers(warmup, rounds)] += 4.0  # somebody else was there
+    times_s = rng.uniform(1.0, 2.0) + rng.permutation(np.arange(rounds * P)).reshape(rounds, P) / (rounds * P)
+    times_s[rng.integers(warmup, rounds)] += 4.0  # the machine did something else
     times_s[:warmup] += 2.0 + np.arange(warmup)[:, None]
     return times_s
 
@@ -72,7 +72,8 @@ def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
-    turns = np.array([[1.0, 1.2, 2.0], [1.1, 2.1, 1.3], [2.2, 1.4, 1.05]])
+    """Each round has another slowest rank."""
+    turns = np.array([[1.0, 1.2, 2.0], [1.1, 2.1, 1.3], [2.2, 1.4, 1.05]]) * rng.uniform(0.5, 2.0)
     _compare(subject, [(turns, 0), (rounds_of(rng, 5, 4), 0)])
 
 
@@ -93,8 +94,8 @@ STAGE = Stage(
     function="seconds",
     title="Honest seconds",
     hints=(
-        "A round has as many times as there are ranks. When is the result of that round there? And which of the rounds is *the* round?",
-        "Leave out the first rounds; then fold ranks, inside each round; then fold rounds. The order of the two folds matters.",
+        "A round has one time per rank. When is the result of that round complete? And which round is typical?",
+        "Leave out the first rounds. Reduce each round to one time first, then the rounds to one. The order matters.",
         r"$T = \operatorname{median}_{i \ge \mathrm{warmup}}\ \max_r\, t_{i,r}$",
     ),
     misconceptions=MISTAKES,

@@ -34,11 +34,12 @@ def lanes(events, rank):
         if owner == rank:
             edges += [(begin, 1, int(lane)), (begin + length, -1, int(lane))]
     edges.sort()
-    open_, totals, before = [0, 0], [0.0, 0.0, 0.0], 0.0
+    open_, totals, before = [0, 0, 0], [0.0, 0.0, 0.0], 0.0
     for at, change, lane in edges:
+        counted = at - before if open_[2] > 0 else 0.0
         for number in (0, 1):
-            totals[number] += (at - before) * (open_[number] > 0)
-        totals[2] += (at - before) * (open_[1] > 0 and open_[0] == 0)
+            totals[number] += counted * (open_[number] > 0)
+        totals[2] += counted * (open_[1] > 0 and open_[0] == 0)
         open_[lane] += change
         before = at
     computing, copying, exposed = (total * 1e-6 for total in totals)
@@ -56,7 +57,7 @@ def seconds(times_s, warmup):
 def report(run):
     pairs = [S * S / (2 if run["causal"] else 1) for S in run["tokens"]]
     perfect_s = run["seconds"][0] * pairs[1] / pairs[0] / run["ranks"]
-    per_pair = 4 * run["head_dim"] * run["heads"] * (3.5 if run["backward"] else 1)
+    per_pair = 4 * run["head_dim"] * run["heads"] * (3 if run["backward"] else 1)
     per_rank = pairs[1] * per_pair / run["ranks"] / run["seconds"][1]
     dense = run["peak_tflops"] * 1e12 * (0.5 if run["sparse"] else 1)
     tokens = run["tokens"][1] / run["ranks"]

@@ -13,7 +13,8 @@ def preflight(processes):
         problems.append("world size")
     places = {(p["MASTER_ADDR"], p["MASTER_PORT"]) for p in processes}
     several = len({p["host"] for p in processes}) > 1
-    if len(places) > 1 or (several and any(name in ("localhost", "127.0.0.1") for name, _ in places)):
+    local = any(name in ("localhost", "127.0.0.1") for name, _ in places)
+    if len(places) > 1 or (several and local):
         problems.append("rendezvous")
     if len({(p["host"], p["LOCAL_RANK"]) for p in processes}) < count:
         problems.append("device")
@@ -24,16 +25,25 @@ def preflight(processes):
 
 def covered(spans):
     total, reached = 0.0, -np.inf
-    for start, length in sorted(spans.tolist()):
-        total += max(0.0, start + length - max(start, reached))
-        reached = max(reached, start + length)
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
     return total / 1e6
 
 
 def lanes(events, rank):
     own = events[events[:, 0] == rank]
-    computing, copying = (covered(own[own[:, 1] == lane, 2:]) for lane in (0, 1))
-    exposed = covered(own[:, 2:]) - computing
+
+    def spans(*kinds):
+        rows = own[np.isin(own[:, 1], kinds), 2:].tolist()
+        return [(begin, begin + length) for begin, length in rows]
+
+    def inside(*kinds):
+        pairs = [(max(a, c), min(b, d)) for a, b in spans(*kinds) for c, d in spans(2)]
+        return covered([(begin, end) for begin, end in pairs if begin < end])
+
+    computing, copying = inside(0), inside(1)
+    exposed = inside(0, 1) - computing
     return computing, copying, exposed, 1 - exposed / copying if copying else 1.0
 
 
@@ -46,7 +56,7 @@ def report(run):
     one, ring = (S * (S + 1) / 2 if run["causal"] else S * S for S in run["tokens"])
     alone_s, ring_s = run["seconds"]
     efficiency = alone_s * ring / one / (P * ring_s)
-    flops = ring * run["heads"] * D * (14 if run["backward"] else 4)
+    flops = ring * run["heads"] * D * (12 if run["backward"] else 4)
     peak = run["peak_tflops"] * 1e12 / (2 if run["sparse"] else 1)
     hop = 2 * run["tokens"][1] / P * run["kv_heads"] * D * run["element_bytes"]
     link = hop / run["hop_s"] / (run["link_gb_per_s"] * 1e9 / run["directions"])
