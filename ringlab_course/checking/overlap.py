@@ -1,4 +1,4 @@
-"""Whether a ring has its exchange under way while it computes: the order of each rank's posts, computations and waits."""
+"""Whether a ring has its exchanges under way while it computes: the order of each rank's posts, computations and waits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ mistake = mistakes_of("06.overlap")
 OVERLAP = (
     mistake("posts_after_computing"),
     mistake("waits_before_computing"),
+    mistake("all_pieces_at_once"),
     mistake("overlaps_some_steps"),
     mistake("computes_unseen"),
     mistake("cuts_the_computation"),
@@ -24,8 +25,11 @@ OVERLAP = (
     mistake("widens_before_sending"),
     mistake("reads_before_waiting"),
     mistake("looks_at_the_clock"),
+    mistake("fewer_pieces"),
+    mistake("splits_the_exchange"),
+    mistake("keeps_old_pieces"),
 )
-MISTAKES = {each.name: each for each in (*OVERLAP, *FORWARD)}
+MISTAKES = {each.name: each for each in (*FORWARD, *OVERLAP)}
 
 
 def order(trace: Any, rank: int) -> list[str]:
@@ -43,36 +47,36 @@ def order(trace: Any, rank: int) -> list[str]:
     return [name for name, same in itertools.groupby(names) for _ in (same if name == "compute" else [0])]
 
 
-def expect_overlap(trace: Any, text: str) -> None:
-    """Raise the Failure that says where a rank does not compute while its exchange is under way."""
+def expect_overlap(trace: Any, text: str, pieces: int = 1) -> None:
+    """Raise the Failure that says where a rank does not compute while its exchange is under way; `pieces` a block."""
     P = trace.world_size
-    right = ["post", "compute", "wait"] * (P - 1) + ["compute"]
+    hops = pieces * (P - 1)
+    right = ["post", "compute", "wait"] * hops + ["compute"] * pieces
     for rank in range(P):
         seen = order(trace, rank)
         if seen == right:
             continue
         example = f"{text}: rank {rank} did {', '.join(seen)}; should do {', '.join(right)}"
-        end = max((event.end for event in trace.computes()), default=0.0)
-        if (name := _misplaced(seen, P)) in (
-            "posts_after_computing",
-            "waits_before_computing",
-            "overlaps_some_steps",
-        ):
-            example += f"\non the virtual clock the ring ends after {end:g} s, {P} s are possible"
+        name = _misplaced(seen, P, pieces)
+        if name in ("posts_after_computing", "waits_before_computing", "overlaps_some_steps"):
+            end = max((event.end for event in trace.computes()), default=0.0)
+            example += f"\non the virtual clock the ring ends after {end:g} s, {P * pieces} s are possible"
         if name is None:
-            raise Failure("The exchange is not under way while the block is computed.", example)
+            raise Failure("The exchange is not under way while the rank computes.", example)
         raise MISTAKES[name].failure(example)
 
 
-def _misplaced(seen: Sequence[str], P: int) -> str | None:
-    computes = seen.count("compute")
-    if list(seen) == ["post", "compute", "wait"] * P:
+def _misplaced(seen: Sequence[str], P: int, pieces: int) -> str | None:
+    computes, hops, last = seen.count("compute"), pieces * (P - 1), ["compute"] * pieces
+    if list(seen) == ["post", "compute", "wait"] * (pieces * P):
         return "sends_p_times"
-    if computes != P:
+    if computes != P * pieces:
         return "cuts_the_computation" if computes else "computes_unseen"
-    if list(seen) == ["compute", "post", "wait"] * (P - 1) + ["compute"]:
+    if list(seen) == ["compute", "post", "wait"] * hops + last:
         return "posts_after_computing"
-    if list(seen) == ["post", "wait", "compute"] * (P - 1) + ["compute"]:
+    if list(seen) == ["post", "wait", "compute"] * hops + last:
         return "waits_before_computing"
+    if pieces > 1 and list(seen) == ["post", *last, "wait"] * (P - 1) + last:
+        return "all_pieces_at_once"
     hidden = sum(seen[i : i + 3] == ["post", "compute", "wait"] for i in range(len(seen)))
-    return "overlaps_some_steps" if 0 < hidden < P - 1 else None
+    return "overlaps_some_steps" if 0 < hidden < hops else None

@@ -6,14 +6,15 @@ An answer that names positions or counts is compared with those of the common mi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab_course.checking.answers import compare_with
+from ringlab import oracle
 from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import NAMES, random, rounding_bound
 from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, truth
@@ -162,7 +163,10 @@ CRASHES = {mistake.name: mistake for mistake in (*CAUSAL, *FORWARD)}
 
 @dataclass(frozen=True)
 class Shards:
-    """The q, k and v of every rank, with the global positions of their tokens where there is a mask."""
+    """The q, k and v of every rank, with the global positions of their tokens where there is a mask.
+
+    keywords: what else every rank is given.
+    """
 
     qs: list[torch.Tensor]
     ks: list[torch.Tensor]
@@ -177,7 +181,7 @@ class Shards:
 
     def run(self, subject: Any, faults: Faults | None = None) -> Any:
         """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
-        keywords = {} if self.positions is None else {"positions": self.positions}
+        keywords = self.keywords if self.positions is None else {**self.keywords, "positions": self.positions}
         try:
             return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, **keywords)
         except Crashed as crash:
@@ -217,7 +221,7 @@ def shards(
 def narrow(case: Shards) -> Shards:
     """Return the same shards in bfloat16."""
     qs, ks, vs = ([x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs))
-    return Shards(qs, ks, vs, f"{case.text}, bfloat16")
+    return replace(case, qs=qs, ks=ks, vs=vs, text=f"{case.text}, bfloat16")
 
 
 def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
@@ -237,40 +241,37 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
 
 
 def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception]) -> None:
-    """Raise the Failure of the first rank whose (out, lse) are wrong."""
-    import torch  # late: exercises in NumPy are judged without it
+    """Raise the Failure of the first rank whose (out, lse) are wrong; a named mistake explains all ranks."""
+    compare_all(answered_ranks(case, results), misconceptions)
 
-    shared = (case.qs, case.ks, case.vs, case.positions)
-    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+
+def answered_ranks(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
+    """Yield each rank's (out, lse), for `compare_all`."""
+    qs, ks, vs = ([oracle.float64(x) for x in xs] for xs in (case.qs, case.ks, case.vs))
+    shared = (qs, ks, vs, case.positions)
+    keys, values = np.concatenate(ks, axis=-2), np.concatenate(vs, axis=-2)
     for rank, answer in enumerate(results):
         right = truth(rank, *shared)
-        bound = rounding_bound(case.qs[rank], keys, values, right)
-        compare_with(
-            answer,
-            right,
-            bound=bound,
-            misconceptions=misconceptions,
-            inputs=(rank, *shared),
-            names=NAMES,
-            case=f"{case.text}: rank {rank}",
-        )
+        bound = rounding_bound(qs[rank], keys, values, right)
+        yield Answered(answer, right, bound, (rank, *shared), NAMES, f"{case.text}: rank {rank}")
 
 
-def expect_neighbours(trace: Any, text: str) -> None:
-    """P − 1 exchanges on every rank, all of them with the next one."""
+def expect_neighbours(trace: Any, text: str, pieces: int = 1) -> None:
+    """Return None if every rank makes `pieces` exchanges a hop, P − 1 hops, all of them with the next rank."""
     P = trace.world_size
+    right = pieces * (P - 1)
     for rank in range(P):
         if trace.peers(rank) - {(rank + 1) % P}:
             strangers = ", ".join(map(str, sorted(trace.peers(rank))))
             raise MISTAKES["gathers_everything"].failure(f"{text}: rank {rank} sends to ranks {strangers}")
         rounds = trace.rounds(rank)
-        example = f"{text}: rank {rank} made {rounds} exchanges, should make {P - 1}"
-        if rounds == P:
+        example = f"{text}: rank {rank} made {rounds} exchanges, should make {right}"
+        if rounds == pieces * P:
             raise MISTAKES["sends_p_times"].failure(example)
-        if rounds == 2 * (P - 1) and rounds:
+        if rounds == 2 * right and rounds:
             raise MISTAKES["splits_the_exchange"].failure(example)
-        if rounds != P - 1:
-            raise Failure("The number of exchanges is not P − 1 on every rank.", example)
+        if rounds != right:
+            raise Failure("The number of exchanges is wrong.", example)
 
 
 def expect_bytes(case: Shards, trace: Any, group: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Common mistakes in the forward and the causal ring, each with a function that makes the same one.
 
-Imitations take (rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions): the shards of all ranks, and the global positions of
-their tokens, None without a mask. They compute in float64.
+Imitations take (rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions): the shards of all ranks, and the
+global positions of their tokens, None without a mask. They compute in float64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _over(
     origins: Iterable[int],
     mask: Callable[[int], Any] = lambda origin: None,
 ) -> State:
-    return fold(attend(qs[rank], ks[o], vs[o], mask(o)) for o in origins)
+    parts = [attend(qs[rank], ks[o], vs[o], mask(o)) for o in origins]
+    q = oracle.float64(qs[rank])
+    return fold(parts) if parts else (np.zeros(q.shape), np.full(q.shape[:-1], -np.inf))
 
 
 def _order(rank: int, world_size: int) -> list[int]:
@@ -70,15 +72,17 @@ def _sends_own(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positio
 
 
 def _forgets_last(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
-    here = _order(rank, len(ks))[:-1]
-    if not here:
-        q = oracle.float64(qs[rank])
-        return np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
-    return _over(rank, qs, ks, vs, here)
+    return _over(rank, qs, ks, vs, _order(rank, len(ks))[:-1])
 
 
 def _forgets_first(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
     return _over(rank, qs, ks, vs, _order(rank, len(ks))[1:])
+
+
+def _next_for_own(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
+    """Takes the block that arrives before it has used the one that leaves; the last block counts twice."""
+    order = _order(rank, len(ks))
+    return _over(rank, qs, ks, vs, [*order[1:], order[-1]])
 
 
 def _three_steps(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
@@ -98,6 +102,7 @@ FORWARD = (
     mistake("averages_blocks", _mean_of_blocks),
     mistake("forgets_last_block", _forgets_last),
     mistake("forgets_own_block", _forgets_first),
+    mistake("waits_too_early", _next_for_own),
     mistake("never_uses_the_visitor", _own_block_always),
     mistake("sends_own_block_again", _sends_own),
     mistake("shifts_keys_only", _keys_only),

@@ -283,7 +283,9 @@ def _legend(drawn: Figure, there: list[int]) -> None:
     for kind in there:
         colour, hatch = LOOKS[kind]
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=0.6, label=WORDS[kind]))
-    handles.append(Line2D([], [], color=INK, linewidth=2.2, label="ring's hops begin to hide"))
+    handles.append(
+        Line2D([], [], color=INK, linewidth=2.2, label="ring's hops begin to hide,\nlatency included")
+    )
     handles.append(
         Line2D(
             [],

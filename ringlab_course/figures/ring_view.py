@@ -3,13 +3,14 @@
 Colours tell owners apart and are always doubled by a label. Everything is read off a `Trace`: which block is where
 follows from the messages and their order, the computation between two exchanges and the bytes from the records.
 No closed form of the ring appears here, so a wrong ring makes a wrong picture.
-`counts` measures coverage at token level instead, by running a ring program on probes.
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,11 @@ import numpy as np
 from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.errors import CommError
 from ringlab.viz.frontend import show_player, step_player
-from ringlab.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, as_html, new_figure, rank_colour, styled
+from ringlab.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, new_figure, png, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from ringlab.layout import Layout
 
 
 ATTEND = "attend"
@@ -53,6 +52,14 @@ class Frame:
     @property
     def world_size(self) -> int:
         return len(self.held)
+
+    def caption(self) -> str:
+        """The frame in one sentence."""
+        everybody = len(self.computed) == self.world_size
+        who = "every rank" if everybody else f"{len(self.computed)} of {self.world_size} ranks"
+        verb = "attends to its block" if everybody else "attend to their blocks"
+        onward = ", which then travels to the next rank" if self.hops and everybody else ""
+        return f"Step {self.step}: {who} {verb}{onward}."
 
     def describe(self) -> str:
         """The frame in words, one sentence per rank."""
@@ -147,28 +154,6 @@ def when(trace: Trace) -> np.ndarray:
     return steps
 
 
-def counts(program: Callable[..., Any], layout: Layout, *args: Any) -> np.ndarray:
-    """How often `program` counts each key for each query, measured: float64 (S, S) [query, key].
-
-    `program(ring, q, k, v, *args)` runs on virtual ranks and returns out and lse. With q = k = 0
-    every visible key weighs e⁰ = 1, and with v the identity matrix out·e^lse is the number of times
-    that each key was counted.
-    """
-    import torch
-
-    from ringlab.comm.virtual.cluster import VirtualCluster
-
-    zeros = torch.zeros(1, 1, layout.S, layout.S, dtype=torch.float64)
-    probes = zeros, zeros, torch.eye(layout.S, dtype=torch.float64)[None, None]
-
-    def measured(ring: Any) -> tuple[Any, Any]:
-        out, lse = program(ring, *layout.shard(probes, ring.rank), *args)
-        return out, lse[..., None]
-
-    out, lse = layout.unshard(VirtualCluster(layout.P).run(measured).results)
-    return (out * lse.exp())[0, 0].numpy()
-
-
 def _owner(origin: int | None) -> str:
     return "an unknown rank" if origin is None else f"rank {origin}"
 
@@ -182,16 +167,18 @@ def owner_colour(origin: int | None) -> str:
     return PAPER if origin is None else rank_colour(origin)
 
 
-def draw_ring(ax: Axes, frame: Frame) -> None:
+def draw_ring(ax: Axes, frame: Frame, *, blocks: bool = True) -> None:
     """Draw one step: ranks on a circle, the block each holds, arrows for blocks on their way.
 
-    A solid outline means that the rank computes with its block in this step.
+    A solid outline means that the rank computes with its block in this step. blocks: off leaves the boxes out.
     """
     places = [_place(rank, frame.world_size) for rank in range(frame.world_size)]
     for hop in frame.hops:
         _draw_hop(ax, places[hop.source], places[hop.to], owner_colour(hop.origin), frame.world_size)
-    for rank, place in enumerate(places):
-        _draw_rank(ax, place, rank, frame)
+    for rank, (x, y) in enumerate(places):
+        ax.text(1.7 * x, 1.38 * y, f"rank {rank}", ha="center", va="center", fontsize=8.5, color=INK)
+        if blocks:
+            _draw_block(ax, (x, y), rank, frame)
     moved = sorted({hop.nbytes for hop in frame.hops})
     sent = " or ".join(f"{n:,}" for n in moved) + " bytes\nper hop" if moved else "nothing\nsent"
     ax.text(0, 0, f"step {frame.step}\n{sent}", ha="center", va="center", fontsize=8.5, color=INK)
@@ -222,7 +209,7 @@ def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
     ax.grid(False, which="major")
     ax.grid(which="minor", color=QUIET, linewidth=0.8)
     ax.tick_params(which="both", length=0)
-    ax.set_title("met in step …", fontsize=9, color=INK)
+    ax.set_title("queries Q met K/V in step …", fontsize=9, color=INK)
 
 
 def strip(trace: Trace) -> Figure:
@@ -242,12 +229,12 @@ def strip(trace: Trace) -> Figure:
     return figure
 
 
-def still(trace: Trace, step: int) -> Figure:
+def still(trace: Trace, step: int, *, blocks: bool = True) -> Figure:
     """One step beside the coverage matrix as far as it is filled then."""
     with styled():
         figure = new_figure((7.2, 3.6))
         left, right = figure.subplots(1, 2)
-        draw_ring(left, frames(trace)[step])
+        draw_ring(left, frames(trace)[step], blocks=blocks)
         draw_coverage(right, trace, upto=step)
     return figure
 
@@ -260,41 +247,64 @@ def describe(trace: Trace) -> str:
 def player(trace: Trace) -> Any:
     """A widget that plays the run: Play, a slider (arrow keys move it), the picture and its words."""
     steps = frames(trace)
-    pictures = [as_html(still(trace, frame.step), frame.describe()) for frame in steps]
+    pictures = [moving(trace, frame, before) for frame, before in zip(steps, [None, *steps], strict=False)]
     return step_player(pictures, "step")
+
+
+def moving(trace: Trace, frame: Frame, before: Frame | None = None) -> str:
+    """Return one step as HTML in which each block travels from the rank that sent it, `before`, to where it is now.
+
+    A reader who asks for less motion sees it arrive at once.
+    """
+    figure = still(trace, frame.step, blocks=False)
+    data = base64.b64encode(png(figure)).decode("ascii")  # drawn now, so that places are known
+    (wide, high), to_pixels = figure.get_size_inches() * figure.dpi, figure.axes[0].transData.transform
+    places = [to_pixels(_place(rank, frame.world_size)) for rank in range(frame.world_size)]
+    came = {hop.to: hop.source for hop in before.hops} if before else {}
+    boxes = [
+        _box(frame, rank, (x, high - y), _away(places, rank, came.get(rank, rank)))
+        for rank, (x, y) in enumerate(places)
+    ]
+    words = html.escape(frame.describe())
+    return (
+        f"<style>{TRAVEL}</style>"
+        f'<div style="position: relative; max-width: {wide:.0f}px">'
+        f'<img alt="{words}" src="data:image/png;base64,{data}" style="width: 100%">'
+        f'<svg aria-hidden="true" viewBox="0 0 {wide:.0f} {high:.0f}" style="position: absolute; inset: 0">'
+        f"{''.join(boxes)}</svg></div>"
+        f'<p aria-live="polite" style="height: 1.5em">{html.escape(frame.caption())}</p>'
+    )
+
+
+TRAVEL = (
+    "@keyframes ring-view-travel { from { transform: translate(var(--dx), var(--dy)) } } "
+    "@media (prefers-reduced-motion: no-preference) { .ring-view-block { animation: ring-view-travel 0.9s ease-in-out } }"
+)
+"""Each block begins where it came from."""
+
+
+def _away(places: Sequence[Any], rank: int, source: int) -> tuple[float, float]:
+    """Return the way back from a rank to the source of its block, in pixels from the top left."""
+    return places[source][0] - places[rank][0], places[rank][1] - places[source][1]
+
+
+def _box(frame: Frame, rank: int, place: tuple[float, float], away: tuple[float, float]) -> str:
+    """Return the block on a rank as a piece of SVG."""
+    (x, y), origin = place, frame.held[rank]
+    fill = owner_colour(origin)
+    dashes = "" if rank in frame.computed else ' stroke-dasharray="2 3"'
+    return (
+        f'<g class="ring-view-block" style="--dx: {away[0]:.1f}px; --dy: {away[1]:.1f}px">'
+        f'<rect x="{x - 26:.1f}" y="{y - 13:.1f}" width="52" height="26" rx="7" fill="{fill}" stroke="{INK}"{dashes}/>'
+        f'<text x="{x:.1f}" y="{y + 5:.1f}" text-anchor="middle" font-family="DejaVu Sans, sans-serif" font-size="13" '
+        f'fill="{"white" if fill in DARK else INK}">K/V {"?" if origin is None else origin}</text></g>'
+    )
 
 
 def play(trace: Trace) -> None:
     """Show the player to a person; where nobody is there to press Play, say so and leave it to `strip`."""
     still = f"steps 0 to {len(frames(trace)) - 1}: run this cell to play them; they stand side by side below"
     show_player(lambda: player(trace), lambda: print(still))
-
-
-def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "") -> Figure:
-    """A measured (query, key) count matrix as a figure; see `draw_counts`."""
-    with styled():
-        figure = new_figure((4.2, 4.0))
-        ax = figure.subplots()
-        draw_counts(ax, counts, boundaries)
-        ax.set_title(title)
-    return figure
-
-
-def draw_counts(ax: Axes, counts: np.ndarray, boundaries: Sequence[int] = ()) -> None:
-    """Draw how often each key was counted for each query: white never, grey once, the number otherwise.
-
-    `boundaries` are positions at which a new owner begins; lines are drawn there.
-    """
-    once = np.isclose(counts, 1.0, atol=1e-6)
-    ax.imshow(np.where(once, 0.35, 0.0), cmap="Greys", vmin=0, vmax=1)
-    for query, key in np.argwhere(~once & ~np.isclose(counts, 0.0, atol=1e-6)):
-        ax.text(key, query, f"{counts[query, key]:.2g}", ha="center", va="center", fontsize=8, color=RED)
-    for place in boundaries:
-        ax.axhline(place - 0.5, color=INK, linewidth=0.8)
-        ax.axvline(place - 0.5, color=INK, linewidth=0.8)
-    ax.grid(False)
-    ax.set_xlabel("key (global position, tokens)")
-    ax.set_ylabel("query (global position, tokens)")
 
 
 def _radius(world_size: int) -> float:
@@ -309,7 +319,7 @@ def _place(rank: int, world_size: int) -> tuple[float, float]:
     return _radius(world_size) * math.cos(angle), _radius(world_size) * math.sin(angle)
 
 
-def _draw_rank(ax: Axes, place: tuple[float, float], rank: int, frame: Frame) -> None:
+def _draw_block(ax: Axes, place: tuple[float, float], rank: int, frame: Frame) -> None:
     x, y = place
     origin = frame.held[rank]
     fill = owner_colour(origin)
@@ -332,7 +342,6 @@ def _draw_rank(ax: Axes, place: tuple[float, float], rank: int, frame: Frame) ->
         bbox=box,
         zorder=3,
     )
-    ax.text(1.7 * x, 1.38 * y, f"rank {rank}", ha="center", va="center", fontsize=8.5, color=INK)
 
 
 def _draw_hop(

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 06 · What it costs
 #
-# **Afterwards you can** derive from how many tokens per rank a hop hides behind the computation, count what a rank sends
-# and holds, and size a cluster for a model and a context.
+# **Afterwards you can** work out how many tokens each rank needs before a hop is hidden, count what a rank sends and holds,
+# and size a cluster for a model and a context.
 #
 # **You need first** [lesson 05](05_emulated_ring.ipynb): the ring, its hops, and `post` before `wait`.
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Lesson 05 ended with a claim: hops vanish behind the computation, as long as a hop takes no longer than a block's
-# attention. Whether that holds on *your* machines decides if ring attention is practical. "All that communication makes it
-# slow", one hears. Let us count.
+# Lesson 05 ended with a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
+# attention. Whether that holds on *your* machines decides whether ring attention is practical. People say that all that
+# communication makes it slow. Let us count.
 
 # %%
 import math
@@ -22,7 +22,7 @@ from ringlab import Partial, VirtualCluster, contiguous, zigzag
 from ringlab.comm.virtual import Costs
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
-from ringlab.cost.memory import attention_bytes, kv_cache_bytes
+from ringlab.cost.memory import attention_bytes, attention_work, kv_cache_bytes
 from ringlab.cost.models import model
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.cost.papers import ring_minimum, striped_speedup
@@ -40,11 +40,12 @@ from ringlab.viz.style import show
 # ## 1 · One step: FLOPs and bytes
 #
 # In a step, a rank with c tokens attends to a block of c keys. Meanwhile one block leaves and one arrives. So a step is a
-# race between the FLOPs of one block pair and the bytes of one block. First the FLOPs, on a size for paper: 64 tokens per
-# rank, one head of head dim D = 32.
+# race between the FLOPs of one block pair and the bytes of one block. We count the FLOPs first, for a size that suits paper:
+# 64 tokens per rank, one head of head dim D = 32.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.flops", "64 queries attend to 64 keys, D = 32, one head, no mask. How many FLOPs?", unit="FLOPs")
+predict("06.flops", "64 queries attend to 64 keys, D = 32, one head, no mask. How many FLOPs?",
+        unit="FLOPs")
 
 # %%
 def attend(q, k, v):
@@ -67,9 +68,9 @@ compare("06.flops", counted(attend, q, k, v))
 
 # %% [markdown]
 # **4 · c² · D** per head. There are *two* products, q·kᵀ and weights·V, and each of their c²·D multiply-adds is *two*
-# FLOPs. Both twos get lost easily; write-ups that count 2·c²·D are off by a factor of two in all that follows.
+# FLOPs. Both factors of two are easily lost. A write-up that counts 2·c²·D is off by a factor of two from there on.
 #
-# Now the bytes. We meter a real ring: the trace of lesson 05's `my_ring`, four ranks, c tokens each, 4 query heads on one
+# Now the bytes. We measure them on a real ring: lesson 05's `my_ring` on four ranks of c tokens, with 4 query heads on one
 # K/V head.
 
 # %%
@@ -86,7 +87,8 @@ def my_ring(ring, q, k, v):
 def on_ranks(program, c, P=4, H=4, K=1, D=32, costs=None):
     """Run `program` on P virtual ranks of c tokens each."""
     shards = [torch.ones(1, heads, c, D) for heads in (H, K, K)]
-    return VirtualCluster(P, costs=costs).run(lambda ring: program(ring, *(x.clone() for x in shards)))
+    cluster = VirtualCluster(P, costs=costs)
+    return cluster.run(lambda ring: program(ring, *(x.clone() for x in shards)))
 
 # %%
 print("  c   FLOPs of a block pair   bytes of a hop   FLOPs per byte")
@@ -94,12 +96,12 @@ for c in (32, 64, 128, 256):
     flops = counted(attend, torch.ones(1, 4, c, 32), *[torch.ones(1, 1, c, 32)] * 2)
     sent = on_ranks(my_ring, c).trace.exchanges(0)[0].bytes_sent
     print(f"{c:3}   {flops:21,}   {sent:14,}   {flops / sent:14.0f}")
-print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, and 2·c·D·K·e = {2 * 256 * 32 * 1 * 4:,}")
+print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, 2·c·D·K·e = {2 * 256 * 32 * 4:,}")
 
 # %% [markdown]
-# Twice the tokens: four times the FLOPs, but only twice the bytes. **The computation grows like c², the message like c.**
-# So whatever the machine, from some c on the computation takes longer, and the hop can hide. In letters, with H query
-# heads, K key/value heads and e bytes per element:
+# Twice the tokens make four times the FLOPs, but only twice the bytes. **The computation grows like c², the message like
+# c.** So on every machine there is a c from which the computation takes longer, and the hop can be hidden. In letters, with
+# H query heads, K key/value heads and e bytes per element:
 #
 # | | one step | in seconds |
 # |---|---|---|
@@ -108,8 +110,8 @@ print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, and 2·c·D·K
 #
 # ## 2 · The threshold
 #
-# Take an NVIDIA A100 and bfloat16, so e = 2, as many K/V heads as query heads, and no mask. Its GPUs are joined by NVLink, a
-# fast link between the GPUs of one machine (a *node*), and nodes by InfiniBand, a slower network between machines.
+# Take an NVIDIA A100 and bfloat16, so e = 2, with as many K/V heads as query heads and no mask. NVLink, a fast link, joins
+# the GPUs of one machine (a *node*). InfiniBand, a slower network, joins the nodes.
 
 # %%
 a100 = hardware("a100")
@@ -119,77 +121,84 @@ for place, link in (("inside a node", a100.inside), ("between nodes", a100.betwe
     print(f"{place}: {link.name}, {link.bytes_per_s / 1e9:g} GB/s in each direction")
 
 # %% tags=["nbval-ignore-output"]
-predict("06.nvlink", "How many tokens must a rank hold for a hop over NVLink to hide?", unit="tokens")
+predict("06.nvlink", "How many tokens must a rank hold to hide a hop over NVLink?", unit="tokens")
 
 # %% tags=["nbval-ignore-output"]
-predict("06.infiniband", "And for a hop over InfiniBand?", unit="tokens")
+predict("06.infiniband", "And how many to hide a hop over InfiniBand?", unit="tokens")
 
 # %% [markdown]
-# A block takes 4·c²·D·H/F seconds, a hop 2·c·D·K·e/B. The hop hides when the first is not smaller; D falls out, one c
-# falls out, and what is left is
+# A block takes 4·c²·D·H/F seconds, a hop 2·c·D·K·e/B seconds. The hop is hidden if the block takes at least as long. D
+# and one c cancel, and what remains is
 #
 # $$c \;\ge\; \frac{e\,F}{2\,B}\cdot\frac{K}{H}.$$
 
 # %%
 def threshold(F, B, e=2, group=1, causal=False):
-    """Return the tokens per rank from which a hop hides; `group` query heads share a K/V head."""
+    """Return the tokens per rank that hide a hop; `group` query heads share a K/V head."""
     return e * F / (2 * B) / group * (2 if causal else 1)
 
 
 mha = Attention(H=32, K=32, D=128, causal=False)
 for c in (256, 1024, 4096, 16384):
-    block, fast, slow = block_s(mha, c, F) * 1e6, hop_s(mha, c, nvlink) * 1e6, hop_s(mha, c, infiniband) * 1e6
+    fast, slow = (hop_s(mha, c, B) * 1e6 for B in (nvlink, infiniband))
+    block = block_s(mha, c, F) * 1e6
     print(f"c = {c:6,}: block {block:6,.0f} µs, NVLink {fast:3,.0f} µs, InfiniBand {slow:6,.0f} µs")
-print("as ringlab.cost has it:", [round(least_tokens_hidden(F, B, mha)) for B in (nvlink, infiniband)], "tokens per rank")
-print("context of 8 such ranks:", [round(8 * threshold(F, B)) for B in (nvlink, infiniband)], "tokens")
+for name, B in (("NVLink", nvlink), ("InfiniBand", infiniband)):
+    print(f"{name}: {least_tokens_hidden(F, B, mha):,.0f} tokens per rank by ringlab.cost, "
+          f"{8 * threshold(F, B):,.0f} on 8 such ranks")
 compare("06.nvlink", threshold(F, nvlink))
 compare("06.infiniband", threshold(F, infiniband))
 
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of 99,840
-# tokens: lengths at which one begins to *want* a ring. The longer the sequence, the better its communication hides. It is
-# short sequences on many ranks for which a ring is impractical, and they do not need one.
+# tokens. At such lengths one begins to *want* a ring. The longer the sequence, the better its communication is hidden. A
+# ring is impractical for short sequences on many ranks, and those do not need one.
 #
-# Now with your hands. Above you see what rank 0 computes and what travels meanwhile, below how both grow with c. Hatched
-# is what cannot hide. Drag c past the threshold; then choose another machine, or your own F and B.
+# Now try it yourself. The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
+# with c. Drag c past the threshold. Then choose another machine, or your own F and B.
 
 # %% tags=["nbval-ignore-output"]
 overlap_view.play(c=512)
 
 # %% [markdown]
-# Two things shift the threshold. **Grouped heads** lower it: the work stays, and the message shrinks by H/K. **A causal
-# mask**, in a layout that balances it (lessons 07 and 08), doubles it: half the work, the same message.
+# Two things shift the threshold. **Grouped heads** lower it: the work stays the same, and the message shrinks by a factor of
+# H/K. **A causal mask** doubles it, in a layout that balances the work (lessons 07 and 08): half the work, the same message.
 
 # %%
-cases = {"8 / 8 heads, no mask": (1, False), "64 / 8 heads, no mask": (8, False), "64 / 8 heads, causal": (8, True)}
+cases = {"8 / 8 heads, no mask": (1, False), "64 / 8 heads, no mask": (8, False),
+         "64 / 8 heads, causal": (8, True)}
 for name, (group, causal) in cases.items():
+    sizes = Attention(H=8 * group, K=8, causal=causal)
     yours = [threshold(F, B, 2, group, causal) for B in (nvlink, infiniband)]
-    theirs = [least_tokens_hidden(F, B, Attention(H=8 * group, K=8, causal=causal)) for B in (nvlink, infiniband)]
+    theirs = [least_tokens_hidden(F, B, sizes) for B in (nvlink, infiniband)]
     same = all(map(math.isclose, yours, theirs))
-    print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   as ringlab says: {same}")
+    print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   by ringlab: {same}")
 
 # %% [markdown]
-# Llama 3's 64 / 8 heads need 260 causal tokens per rank to hide NVLink. Eight-fold sharing matters more than a mask.
+# Llama 3's 64 / 8 heads need only 260 tokens per rank to hide NVLink under a causal mask. Sharing each K/V head between
+# eight query heads matters more than the mask.
 #
-# Read data sheets with care. A circulating figure is 1,024 tokens "at 600 GB/s". Two mistakes meet in it: NVLink 3's
-# 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first halves the threshold, the
-# second doubles it:
+# Read data sheets with care. A popular figure is 1,024 tokens "at 600 GB/s". It contains two mistakes: NVLink 3's 600 GB/s
+# count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the threshold, the second
+# doubles it:
 
 # %%
 print("right, 300 GB/s one way, 4·c²·D:       ", threshold(F, 300e9))
 print("600 GB/s taken for one direction:      ", threshold(F, 600e9))
 print("the same, and 2·c²·D FLOPs:            ", 2 * threshold(F, 600e9))
-print("InfiniBand's 200 Gb/s taken for GB/s:  ", threshold(F, 200e9), "instead of", threshold(F, 200e9 / 8))
+print("InfiniBand's 200 Gb/s taken for GB/s:  ", threshold(F, 200e9))
+print("InfiniBand's 200 Gb/s, which are 25 GB/s:", threshold(F, 200e9 / 8))
+print(f"a block of 16,384 tokens:                 {block_s(mha, 16384, F) * 1e3:.1f} ms")
 print(f"a hop of 16,384 tokens at 600 GB/s:       {hop_s(mha, 16384, 600e9) * 1e3:.3f} ms")
 
 # %% [markdown]
-# The errors cancel, and the figure looks right for the wrong reason: with one of them noticed, it is 520. Another write-up
-# takes the last row of our table, c = 16,384, at 600 GB/s, and prints 8.59 ms for the block and 0.22 ms for the hop. By our
-# count they take 14.1 ms and, even at that rate, 0.447 ms. A number without its derivation is worth checking.
+# The mistakes cancel, so the figure looks right for the wrong reason. Somebody who corrects only one of them gets 520.
+# Another write-up has c = 16,384 at 600 GB/s, and prints 8.59 ms for the block and 0.22 ms for the hop. By our count they
+# take 14.1 ms and, even at that rate, 0.447 ms. Check every number that comes without its derivation.
 #
 # ## 3 · With a clock
 #
-# A threshold says whether a hop *can* hide. The program must also let it: post, compute, wait.
+# The threshold says whether a hop *can* be hidden. The program must also hide it: post, compute, wait.
 
 # %%
 def overlapped_ring(ring, q, k, v):
@@ -213,14 +222,15 @@ class Machine(Costs):
         return counted(attend, *args) / self.F
 
     def message(self, source, to, nbytes):
-        return 2 * nbytes / self.B  # called for K and for V, which travel side by side: each has half of B
+        return 2 * nbytes / self.B  # called for K and for V: they share the link, so each has B/2
 
 # %% [markdown]
 # Our machine is slow enough for mental arithmetic: 2,304 FLOP/s and 192 bytes/s, so its threshold in float32 is 24 tokens.
-# We give each of 4 ranks 12 tokens, one head, D = 8. Then a block takes 2 s and a hop 4 s.
+# We give each of 4 ranks 12 tokens, one head and D = 8. Then a block takes 2 s and a hop 4 s.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.makespan", "Block 2 s, hop 4 s, 4 ranks, double buffered: when has the last rank ended?", unit="s")
+predict("06.makespan", "Block 2 s, hop 4 s, 4 ranks, double buffered: when does the last rank end?",
+        unit="s")
 
 # %%
 slow_machine = Machine(F=2304, B=192)
@@ -230,13 +240,15 @@ for c in (12, 36):
     for name, program in (("one buffer", my_ring), ("double buffered", overlapped_ring)):
         runs[f"{c} tokens, {name}"] = on_ranks(program, c, H=1, K=1, D=8, costs=slow_machine).trace
 for name, trace in runs.items():
-    print(f"{name:26} ends at {max(event.end for event in trace.computes()):3.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
-compare("06.makespan", max(event.end for event in runs["12 tokens, double buffered"].computes()))
+    end = max(event.end for event in trace.computes())
+    print(f"{name:26} ends at {end:3.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
+double = runs["12 tokens, double buffered"]
+compare("06.makespan", max(event.end for event in double.computes()))
 
 # %% [markdown]
-# With one buffer times add up: P blocks and P − 1 hops, 4·2 + 3·4 = 20 s. Double buffered, each of the P − 1 steps with a
-# hop takes the *longer* of the two, and the last block comes on top: **(P − 1) · max(block, hop) + block** = 3·4 + 2 =
-# 14 s. Not P · max, which would be 16 s, nor the longer of all hops and all blocks, 12 s.
+# With one buffer the times add up: P blocks and P − 1 hops, 4·2 + 3·4 = 20 s. Double buffered, each of the P − 1 steps with
+# a hop takes the *longer* of the two, and the last block comes on top: **(P − 1) · max(block, hop) + block** = 3·4 + 2 =
+# 14 s. It is not P · max, which would be 16 s, nor the larger of all hops and all blocks, 12 s.
 
 # %%
 def pair(c):
@@ -248,77 +260,95 @@ def pair(c):
 show(gantt.compare(*pair(12)), gantt.describe_all(*pair(12)))
 
 # %% [markdown]
-# Under each row stands what is under way. At 12 tokens, below the threshold, double buffering helps, but 2 s of each hop
-# stay exposed. At 36, above the threshold:
+# Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its message: solid orange
+# while in transit, pale while it is posted but not in transit. At 12 tokens, below the threshold, double buffering helps,
+# but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
 
 # %% [markdown]
-# Not a second is lost: 72 s are four blocks of 18 s. Note what the price was: one more K/V block in memory, and two lines of
-# code in another order. In the exercise you predict such makespans for ranks that are *not* alike.
+# Not a second is lost: 72 s are four blocks of 18 s. The pale part of each lane is the slack: a hop of 12 s has arrived 6 s
+# before the rank needs it. The price was another K/V block in memory, and two lines of code in another order. In the
+# exercise you predict such makespans for ranks that are *not* alike.
 #
 # ## 4 · What is sent, what is held
 #
-# Over all steps a rank sends P − 1 blocks. An all-gather, where each rank hands its own block to the P − 1 others, sends as
+# Over all steps a rank sends P − 1 blocks. An all-gather, where each rank sends its own block to the P − 1 others, sends as
 # much. The trace and the formulas agree:
 
 # %%
 sizes, layout = Attention(H=4, K=1, D=32, dtype="float32", causal=False), contiguous(8 * 64, 8)
 print("trace      ", on_ranks(overlapped_ring, c=64, P=8).trace.bytes_sent(0))
-print("ring       ", ring_traffic(sizes, layout).total_bytes, "in", ring_traffic(sizes, layout).steps, "steps")
-print("all-gather ", allgather_traffic(sizes, layout).total_bytes, "in", allgather_traffic(sizes, layout).steps, "step")
-print("FLOPs by ringlab.cost:", attention_flops(sizes, 64 * 64), "counted:", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3))
+ring, gathered = ring_traffic(sizes, layout), allgather_traffic(sizes, layout)
+print("ring       ", ring.total_bytes, "in", ring.steps, "steps")
+print("all-gather ", gathered.total_bytes, "in", gathered.steps, "step")
+print("FLOPs by ringlab.cost:", attention_flops(sizes, 64 * 64))
+print("FLOPs counted:        ", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3))
 
 # %% [markdown]
-# Ring attention saves neither bytes nor FLOPs. It makes the bytes small enough, one block at a time, to hide, and keeps
-# **memory** flat: c tokens of q, k, v and out, and one K/V block in flight, whatever P. In heads per token, q and out are 2·H; the rank's own K and V are 2·K, and
-# the K and V that arrive another 2·K. One layer of Llama 3 70B with 16,384 tokens per rank:
+# Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps **memory**
+# flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. In heads per token, q and
+# out are 2·H, and each K/V block is 2·K. The Ring Attention paper counts one block of others, the one that arrives:
+# 2·H + 4·K with the rank's own. Here that is for one layer of Llama 3 70B with 16,384 tokens per rank:
 
 # %%
 llama = model("llama3-70b")
 layer = llama.attention()
 for P in (8, 64, 512):
-    ring, gathered = (attention_bytes(layer, 16384, P, kind) / 1e9 for kind in ("ring", "allgather"))
-    print(f"{P:3} ranks, {16384 * P:9,} tokens: ring {ring:.2f} GB, all-gather {gathered:5.2f} GB")
-by_hand = (2 * llama.H + 4 * llama.K) * llama.D * 16384 * 2
-print("by hand, (2·H + 4·K) · D · c · e:", by_hand / 1e9, "GB")
+    here, whole = (attention_bytes(layer, 16384, P, kind) / 1e9 for kind in ("ring", "allgather"))
+    print(f"{P:3} ranks, {16384 * P:9,} tokens: ring {here:.2f} GB, all-gather {whole:5.2f} GB")
+head = llama.D * 16384 * 2
+print(f"by hand, 2·H + 4·K heads: {(2 * llama.H + 4 * llama.K) * head / 1e9:.2f} GB")
+for P in (2, 3, 8):
+    blocks = attention_work(layer, 16384, P).slots / (2 * llama.K * head)
+    print(f"our ring on {P} ranks: K/V blocks of others on a rank at once: {blocks:.0f}")
+print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2f} GB")
 
 # %% [markdown]
-# To *generate* text, one keeps K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers and 8 K/V heads
-# of 128.
+# From 3 ranks on, our ring holds *two* blocks of others: while it computes with one, the next one arrives. Its own block
+# stays, because the caller keeps it for the backward. So it needs 2·H + 6·K. In the exercise you get most of that second
+# block back.
+
+# %% [markdown]
+# To *generate* text, one keeps the K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers with 8 K/V
+# heads of 128.
 
 # %% tags=["nbval-ignore-output"]
 predict("06.cache", "How large is its KV cache at 1,000,000 tokens, in bfloat16?", unit="GB")
 
 # %%
 tokens = 1_000_000
-print(f"by hand: 2 · {llama.layers} layers · {llama.K} heads · {llama.D} · 2 bytes =",
-      2 * llama.layers * llama.K * llama.D * 2, "bytes per token")
+per_token = 2 * llama.layers * llama.K * llama.D * 2
+print(f"2 · {llama.layers} layers · {llama.K} heads · {llama.D} · 2 bytes: {per_token:,} per token")
 print("K alone:", llama.layers * llama.K * llama.D * 2 * tokens / 1e9, "GB")
 compare("06.cache", kv_cache_bytes(llama, tokens) / 1e9)
 
 # %% [markdown]
-# A published figure of 163 GB is K alone: it forgets V. The cache of one request, 328 GB, fits no GPU, and that is
+# A published figure of 163 GB is K alone: it forgets V. The cache of one request, 328 GB, does not fit on any GPU, which is
 # a reason to shard the sequence in inference too.
 #
 # ## 5 · Published tables, recomputed
 #
-# A count that you trust lets you check others'. The Ring Attention paper (arXiv 2310.01889, table 2) gives the smallest
-# block, F/B, in thousands of tokens. That is our threshold with e = 2 and K = H. To hold the sequence a host then needs 6
-# such blocks at once by the paper's count: one each of q, k and v, the two that arrive, and out.
+# With a count that you trust you can check others. The Ring Attention paper (arXiv 2310.01889, table 2) gives the smallest
+# block, F/B, in thousands of tokens. That is our threshold with e = 2 and K = H. By the paper's count a host then holds 6
+# such blocks at once: one each of q, k, v and out, and the two that arrive.
 
 # %%
-PRINTED = {"A100 NVLink": (312, 300, 1.0, 6.2), "A100 InfiniBand": (312, 12.5, 24.5, 149.5), "TPU v3": (123, 112, 1.1, 6.6),
-           "TPU v4": (275, 268, 1.0, 6.2), "TPU v5e": (196, 186, 1.1, 6.3)}
+PRINTED = {"A100 NVLink": (312, 300, 1.0, 6.2), "A100 InfiniBand": (312, 12.5, 24.5, 149.5),
+           "TPU v3": (123, 112, 1.1, 6.6), "TPU v4": (275, 268, 1.0, 6.2),
+           "TPU v5e": (196, 186, 1.1, 6.3)}
+errors = []
 for name, (tflops, gbytes, block, sequence) in PRINTED.items():
     c, whole = ring_minimum(tflops * 1e12, gbytes * 1e9)
-    print(f"{name:16} {tflops} TFLOP/s, {gbytes:5} GB/s: block {c / 1e3:5.2f} (printed {block}), "
-          f"sequence {whole / 1e3:6.2f} (printed {sequence})")
+    errors += [abs(block * 1e3 / c - 1), abs(sequence * 1e3 / whole - 1)]
+    print(f"{name:16} {tflops} TFLOP/s, {gbytes:5} GB/s: block {c / 1e3:5.2f} "
+          f"(printed {block}), sequence {whole / 1e3:6.2f} (printed {sequence})")
+print(f"largest difference: {max(errors):.1%}")
 
 # %% [markdown]
-# It agrees within 2%; the paper's InfiniBand is half as fast as ours. And the Striped Attention paper (arXiv 2311.09431, table 3) bounds what a
-# balanced layout can gain on 4 A100, for its 1B model:
+# The printed figures, which are rounded, agree within 5%. (The paper's InfiniBand is half as fast as ours.) The Striped
+# Attention paper (arXiv 2311.09431, table 3) bounds what a balanced layout can gain on 4 A100. For its 1B model:
 
 # %%
 printed = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}
@@ -329,22 +359,24 @@ for tokens, theirs in printed.items():
 print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 
 # %% [markdown]
-# All to the last printed digit. You will rebuild this table in the exercise. Why does it climb towards 1.75? The slowest
-# rank of a contiguous layout computes P − ½ blocks, a balanced one P/2; the linear layers, the same for both, dilute
-# the gain where contexts are short.
+# All agree to the last printed digit. You rebuild this table in the exercise. Why does it approach 1.75? The slowest rank of
+# a contiguous layout computes P − ½ blocks, a rank of a balanced one P/2. Short contexts gain less, because the linear
+# layers take the same time under both.
 #
 # ## 6 · Many ranks: the simulator
 #
-# A real ring crosses nodes, and some ranks are slow. `simulate` runs the *real* ring program on tensors that have a shape
-# and no data. Blocks are charged by their FLOPs, at the rate that published kernels reach, and messages by the link they
-# take. H100s, 8 in a node, Llama 3 70B's heads, causal, the balanced zig-zag layout. The thresholds differ from section 2's:
-# those took an A100's peak, these an H100's links and the rate that its attention kernels reach.
+# A real ring crosses nodes, and some of its ranks are slow. `simulate` runs the *real* ring program on tensors that have a
+# shape and no data. It charges blocks by their FLOPs, at the rate that published kernels reach, and messages by the link
+# that they take. We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced zig-zag layout.
+# The thresholds differ from section 2's, which used an A100's peak rate: these use an H100's links and the rate that its
+# attention kernels reach.
 
 # %%
 h100 = hardware("h100")
 reached = h100.peak("bfloat16") * h100.reached.attention_forward
 for link in (h100.inside, h100.between):
-    print(f"{link.name}: hidden from {least_tokens_hidden(reached, link.bytes_per_s, layer):,.0f} tokens per rank, "
+    tokens = least_tokens_hidden(reached, link.bytes_per_s, layer)
+    print(f"{link.name}: hidden from {tokens:,.0f} tokens per rank, "
           f"at {reached / 1e12:.0f} TFLOP/s and {link.bytes_per_s / 1e9:g} GB/s")
 for c in (256, 512, 1024, 2048, 4096, 8192):
     one, two = (simulate(layer, zigzag(c * P, P), h100) for P in (8, 16))
@@ -352,58 +384,64 @@ for c in (256, 512, 1024, 2048, 4096, 8192):
     print(f"c = {c:5,}: exposed {shares[0]} of the time in one node, {shares[1]} over two")
 
 # %% [markdown]
-# A chain is as fast as its slowest link: two of the 16 hops go over InfiniBand, 7 → 8 and 15 → 0, and every rank
-# soon waits for them in every step. Look at the ranks beside the first of these two boundaries, at 2,048 tokens per rank:
+# Two of the 16 hops go over InfiniBand, 7 → 8 and 15 → 0, and soon every rank waits for them in every step. Look at the
+# ranks beside the first of these two boundaries, at 2,048 tokens per rank:
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
-show(gantt.figure(crossing, "16 ranks, 2 nodes", ranks=range(5, 11)), gantt.describe(crossing, "16 ranks, 2 nodes"))
+title = "16 ranks, 2 nodes"
+show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing, title))
 
 # %% [markdown]
-# Rank 7 sends over InfiniBand, rank 8 receives, and both wait. Their neighbours start on time; then the delay reaches them,
-# a rank further every other step, and in the end everybody keeps InfiniBand's pace. And a slow *rank*? Say rank 5 of 64 takes 1.5 times as long to compute, for
-# instance because it is hot.
+# Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, one
+# rank further every other step, and in the end all ranks keep InfiniBand's pace.
+#
+# What about a slow *rank*? Say that rank 5 of 64 takes 1.5 times as long to compute, for instance because it is hot.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.slow", "One of 64 ranks takes 1.5 times as long to compute. The whole ring takes … times as long?", unit="times")
+predict("06.slow", "One of 64 ranks takes 1.5 times as long to compute. The whole ring takes …",
+        unit="times as long")
 
 # %%
 even, hot = (simulate(layer, zigzag(8192 * 64, 64), h100, slow=slow) for slow in ({}, {5: 1.5}))
-print(f"ranks compute {even.busy_fraction:.0%} of the time; with one hot rank {hot.busy_fraction:.0%}")
+print(f"ranks compute {even.busy_fraction:.0%} of the time")
+print(f"with one hot rank: {hot.busy_fraction:.0%}")
 compare("06.slow", hot.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# 63 fast ranks wait for one: everybody needs the block that it holds up. A ring has no slack, and "the average rank" means
-# nothing in it. That is why balance gets two lessons of its own.
+# 63 fast ranks wait for one, because every rank needs the block that it delays. A ring is as slow as its slowest rank, not as
+# the average one. That is why balance gets two lessons of its own.
 #
-# One more experiment, the one most often forgotten. Keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P
-# shrinks, and with it what hides a hop:
+# The last experiment is often forgotten. Keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with
+# it the computation that hides a hop:
 
 # %%
 eight = simulate(layer, zigzag(131072, 8), h100).makespan_s
 for P in (8, 16, 32, 64, 128):
     run = simulate(layer, zigzag(131072, P), h100)
+    share = run.exposed_s / run.makespan_s
     print(f"{P:3} ranks, {131072 // P:6,} tokens each: {run.makespan_s * 1e3:5.2f} ms, "
-          f"an even share would be {eight * 8 / P * 1e3:5.2f} ms, exposed {run.exposed_s / run.makespan_s:.0%}")
+          f"an even share would be {eight * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
 
 # %% [markdown]
-# Down to the threshold the time halves with twice the ranks. Beyond it ranks gain nothing: every rank still has to see the
-# whole sequence, so the bytes that it receives do not shrink, and more hops pay more latency. 128 ranks are slower than 64. **Scale ranks with the context, not against it.**
+# Down to the threshold, twice the ranks halve the time. Below it more ranks gain nothing: every rank still has to see the
+# whole sequence, so the bytes that it receives do not shrink, and more hops add more latency. 128 ranks are slower than 64.
+# **Scale ranks with the context, not against it.**
 #
 # ## 7 · Size a cluster
 #
-# Last, the question that all of this is for. You want to *train* Llama 3 70B on sequences of 1,000,000 tokens. Besides
-# attention, memory has to hold what training needs:
+# Now the question behind all of this. You want to *train* Llama 3 70B on sequences of 1,000,000 tokens. Besides attention,
+# memory has to hold what training needs:
 #
 # | name | what it is |
 # |---|---|
 # | parameters, gradients, optimizer | the weights, their gradients, and what Adam keeps of both; each GPU has its share, as in FSDP |
-# | gathered weights | the weights of the layer at work, whole, collected from all shares just before they are used |
-# | activations | what a forward keeps for the backward; under *full recomputation* only each layer's input, and the backward computes the rest of a layer again |
+# | gathered weights | all weights of the layer at work, collected from all shares just before use |
+# | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
 #
-# The planner counts these, and some smaller ones, each by a formula in `ringlab.cost.memory`. Here they are for one node, all
-# its 8 GPUs together. Most of it does not depend on the number of GPUs; that is what has to be shared.
+# The planner counts these, and some smaller ones, each by a formula in `ringlab.cost.memory`. Here they are for one node,
+# summed over its 8 GPUs. Most of them do not depend on the number of GPUs, so more GPUs share them.
 
 # %%
 def asked(nodes):
@@ -414,16 +452,18 @@ alone = asked(1)
 for entry in alone.best.ledger.entries:
     print(f"{8 * entry.bytes / 1e9:7,.0f} GB  {entry.name}")
 print(f"{8 * alone.best.ledger.total_bytes / 1e9:7,.0f} GB  together")
-print(f"{alone.request.usable_bytes / 1e9:7.1f} GB  may be used of each GPU; {alone.request.reserve:.0%} stay in reserve")
+usable, reserve = alone.request.usable_bytes / 1e9, alone.request.reserve
+print(f"{usable:7.1f} GB  may be used of each GPU; {reserve:.0%} stay in reserve")
 
 # %% tags=["nbval-ignore-output"]
-predict("06.nodes", "How many nodes of 8 such GPUs does it take at least?", unit="nodes")
+predict("06.nodes", "How many nodes of 8 such GPUs are needed at least?", unit="nodes")
 
 # %%
 fewest = next(nodes for nodes in range(1, 65) if asked(nodes).fits)
 for nodes in sorted({1, 2, 4, fewest, 16}):
     best = asked(nodes).best
-    print(f"{nodes:2} node{'s' * (nodes > 1):1}: {best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {'fits' if best.fits else 'too much'}")
+    verdict = "fits" if best.fits else "too much"
+    print(f"nodes: {nodes:2}, {best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
 compare("06.nodes", fewest)
 
 # %%
@@ -432,31 +472,38 @@ print(chosen.answer)
 for entry in sorted(chosen.best.ledger.entries, key=lambda entry: -entry.bytes)[:4]:
     print(f"{entry.bytes / 1e9:5.1f} GB  {entry.name}")
 for hop in chosen.hidden:
-    print(f"{hop.name:18}: {hop.tokens:,} tokens per rank over {hop.link}, hidden from {hop.least_tokens:,.0f}")
+    print(f"{hop.name:18}: {hop.tokens:,} tokens per rank over {hop.link}, "
+          f"hidden from {hop.least_tokens:,.0f}")
 print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
-# One node is far too small, and not for the sake of attention: weights, gradients, optimizer state and what a forward keeps must be somewhere. With
-# 16 nodes the planner takes one ring of all GPUs, for the most part over NVLink, but as fast as InfiniBand. Tokens per
-# rank are above the threshold in every pass, so it hides. (The planner's thresholds are a little above section 6's, since it counts
-# latency too.) Communication makes this *possible*; it is memory and arithmetic
-# that you pay for. In a terminal the same plan, with alternatives and what to change, is
+# One node is far too small, and not because of attention: it cannot hold the weights, gradients, optimizer state and
+# activations. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
+# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden. (The planner's
+# thresholds are a little above section 6's, because it counts latency too.) Communication makes this *possible*; memory and
+# arithmetic are what you pay for. This command prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())
 
 # %% [markdown]
-# And if your ranks are others? The map below shows all of them at once. Beside the ring and the all-gather it knows one
-# more way, **Ulysses** (arXiv 2309.14509): one exchange, in which every rank sends something to every other, gives each
-# rank *all* tokens of a few heads; it attends to them alone, and a second such exchange takes the output home. While
-# there are heads to deal out, a rank's bytes hardly grow with the number of ranks, where a ring's do; but none of them
-# hide behind attention, and heads are few.
+# What if your ranks are different? The map below shows all of them at once. Beside the ring and the all-gather it knows a
+# third way, **Ulysses** (arXiv 2309.14509). One exchange, in which every rank sends something to every other, gives each
+# rank *all* tokens of a few heads. The rank attends to them alone, and a second exchange brings the output home. While
+# there are enough heads to share out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of
+# these bytes are hidden behind attention, and heads are few.
 #
-# Go across to your tokens per rank and up to your link's bandwidth: the colour says which of the three leaves the least
-# communication exposed, and right of the heavy line, the threshold of section 2, a ring's hops are hidden. Each diamond
-# is the threshold of a known machine on one of its links. Like section 2 the map counts with the **peak** FLOP/s, which
-# no kernel reaches, and it begins with 32 query heads on 8 K/V heads. So it asks for more tokens than section 6 and the
-# planner did, for the same H100s on InfiniBand.
+# Go across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
+# communication exposed. Right of the heavy line a ring's hops are hidden: it is section 2's threshold with the link's latency
+# added. Each diamond is this threshold for a known machine on one of its links. Like section 2, the map uses the **peak**
+# FLOP/s, which no kernel reaches, and it begins with 32 query heads on 8 K/V heads. So for the same H100s on InfiniBand it
+# asks for more tokens than section 6 and the planner did:
+
+# %%
+for link in (h100.inside, h100.between):
+    without, added = (least_tokens_hidden(h100.peak("bfloat16"), link.bytes_per_s, Attention(),
+                                          latency_s=latency) for latency in (0, link.latency_s))
+    print(f"{link.name}: {without:,.0f} tokens per rank, {added:,.0f} with latency")
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)
@@ -465,18 +512,30 @@ decision_map.play("h100", P=8)
 # ## Recap
 #
 # - A step computes 4·c²·D·H FLOPs and sends 2·c·D·K·e bytes. The first grows like c², the second like c.
-# - A hop hides from c = e·F/(2·B) · K/H tokens per rank, twice that under a balanced causal mask. B is one direction of the
-#   link, in bytes.
+# - A hop is hidden from c = e·F/(2·B) · K/H tokens per rank, and from twice that under a balanced causal mask. B is one
+#   direction of the link, in bytes per second.
 # - Double buffered, a uniform ring takes (P − 1) · max(block, hop) + block; with one buffer P · block + (P − 1) · hop.
-# - Traffic is an all-gather's. Memory is c tokens and one block in flight, whatever P. A KV cache holds K *and* V.
+# - Traffic is an all-gather's. Memory is c tokens and two K/V blocks of others, whatever P is. A KV cache holds K *and* V.
 # - One slow link or one slow rank sets the pace of all.
 #
 # ## Self-check
 #
-# 1. You double the tokens per rank. What happens to block, hop and their ratio? *(Four times, twice, twice as easy to hide.)*
-# 2. Elements become one byte instead of two, F doubles with it. The threshold? *(e·F stays, so does the threshold.)*
-# 3. A hop takes 3 times a block, P = 5, double buffered: how many blocks long is the run? *(4 · 3 + 1 = 13.)*
-# 4. Why can adding ranks to a fixed sequence expose communication that was hidden? *(c = S/P falls below the threshold.)*
-# 5. A colleague's link does "400 gigabit". What do you put for B? *(50 GB/s, after asking whether that is one direction.)*
+# Answer first, then open the answer.
 #
-# Now build it: [exercise 06](../exercises/06_what_it_costs.ipynb), the threshold, a makespan, a ring that beats it, a table.
+# <details><summary>1. You double the tokens per rank. What happens to block, hop and their ratio?</summary>The block takes
+# four times as long, the hop twice, so the ratio of block to hop doubles.</details>
+#
+# <details><summary>2. Elements become one byte instead of two, and F doubles. What happens to the threshold?</summary>e·F
+# stays the same, and so does the threshold.</details>
+#
+# <details><summary>3. A hop takes 3 times as long as a block, P = 5, double buffered. How many blocks long is the
+# run?</summary>4 · 3 + 1 = 13.</details>
+#
+# <details><summary>4. Why can more ranks on a fixed sequence expose communication that was hidden?</summary>c = S/P falls
+# below the threshold.</details>
+#
+# <details><summary>5. A colleague's link does "400 gigabit". Which B do you use?</summary>50 GB/s, if 400 gigabit per second
+# is the rate of one direction.</details>
+#
+# Now build it: [exercise 06](../exercises/06_what_it_costs.ipynb), the threshold, a makespan, a ring that hides its hops in
+# less memory, a table.

@@ -22,11 +22,13 @@ ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex
 def lesson_05(browser, lab) -> NotebookPage:
     """The lesson, run top to bottom, with two predictions made on the way."""
     notebook = open_notebook(browser.page, PATH)
-    number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.hops"')
-    notebook.run_above(choice.index + 1)
+    number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
+    notebook.run_above(number.index + 1)
     notebook.keep_busy(3)  # a fast typist's keystrokes and click must arrive in their order even so
-    type_number(notebook.select(number.index), "16", told="you predicted: 16 values")
-    press_button(notebook.select(choice.index), "P - 1", told="you predicted: P - 1")
+    type_number(notebook.select(number.index), "18", told="you predicted: 18 values")
+    for index in range(number.index + 1, choice.index + 1):
+        notebook.run(index)
+    press_button(notebook.select(choice.index), "2", told="you predicted: 2")
     notebook.run_below(choice.index + 1)
     return notebook
 
@@ -78,10 +80,10 @@ def test_it_runs_top_to_bottom_without_an_error_or_a_warning(lesson):
 
 def test_a_prediction_made_by_keyboard_is_kept_and_later_compared(lesson, lab):
     kept = json.loads(lab.progress.read_text())["predictions"]
-    assert (kept["05.hops"]["guess"], kept["05.values"]["guess"]) == ("P - 1", 16)
-    compared = lesson.find('compare("05.hops"').text
-    assert "measured: P - 1 (you predicted P - 1: right)" in compared
-    assert "measured: 32 values (you predicted 16 values: too low by a factor of 2)" in compared
+    assert (kept["05.slip"]["guess"], kept["05.values"]["guess"]) == ("2", 18)
+    assert "measured: 2 (you predicted 2: right)" in lesson.find('compare("05.slip"').text
+    compared = lesson.find('compare("05.values"').text
+    assert "measured: 36 values (you predicted 18 values: too low by a factor of 2)" in compared
 
 
 def test_the_rings_slider_moves_the_picture_by_keyboard(lesson):
@@ -107,7 +109,7 @@ def test_play_runs_to_the_last_step(lesson):
 
 
 def test_every_picture_that_the_lesson_draws_has_its_words(lesson):
-    drawn = [lesson.find("ring_view.strip("), lesson.find("ring_view.counted(stale")]
+    drawn = [lesson.find("ring_view.strip("), lesson.find("ring_counts.counted(stale")]
     for cell in drawn:
         picture = lesson.select(cell.index).locator(".jp-OutputArea-output img")
         assert len(picture.get_attribute("alt") or "") > 60

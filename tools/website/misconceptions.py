@@ -134,8 +134,8 @@ TOGETHER = {
     "04.flash:any": _FRESH,
     "04.causal:any": _FRESH,
     "06.table:published": (
-        "whoever is wrong here is wrong on the small model too, where the numbers can be followed on paper; here stand "
-        "the 21 figures of the paper, which is what the stage is for."
+        "an answer that is wrong here is wrong on the small model too, where one can follow the numbers on paper; this "
+        "check asks for the paper's own models, which is what the stage is for."
     ),
     "07.work:shuffled": _FRESH,
     "07.relation:any_start": "runs that begin anywhere, where the visible ones are those of layouts.",

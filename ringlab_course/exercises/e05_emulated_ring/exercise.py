@@ -2,16 +2,18 @@
 # # Exercise 05 · The emulated ring
 #
 # **You build** ring attention in three stages, each of which uses the one before: one step, the forward ring,
-# the causal ring on any layout.
+# and the causal ring on any layout.
+#
 # **You need** [lesson 05](../notebooks/05_emulated_ring.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what the checks look at |
 # |---|---|---|
-# | 05.step | `ring_step` | values, rows that see nothing, large scores, grouped heads, float32 state |
+# | 05.step | `ring_step` | values, rows that see nothing, large scores, grouped heads, a float32 state |
 # | 05.forward | `ring_forward` | values, P − 1 exchanges with the next rank, exact bytes, memory of a shard |
-# | 05.causal | `ring_forward_causal` | masks by global position in several layouts, lengths that differ |
+# | 05.causal | `ring_forward_causal` | masks by global position in several layouts, unequal lengths |
 #
-# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. Memory and
+# traffic count once the values are right.
 
 # %%
 import math
@@ -24,7 +26,7 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 05.step · One step
 #
-# A rank holds its queries `q` (B, H, Lq, D), a K/V block `k`, `v` (B, K, Lk, D), and what it knows so far:
+# A rank holds its queries `q` (B, H, Lq, D), a K/V block `k`, `v` (B, K, Lk, D), and its state so far:
 # `out` (B, H, Lq, D) and `lse` (B, H, Lq). Return the new `(out, lse)`, as if the keys of the block had been there
 # from the beginning.
 #
@@ -32,11 +34,16 @@ from ringlab_course import check, corpus, hint
 # - `(0, −inf)` means *nothing seen yet*. A row that sees no key of the block comes out as it went in.
 # - Query head h reads K/V head h // (H // K).
 # - q, k and v may be bfloat16; `out` and `lse` are at least float32. Compute in the dtype of `out`.
+# - You may write into `out` and `lse`, but leave `q`, `k`, `v` and `mask` as they are.
+#
+# **You may use** PyTorch's tensor functions. You write the merge yourself this once: `ringlab.merge`,
+# `ring_attention` and the other functions of ringlab that compute attention are off limits in all three stages, and
+# so is PyTorch's own attention.
 
 # %% grade="05.step"
 def ring_step(q, k, v, out, lse, mask=None):
     """Return (out, lse) after this block as well."""
-    # BEGIN SOLUTION attend to the block, merge with (out, lse)
+    # BEGIN SOLUTION one step of the ring
     group = q.shape[1] // k.shape[1]
     q, k, v = (x.to(out.dtype) for x in (q, k, v))
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -54,7 +61,7 @@ def ring_step(q, k, v, out, lse, mask=None):
 check("05.step")
 
 # %% [markdown]
-# Stuck? `hint("05.step")` in a new cell shows a question, then a direction, then a line of mathematics.
+# Stuck? `hint("05.step")` in a new cell shows a question. Run it again for a direction, then for a line of mathematics.
 
 # %% [markdown]
 # ## 05.forward · The ring
@@ -62,14 +69,17 @@ check("05.step")
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the
 # keys of **all** ranks, in float32 (float64 for float64 inputs).
 #
-# - Exactly P − 1 exchanges, K and V together in each, all with the next rank; nothing else travels.
-# - What travels is K and V as they came: same dtype, no repeated heads.
-# - Memory: your shard, the block in use, the block arriving. It must not grow with the number of ranks.
+# - Make exactly P − 1 exchanges, all with the next rank. Each carries K and V together, and nothing else travels.
+# - K and V travel as they came: in the same dtype, without repeated heads.
+# - A rank may hold its shard, the block in use and the block that is arriving. Memory must not grow with the number of
+#   ranks.
+#
+# **You may use** your `ring_step`, PyTorch's tensor functions, and the methods of `ring`.
 
 # %% grade="05.forward"
 def ring_forward(ring, q, k, v):
     """Return this rank's (out, lse) over the keys of all ranks."""
-    # BEGIN SOLUTION P steps, P − 1 shifts
+    # BEGIN SOLUTION the forward ring
     out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
     lse = out.new_full(q.shape[:-1], -math.inf)
     for step in range(ring.world_size):
@@ -92,13 +102,15 @@ check("05.forward")
 # ## 05.causal · Masks by global position
 #
 # `positions` is a list with one int64 tensor per rank: `positions[r][i]` is the global position of token i of rank r.
-# A query sees the keys at or before its own position. Shards may have different lengths, some may be empty:
-# `ring.shift(k, v, length=n)` says that the block to arrive has n tokens.
+# A query sees the keys at or before its own position. Shards may have different lengths, and some may be empty:
+# `ring.shift(k, v, length=n)` says that the arriving block has n tokens.
+#
+# **You may use** what you may use in 05.forward.
 
 # %% grade="05.causal"
 def ring_forward_causal(ring, q, k, v, positions):
     """Return this rank's (out, lse) over the keys at or before each query."""
-    # BEGIN SOLUTION compare positions; mind the length of the block due next
+    # BEGIN SOLUTION the causal ring
     mine = positions[ring.rank]
     out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
     lse = out.new_full(q.shape[:-1], -math.inf)
@@ -120,8 +132,8 @@ check("05.causal")
 # %% [markdown]
 # ## The same function on real processes
 #
-# When 05.forward holds, run `on_two_processes()` in a new cell. It runs your `ring_forward` on two virtual ranks and on
-# two processes joined by gloo, and says by how much the results differ.
+# When your 05.forward passes its checks, run `on_two_processes()` in a new cell. It runs your `ring_forward` on two
+# virtual ranks and on two processes joined by gloo, and returns the largest difference between the results.
 
 # %%
 def on_two_processes(S=256):
@@ -132,11 +144,15 @@ def on_two_processes(S=256):
         return ring_forward(ring, *layout.shard(qkv, ring.rank))
 
     pairs = zip(VirtualCluster(2).run(program).results, launch(program, 2).results, strict=True)
-    return max((a - b).abs().max().item() for virtual, real in pairs for a, b in zip(virtual, real, strict=True))
+    return max(
+        (a - b).abs().max().item()
+        for virtual, real in pairs
+        for a, b in zip(virtual, real, strict=True)
+    )
 
 
 # %% tags=["solution-only"]
 on_two_processes()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/05_emulated_ring.ipynb` runs the hidden ones, on inputs of its own.
+# `ringlab grade exercises/05_emulated_ring.ipynb` also runs the hidden checks, on inputs of its own.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import answered_number
 from ringlab_course.checking.wrong_answers import mistakes_of
@@ -131,6 +131,11 @@ def _own_link(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
     return _last(compute_s, hop_s, overlapped, arrives=arrives)
 
 
+def _link_of_the_receiver(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    """Takes hop_s[r] for the message into r, by whichever rank it is sent."""
+    return makespan(compute_s, np.roll(np.asarray(hop_s, float), -1), overlapped)
+
+
 def _mailbox(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
     """Messages leave as soon as the sender has posted, ready or not at the other end."""
     return _last(compute_s, hop_s, overlapped, begins=lambda posted: posted, own_send=False)
@@ -172,13 +177,14 @@ UNEQUAL = (
     mistake("closed_form", _closed_form),
     mistake("rank_zero", _rank_zero),
     mistake("mailbox", _mailbox),
-    mistake("sender_alone", _sender_alone),
     mistake("own_send_only", _own_send_only),
-    mistake("sender_is_free", _sender_is_free),
 )
-LINKS = (
+LINKS = (  # the first two give the same times where links are alike
+    mistake("sender_alone", _sender_alone),
+    mistake("sender_is_free", _sender_is_free),
     mistake("hears_from_the_next", _from_the_right),
     mistake("own_link_both_ways", _own_link),
+    mistake("link_of_the_receiver", _link_of_the_receiver),
 )
 MISTAKES = (*UNIFORM, *UNEQUAL, *LINKS)
 
@@ -201,10 +207,39 @@ def _cases(subject: Any, rings: Iterable[tuple[Any, Any]], text: str) -> Iterato
             yield answered_number(answer, truth, inputs, f"{figures}, {how}", "s")
 
 
+Ring = tuple[Array, Array]
+"""compute_s and hop_s."""
+
+
+def telling(draw: Callable[[], list[Ring]], mistakes: Sequence[Misconception]) -> list[Ring]:
+    """Return rings on which each of `mistakes` answers something else than the truth and than every other mistake."""
+    while True:
+        rings = draw()
+        asked = [(compute_s, hop_s, overlapped) for compute_s, hop_s in rings for overlapped in (False, True)]
+        told = {m.name: [m.imitate(*each) for each in asked] for m in MISTAKES if m.imitate}
+        told["the truth"] = [makespan(*each) for each in asked]
+        if all(_differs(told, m.name) for m in mistakes):
+            return rings
+
+
+def _differs(told: dict[str, list[float]], name: str) -> bool:
+    return not any(np.allclose(told[name], told[other], rtol=1e-4) for other in told if other != name)
+
+
 def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
     # With two ranks, and with them alone, a hop that is never hidden and a first one that is not look the same.
-    sizes = ((1, 1.0, 4.0), (3, 4.0, 1.0), (3, 1.0, 4.0), (2, 4.0, 1.0), (3, 2.0, 0.0))
-    _compare(subject, [(np.full((P, P), compute), np.full(P, hop)) for P, compute, hop in sizes])
+    def draw() -> list[Ring]:
+        long, short = (rng.integers(*ends, 5).astype(float) for ends in ((50, 100), (1, 50)))
+        sizes = (
+            (1, long[0], short[0]),
+            (3, long[1], short[1]),
+            (3, short[2], long[2]),
+            (2, long[3], short[3]),
+            (3, long[4], 0.0),
+        )
+        return [(np.full((P, P), compute), np.full(P, hop)) for P, compute, hop in sizes]
+
+    _compare(subject, telling(draw, UNIFORM))
 
 
 def causal(P: int, seconds: float) -> Array:
@@ -215,29 +250,42 @@ def causal(P: int, seconds: float) -> Array:
 
 
 def _check_unequal(subject: Any, rng: np.random.Generator) -> None:
-    """Figures at which mistakes give different numbers; not so those that differ only where links do."""
-    small = (([[1, 3], [4, 1]], 1.0), ([[6, 3, 2], [1, 4, 7], [1, 5, 6]], 2.0), (causal(4, 4.0), 1.0))
-    _compare(subject, [(compute_s, np.full(len(compute_s), hop)) for compute_s, hop in small])
+    """Links are alike here, so that mistakes about links give the right times."""
+
+    def draw() -> list[Ring]:
+        works = [
+            rng.integers(1, 20, (2, 2)),
+            rng.integers(1, 20, (3, 3)),
+            causal(4, 2.0 * rng.integers(5, 50)),
+        ]
+        return [(np.asarray(work, float), np.full(len(work), float(rng.integers(1, 9)))) for work in works]
+
+    _compare(subject, telling(draw, UNEQUAL))
 
 
 def _check_links(subject: Any, rng: np.random.Generator) -> None:
-    """Three links of different speed, again so that every mistake gives another number; then two nodes."""
-    work = np.array([[7, 3, 7], [2, 5, 2], [6, 3, 5]])
-    _compare(subject, [(work, np.array([2, 9, 3])), (causal(4, 4.0), np.array([0.5, 3.0, 0.5, 3.0]))])
+    """Three links of different speed; then two nodes."""
+
+    def draw() -> list[Ring]:
+        slow, fast = float(rng.integers(10, 50)), float(rng.integers(1, 10))
+        nodes = (causal(4, 2.0 * rng.integers(5, 50)), np.array([fast, slow, fast, slow]))
+        return [(rng.integers(1, 20, (3, 3)).astype(float), rng.integers(1, 20, 3).astype(float)), nodes]
+
+    _compare(subject, telling(draw, (*UNEQUAL, *LINKS)))
 
 
 def _check_random(subject: Any, rng: np.random.Generator) -> None:
     for P in (2, 5, 8, 13):
-        work = rng.integers(0, 64, (P, P)) / 8
-        hops = rng.integers(0, 64, P) / 8
+        work = rng.integers(0, 512, (P, P)) / 8
+        hops = rng.integers(0, 512, P) / 8
         _compare(subject, [(work, hops)], f"P={P}, unequal work, unequal links")
 
 
 HINTS = (
-    "At what time can rank r begin its step 1? Name everything that must have happened before.",
-    "Keep one array with the time at which each rank is ready for its next step, and go step by step. Ready and computing "
-    "give `done`. An exchange is posted at `ready` or at `done`, depending on the buffers. From the posts of r and r + 1 "
-    "follows when their message is over. np.roll brings neighbours side by side.",
+    "When can rank r begin its step 1? Name everything that must have happened by then.",
+    "Keep one array with the time at which each rank is ready for its next step, and go step by step. The computation "
+    "takes a rank from `ready` to `done`. It posts its exchange at `ready` or at `done`, depending on the buffers. The "
+    "posts of r and r + 1 determine when their message is over. np.roll shifts an array by one rank.",
     r"$m_r = \max(p_r, p_{r+1}) + h_r$, $\;\mathrm{ready}_r \leftarrow \max(\mathrm{done}_r, m_r, m_{r-1})$, with $p$ = "
     r"ready (double buffered) or done",
 )

@@ -1,12 +1,14 @@
-"""Checks of 06.overlap: a ring that has its exchange under way while it computes.
+"""Checks of 06.overlap: a ring that computes with a piece of a block while that piece is under way.
 
-What is looked at is the order of a rank's posts, computations and waits, on the virtual clock. Under the
-judge posts and waits are facts, and that the rank computes between them is its own word (see
-`ringlab_course.judge.network`); values, rounds, bytes and memory are facts.
+The checks look at the order of a rank's posts, computations and waits, on the virtual clock. Under the judge posts and
+waits are facts; that the rank computes between them is its own word (see `ringlab_course.judge.network`). Values,
+exchanges, bytes and memory are facts, and each check of these compares the values of its own runs too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,14 @@ import torch
 
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.overlap import MISTAKES, OVERLAP, expect_overlap
 from ringlab_course.checking.positions import (
     Shards,
+    answered_ranks,
     compare_ranks,
     expect_bytes,
     expect_neighbours,
@@ -29,11 +33,22 @@ from ringlab_course.checking.positions import (
 from ringlab_course.checking.ring_mistakes import FORWARD
 
 SHARED = (
-    "forgets_last_block", "forgets_own_block", "never_uses_the_visitor", "sends_own_block_again", "counts_to_three",
-    "sends_p_times", "splits_the_exchange", "gathers_everything", "repeats_heads_on_the_wire", "sends_too_many_bytes",
+    "forgets_last_block", "forgets_own_block", "waits_too_early", "never_uses_the_visitor", "sends_own_block_again",
+    "counts_to_three", "sends_p_times", "gathers_everything", "repeats_heads_on_the_wire", "sends_too_many_bytes",
     "keeps_every_block", "does_not_unpack", "leaves_the_ring", "never_waits",
 )  # fmt: skip
-"""Mistakes of any ring, told as in exercise 05."""
+"""Mistakes of any ring, described as in exercise 05."""
+
+
+def _case(
+    rng: np.random.Generator, P: int, L: int, pieces: int, H: int = 1, K: int = 1, D: int = 2
+) -> Shards:
+    case = shards(rng, [L] * P, H, K, D, text=f", pieces={pieces}")
+    return replace(case, keywords={"pieces": pieces})
+
+
+def _pieces(case: Shards) -> int:
+    return int(case.keywords["pieces"])
 
 
 def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
@@ -48,36 +63,44 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 
 
 def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
+    """Return the outcome of the learner's ring, whose values are right."""
     outcome = _run(subject, case, faults)
-    for rank, result in enumerate(outcome.results):
-        parts = expect_tuple(result, NAMES)
-        if any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
-            raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
-    compare_ranks(case, outcome.results, FORWARD)
+    compare_all(_answered(case, outcome.results), FORWARD)
     return outcome
 
 
+def _answered(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
+    for rank, result in enumerate(results):
+        parts = expect_tuple(result, NAMES)
+        if case.world_size > 1 and any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
+            raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
+    yield from answered_ranks(case, results)
+
+
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    for P, L, D in ((1, 2, 2), (2, 1, 1), (2, 4, 4), (3, 1, 2), (3, 2, 2)):
-        _verify(subject, shards(rng, [L] * P, 1, 1, D))
-    _verify(subject, narrow(shards(rng, [4] * 3, 1, 1, 4)))
-    _verify(subject, shards(rng, [3] * 8, 4, 2, 8))
+    sizes = ((1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 4, 2), (3, 2, 1), (3, 2, 2), (3, 5, 3))
+    cases = [_case(rng, *size) for size in sizes]
+    cases += [narrow(_case(rng, 3, 4, 2, D=4)), _case(rng, 8, 3, 2, 4, 2, 8)]
+    compare_all((each for case in cases for each in _answered(case, _run(subject, case).results)), FORWARD)
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    for P in (2, 3, 4):
-        case = shards(rng, [2] * P, 1, 1, 2)
-        expect_overlap(_run(subject, case).trace, case.text)
+    for P, L, pieces in ((2, 2, 1), (2, 2, 2), (3, 2, 1), (3, 4, 2), (4, 5, 3)):
+        case = _case(rng, P, L, pieces)
+        outcome = _run(subject, case)
+        expect_overlap(outcome.trace, case.text, pieces)
+        compare_ranks(case, outcome.results, FORWARD)
 
 
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
-    for P, H, K in ((1, 1, 1), (3, 1, 1), (3, 4, 2)):
-        case = shards(rng, [4] * P, H, K, 4)
-        trace = _run(subject, case).trace
-        _expect_direction(trace, case.text)
-        expect_neighbours(trace, case.text)
-        expect_bytes(case, trace, H // K)
-    _check_as_they_came(subject, narrow(shards(rng, [4] * 3, 1, 1, 4)))
+    for P, L, pieces, H, K in ((1, 4, 2, 1, 1), (3, 4, 1, 1, 1), (3, 4, 3, 1, 1), (3, 4, 2, 4, 2)):
+        case = _case(rng, P, L, pieces, H, K, 4)
+        outcome = _run(subject, case)
+        _expect_direction(outcome.trace, case.text)
+        _expect_exchanges(outcome.trace, case)
+        expect_bytes(case, outcome.trace, H // K)
+        compare_ranks(case, outcome.results, FORWARD)
+    _check_as_they_came(subject, narrow(_case(rng, 3, 4, 2, D=4)))
 
 
 def _expect_direction(trace: Any, text: str) -> None:
@@ -85,6 +108,22 @@ def _expect_direction(trace: Any, text: str) -> None:
     P = trace.world_size
     if P > 2 and all(trace.peers(rank) == {(rank - 1) % P} for rank in range(P)):
         raise MISTAKES["wrong_direction"].failure(f"{text}: rank 0 sends to rank {P - 1}, should send to 1")
+
+
+def _expect_exchanges(trace: Any, case: Shards) -> None:
+    """Raise the Failure, in this exercise's words, of a ring with another number of exchanges."""
+    pieces, tokens = _pieces(case), case.ks[0].shape[-2]
+    chunks = len(case.ks[0].chunk(pieces, dim=-2))
+    rounds = trace.rounds(0)
+    if chunks < pieces and rounds == chunks * (case.world_size - 1):
+        example = f"{case.text}: {tokens} tokens in {chunks} pieces, should be {pieces}"
+        raise MISTAKES["fewer_pieces"].failure(example)
+    try:
+        expect_neighbours(trace, case.text, pieces)
+    except Failure as failure:
+        if failure.misconception in MISTAKES:
+            raise MISTAKES[failure.misconception].failure(failure.counterexample) from None
+        raise
 
 
 def _check_as_they_came(subject: Any, case: Shards) -> None:
@@ -98,96 +137,78 @@ def _check_as_they_came(subject: Any, case: Shards) -> None:
 
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
-    case = shards(rng, [3] * 8, 4, 2, 8)
-    outcome = _verify(subject, case)
-    expect_overlap(outcome.trace, case.text)
+    """The second case takes so long that the judge sees whether the work is done where the ring says that it computes."""
+    for size in ((8, 3, 2, 4, 2, 8), (2, 768, 2, 4, 4, 64)):
+        case = _case(rng, *size)
+        outcome = _verify(subject, case)
+        expect_overlap(outcome.trace, case.text, _pieces(case))
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
-    """Late posts, slow links and a slow rank change no answer: only times."""
-    case = shards(rng, [2] * 3, 1, 1, 2)
-    _verify(subject, case)
-    seed = int(rng.integers(1 << 30))
+    """Late posts, slow links and a slow rank change no answer: only times. Each run has inputs of its own.
+
+    The network is blamed only if another run without its faults is right.
+    """
     for name, faults, text in (
-        ("writes_what_is_sent", Faults(seed, late=1.0), "every exchange posted as late as a transport may"),
-        ("looks_at_the_clock", Faults(seed, delay=8.0), "links of different speed"),
-        ("looks_at_the_clock", Faults(seed, slow=(1, 8.0)), "one rank eight times as slow"),
+        ("writes_what_is_sent", {"late": 1.0}, "every exchange posted as late as a transport may"),
+        ("looks_at_the_clock", {"delay": 8.0}, "links of different speed"),
+        ("looks_at_the_clock", {"slow": (1, 8.0)}, "one rank eight times as slow"),
     ):
+        faulty, plain, seed = _case(rng, 3, 4, 2), _case(rng, 3, 4, 2), int(rng.integers(1 << 30))
         try:
-            _verify(subject, case, faults)
+            _verify(subject, faulty, Faults(seed, **faults))
         except NotWritten:
             raise
         except Failure as failure:
+            _verify(subject, plain)
             raise MISTAKES[name].failure(f"{text}\n{failure.counterexample}") from None
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 3 and among 6, but for one block; 4 MiB stand out from whole pages.
+    """Beyond what a lone rank needs, a rank holds a block and a piece, among 6 ranks as among 3.
 
-    Not among 2: there nothing is received into a buffer that a block has left.
+    4 MiB, a block, stand out from whole pages. In quarters that is 1¼ blocks, and 1½ where what is sent is copied; old
+    pieces make it ¾ more. Not among 2: there nothing is received into memory that a block has left. The lone rank
+    comes last, when its worker has loaded everything.
     """
-    few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 6))
-    peaks = [max(report.peak_bytes for report in _run(subject, case).memory) for case in (few, many)]
-    if peaks[1] > peaks[0] + many.block_bytes(0):
-        raise MISTAKES["keeps_every_block"].failure(
-            f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
-            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=6"
+    cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
+    runs = [_run(subject, case) for case in cases]
+    few, many, alone = (max(report.peak_bytes for report in run.memory) for run in runs)
+    block = cases[0].block_bytes(0)
+    text = f"4 tokens on every rank, a K/V block of {block:,} bytes in 4 pieces"
+    if many > few + block:
+        raise MISTAKES["keeps_every_block"].failure(f"{text}: peak {few:,} bytes with P=3, {many:,} with P=6")
+    if few > alone + 7 * block // 4:
+        raise MISTAKES["keeps_old_pieces"].failure(
+            f"{text}: peak {alone:,} bytes with P=1, {few:,} with P=3; {5 * block // 4:,} more are enough"
         )
+    for case, run in zip(cases, runs, strict=True):
+        compare_ranks(case, run.results, FORWARD)
 
 
 HINTS = (
-    "While you compute with a block, what does its sending do to it? And where does the next block go meanwhile?",
-    "In every step but the last: work = ring.post(k, v), then the computation with k and v through ring.compute, then "
-    "k, v = work.wait(). The last block is only computed with.",
-    r"per step $\max(t_\mathrm{compute}, t_\mathrm{hop})$ instead of $t_\mathrm{compute} + t_\mathrm{hop}$, for "
-    r"$t = 0 \dots P-2$, then $t_\mathrm{compute}$",
+    "While a rank computes with one piece, which tensors does it need? Which of them does it need no longer when the "
+    "piece's successor has arrived?",
+    "Keep the block as a list of pieces. For each piece of each step but the last: work = ring.post(…) with the piece, "
+    "compute with the piece through ring.compute, then put what work.wait() returns in its place in the list.",
+    r"memory beyond the shard: $1 + \tfrac1n$ blocks instead of 2; time per piece "
+    r"$\max(t_\mathrm{compute}, t_\mathrm{hop}) / n$, as both are proportional to the piece",
 )
 
 STAGE = Stage(
     id="06.overlap",
     function="overlapped_ring",
-    title="The double-buffered ring",
+    title="Hidden hops in less memory",
     kind="ring",
     helpers=("attend",),
     hints=HINTS,
     misconceptions=(*OVERLAP, *(MISTAKES[name] for name in SHARED)),
     checks=(
-        Check(
-            "values", 2, "visible", "out and lse equal full attention for P = 1, 2, 3 and 8", _check_values
-        ),
-        Check(
-            "order",
-            3,
-            "visible",
-            "post, compute, wait: no hop is exposed on the virtual clock",
-            _check_order,
-            kind="speed",
-        ),
-        Check(
-            "traffic",
-            2,
-            "visible",
-            "P − 1 exchanges with the next rank, exactly the bytes of K and V, in their dtype",
-            _check_traffic,
-            kind="cost",
-        ),
-        Check(
-            "eight_ranks",
-            2,
-            "stress",
-            "eight ranks, several heads, every hop hidden",
-            _check_eight_ranks,
-            kind="speed",
-        ),
-        Check(
-            "any_network",
-            1,
-            "stress",
-            "the same answers where links, ranks or posts are slow",
-            _check_any_network,
-        ),
-        Check(
-            "memory", 1, "held-out", "two blocks, whatever the number of ranks", _check_memory, kind="cost"
-        ),
+        Check("values", 2, "visible", "out and lse equal full attention for P = 1, 2, 3 and 8", _check_values),
+        Check("order", 3, "visible", "for each piece: post, compute, wait", _check_order, kind="speed"),
+        Check("traffic", 2, "visible", "one exchange a piece and hop, exactly the bytes of K and V", _check_traffic, kind="cost"),
+        Check("eight_ranks", 2, "stress", "eight ranks, several heads, every hop hidden", _check_eight_ranks, kind="speed"),
+        Check("any_network", 1, "stress", "the same answers where links, ranks or posts are slow", _check_any_network),
+        Check("memory", 1, "held-out", "a block and a piece, whatever the number of ranks", _check_memory, kind="cost"),
     ),
-)
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,8 +10,7 @@ import numpy as np
 
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.numbers import answered_number, expect_number
+from ringlab_course.checking.numbers import answered_number
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("06.table")
@@ -81,6 +81,11 @@ def _upside_down(*inputs: Any, **keywords: Any) -> float:
     return 1 / max_speedup(*inputs, **keywords)
 
 
+def _one_linear_layer(model: dict[str, int], ranks: int, tokens: int, attention_weight: float = 1.0) -> float:
+    """The linear layers of one layer, the attention of all."""
+    return _ratio({**model, "layers": 1}, ranks, tokens, attention_weight * model["layers"])
+
+
 COUNTS = (
     mistake("only_attention", _with(linear_factor=0.0)),
     mistake("own_block_whole", _with(busiest=lambda model, ranks, tokens: ranks)),
@@ -91,6 +96,8 @@ COUNTS = (
     mistake("multiply_adds", _with(linear_factor=0.5)),
     mistake("whole_sequence", _with(chunk=lambda model, ranks, tokens: tokens)),
     mistake("linear_whole_sequence", _with(linear_factor=lambda model, ranks, tokens: ranks)),
+    mistake("layers_in_attention", _with(attention_factor=lambda model, ranks, tokens: 1 / model["layers"])),
+    mistake("layers_in_linear", _one_linear_layer),
     mistake("no_vocabulary", _with(vocabulary_times=0.0)),
     mistake("vocabulary_per_layer", _with(vocabulary_times=lambda model, ranks, tokens: model["layers"])),
     mistake("upside_down", _upside_down),
@@ -129,54 +136,61 @@ def _cases(subject: Any, asked: Iterable[Asked]) -> Iterator[Answered]:
         )
 
 
-TINY = {"vocabulary": 40, "d_model": 8, "d_ff": 24, "layers": 3, "ffn_matrices": 2}
-SMALL: tuple[Asked, ...] = ((TINY, 3, 12, 1.0), (TINY, 4, 64, 1.0))
-"""For paper; with 2 ranks N − 1 and N/2 are the same, and so are others."""
+def _tiny(rng: np.random.Generator) -> dict[str, int]:
+    """Return a model small enough for paper."""
+    d_model, d_ff = 2 * int(rng.integers(2, 17)), 4 * int(rng.integers(2, 17))
+    vocabulary, layers = 10 * int(rng.integers(2, 30)), int(rng.integers(2, 7))
+    return {"vocabulary": vocabulary, "d_model": d_model, "d_ff": d_ff, "layers": layers, "ffn_matrices": 2}
+
+
+def _small(rng: np.random.Generator) -> list[Asked]:
+    """Return two tiny models on which every wrong count gives another ratio than the truth and than all others.
+
+    With 2 ranks N − 1 and N/2 are the same, and so are others.
+    """
+    while True:
+        asked = [(_tiny(rng), ranks, ranks * int(rng.integers(2, 40)), 1.0) for ranks in (3, 4)]
+        ratios = [[m.imitate(*each) for each in asked] for m in (*COUNTS, MATRICES[0]) if m.imitate]
+        ratios.append([max_speedup(*each) for each in asked])
+        if not any(np.allclose(a, b, rtol=1e-4) for a, b in itertools.combinations(ratios, 2)):
+            return asked
 
 
 def _check_counts(subject: Any, rng: np.random.Generator) -> None:
-    """A model small enough for paper, the attention's FLOPs not weighed."""
-    _compare(subject, SMALL)
+    """The attention's FLOPs are not weighed."""
+    _compare(subject, _small(rng))
 
 
 def _check_weight(subject: Any, rng: np.random.Generator) -> None:
-    _compare(subject, [(TINY, 4, 64, weight) for weight in (1.0, 2.0, 3.5)])
+    model, ranks, tokens, _ = _small(rng)[1]
+    weights = (1.0, 2.0, float(rng.integers(5, 40)) / 4)
+    _compare(subject, [(model, ranks, tokens, weight) for weight in weights])
 
 
 def _check_published(subject: Any, rng: np.random.Generator) -> None:
-    """Every row of the paper's table, to the last digit that it prints; the plain counts first, to name what is wrong."""
-    _compare(subject, SMALL)
-    rows = [
-        (MODELS[name], tokens, figure)
-        for name, row in PUBLISHED.items()
-        for tokens, figure in zip(TOKENS, row, strict=True)
-    ]
-    for model, tokens, published in rows:
-        got = expect_number(subject.call(model, RANKS, tokens, attention_weight=WEIGHT))
-        if abs(got - published) > 0.005 + 1e-9:
-            _compare(subject, [(model, RANKS, tokens, WEIGHT) for model, tokens, _ in rows])
-            raise Failure(
-                "The count is right, the published figure differs.",
-                f"{_text(model, RANKS, tokens, WEIGHT)}: {published}",
-            )
+    """The paper's models on its 4 ranks, at contexts near those of its table; the plain counts first, to name mistakes."""
+    _compare(subject, _small(rng))
+    contexts = [tokens + RANKS * int(rng.integers(1, 2048)) for tokens in TOKENS]
+    _compare(subject, [(model, RANKS, tokens, WEIGHT) for model in MODELS.values() for tokens in contexts])
 
 
 def _check_other_models(subject: Any, rng: np.random.Generator) -> None:
-    """Three feed-forward matrices and none of the paper's sizes; one rank gains nothing."""
+    """Three feed-forward matrices and sizes that are not the paper's; one rank gains nothing."""
     gated = {"vocabulary": 128256, "d_model": 4096, "d_ff": 14336, "layers": 32, "ffn_matrices": 3}
     gpt = {**gated, "ffn_matrices": 2}
     asked = ((gpt, 1, 1.0), (gpt, 8, 1.0), (gpt, 8, 3.0), (gated, 8, 1.0), (gated, 64, 2.5))
     _compare(
         subject,
-        [(model, ranks, ranks * int(rng.integers(1, 16)) * 1024, weight) for model, ranks, weight in asked],
+        [(model, ranks, ranks * int(rng.integers(1024, 16384)), weight) for model, ranks, weight in asked],
     )
 
 
 HINTS = (
-    "What does the slowest rank compute under each of the two layouts, in blocks of c × c score elements?",
-    "Two times: linear plus weighed attention. Linear: 2 FLOPs per weight and token, c tokens; weights per layer, and the "
-    "output layer once. Attention: 4·d FLOPs per score element, per layer; the contiguous layout's last rank computes all "
-    "earlier blocks and half of its own, a balanced one an equal share of the visible half.",
+    "How many blocks of c × c score elements does the slowest rank compute under each of the two layouts?",
+    "Each of the two times is linear plus weighted attention. Linear: 2 FLOPs per weight and token, for c tokens; the "
+    "weights of every layer, and the output layer once. Attention: 4·d FLOPs per score element and layer. The last rank of "
+    "the contiguous layout computes all earlier blocks and half of its own; a balanced rank computes an equal share of the "
+    "visible half.",
     r"$\dfrac{\ell + w\,a\,(N-\frac12)}{\ell + w\,a\,\frac N2}$ with $a = 4 d c^2 \cdot \mathrm{layers}$ and "
     r"$\ell = 2c\,d\,[(4d + m f)\,\mathrm{layers} + V]$",
 )
@@ -190,7 +204,9 @@ STAGE = Stage(
     checks=(
         Check("counts", 2, "visible", "a model small enough for paper", _check_counts),
         Check("weight", 1, "visible", "attention at a lower rate than the linear layers", _check_weight),
-        Check("published", 3, "visible", "all 21 figures of the paper's table 3", _check_published),
+        Check(
+            "published", 3, "visible", "the paper's three models, at contexts near its own", _check_published
+        ),
         Check("other_models", 1, "held-out", "other models and numbers of ranks", _check_other_models),
     ),
 )

@@ -101,11 +101,21 @@ TOGETHER = mistake("one_condition_at_a_time")
 MISTAKES = (*PLAIN, *SHEET, ELEMENTS, *GROUPS, *CAUSAL, TOGETHER)
 
 
-def _on(*sheets: Sheet, mistakes: tuple[Misconception, ...]) -> Any:
-    """Return a check of these sheets, the plainest first: a mistake that shows there is not taken for another."""
+def _machine(rng: np.random.Generator, **more: Any) -> Sheet:
+    """Return figures of a machine that nobody sells, with a threshold that is no integer."""
+    while True:
+        flops, rate = rng.integers(500, 10000) * 1e11, rng.integers(100, 1800) / 2
+        sheet = Sheet(float(flops), float(rate), **more)
+        if least_tokens(*sheet.inputs, **sheet.keywords) % 1:
+            return sheet
+
+
+def _on(*sheets: dict[str, Any], mistakes: tuple[Misconception, ...]) -> Any:
+    """Return a check of such sheets, the plainest first: a mistake that shows there is not taken for another."""
 
     def run(subject: Any, rng: np.random.Generator) -> None:
-        _compare(subject, sheets, (*mistakes, *(m for m in PLAIN if m not in mistakes)))
+        drawn = [_machine(rng, **more) for more in ({}, *sheets)]
+        _compare(subject, drawn, (*mistakes, *(m for m in PLAIN if m not in mistakes)))
 
     return run
 
@@ -137,10 +147,10 @@ def _answered(subject: Any, sheet: Sheet) -> Answered:
 
 
 HINTS = (
-    "Both sides of the race grow with c, the tokens per rank: one like c, the other like c². Which is which, and what does "
-    "that say about large c?",
-    "Write down the seconds of a step, FLOPs over F, and the seconds of a hop, bytes over B. Count H query heads and "
-    "H/group K/V heads. Set the two equal: D and H cancel. Then turn the data sheet's rate into bytes per second in one "
+    "Computation and message both grow with c, the tokens per rank: one like c, the other like c². Which is which? What "
+    "does that say about a large c?",
+    "Write down the seconds of a step, FLOPs over F, and the seconds of a hop, bytes over B. There are H query heads and "
+    "H/group K/V heads. Set the two equal: D and H cancel. Then convert the data sheet's rate to bytes per second in one "
     "direction.",
     r"$\dfrac{4c^2DH}{F} \cdot \left(\tfrac12 \text{ if causal}\right) \ge \dfrac{2c\,D\,e\,H/\mathrm{group}}{B}$",
 )
@@ -157,35 +167,35 @@ STAGE = Stage(
             2,
             "visible",
             "one direction, GB/s, two bytes, no mask",
-            _on(Sheet(), Sheet(989.4e12, 450.0), mistakes=PLAIN),
+            _on({}, mistakes=PLAIN),
         ),
         Check(
             "sheet",
             2,
             "visible",
             "rates as data sheets state them",
-            _on(Sheet(), Sheet(rate=600.0, directions=2), Sheet(rate=200.0, unit="Gbit/s"), mistakes=SHEET),
+            _on({"directions": 2}, {"unit": "Gbit/s"}, {"unit": "Gbit/s", "directions": 2}, mistakes=SHEET),
         ),
         Check(
             "groups",
             1,
             "visible",
             "fewer K/V heads than query heads",
-            _on(Sheet(), Sheet(group=8), mistakes=GROUPS),
+            _on({"group": 8}, {"group": 3}, mistakes=GROUPS),
         ),
         Check(
             "causal",
             1,
             "visible",
             "a balanced causal mask",
-            _on(Sheet(), Sheet(causal=True), mistakes=CAUSAL),
+            _on({"causal": True}, {"causal": True}, mistakes=CAUSAL),
         ),
         Check(
             "elements",
             1,
-            "stress",
+            "visible",
             "elements of one and of four bytes",
-            _on(Sheet(), Sheet(element_bytes=4), Sheet(element_bytes=1), mistakes=(ELEMENTS,)),
+            _on({"element_bytes": 4}, {"element_bytes": 1}, mistakes=(ELEMENTS,)),
         ),
         Check("mixed", 1, "held-out", "everything at once", _check_mixed),
     ),

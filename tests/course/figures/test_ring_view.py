@@ -14,7 +14,7 @@ from ringlab.comm.trace import Exchange, Trace
 from ringlab.errors import CommError
 from ringlab.merge import Partial, merge
 from ringlab.viz.style import png, rank_colour
-from ringlab_course.figures import ring_view
+from ringlab_course.figures import ring_counts, ring_view
 
 
 def attend(q, k, v):
@@ -133,7 +133,7 @@ def test_an_all_gather_is_no_ring() -> None:
 
 
 def test_counts_of_a_right_ring_are_all_one() -> None:
-    assert np.allclose(ring_view.counts(plain_ring, striped(12, 3)), 1.0)
+    assert np.allclose(ring_counts.counts(plain_ring, striped(12, 3)), 1.0)
 
 
 def test_counts_find_a_stale_block_that_the_trace_cannot_show() -> None:
@@ -142,7 +142,7 @@ def test_counts_find_a_stale_block_that_the_trace_cannot_show() -> None:
     def stale(ring, q, k, v):
         return plain_ring(ring, q, k, v, forwards=False)
 
-    counts = ring_view.counts(stale, layout)
+    counts = ring_counts.counts(stale, layout)
     expected = np.kron(np.eye(4) + 3 * np.eye(4, k=-1) + 3 * np.eye(4, k=3), np.ones((2, 2)))
     assert np.allclose(counts, expected)
 
@@ -153,7 +153,7 @@ def test_counts_of_the_causal_package_are_a_triangle() -> None:
     def causal(ring, q, k, v):
         return ring_attention(q, k, v, ring=ring, layout=layout, causal=True, return_lse=True)
 
-    assert np.allclose(ring_view.counts(causal, layout), np.tril(np.ones((11, 11))))
+    assert np.allclose(ring_counts.counts(causal, layout), np.tril(np.ones((11, 11))))
 
 
 @pytest.mark.parametrize("P", [1, 2, 5, 8])

@@ -45,22 +45,27 @@ def attend(q, k, v):
     return torch.exp(scores - lse[..., None]) @ v, lse
 
 
-def overlapped_ring(ring, q, k, v):
+def overlapped_ring(ring, q, k, v, pieces):
+    """Own receive buffers, each used again once its piece has been sent on."""
     out, lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -math.inf)
-    here, free = (k, v), None
+    here = list(zip(k.tensor_split(pieces, -2), v.tensor_split(pieces, -2), strict=True))
+    free = {}  # by number of tokens
     for step in range(ring.world_size):
-        work = None
-        if step + 1 < ring.world_size:
-            free = free or (torch.empty_like(k), torch.empty_like(v))
-            work = ring.post(*here, into=free)
-        part, part_lse = ring.compute(f"attend {step}", attend, q, *here)
-        total = torch.logaddexp(lse, part_lse)
-        out = out * torch.exp(lse - total)[..., None] + part * torch.exp(part_lse - total)[..., None]
-        lse = total
-        if work:
-            work.wait()
-            # The caller's own shard stays as it was: only buffers of ours are received into.
-            here, free = free, (here if step else None)
+        for number in range(pieces):
+            work, piece = None, here[number]
+            tokens = piece[0].shape[-2]
+            if step + 1 < ring.world_size:
+                into = free.pop(tokens, None) or tuple(x.new_empty(x.shape) for x in piece)
+                work = ring.post(*piece, into=into)
+            part, part_lse = ring.compute(f"attend {step}", attend, q, *piece)
+            total = torch.logaddexp(lse, part_lse)
+            out = out * torch.exp(lse - total)[..., None] + part * torch.exp(part_lse - total)[..., None]
+            lse = total
+            if work:
+                work.wait()
+                here[number] = into
+                if step:  # the caller's own shard stays as it was: only buffers of ours are received into
+                    free[tokens] = piece
     return out, lse
 
 

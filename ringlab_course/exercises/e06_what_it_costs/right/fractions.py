@@ -3,6 +3,7 @@
 from functools import lru_cache, partial
 
 import numpy as np
+import torch
 
 from ringlab.blocks import get_block
 from ringlab.merge import merge
@@ -44,17 +45,22 @@ def makespan(compute_s, hop_s, overlapped):
     return max(map(partial(ends, step=P - 1), range(P)))
 
 
-def overlapped_ring(ring, q, k, v):
+def overlapped_ring(ring, q, k, v, pieces):
     *hops, final = range(ring.world_size)
-    partials = None
+    block = {i: (x, y) for i, (x, y) in enumerate(zip(torch.tensor_split(k, pieces, 2), torch.tensor_split(v, pieces, 2)))}
+    partials = []
     for hop in hops:
-        arriving = ring.post(k, v)
-        here = ring.compute(f"block {ring.origin(hop)}", attend, q, k, v)
-        partials = here if partials is None else merge(partials, here)
-        k, v = arriving.wait()
-    here = ring.compute(f"block {ring.origin(final)}", attend, q, k, v)
-    partials = here if partials is None else merge(partials, here)
-    return tuple((partials.out, partials.lse))
+        for i in range(pieces):
+            arriving = ring.post(*block[i])
+            partials.append(ring.compute(f"block {ring.origin(hop)}", attend, q, *block[i]))
+            if len(partials) == 2:
+                partials = [merge(*partials)]
+            block[i] = arriving.wait()
+    for piece in block.values():
+        partials.append(ring.compute(f"block {ring.origin(final)}", attend, q, *piece))
+        if len(partials) == 2:
+            partials = [merge(*partials)]
+    return tuple((partials[0].out, partials[0].lse))
 
 
 def max_speedup(model, ranks, tokens, attention_weight=1.0):

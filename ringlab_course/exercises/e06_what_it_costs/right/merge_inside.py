@@ -42,19 +42,21 @@ def attend(q, k, v, state):
     return merge(state, Partial(scores.softmax(-1) @ v, scores.logsumexp(-1)))
 
 
-def rounds(ring, k, v):
-    """Yield each block with the exchange that is under way meanwhile."""
+def rounds(ring, k, v, pieces):
+    """Yield each piece with its exchange under way."""
+    block = [torch.stack(pair) for pair in zip(k.tensor_split(pieces, dim=-2), v.tensor_split(pieces, dim=-2))]
     for _ in range(ring.world_size - 1):
-        work = ring.post(k, v, give=False)
-        yield k, v
-        k, v = work.wait()
-    yield k, v
+        for number in range(pieces):
+            work = ring.post(block[number], give=False)
+            yield block[number]
+            (block[number],) = work.wait()
+    yield from block
 
 
-def overlapped_ring(ring, q, k, v):
+def overlapped_ring(ring, q, k, v, pieces):
     state = Partial(torch.zeros(q.shape), torch.full(q.shape[:-1], -math.inf))
-    for key, value in rounds(ring, k, v):
-        state = ring.compute("attend and merge", attend, q, key, value, state)
+    for both in rounds(ring, k, v, pieces):
+        state = ring.compute("attend and merge", attend, q, *both, state)
     return state.out, state.lse
 
 

@@ -29,13 +29,18 @@ def attend(q, k, v):
     return get_block("blockwise", q).forward(q, k, v, causal=False, scale=1 / math.sqrt(q.shape[-1]))
 
 
-def overlapped_ring(ring, q, k, v):
-    state = Partial.identity(q)
+def overlapped_ring(ring, q, k, v, pieces):
+    state, tokens = Partial.identity(q), k.shape[-2]
+    cuts = [tokens * number // pieces for number in range(pieces + 1)]
+    spans = [slice(begin, end) for begin, end in zip(cuts, cuts[1:])]
+    keys, values = [k[..., span, :] for span in spans], [v[..., span, :] for span in spans]
     for step in range(ring.world_size - 1):
-        work = ring.post(k, v)
-        state = merge(state, ring.compute(f"step {step}", attend, q, k, v))
-        k, v = work.wait()
-    state = merge(state, ring.compute("last", attend, q, k, v))
+        for i in range(pieces):
+            work = ring.post(keys[i], values[i])
+            state = merge(state, ring.compute(f"step {step}", attend, q, keys[i], values[i]))
+            keys[i], values[i] = work.wait()
+    for i in range(pieces):
+        state = merge(state, ring.compute("last", attend, q, keys[i], values[i]))
     return state.out, state.lse
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 
 from ringlab.blocks import get_block
 from ringlab.merge import Partial, merge
@@ -30,14 +31,16 @@ def makespan(compute_s, hop_s, overlapped):
     return float((ready + compute_s[:, P - 1]).max())
 
 
-def overlapped_ring(ring, q, k, v):
+def overlapped_ring(ring, q, k, v, pieces):
     state = Partial.identity(q)
+    block = list(zip(k.tensor_split(pieces, -2), v.tensor_split(pieces, -2), strict=True))
     for step in range(ring.world_size):
         last = step == ring.world_size - 1
-        work = None if last else ring.post(k, v)
-        state = merge(state, ring.compute(f"attend {step}", attend, q, k, v))
-        if work is not None:
-            k, v = work.wait()
+        for number, piece in enumerate(block):
+            work = None if last else ring.post(*piece)
+            state = merge(state, ring.compute(f"attend {step}", attend, q, *piece))
+            if work is not None:
+                block[number] = work.wait()
     return state.out, state.lse
 
 

@@ -1,0 +1,84 @@
+"""How often a ring program counts each key for each query: measured by running it on probes, and drawn as a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.viz.style import INK, PAPER, QUIET, RED, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ringlab.layout import Layout
+
+ONCE = "#c3c3c3"
+"""The grey of a key that is counted once: 0.35 on matplotlib's map of greys."""
+
+
+def counts(program: Callable[..., Any], layout: Layout, *args: Any) -> np.ndarray:
+    """How often `program` counts each key for each query, measured: float64 (S, S) [query, key].
+
+    `program(ring, q, k, v, *args)` runs on virtual ranks and returns out and lse. With q = k = 0
+    every visible key weighs e⁰ = 1, and with v the identity matrix out·e^lse is the number of times
+    that each key was counted.
+    """
+    import torch
+
+    from ringlab.comm.virtual.cluster import VirtualCluster
+
+    zeros = torch.zeros(1, 1, layout.S, layout.S, dtype=torch.float64)
+    probes = zeros, zeros, torch.eye(layout.S, dtype=torch.float64)[None, None]
+
+    def measured(ring: Any) -> tuple[Any, Any]:
+        out, lse = program(ring, *layout.shard(probes, ring.rank), *args)
+        return out, lse[..., None]
+
+    out, lse = layout.unshard(VirtualCluster(layout.P).run(measured).results)
+    return (out * lse.exp())[0, 0].numpy()
+
+
+def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "") -> Figure:
+    """A measured (query, key) count matrix as a figure; see `draw_counts`."""
+    with styled():
+        figure = new_figure((5.2, 4.6))
+        ax = figure.subplots()
+        draw_counts(ax, counts, boundaries)
+        ax.set_title(title, fontsize=10.5)
+        _counts_legend(figure, counts, bool(boundaries))
+    return figure
+
+
+def _counts_legend(figure: Figure, counts: np.ndarray, bounded: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [
+        Patch(facecolor=ONCE, edgecolor=QUIET, label="counted once"),
+        Patch(facecolor=PAPER, edgecolor=QUIET, label="never counted"),
+    ]
+    if (counts > 1.5).any():
+        handles.append(Line2D([], [], linestyle="", marker="$3$", color=RED, label="counted so many times"))
+    if bounded:
+        handles.append(Line2D([], [], color=INK, linewidth=0.8, label="a new rank's tokens begin"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+
+
+def draw_counts(ax: Axes, counts: np.ndarray, boundaries: Sequence[int] = ()) -> None:
+    """Draw how often each key was counted for each query: white never, grey once, the number otherwise.
+
+    `boundaries` are positions at which a new owner begins; lines are drawn there.
+    """
+    once = np.isclose(counts, 1.0, atol=1e-6)
+    ax.imshow(np.where(once, 0.35, 0.0), cmap="Greys", vmin=0, vmax=1)
+    for query, key in np.argwhere(~once & ~np.isclose(counts, 0.0, atol=1e-6)):
+        ax.text(key, query, f"{counts[query, key]:.2g}", ha="center", va="center", fontsize=8, color=RED)
+    for place in boundaries:
+        ax.axhline(place - 0.5, color=INK, linewidth=0.8)
+        ax.axvline(place - 0.5, color=INK, linewidth=0.8)
+    ax.grid(False)
+    ax.set_xlabel("key (global position, tokens)")
+    ax.set_ylabel("query (global position, tokens)")
