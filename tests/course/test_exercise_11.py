@@ -99,8 +99,9 @@ def test_real_processes_keep_what_they_had_when_one_is_killed(capfd: pytest.Capt
         ("rank 0 waits: rank 0 sends x\nrank 1 waits: rank 1 sends x\ncycle: 0 → 1 → 0", 3, "order_with_a_circle"),
         ("rank 0 waits: rank 0 expects x\ncycle: none: they wait for a rank that has finished", 2, "leaves_somebody_waiting"),
         ("rank 0 waits: rank 0 sends x\ncycle: 0 → 0", 1, "sends_to_itself"),
+        ("Default process group has not been initialized", 2, "asks_torch_itself"),
     ],
-    ids=["send", "receive", "circle", "line", "alone"],
+    ids=["send", "receive", "circle", "line", "alone", "torch"],
 )  # fmt: skip
 def test_a_deadlock_is_told_by_what_its_ranks_began_with(told: str, P: int, name: str) -> None:
     assert e11_order.reason(Crashed("the ranks cannot finish (DeadlockError).", told), P) == name
@@ -122,7 +123,7 @@ def test_what_ranks_tell_each_other_of_lengths_is_no_block() -> None:
 
 def test_a_rank_named_that_does_not_exist_is_told_so() -> None:
     parts = torch.zeros(1), torch.zeros(1)
-    for seen, words in (([0, 2], "from 0 to 1"), (["a"], "no rank"), (7, "a list of ranks")):
+    for seen, words in (([0, 2], "from 0 to 1"), (["a"], "not a rank"), (7, "a list of ranks")):
         with pytest.raises(Failure, match=words):
             e11_lost._read((*parts, seen), 0, 2, "P=2")
 
@@ -144,6 +145,7 @@ def losing(caught: str) -> dict[str, object]:
         ("RinglabError", "swallows_a_mismatch"),
         ("CommError", "swallows_a_mismatch"),
         ("(PeerDiedError, MismatchError)", "swallows_a_mismatch"),
+        ("(PeerDiedError, TransportTimeout)", "swallows_a_timeout"),
     ],
 )
 def test_around_the_exchange_nothing_but_a_death_may_be_caught(caught: str, name: str | None) -> None:

@@ -1,18 +1,19 @@
 # %% [markdown]
 # # Exercise 11 · Real processes
 #
-# **You build** three ring programs that survive on real processes: one that cannot deadlock, one for shards whose lengths
-# nobody knows beforehand, and one that keeps what it has when a rank dies.
+# **You build** three ring programs for real processes: one that cannot deadlock, one for shards whose lengths no rank
+# knows beforehand, and one that keeps what it has when a rank dies.
 # **You need** [lesson 11](../notebooks/11_real_processes.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
-# | 11.order | `blocking_shift` | no deadlock though nothing is buffered, for any number of ranks, in three messages' time |
+# | 11.order | `blocking_shift` | no deadlock without buffers, for any number of ranks, in the time of three messages |
 # | 11.uneven | `uneven_ring` | lengths that a rank has to ask for, post → compute → wait, exact bytes, slow networks |
-# | 11.lost | `ring_with_losses` | a rank dies: what is kept, what is said of it, which errors go through |
+# | 11.lost | `ring_with_losses` | a rank dies: which blocks are kept and named, which errors are not caught |
 #
 # The judge runs each rank as a process of its own and is the network between them. `check` runs the visible checks here, on
-# virtual ranks, in seconds; some checks stay hidden until you are graded.
+# virtual ranks, in seconds. Some checks stay hidden until you are graded. In all stages a program communicates by its
+# `ring` only: neither virtual ranks nor the judge have a process group of `torch.distributed`.
 
 # %%
 import math
@@ -31,12 +32,12 @@ def send(ring, x, to):
 
 
 def receive(ring, like, source):
-    """Return what rank `source` sends, a new tensor with the shape and dtype of `like`."""
+    """Return the tensor that rank `source` sends, of the shape and dtype of `like`."""
     return ring.comm.exchange(receive=(torch.empty_like(like),), source=source, tag="x").wait()[0]
 
 
 def nothing_seen(q):
-    """The state (out, lse) of queries that have seen no key yet."""
+    """Return the state (out, lse) of queries that have seen no key yet."""
     out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
     return out, out.new_full(q.shape[:-1], -math.inf)
 
@@ -54,17 +55,18 @@ def attend(q, k, v, out, lse):
 # %% [markdown]
 # ## 11.order · An order that cannot deadlock
 #
-# `send` and `receive` above block: a send returns when the other rank has received. Return what the previous rank calls `x`,
-# and hand yours to the next one. All tensors have one shape and dtype.
+# `send` and `receive` above block: a send returns when the other rank has received. Send your `x` to the next rank, and
+# return the `x` of the previous one. On all ranks `x` has the same shape and dtype.
 #
-# - One `send` and one `receive` on every rank, and nothing else.
-# - It ends for every number of ranks, also for one.
+# - Each rank makes one `send` and one `receive`, and no other exchange. A rank that is alone makes none.
+# - The function returns for every number of ranks.
 # - On the virtual clock all ranks are done after the time of three messages, however many ranks there are.
+
 
 # %% grade="11.order"
 def blocking_shift(ring, x):
     """Return the previous rank's x, by one blocking send and one blocking receive."""
-    # BEGIN SOLUTION who sends first, and who receives first?
+    # BEGIN SOLUTION an order without a circle
     if ring.world_size == 1:
         return x.clone()
     if ring.rank % 2 == 0:
@@ -85,19 +87,20 @@ check("11.order")
 # %% [markdown]
 # ## 11.uneven · Shards of any length
 #
-# `q`, `k`, `v` are this rank's shards, `q` (B, H, L, D) and `k`, `v` (B, K, L, D). L differs from rank to rank and may be 0,
-# and **a rank knows its own only**. Return `(out, lse)` of this rank's queries over the keys of all ranks.
+# `q`, `k`, `v` are this rank's shards, `q` (B, H, L, D) and `k`, `v` (B, K, L, D). L differs from rank to rank and may be
+# 0, and **a rank knows only its own**. Return `(out, lse)` of this rank's queries over the keys of all ranks.
 #
-# - Each block is one `ring.compute(label, attend, q, k, v, out, lse)`, and under way while it runs is the exchange that
-#   brings the next block: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
-# - P − 1 exchanges of K and V together, all with the next rank, no token more than there is. What ranks tell each other
-#   about lengths may take 64 bytes per rank and rank.
-# - Memory: your shard, a block in use and one arriving.
+# - Attend to each block by one `ring.compute(label, attend, q, k, v, out, lse)`. While it runs, the exchange that brings
+#   the next block is under way: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
+# - Each rank makes P − 1 exchanges of K and V together, all with the next rank, without padding. To make lengths known,
+#   a rank may send 64 · P bytes more.
+# - Memory: your shard, a block in use and one that arrives.
+
 
 # %% grade="11.uneven"
 def uneven_ring(ring, q, k, v):
     """Return this rank's (out, lse) over the keys of all ranks, whose lengths it does not know."""
-    # BEGIN SOLUTION ask for the lengths; then post, compute, wait
+    # BEGIN SOLUTION the ring over blocks of any length
     lengths = [int(n) for n in ring.all_gather(torch.tensor(k.shape[-2]))]
     out, lse = nothing_seen(q)
     for step in range(ring.world_size):
@@ -119,19 +122,22 @@ check("11.uneven")
 # %% [markdown]
 # ## 11.lost · A rank dies
 #
-# A run of hours need not be lost with one rank. A partial `(out, lse)` over *some* blocks is worth keeping, as merging is
-# associative: the rest can be merged later, **if one knows what is in it**. Return `(out, lse, seen)`; `seen` is a list of the
-# ranks whose blocks are in, in the order in which they came. All shards are equally long.
+# A run of hours need not be lost with one rank. A partial `(out, lse)` over *some* blocks is worth keeping. Merging is
+# associative, so the other blocks can be merged later, **if one knows which are in it**. Return `(out, lse, seen)`; `seen`
+# is a list of the ranks whose blocks are in, in the order in which they came. All shards are equally long.
 #
 # - When nobody dies, `seen` names all ranks.
-# - When a rank dies, `PeerDiedError` reaches you. Return what you have: every block that you held is in `(out, lse)` and
-#   named in `seen`, no other one is. Ask nothing of the ring any more.
-# - Every other error goes through, from an exchange too. It is a bug, and nobody is helped by half an answer.
+# - When a rank dies, the ring raises `PeerDiedError`. Return what you have: every block that you held is in `(out, lse)`
+#   and named in `seen`, and no other block is. Do not use the ring after that.
+# - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
+#   answer.
+# - P − 1 exchanges of K and V together, all with the next rank. Memory: your shard, a block in use and one that arrives.
+
 
 # %% grade="11.lost"
 def ring_with_losses(ring, q, k, v):
-    """Return (out, lse, seen) over the blocks of the ranks in `seen`: all of them, unless a rank died."""
-    # BEGIN SOLUTION merge what is here, then ask for more
+    """Return (out, lse, seen) over the blocks of the ranks in `seen`; all, unless a rank died."""
+    # BEGIN SOLUTION the ring, and what is left of it
     (out, lse), seen = nothing_seen(q), []
     for step in range(ring.world_size):
         out, lse = attend(q, k, v, out, lse)
@@ -154,17 +160,20 @@ check("11.lost")
 # %% [markdown]
 # ## The same functions on real processes
 #
-# When the stages hold, run `on_processes()` and `with_a_death()` in a new cell. The first one runs `blocking_shift` and
-# `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens; the second one kills rank 2 of four by SIGKILL before its second exchange
-# and prints which blocks the others have. `launch` raises all the same: a run that lost a rank is no success.
+# When all checks hold, run `on_processes()` and `with_a_death()` in a new cell. The first one runs `blocking_shift` and
+# `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens. The second one kills rank 2 of four by SIGKILL
+# before its second exchange, and prints which blocks the others have. `launch` raises an error even so, because the run
+# lost a rank.
+
 
 # %%
 def on_processes(lengths=(5, 0, 3)):
-    """Return whose x came to each rank, and how many rows of out it has."""
+    """Return, for each rank, whose x it received and how many rows its out has."""
 
     def program(ring):
         shards = (torch.randn(1, 1, lengths[ring.rank], 4) for _ in range(3))
-        return int(blocking_shift(ring, torch.tensor([ring.rank]))), uneven_ring(ring, *shards)[0].shape[-2]
+        whose = int(blocking_shift(ring, torch.tensor([ring.rank])))
+        return whose, uneven_ring(ring, *shards)[0].shape[-2]
 
     return launch(program, len(lengths)).results
 
@@ -174,7 +183,8 @@ def with_a_death(S=64):
     layout, qkv = contiguous(S, 4), corpus.qkv(S, heads=2, head_dim=8)
 
     def program(ring):
-        print("has the blocks of ranks", ring_with_losses(ring, *layout.shard(qkv, ring.rank))[2], flush=True)
+        seen = ring_with_losses(ring, *layout.shard(qkv, ring.rank))[2]
+        print("has the blocks of ranks", seen, flush=True)
 
     try:
         launch(program, 4, faults=[Fault("kill", rank=2, exchange=1)])

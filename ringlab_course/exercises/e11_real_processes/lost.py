@@ -16,7 +16,7 @@ import torch
 from ringlab_course.checking.answers import compare_with, expect_tuple, relative_error
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
-from ringlab_course.checking.faults import Ended, Faults
+from ringlab_course.checking.faults import EXCHANGES_AFTER_A_DEATH, Ended, Faults
 from ringlab_course.checking.numbers import State, attend, fold, rounding_bound
 from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, shards
 from ringlab_course.checking.positions import reason as broke_off
@@ -39,6 +39,7 @@ LOST = (
     mistake("meets_at_a_barrier"),
     mistake("swallows_every_error"),
     mistake("swallows_a_mismatch"),
+    mistake("swallows_a_timeout"),
     mistake("scales_the_part"),
     mistake("names_steps"),
     mistake("names_the_other_way"),
@@ -46,7 +47,7 @@ LOST = (
     *(
         OF_ANY_RING[name]
         for name in ("forgets_last_block", "sends_own_block_again", "never_uses_the_visitor", "sends_p_times", "does_not_unpack",
-                     "leaves_the_ring", "never_waits", "splits_the_exchange", "gathers_everything", "sends_too_many_bytes",
+                     "keeps_every_block", "leaves_the_ring", "never_waits", "splits_the_exchange", "gathers_everything", "sends_too_many_bytes",
                      "repeats_heads_on_the_wire")
     ),
 )  # fmt: skip
@@ -86,7 +87,7 @@ def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
     try:
         ranks = [int(one) for one in seen]
     except (TypeError, ValueError, RuntimeError):
-        raise Failure("seen: something in the list is no rank.", f"{text}: rank {rank}") from None
+        raise Failure("seen: an entry of the list is not a rank.", f"{text}: rank {rank}") from None
     if any(not 0 <= one < P for one in ranks):
         raise Failure(f"seen: ranks go from 0 to {P - 1}.", f"{text}: rank {rank} has seen {ranks}")
     return tuple(parts), ranks
@@ -188,6 +189,8 @@ def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
                 if "control:" in answer.text or "all_gather" in answer.text
                 else "gives_up"
             )
+            if EXCHANGES_AFTER_A_DEATH in answer.text:
+                raise MISTAKES["goes_on_after_the_death"].failure(f"{text}, rank {rank}\n{answer.text}")
             if answer.error != "PeerDiedError":
                 raise Failure(f"A survivor ended with {answer.error}.", f"{text}, rank {rank}\n{answer.text}")
             raise MISTAKES[lost].failure(f"{text}, rank {rank} ended with it\n{answer.text}")
@@ -218,9 +221,11 @@ def _check_far_away(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
-    """Two bugs of the caller, and nobody's death: one shows where a rank computes, one where it exchanges."""
+    """Nobody dies: two bugs of the caller, one in a computation and one in an exchange, and a rank that is slow."""
     case = shards(rng, [2] * 3, 1, 1, 4)
-    _run(subject, case)
+    results = _run(subject, case).results
+    for rank in reversed(range(3)):
+        _expect(case, rank, results[rank], 3, case.text)
     narrow = [q[..., :3].clone() if rank == 1 else q for rank, q in enumerate(case.qs)]
     longer = [
         [torch.cat([x, x[..., :1, :]], dim=-2) if rank == 1 else x for rank, x in enumerate(xs)]
@@ -230,13 +235,18 @@ def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
     bad_k = replace(
         case, ks=longer[0], vs=longer[1], text=f"{case.text}: on rank 1 k and v have a token more"
     )
-    for name, given in (("swallows_every_error", bad_q), ("swallows_a_mismatch", bad_k)):
+    late = shards(rng, [2] * 3, 1, 1, 4, text=": the first exchange of rank 1 times out")
+    for name, given, faults, error in (
+        ("swallows_every_error", bad_q, None, ""),
+        ("swallows_a_mismatch", bad_k, None, "MismatchError"),
+        ("swallows_a_timeout", late, Faults(timeout=(1, 0)), "TransportTimeout"),
+    ):
         try:
-            results = subject.run_ring(3, given.qs, given.ks, given.vs).results
+            results = subject.run_ring(3, given.qs, given.ks, given.vs, faults=faults).results
         except NotWritten:
             raise
         except Crashed as crash:
-            if "cannot finish" not in crash.message or "MismatchError" in crash.message:
+            if "cannot finish" not in crash.message or (error and error in crash.message):
                 continue  # else the ranks only waited for one that had returned
         else:
             if given is bad_k and _all_whole(given, results):
@@ -253,13 +263,34 @@ def _all_whole(case: Shards, results: Sequence[Any]) -> bool:
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
     for P, H, K in ((1, 1, 1), (3, 4, 2), (4, 1, 1)):
         case = shards(rng, [3] * P, H, K, 4)
-        trace = _run(subject, case).trace
-        expect_neighbours(trace, case.text)
-        expect_bytes(case, trace, H // K)
+        outcome = _run(subject, case)
+        for rank in reversed(range(P)):
+            _expect(case, rank, outcome.results[rank], P, case.text)
+        expect_neighbours(outcome.trace, case.text)
+        expect_bytes(case, outcome.trace, H // K)
+
+
+def _check_memory(subject: Any, rng: np.random.Generator) -> None:
+    """A rank's peak is the same among 3 and among 6, but for one block of 2 MiB."""
+    peaks = []
+    for P in (3, 6):
+        case = shards(rng, [4] * P, 1, 1, 65536)
+        outcome = _run(subject, case)
+        for rank in reversed(range(P)):
+            parts, seen = _read(outcome.results[rank], rank, P, case.text)
+            order = [(rank - step) % P for step in range(P)]
+            if seen != order or not _near(case, rank, parts, _over(case, rank, order)):
+                _expect(case, rank, outcome.results[rank], P, case.text)
+        peaks.append(max(report.peak_bytes for report in outcome.memory))
+    if peaks[1] > peaks[0] + case.block_bytes(0):
+        raise MISTAKES["keeps_every_block"].failure(
+            f"4 tokens on every rank, a K/V block of {case.block_bytes(0):,} bytes: "
+            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=6"
+        )
 
 
 HINTS = (
-    "At the moment at which an exchange fails, which blocks are in your (out, lse), and which one is in your hands and not in yet?",
+    "When an exchange fails, which blocks are in your (out, lse)? Which block do you hold that is not in it yet?",
     "In each step first attend to the block that is here and append ring.origin(step) to seen; only then shift, inside a try with "
     "`except PeerDiedError: break`, and nothing else inside it. Return the same three things in either case.",
     r"$\mathrm{seen} = [r, r-1, \dots, r-t] \bmod P$ with the first failing exchange $t$, and "
@@ -276,11 +307,11 @@ STAGE = Stage(
     misconceptions=LOST,
     checks=(
         Check("nobody_dies", 2, "visible", "all blocks are in, and named in their order", _check_nobody_dies),
-        Check("killed", 4, "visible", "a rank dies: the others return what they held", _check_killed),
+        Check("killed", 3, "visible", "a rank dies: the others return what they held", _check_killed),
         Check(
             "far_away", 1, "stress", "eight ranks: those far from the dead one go on longer", _check_far_away
         ),
-        Check("other_errors", 2, "stress", "errors that are nobody's death go through", _check_other_errors),
+        Check("other_errors", 2, "visible", "errors that are nobody's death go through", _check_other_errors),
         Check(
             "traffic",
             1,
@@ -288,6 +319,9 @@ STAGE = Stage(
             "P − 1 exchanges with the next rank, exactly the bytes of K and V",
             _check_traffic,
             kind="cost",
+        ),
+        Check(
+            "memory", 1, "held-out", "two blocks, whatever the number of ranks", _check_memory, kind="cost"
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Common mistakes in 11.order and 11.uneven as a learner is told them; imitations are those of exercise 05.
+"""Common mistakes in 11.order and 11.uneven with their texts; imitations are those of exercise 05.
 
 They take (rank, qs, ks, vs, positions) and compute in float64.
 """
@@ -26,6 +26,7 @@ ORDER = (
     mistake("swaps_with_a_partner"),
     mistake("posts_and_leaves"),
     mistake("posts_both_at_once"),
+    mistake("asks_torch_itself"),
     mistake("more_messages_than_needed"),
     mistake("receives_another_form"),
     mistake("one_after_another"),

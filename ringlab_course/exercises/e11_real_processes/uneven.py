@@ -1,12 +1,12 @@
 """Checks of 11.uneven: a double-buffered ring over shards whose lengths no rank knows beforehand.
 
-What ranks tell each other about lengths is told apart from blocks by its number of axes: K and V have four.
+Messages about lengths are told from blocks by their number of axes: K and V have four.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ import torch
 from ringlab.comm.trace import Exchange, Trace
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.overlap import expect_overlap
-from ringlab_course.checking.positions import Shards, compare_ranks, shards
+from ringlab_course.checking.positions import Shards, answered_ranks, shards
 from ringlab_course.exercises.e11_real_processes.texts import UNEVEN
 
 MISTAKES = {mistake.name: mistake for mistake in UNEVEN}
@@ -28,7 +29,7 @@ TALK = 64
 
 
 def reason(crash: Crashed, lengths: Sequence[int]) -> str | None:
-    """Return the name of the mistake that made the ranks break off, None where it is none that we know."""
+    """Return the name of the mistake that made the ranks break off, None if it is unknown."""
     told = crash.counterexample
     if name := broken_rule(crash):
         return name
@@ -56,14 +57,26 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
         raise MISTAKES[name].failure(f"{case.text}\n{crash.counterexample}") from None
 
 
-def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
-    outcome = _run(subject, case, faults)
+def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
+    """Yield what each rank answered. Raises: Failure for NaN, the content of a buffer that nothing has arrived in."""
     for rank, result in enumerate(outcome.results):
         parts = expect_tuple(result, NAMES)
         if any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
             raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
-    compare_ranks(case, outcome.results, UNEVEN)
-    return outcome
+    yield from answered_ranks(case, outcome.results)
+
+
+def _verify(subject: Any, *cases: Shards, faults: Faults | None = None) -> list[Any]:
+    """Return the outcomes of the learner's program, if it is right in all cases; a mistake has to explain them all."""
+    outcomes: list[Any] = []
+
+    def answers() -> Iterator[Answered]:
+        for case in cases:
+            outcomes.append(_run(subject, case, faults))
+            yield from _answers(case, outcomes[-1])
+
+    compare_all(answers(), UNEVEN)
+    return outcomes
 
 
 def blocks_only(trace: Trace) -> Trace:
@@ -75,32 +88,30 @@ def blocks_only(trace: Trace) -> Trace:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    for lengths, D in (((2,), 2), ((1, 1), 1), ((2, 2), 4), ((2, 2, 2), 2)):
-        _verify(subject, shards(rng, lengths, 1, 1, D))
+    sizes = ((2,), 2), ((1, 1), 1), ((2, 2), 4), ((2, 2, 2), 2)
+    _verify(subject, *(shards(rng, lengths, 1, 1, D) for lengths, D in sizes))
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    for lengths in ((1, 2), (2, 1, 3)):
-        _verify(subject, shards(rng, lengths, 1, 1, 2))
+    _verify(subject, *(shards(rng, lengths, 1, 1, 2) for lengths in ((1, 2), (2, 1, 3))))
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    for lengths in ((2, 0), (0, 1, 2), (0, 0, 3)):
-        _verify(subject, shards(rng, lengths, 1, 1, 2))
+    _verify(subject, *(shards(rng, lengths, 1, 1, 2) for lengths in ((2, 0), (0, 1, 2), (0, 0, 3))))
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    for lengths in ((2, 2), (1, 3, 2)):
-        case = shards(rng, lengths, 1, 1, 2)
-        expect_overlap(blocks_only(_run(subject, case).trace), case.text)
+    cases = [shards(rng, lengths, 1, 1, 2) for lengths in ((2, 2), (1, 3, 2))]
+    for case, outcome in zip(cases, _verify(subject, *cases), strict=True):
+        expect_overlap(blocks_only(outcome.trace), case.text)
 
 
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
-    for lengths, H, K in (((3,), 1, 1), ((40, 10, 25), 1, 1), ((30, 8, 20, 16), 4, 2)):
-        case = shards(rng, lengths, H, K, 8)
-        trace = _run(subject, case).trace
-        _expect_neighbours(blocks_only(trace), case.text)
-        _expect_bytes(case, trace)
+    sizes = ((3,), 1, 1), ((40, 10, 25), 1, 1), ((30, 8, 20, 16), 4, 2)
+    cases = [shards(rng, lengths, H, K, 8) for lengths, H, K in sizes]
+    for case, outcome in zip(cases, _verify(subject, *cases), strict=True):
+        _expect_neighbours(blocks_only(outcome.trace), case.text)
+        _expect_bytes(case, outcome.trace)
 
 
 def _expect_neighbours(trace: Trace, text: str) -> None:
@@ -144,16 +155,16 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
-    """Late posts, slow links and a slow rank change no answer: only times."""
-    case, seed = shards(rng, (2, 1, 2), 1, 1, 2), int(rng.integers(1 << 30))
-    _verify(subject, case)
+    """Late posts, slow links and a slow rank change no answer, only times; each run has inputs of its own."""
+    _verify(subject, shards(rng, (2, 1, 2), 1, 1, 2))
+    seed = int(rng.integers(1 << 30))
     for name, faults, text in (
         ("writes_what_is_sent", Faults(seed, late=1.0), "every exchange posted as late as a transport may"),
         ("looks_at_the_clock", Faults(seed, delay=8.0), "links of different speed"),
         ("looks_at_the_clock", Faults(seed, slow=(1, 8.0)), "one rank eight times as slow"),
     ):
         try:
-            _verify(subject, case, faults)
+            _verify(subject, shards(rng, (2, 1, 2), 1, 1, 2), faults=faults)
         except NotWritten:
             raise
         except Failure as failure:
@@ -163,7 +174,8 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     """A rank's peak is the same among 3 and among 6, but for one block; 4 MiB stand out from whole pages."""
     few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 6))
-    peaks = [max(report.peak_bytes for report in _run(subject, case).memory) for case in (few, many)]
+    outcomes = _verify(subject, few, many)
+    peaks = [max(report.peak_bytes for report in outcome.memory) for outcome in outcomes]
     if peaks[1] > peaks[0] + many.block_bytes(0):
         raise MISTAKES["keeps_every_block"].failure(
             f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
@@ -172,7 +184,8 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
 
 HINTS = (
-    "Before a block arrives somebody has to make room for it. Who knows how long it is, and how does that rank tell you?",
+    "Before a block arrives, its receiver has to make room for it. Which rank knows its length, and how does the receiver "
+    "learn it?",
     "First ring.all_gather(torch.tensor(k.shape[-2])): a list of all ranks' lengths, on every rank. Then, in each step but the last, "
     "work = ring.post(k, v, length=…), the computation, k, v = work.wait(). The length is that of the block due next.",
     r"in step $t$: here is the block of $r - t$, and on its way that of $r - t - 1$, with $L_{(r-t-1) \bmod P}$ tokens",
@@ -208,7 +221,7 @@ STAGE = Stage(
             _check_order,
             kind="speed",
         ),
-        Check("eight_ranks", 1, "stress", "eight ranks, shared heads", _check_eight_ranks),
+        Check("eight_ranks", 1, "visible", "eight ranks, shared heads", _check_eight_ranks),
         Check(
             "any_network",
             1,
