@@ -51,8 +51,8 @@ print("q, k, v, dout:", tuple(q.shape), q.dtype)
 # %% [markdown]
 # ## 1 · The wall, measured
 #
-# Here is lesson 01 once more, now in torch: the partial result `(out, lse)` of some queries over some keys. Its mask
-# counts from the corner of the scores, so it is right only if queries and keys begin at the same token, as they do here.
+# Here is lesson 01 once more, now in torch: the partial result `(out, lse)` of some queries over some keys. Its causal
+# mask counts from the corner of the scores, so it is right only if queries and keys begin at the same token, as here.
 
 
 # %%
@@ -95,8 +95,8 @@ for S, peak in zip(SIZES, naive_peaks, strict=True):
 print(f"naive: peak grows as S^{fitted_exponent(SIZES, naive_peaks):.2f}")
 
 # %% [markdown]
-# Each doubling of S quadruples the peak. It consists of three matrices of S × S: the scores, their difference from lse,
-# and its exponential. And this is one head of one text.
+# Each doubling of S quadruples the peak. The peak consists of three matrices of S × S: the scores, the scores minus lse,
+# and the exponential of that. And this is one head of one text.
 #
 # ## 2 · Cut the matrix into tiles
 #
@@ -190,7 +190,7 @@ print("blocks with the same interface:", names)
 # %% [markdown]
 # ## 4 · The live set
 #
-# What is in memory at one moment? Beside the inputs and the output, only what the current tile needs. This is the *live
+# What is in memory at one moment? Besides the inputs and the output, only what the current tile needs. This is the *live
 # set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
 # become the softmax weights P, and the out and lse of the query tile so far.
 
@@ -213,11 +213,11 @@ small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256)
 compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Not 2 and not 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory of a GPU is a few
+# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory of a GPU is a few
 # hundred KiB, so the tile cannot grow much further. But the live set does not depend on S at all.
 #
-# Now look at it. The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles,
-# with the Q tile and the K/V tile in use along its sides; below is the live set at that moment.
+# The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
+# and the K/V tile in use along its sides. Below is the live set at that moment.
 
 # %%
 forward_scan = tile_scan.scan(1024, 128, 64)
@@ -235,8 +235,8 @@ tile_scan.player()
 # ## 5 · Memory against S
 #
 # So the peak should be the output, which is linear in S, plus a live set that does not grow. We measure it with the same
-# meter as the naive version. The live part is not the number of the figure: the tile is 32 now, slices of the inputs do
-# not count, and temporary tensors of `attend` and `merge` do. The point is that it stays the same.
+# meter as the naive version. The live part differs from that of the figure: the tile is 32 now, slices of the inputs
+# do not count, and temporary tensors of `attend` and `merge` do. The point is that it does not change with S.
 
 # %%
 TILE = 32
@@ -353,7 +353,7 @@ print(f"peaks: {listed}   exponent {exponent:.1f}")
 compare("03.autograd", "S²" if exponent > 1.5 else "S")
 
 # %% [markdown]
-# Autograd keeps whatever each operation needs in its backward. For every tile that includes P, the softmax weights. All
+# Autograd keeps whatever each operation needs in its backward. For every tile, that includes P, the softmax weights. All
 # tiles together are the S × S matrix: the wall is back. The way out is **not to store P but to compute it again**, tile
 # by tile, when the backward needs it. The lse of lesson 02 makes that cheap.
 #
@@ -363,7 +363,7 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
 # The sum runs over all keys, and its logarithm is the final lse. So one number per row replaces all the other tiles, and
-# the second time no running maximum is needed.
+# this time no running maximum is needed.
 #
 # **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
 # $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
@@ -519,7 +519,7 @@ compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "
 # Look at the middle line: a relative error around 0.2 in dQ and dK, while dV, which does not use delta, is exact. (In the
 # last line, with the tile's lse, each tile normalises as if it were the whole row, and no gradient is right.) The middle
 # line is a nasty bug: nothing crashes, the loss goes down for a while, and one of the three gradients passes every test.
-# The formula tells the reason: raising one score lowers *all* other weights of its row, including those in other tiles. In
+# The formula gives the reason: raising one score lowers *all* other weights of its row, including those in other tiles. In
 # the ring, those tiles are on other ranks, and the same rule holds: finish the forward before you start the backward.
 #
 # ## 10 · The price

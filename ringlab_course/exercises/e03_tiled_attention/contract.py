@@ -26,6 +26,7 @@ WHOLE_TILES = (Case(2, 4, 2, 2), Case(4, 2, 2, 2), Case(6, 9, 3, 4))
 SHORT_TILES = (Case(3, 5, 2, 2), Case(4, 7, 3, 2), Case(3, 4, 8, 2))
 LAST_TOKENS = (
     Case(2, 3, 2, 2, True),
+    Case(5, 6, 4, 2, True),
     Case(3, 5, 2, 2, True),
     Case(7, 10, 3, 2, True),
     Case(4, 9, 4, 3, True),
@@ -36,6 +37,7 @@ GROUPS = (
     Case(3, 5, 2, 2, True, H=6, K=3, B=2),
     Case(4, 6, 3, 2, True, H=6, K=2),
 )
+ABOUT_HEADS = ("first_head", "heads_dealt", "group_averaged", "last_of_the_group")
 LARGE = (Case(4, 6, 2, 2, reach=900), Case(12, 16, 4, 4, True, reach=900))
 
 
@@ -62,11 +64,11 @@ def checks_of(which: Pass) -> tuple[Check, ...]:
         Check(
             "causal", 2, "visible", "causal: the queries are the last M tokens", values(which, *LAST_TOKENS)
         ),
-        Check("heads", 1, "visible", "grouped heads", values(which, *GROUPS)),
+        Check("heads", 1, "visible", "grouped heads", values(which, *GROUPS, about=ABOUT_HEADS)),
         Check("precision", 1, "visible", f"{state} for bfloat16 inputs", precision(which)),
         Check("memory", 1, "visible", "peak memory grows like S", memory_exponent(which), kind="cost"),
-        Check("live-set", 1, "stress", f"{live}, and no copies of K and V", live_set(which), kind="cost"),
-        Check("skips", 1, "stress", "hidden tiles are not computed", skips(which), kind="cost"),
+        Check("live-set", 1, "visible", f"{live}, and no copies of K and V", live_set(which), kind="cost"),
+        Check("skips", 1, "visible", "hidden tiles are not computed", skips(which), kind="cost"),
         Check("mixed", 1, "held-out", "all of it together, odd sizes", mixed(which)),
     )
 
@@ -79,7 +81,13 @@ FORWARD_STAGE = Stage(
     misconceptions=FORWARD_MISTAKES,
     checks=(
         *checks_of(THERE),
-        Check("large", 1, "visible", "large scores overflow nothing", values(THERE, *LARGE)),
+        Check(
+            "large",
+            1,
+            "visible",
+            "large scores overflow nothing",
+            values(THERE, *LARGE, about=("no_maximum",)),
+        ),
     ),
 )
 

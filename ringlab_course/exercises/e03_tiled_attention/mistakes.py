@@ -60,6 +60,23 @@ def hidden_locally(rows: slice, keys: slice, start: int) -> Tensor:
     return hidden(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start), 0)
 
 
+def hidden_with_itself(rows: slice, keys: slice, start: int) -> Tensor:
+    """The mistake: a query does not see its own token."""
+    return hidden(rows, keys, start - 1)
+
+
+def hidden_with_the_offset(rows: slice, keys: slice, start: int) -> Tensor:
+    """The mistake: N − M is added to positions that are counted inside the tile."""
+    return hidden(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start), start)
+
+
+def hidden_where_they_meet(rows: slice, keys: slice, start: int) -> Tensor:
+    """The mistake: only a tile whose first key is at the token of its first query is masked."""
+    return (
+        hidden(rows, keys, start) if keys.start == rows.start + start else nothing_hidden(rows, keys, start)
+    )
+
+
 def nothing_hidden(rows: slice, keys: slice, start: int) -> Tensor:
     """The mistake: no tile is masked."""
     return torch.zeros(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool)
@@ -266,6 +283,11 @@ def _gathered(
 def backward_with(**faults: Any) -> Callable[..., Gradients]:
     """Return the backward with faults of `backward` or of `tiles_of`."""
     return lambda *tensors, **how: backward(*tensors, **{**how, **faults})
+
+
+def scaled_twice(*tensors: Tensor, scale: float, **how: Any) -> Gradients:
+    """The factor `scale` in dS, and in dQ and dK again."""
+    return backward(*tensors, scale=scale, q_scale=scale**2, k_scale=scale**2, **how)
 
 
 def backward_first_head(*tensors: Tensor, **how: Any) -> Gradients:

@@ -49,6 +49,10 @@ FORWARD_MISTAKES = (
     forward_mistake("masks_the_last_tile", forward_with(mask=mistakes.hidden_in_the_last)),
     forward_mistake("local_mask", forward_with(mask=mistakes.hidden_locally)),
     forward_mistake("open_diagonal", forward_with(mask=mistakes.nothing_hidden)),
+    forward_mistake("causal_ignored", forward_with(visit=mistakes.everything, mask=mistakes.nothing_hidden)),
+    forward_mistake("hides_the_own_token", forward_with(mask=mistakes.hidden_with_itself)),
+    forward_mistake("offset_in_the_tile", forward_with(mask=mistakes.hidden_with_the_offset)),
+    forward_mistake("masks_where_starts_meet", forward_with(mask=mistakes.hidden_where_they_meet)),
     forward_mistake(
         "above_the_diagonal", forward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
     ),
@@ -74,6 +78,8 @@ BACKWARD_MISTAKES = (
     backward_mistake("no_delta", backward_with(delta_weight=0.0)),
     backward_mistake("plus_delta", backward_with(delta_weight=-1.0)),
     backward_mistake("unscaled_dk", backward_with(k_scale=1.0)),
+    backward_mistake("unscaled_dq", backward_with(q_scale=1.0)),
+    backward_mistake("scaled_twice", mistakes.scaled_twice),
     backward_mistake("unscaled", backward_with(q_scale=1.0, k_scale=1.0)),
     backward_mistake("overwrites", backward_with(assign="kv")),
     backward_mistake("overwrites_dq", backward_with(assign="q")),
@@ -86,6 +92,12 @@ BACKWARD_MISTAKES = (
     backward_mistake("masks_the_last_tile", backward_with(mask=mistakes.hidden_in_the_last)),
     backward_mistake("local_mask", backward_with(mask=mistakes.hidden_locally)),
     backward_mistake("open_diagonal", backward_with(mask=mistakes.nothing_hidden)),
+    backward_mistake(
+        "causal_ignored", backward_with(visit=mistakes.everything, mask=mistakes.nothing_hidden)
+    ),
+    backward_mistake("hides_the_own_token", backward_with(mask=mistakes.hidden_with_itself)),
+    backward_mistake("offset_in_the_tile", backward_with(mask=mistakes.hidden_with_the_offset)),
+    backward_mistake("masks_where_starts_meet", backward_with(mask=mistakes.hidden_where_they_meet)),
     backward_mistake(
         "above_the_diagonal", backward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
     ),
