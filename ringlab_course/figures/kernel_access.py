@@ -91,7 +91,7 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
             _draw_map(ax, argument, shape, others[argument], [b for b in mine if b.argument == argument])
         panels[0].set_ylabel("row (token)")
         figure.suptitle(
-            f"What program {_named(program)} reads and writes",
+            f"Reads and writes of program {_named(program)}",
             x=0.01,
             ha="left",
             fontweight="bold",
@@ -136,7 +136,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
             ax.tick_params(length=0)
             ax.grid(visible=False)
         panels[0].set_ylabel("program")
-        title = "What each program of the kernel reads and writes"
+        title = "Reads and writes of each program of the kernel"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure, others=False, dashed=" / ".join(sorted(dashed)))
     return figure
@@ -264,7 +264,7 @@ def _legend(figure: Figure, *, others: bool, dashed: str = "") -> None:
         patches.append(Patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
     if dashed:
         patches.append(Patch(label=dashed, **_DASHED))
-    patches.append(Patch(label="number: turn of the access", facecolor="none", edgecolor="none"))
+    patches.append(Patch(label="numbers: order of a program's accesses", facecolor="none", edgecolor="none"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9)
 
 

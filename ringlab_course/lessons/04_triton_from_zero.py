@@ -65,7 +65,7 @@ print(grid, out.tolist())
 
 # %% [markdown]
 # `record_accesses` is ours: inside its context, each load and store is recorded. The figure shows the accesses of the three
-# programs. The dashed boxes are the two masked lanes.
+# programs. Each dashed box stands for two masked lanes.
 
 # %%
 ten = {"x_ptr": (1, 10), "y_ptr": (1, 10), "out_ptr": (1, 10)}
@@ -167,7 +167,8 @@ def softmax(x, other=-math.inf):
     return out
 
 # %% tags=["nbval-ignore-output"]
-predict("04.other", "other=0.0 instead of -inf, a row of negative numbers: the softmax adds up to …",
+predict("04.other",
+        "other=0.0 instead of -inf, a row of negative numbers: the softmax adds up to …",
         choices=["less than 1", "1", "more than 1"])
 
 # %%
@@ -286,7 +287,8 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
 # result: the product turns a key of zeros into a score of 0, not −∞, whatever `other` the load has.
 
 # %% tags=["nbval-ignore-output"]
-predict("04.reads", "256 tokens, blocks of 64 queries, 64 keys: how often is a row of K read?",
+predict("04.reads",
+        "256 tokens, blocks of 64 queries and 64 keys: how often is a row of K read in all?",
         unit="times")
 
 # %%
@@ -307,7 +309,8 @@ print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 
 # %% [markdown]
 # **Once per block of queries**, so ⌈S / BLOCK_M⌉ times: not once, although the kernel is "fused", and not once per query
-# either. Programs share nothing with each other. Move the slider over the programs; a box shows the turn of its access.
+# either. Programs share nothing with each other. Move the slider over the programs; boxes are numbered in
+# the order in which the program reads or writes them.
 
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}

@@ -122,7 +122,7 @@ def test_masked_lanes_stick_out_behind_the_end() -> None:
     assert [box[::2] for box in drawn(figure, dashed=True)["X"]] == [(6, 2)]
     assert 7.5 < figure.axes[0].get_xlim()[1] < 8
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["read", "written", "masked lanes", "number: turn of the access"]
+    assert texts == ["read", "written", "masked lanes", "numbers: order of a program's accesses"]
 
 
 def test_a_long_axis_has_a_tick_at_its_end() -> None:
