@@ -63,8 +63,8 @@ def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
     An exchange is in `transit` while a message of it is on its way. It is `still` before that, until both ends of a
-    message are posted, between its two messages, and after them, until the rank waits for it. A real clock does not know these times: there one bar of the kind
-    `message` reaches from posting to completion. Waiting is the exposed part.
+    message are posted, between its two messages, and after them, until the rank waits for it. A real clock does not
+    know these times: there one bar of the kind `message` reaches from posting to completion. Waiting is the exposed part.
     Raises: CommError for a trace without a computation or exchange.
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]

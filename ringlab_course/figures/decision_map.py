@@ -91,7 +91,7 @@ def figure(
         ax = drawn.subplots()
         regions = draw_regions(ax, asked)
         draw_machines(ax, machines(asked))
-        ax.set_title(_title(asked, machine), fontsize=10.5)
+        ax.set_title(f"Least exposed communication\n{_title(asked, machine)}", fontsize=10.5)
         _legend(drawn, regions)
     return drawn
 
@@ -129,7 +129,7 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
 def draw_machines(ax: Axes, known: list[Machine]) -> None:
     """Draw each machine's link where its own ring begins to hide, with its name to the right."""
     low, high = np.log(BANDWIDTH)
-    head = "a ring hides from\nso many tokens per rank"
+    head = "a ring's hops are hidden\nfrom … tokens per rank"
     ax.text(1.03, 1.0, head, transform=ax.transAxes, va="top", fontsize=8.5, color=QUIET)
     heights = _spread([(np.log(it.bytes_per_s) - low) / (high - low) for it in known], 0.055)
     for it, height in zip(known, heights, strict=True):
@@ -163,7 +163,7 @@ def describe(
         f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
         f"Most tokens per rank in {asked.memory_bytes / 1e9:,.0f} GB: {_room(asked)}. "
-        f"A ring hides from so many tokens per rank: {points}."
+        f"A ring's hops are hidden from so many tokens per rank: {points}."
     )
 
 

@@ -164,7 +164,7 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     ax.yaxis.set_major_formatter(lambda value, _: _seconds(value))
     ax.minorticks_off()
     ax.tick_params(labelsize=9)
-    ax.set_xlabel(f"tokens per rank c; the dots stand at c = {seen.c:,}")
+    ax.set_xlabel(f"tokens per rank c; the dots are at c = {seen.c:,}")
     ax.set_ylabel("time per step")
     ax.text(0.02, 0.95, "exposed: the hop takes longer", transform=ax.transAxes, va="top", color=RED)
     left = float(np.log(at / low) / np.log(high / low))  # how much of the axis lies left of c*
@@ -182,7 +182,7 @@ def describe(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, lat
         f"{c:,} tokens on each of {P} ranks, {sizes.H} query and {sizes.K} key/value heads, "
         f"{'causal and balanced' if sizes.causal else 'no mask'}, {sizes.dtype}, {_rate(F, 'FLOP/s')}, {_rate(B, 'B/s')} one way: "
         f"a block takes {_seconds(seen.block_s)}, a hop {_seconds(seen.hop_s)}. {_verdict(seen)}. "
-        f"A hop hides from {seen.threshold:,.0f} tokens per rank. "
+        f"A hop is hidden from {seen.threshold:,.0f} tokens per rank. "
         f"The ring takes {_seconds(seen.makespan_s)}, {_seconds(seen.exposed_s)} of it exposed communication."
     )
 

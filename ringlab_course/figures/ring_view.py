@@ -219,7 +219,8 @@ def strip(trace: Trace) -> Figure:
     columns = min(panels, 3)
     rows = -(-panels // columns)
     with styled():
-        figure = new_figure((2.6 * columns, 2.3 * rows))
+        figure = new_figure((2.6 * columns, 2.3 * rows + 0.3))
+        figure.suptitle("Which K/V block each rank attends to, and where it travels next", fontsize=10.5)
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for ax, frame in zip(axes, steps, strict=False):
             draw_ring(ax, frame)
