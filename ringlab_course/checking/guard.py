@@ -5,9 +5,11 @@ The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`)
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import sys
+import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
@@ -79,8 +81,7 @@ class Guard:
         name = getattr(called, "__name__", "")
         key = f"{_home(called)}.{name}"
         if key not in self._seen:
-            refused = self._limits.refuses(_home(called), name) or self._limits.refuses("torch", name)
-            self._seen[key] = key if refused else ""
+            self._seen[key] = key if self._limits.refuses(_home(called), name) else ""
         return self._seen[key]
 
 
@@ -139,6 +140,19 @@ def fingerprints(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     names = [*_parameters(function), *(f"number {number + 1}" for number in range(len(args)))]
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     return {name: tuple(_prints(value)) for name, value in named.items()}
+
+
+def statements_of(function: Callable[..., Any]) -> list[str]:
+    """Return the lines of a function's body without comments, layout and docstring; [] if it has no text."""
+    try:
+        node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return []
+    if not isinstance(node, ast.FunctionDef):
+        return []
+    if ast.get_docstring(node) is not None:
+        node.body = node.body[1:]
+    return [line.strip() for part in node.body for line in ast.unparse(part).splitlines()]
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

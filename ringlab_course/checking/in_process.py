@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure, NotWritten, as_failure, not_an_answer
-from ringlab_course.checking.guard import Guard, expect_unchanged, fingerprints
+from ringlab_course.checking.guard import Guard, expect_unchanged, fingerprints, statements_of
 from ringlab_course.checking.subject import Measured, Recorded
 
 if TYPE_CHECKING:
@@ -134,6 +134,9 @@ class InProcessSubject:
             outcome = _guarded(self.function, run_virtual, world_size, program, faults)
         ends = [end if isinstance(end, Ended) else _as_sent(self.function, end) for end in outcome.results]
         return replace(outcome, results=ends)
+
+    def statements(self) -> list[str]:
+        return statements_of(self._own)
 
     def other(self, function: str) -> InProcessSubject:
         return InProcessSubject(replace(self._stage, function=function), self._namespace, self._limits)

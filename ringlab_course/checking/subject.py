@@ -72,5 +72,8 @@ class Subject(Protocol):
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
         """Return how much each rank computes in one run, for comparing ranks with each other; arguments as in `run_ring`."""
 
+    def statements(self) -> list[str]:
+        """Return the lines of the function's body without comments, layout and docstring; [] if it has no text."""
+
     def other(self, function: str) -> Subject:
         """Return the subject for another function of the same submission, one of the stage's helpers."""

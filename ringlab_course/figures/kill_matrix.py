@@ -52,6 +52,7 @@ def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure
             for found, (marker, colour) in looks.items()
         ]
         drawn.legend(handles=keys, loc="outside lower center", ncols=3)
+        drawn.suptitle("Which check (columns) finds which fault (rows)", fontsize=11)
     return drawn
 
 
@@ -124,7 +125,7 @@ def player(matrix: KillMatrix) -> Any:
 
 def play(matrix: KillMatrix) -> None:
     """Show the player to a person; where nobody is there to move it, say so and leave it to `figure`."""
-    still = "run this cell to move through the matrix with the arrow keys; all of it stands below"
+    still = "run this cell to move through the matrix with the arrow keys; the whole of it is below"
     show_player(lambda: player(matrix), lambda: print(still))
 
 

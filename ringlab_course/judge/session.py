@@ -228,6 +228,11 @@ class SandboxedSubject:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self.measure(*args, **kwargs).answer
 
+    def statements(self) -> list[str]:
+        """Return what the worker says are the lines of the function's body."""
+        found = self._called((), {}, "statements")[0]
+        return [str(line) for line in found] if isinstance(found, list) else []
+
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
         """Return the answer, and the most that the worker's process grew by during the call.
 

@@ -15,6 +15,7 @@ from ringlab.errors import CourseError
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.wrong_answers import namespace_of
 from ringlab_course.clinic import suite
 from ringlab_course.clinic.bedside import block_backward, sees
 from ringlab_course.clinic.case import Case, errors_of, examine, needed_bytes, shards_of
@@ -218,7 +219,9 @@ def test_a_report_shows_what_was_seen_whole_with_its_run_and_calls_nan_nan(
     assert "rank 2 sends float32[1, 2, 5, 16] to rank 1" in said and "remedy" not in said
 
 
-NO_CHARTS = (None, 3, {}, CHART | {"matters": "layout"}, CHART | {"matters": ["P"]}, CHART | {"fault": ["lost sum"]}, CHART | {"found": "a bug"})  # fmt: skip
+NO_CHARTS = (None, 3, {}, CHART | {"matters": "layout"}, CHART | {"matters": ["P"]}, CHART | {"fault": ["lost sum"]}, CHART | {"found": "a bug"},
+             CHART | {"matters": [["layout"]]}, CHART | {"matters": np.zeros(2)}, CHART | {"found": np.zeros(2)},
+             CHART | {"case": {"ranks": np.zeros(2), "tokens": [1]}}, CHART | {"case": {"ranks": 2, "tokens": 1, "layout": np.zeros(2)}})  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", NO_CHARTS)
@@ -305,7 +308,7 @@ ANOTHER_NAME = SOUND_CHART | {"fault": "blind rows"}
     [
         (None, 0),
         (SOUND_CHART | {"matters": []}, 0),
-        (ANOTHER_NAME, 1),
+        (ANOTHER_NAME, 2),
         (ANOTHER_NAME | {"found": "masks by rank"}, 4),
         (SOUND_CHART, 4),
     ],
@@ -316,6 +319,33 @@ def test_a_right_ring_earns_what_the_diagnosis_of_its_patient_is_worth(
     stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.cedar")
     answers = {"cedar": SOUND[FORWARD].program, "chart": lambda name: chart}
     assert run_in_process(stage, answers, tier="all", seed=5).earned == earned
+
+
+OWN = PATIENTS["elm"].source
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (OWN.replace("if ring.world_size > 1", "if step < ring.world_size - 1"), ""),
+        (OWN.replace("    out, lse = nothing", "    # a remark\n    out, lse = nothing"), ""),
+        (
+            OWN.replace("    out, lse = nothing", "    return sound(ring, q, k, v)\n    out, lse = nothing"),
+            "sound",
+        ),
+        (PATIENTS["ash"].source.replace("def ash", "def elm"), "lines are gone"),
+    ],
+)
+def test_a_mend_is_a_small_change_of_the_patients_own_source(source: str, told: str) -> None:
+    space = namespace_of(source, f"<elm {hash(source)}>")
+    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.elm")
+    subject = InProcessSubject(stage, space)
+    if not told:
+        e16_mend._expect_bounded_edit(subject, PATIENTS["elm"])
+        return
+    with pytest.raises(Failure, match=told) as caught:
+        e16_mend._expect_bounded_edit(subject, PATIENTS["elm"])
+    assert caught.value.misconception == "another_program"
 
 
 def test_no_visible_check_gives_the_name_of_a_fault_away() -> None:

@@ -23,6 +23,9 @@ from ringlab_course.clinic.patients import FAULTS, PATIENTS, TO_MEND
 mistake = mistakes_of("16.chart")
 
 FIELDS = ("fault", "check", "case", "matters")
+FORMS = (
+    "`fault` and `check` are names, `case` is a dict of examine's arguments, `matters` is a list of names."
+)
 CHANGES: dict[str, tuple[Any, ...]] = {"layout": WARD_LAYOUTS, "causal": (True, False), "dtype": DTYPES}
 """What of a case may be changed while ranks and tokens stay."""
 KEY = {
@@ -80,11 +83,20 @@ def well(name: str, case: Case) -> bool:
 
 
 def read(name: str, answer: Any) -> Chart:
-    """Return the chart that `answer` is. Raises: Failure with what is missing or unknown in it."""
+    """Return the chart that `answer` is. Raises: Failure that says what is missing or unknown in it."""
+    try:
+        return _read(name, answer)
+    except (TypeError, ValueError, RecursionError):  # lists or arrays where names should be
+        raise Failure(
+            f"A field of the chart has the wrong form. {FORMS}", f"{name}: {_short(answer)}"
+        ) from None
+
+
+def _read(name: str, answer: Any) -> Chart:
     if answer is None:
-        raise Failure("Its chart is None: not written yet, or is the `return` missing?")
+        raise Failure(f"The chart of {name} is None: it is not written yet, or the `return` is missing.")
     if not isinstance(answer, Mapping) or any(key not in answer for key in FIELDS):
-        raise Failure(f"A chart is a dict with {', '.join(FIELDS)}.", f"{name}: {_short(answer)}")
+        raise Failure(f"A chart is a dict with {', '.join(FIELDS)}. {FORMS}", f"{name}: {_short(answer)}")
     fault, check, matters = answer["fault"], answer["check"], answer["matters"]
     found = answer.get("found") or ""
     for called in (fault, found) if found else (fault,):
@@ -97,7 +109,7 @@ def read(name: str, answer: Any) -> Chart:
         or not isinstance(matters, (Sequence, set))
         or not set(matters) <= set(CHANGES)
     ):
-        raise Failure(f"`matters` is a list of some of {', '.join(CHANGES)}, or of none.", f"{name}: {_short(matters)}")  # fmt: skip
+        raise Failure(f"`matters` is a list that may hold {', '.join(CHANGES)}, and nothing else.", f"{name}: {_short(matters)}")  # fmt: skip
     return Chart(fault, check, _case(name, answer["case"]), tuple(matters), found)
 
 
@@ -194,19 +206,19 @@ STAGE = Stage(
     function="chart",
     title="A chart for each patient",
     hints=(
-        "On which cases is the patient well? The line between well and ill runs along what is wrong: what is the same on one side of it, and not on the other?",
-        "Start from an ill case and shrink: first ranks, then tokens, until any further step makes it well. From there change one thing at a time: layout, mask, dtype. "
-        "Then look at what is ill: which results, on which ranks, NaN or wrong, by how much; and at the bytes. Last, match: which line of FAULTS would do just that, and nothing else?",
+        "On which cases is the patient well? What do these cases have in common that the ill ones lack?",
+        "Start from an ill case and shrink it, first ranks, then tokens, until every smaller case is well. From there change one thing at a time: layout, mask, dtype. "
+        "Then look at what is ill: which results, on which ranks, NaN or wrong, by how much; and at the bytes. Finally ask of each line of FAULTS: would it cause just that, and nothing else?",
         r"ill$(r, t)$ and well$(r', t')$ for all $r' \le r,\ t' \le t,\ (r', t') \ne (r, t)$; a thing matters if one other value of it makes $(r, t)$ well",
     ),
     misconceptions=MISTAKES,
     checks=(
         *(
-            Check(name, 2, "visible", f"{name}: an ill case, the smallest, what matters, a check that finds it", _examined(name))
+            Check(name, 1, "visible", f"{name}: an ill case, the smallest, what matters, a check that finds it", _examined(name))
             for name in TO_MEND
         ),
         *(
-            Check(f"{name}_fault", 2, "held-out", f"what ails {name}", _fault(name))
+            Check(f"{name}_fault", 3, "held-out", f"the name of {name}'s fault", _fault(name))
             for name in TO_MEND
         ),
     ),

@@ -1,16 +1,22 @@
 # %% [markdown]
 # # Exercise 16 · Bug clinic
 #
-# **You write** a chart for each of eight patients, ring attentions with one fault each, from what you measure; then you mend them.
+# **You write** a chart for each of eight patients from what you measure. A patient is a ring attention with one fault.
+# Then you read its source and mend it.
 # **You need** [lesson 16](../notebooks/16_bug_clinic.ipynb). **Minutes** 120.
 #
-# | stage | function | what is looked at |
+# | stage | function | what the checks look at |
 # |---|---|---|
 # | 16.chart | `chart` | an ill case, that it is the smallest, what matters, a check that finds it, and the fault |
-# | 16.ash … 16.oak | `ash`, `birch`, `cedar`, `elm`, `fir`, `hazel`, `larch`, `oak` | values in any layout, for any number of ranks; then bytes |
+# | 16.ash … 16.oak | `ash`, `birch`, `cedar`, `elm`, `fir`, `hazel`, `larch`, `oak` | values, bytes, and that it is a small change |
 #
-# What a chart says is **tried on the patient**. Only the name of the fault is looked up, when you are graded. Half of the points are for
-# charts, half for mends, and **a mend counts where the chart of its patient holds**: without one, the best ring in its place earns nothing.
+# The checks **try what a chart says on the patient**. Only the name of the fault is compared with the right one, and only
+# when you are graded. Half of the points are for charts, half for mends. A mend counts if two things hold:
+#
+# - the chart of its patient holds;
+# - it is **the patient's own program**: at most 6 of its lines, and at most half of them, are gone, and at most 6 are new.
+#   Comments, docstrings and line breaks do not count. It uses nothing that the patient and its helpers do not know.
+#
 # `check` runs the visible checks here.
 
 # %%
@@ -19,7 +25,15 @@ import math
 import torch
 
 from ringlab_course import check, hint
-from ringlab_course.clinic.bedside import attend, block_backward, nothing_seen, receive, scores_of, sees, send
+from ringlab_course.clinic.bedside import (
+    attend,
+    block_backward,
+    nothing_seen,
+    receive,
+    scores_of,
+    sees,
+    send,
+)
 from ringlab_course.clinic.patients import FAULTS
 from ringlab_course.clinic.suite import CHECKS
 from ringlab_course.notebook.visit import commit, examine, open_helpers, open_source, report, ward
@@ -29,8 +43,9 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## The ward
 #
-# A forward is called as `(ring, q, k, v, positions, causal)` and returns `(out, lse)` of the rank's rows; a backward as
-# `(ring, dout, q, k, v, out, lse, positions, causal)` and returns `(dq, dk, dv)`. `positions[r]` are the global positions of rank r's tokens.
+# A forward is called as `(ring, q, k, v, positions, causal)` and returns `(out, lse)` of the rank's rows. A backward is
+# called as `(ring, dout, q, k, v, out, lse, positions, causal)` and returns `(dq, dk, dv)`. `positions[r]` are the global
+# positions of rank r's tokens.
 
 # %%
 ward()
@@ -38,9 +53,11 @@ ward()
 # %% [markdown]
 # ## Instruments
 #
-# `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or `"zigzag"`, `causal`
-# True or False, `dtype` `"float32"` or `"bfloat16"`; the first of each is the default. `report("ash")` runs the conformance suite,
-# `report("ash", "masks")` one check of it. `print(examine(…).journal)` lists what every rank sent, in order and to whom.
+# - `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or
+#   `"zigzag"`, `causal` True or False, `dtype` `"float32"` or `"bfloat16"`. The first of each is the default.
+# - `examine(…).well` is True or False: you may let a loop look for the smallest case.
+# - `print(examine(…).journal)` lists what every rank sent, in order, and to whom.
+# - `report("ash")` runs the conformance suite, and `report("ash", "masks")` one check of it.
 
 # %%
 print(examine("ash", ranks=2, tokens=4))
@@ -50,17 +67,18 @@ print("\nchecks:", *CHECKS, sep="\n  ")
 # %% [markdown]
 # ## 16.chart · A chart for each patient
 #
-# Return, for the patient of that name, a dict with
+# For the patient of that name, return a dict with
 #
-# - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask and dtype every case
-#   of fewer ranks or fewer tokens, and not more of the other, is well;
-# - `matters`: which of `"layout"`, `"causal"`, `"dtype"` matter: another value of that one alone, with the same ranks and tokens, and the
-#   patient is well. One such value is enough. `[]` if nothing matters;
+# - `case`: a dict of `examine`'s arguments on which it is **ill**. It must be the **smallest**: with the same layout, mask
+#   and dtype, every case of fewer ranks and no more tokens, or of fewer tokens and no more ranks, is well;
+# - `matters`: a list of those of `"layout"`, `"causal"` and `"dtype"` that matter. One matters if another value of it
+#   alone, with the same ranks and tokens, makes the patient well. `[]` if none matters;
 # - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;
 # - `fault`: its name in `FAULTS`;
-# - `found`, only if the source surprises you, later: the name of what you found there. `fault` stays what it was.
+# - `found`, later, and only if the source surprises you: the name of what you found there. `fault` stays what it was.
 #
-# Yew's chart, in the lesson, was `{"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}`. Write them one by
+# In the lesson, yew's chart was
+# `{"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}`. Write the charts one by
 # one, and return `None` for the others.
 
 
@@ -96,12 +114,16 @@ check("16.chart")
 # %% [markdown]
 # ## Sources
 #
-# In a cell of your own, first `commit("ash", chart("ash"))`: it tries what the chart says, but for the fault's name, and keeps the chart. Then
-# `open_source("ash")` shows the program, and from there on the chart is **final**. If you see another fault than the one you named, leave `fault` and
-# add `"found"`: a wrong diagnosis costs its own points, not the mend's. Such cells may stay when you hand in.
+# In a cell of your own, first call `commit("ash", chart("ash"))`. It tries all that the chart says except the fault's name,
+# and keeps the chart. Then `open_source("ash")` shows the program, and from then on `commit` refuses another chart. If you
+# see another fault than the one you named, leave `fault` as it is and add `"found"`: you lose the points of the diagnosis,
+# not those of the mend. Such cells may stay in the notebook.
 #
-# Copy the source into its cell below, and **mend what is wrong, no more**: it stays a ring, in the same order, with the same
-# messages. What all patients share is shown by `open_helpers()`; nothing is wrong there.
+# **This is an honour system.** The grader has only your notebook, and cannot know whether you wrote `fault` before or
+# after you read the source. Nobody learns to diagnose from a fault that is already in plain sight.
+#
+# Copy the source into its cell below and **mend what is wrong, no more**: it stays the same ring, with the same messages.
+# `open_helpers()` shows what all patients share; nothing is wrong there.
 
 # %% tags=["solution-only"]
 commit("ash", chart("ash"))
@@ -113,7 +135,8 @@ open_helpers("attend", "block_backward")
 # %% [markdown]
 # ## 16.ash
 #
-# As the others: mended, for shards of any length, some of them empty, any layout and dtype, and scores of any size.
+# This patient and all others must be right for shards of any length, also empty ones, any layout and dtype, and scores of
+# any size.
 
 
 # %% grade="16.ash"
@@ -128,7 +151,7 @@ def ash(ring, q, k, v, positions, causal=True):
         if visible.any():
             scores = scores_of(q, k, visible)
             top = scores.amax(-1, keepdim=True)
-            top = top.masked_fill(top == -math.inf, 0.0)  # a row that sees no key here: e^(−∞ − 0) is 0
+            top = top.masked_fill(top == -math.inf, 0.0)  # rows that see no key here: e^(−∞) is 0
             weights = torch.exp(scores - top)
             total = weights.sum(-1, keepdim=True)
             block_lse = (top + total.log())[..., 0]
@@ -360,4 +383,5 @@ check("16.oak")
 # Stuck? `hint("16.oak")` in a new cell helps.
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/16_bug_clinic.ipynb` runs the hidden ones, on inputs of its own.
+# The visible checks are not all: `ringlab grade exercises/16_bug_clinic.ipynb` also runs the hidden ones, on its
+# own inputs.

@@ -1,12 +1,16 @@
 """Checks and hints of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
 
-A mend counts once the same submission's chart of the patient is right, so a pasted sound ring earns nothing.
+A mend counts if the same submission's chart of the patient is right, and if it is the patient's own program with a few
+lines changed.
 """
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from collections.abc import Callable, Iterable
+from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
@@ -19,6 +23,8 @@ from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.faults import Faults
+from ringlab_course.checking.guard import statements_of
+from ringlab_course.clinic import bedside
 from ringlab_course.clinic.case import errors_of, needed_bytes, shards_of
 from ringlab_course.clinic.patients import PATIENTS, TO_MEND, Patient
 from ringlab_course.exercises.e16_bug_clinic import charts as e16_charts
@@ -26,50 +32,50 @@ from ringlab_course.exercises.e16_bug_clinic.mistakes import Results, mistakes, 
 
 HINTS = {
     "ash": (
-        "In the smallest case, which rows are NaN? And what do just these rows see of the block that is here?",
-        "Its maximum is −∞, and −∞ − (−∞) is NaN. Such a row must add nothing: weights 0 and an lse of −∞. Subtract something finite in its place, and take care where a sum of 0 divides.",
+        "In the smallest case, which rows are NaN? What do just these rows see of the block that is being processed?",
+        "Their maximum is −∞, and −∞ − (−∞) is NaN. Such a row must add nothing: weights of 0 and an lse of −∞. Subtract something finite instead, and take care where you divide by a sum that may be 0.",
         r"$m = \max_j s_j,\quad m' = 0$ where $m = -\infty$, else $m;\quad w_j = e^{s_j - m'},\quad L = m' + \log \sum_j w_j = -\infty$ there",
     ),
     "birch": (
         "On paper: two ranks with two tokens each, no mask, all scores 0 and all values 1. What should out be, and what is it after each block?",
-        "After every block out is a mean, no sum. Make it a sum again, by the sum of weights that it was divided by, before you add to it. That sum shrinks, too, when the maximum rises.",
+        "After every block out is a mean, not a sum. Before you add to it, turn it back into a sum: multiply by the sum of weights that it was divided by. That sum, too, shrinks when the maximum rises.",
         r"$o' = \dfrac{o\,\ell\,e^{m - m'} + \sum_j w_j v_j}{\ell'},\qquad \ell' = \ell\,e^{m - m'} + \sum_j w_j$",
     ),
     "cedar": (
         "In the smallest case, write down each rank's tokens. Which query should see which key, and which one does?",
-        "Rank 1 of 2, striped, has the tokens 1, 3, 5: token 1 does not see all of rank 0's. There is a helper that compares positions. No block may be skipped by its rank alone.",
+        "Rank 1 of 2, striped, has the tokens 1, 3, 5: token 1 does not see all of rank 0's. There is a helper that compares positions. A block must not be skipped because of its rank alone.",
         r"query $i$ of rank $r$ sees key $j$ of rank $o$ $\Leftrightarrow p_r[i] \ge p_o[j]$",
     ),
     "elm": (
-        "Count the messages for 2, 3 and 4 ranks, and read what each of them brings. Which one would nobody miss?",
+        "Count the messages for 2, 3 and 4 ranks, and ask what each of them brings. Which one is never used?",
         "Attend P times, shift P − 1 times.",
         r"$\sum_{t=0}^{P-2}$ of the blocks of $r - t$: the block of $r + 1$ is attended to, and not sent on",
     ),
     "fir": (
-        "On two ranks, in time order: what does each one send, and what does each one think that it receives?",
-        "Who goes first may differ from rank to rank. What goes first may not: a message is told apart by its place in the order alone.",
-        r"for every rank: $K$ before $V$, in what is sent and in what is received",
+        "On two ranks, in the order of time: what does each rank send, and what does each rank expect to receive?",
+        "Which rank goes first may differ from rank to rank. Which tensor goes first must not: only its place in the order tells one message from another.",
+        r"for every rank: $K$ before $V$, both when it sends and when it receives",
     ),
     "hazel": (
-        "Follow one block and its sums on paper, three ranks, step by step. Where is the block, and where are the sums?",
-        "Send the couriers the way of the blocks. Then count: where is courier r after P − 1 hops, and where does it belong?",
+        "On paper, with three ranks, follow one block and its sums step by step. Where is the block, and where are the sums?",
+        "Send the couriers the way the blocks go. Then count: where is courier r after P − 1 hops, and where does it belong?",
         r"after $t$ hops to the next rank: block $o$ and its courier on $(o + t) \bmod P$; home after $t = P$",
     ),
     "larch": (
         "Print dq after the first block, and again before anything is added to it in the second step. What has changed it?",
-        "x.to(dtype) returns x itself if x has that dtype. Two tensors must not lie in one memory if one of them is written later. Give the sum memory of its own, in the dtype of lse, whatever comes in.",
-        r"$dQ = \sum_t dQ_t$, with $dQ_t$ overwritten at every step: the memory of $dQ$ and that of $dQ_t$ have nothing in common",
+        "x.to(dtype) returns x itself if x has that dtype. If you write into a tensor later, no other tensor may share its memory. Give the sum memory of its own, in the dtype of lse, for any input.",
+        r"$dQ = \sum_t dQ_t$, where $dQ_t$ is overwritten in every step: $dQ$ and $dQ_t$ must not share memory",
     ),
     "oak": (
-        "In every step, print the first key of what is computed with and of what is sent on. Whose are they?",
-        "In step t the mask is that of origin(t). The block computed with must be the one of origin(t), too, and the one that is sent on as well.",
+        "In every step, print the first key of the block that is computed with, and of the one that is sent on. Whose are they?",
+        "In step t the mask is that of origin(t). The block that you compute with must be that of origin(t), and so must the one that you send on.",
         r"step $t$: $(K, V)_{(r - t) \bmod P}$, in the scores, in $dQ$, and on its way to $r + 1$",
     ),
 }
 """By patient: a question, a direction, a line of mathematics."""
 
 
-ONWARD = "In this ring everything goes to the next one, which is what `ring.origin` counts on."
+ONWARD = "In this ring everything goes to the next rank: `ring.origin` relies on that."
 
 
 def _plain(rng: np.random.Generator) -> list[Run]:
@@ -216,10 +222,47 @@ def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
         raise named(name, "by_another_name").failure()
 
 
+def _expect_bounded_edit(subject: Any, patient: Patient) -> None:
+    """Return if the function is the patient's own program with a few lines changed. Raises: Failure."""
+    theirs, ours = subject.statements(), statements_of(patient.program)
+    blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    kept = sum(block.size for block in blocks)
+    lost, new = len(ours) - kept, len(theirs) - kept
+    allowed = min(MOST_LOST, len(ours) // 2)
+    strange = _identifiers(theirs) - _identifiers(ours) - _KNOWN - _assigned(theirs)
+    if lost > allowed or new > MOST_NEW or strange:
+        example = (
+            f"{lost} of its {len(ours)} lines are gone, at most {allowed}; {new} are new, at most {MOST_NEW}"
+        )
+        if strange:
+            example += f"; used, and not known to the patient: {', '.join(sorted(strange))[:200]}"
+        raise named(patient.name, "another_program").failure(example)
+
+
+MOST_LOST, MOST_NEW = 6, 6
+"""Lines of a patient that may go, and that may come, as `statements_of` counts them."""
+_KNOWN = frozenset(
+    {*(name for name in vars(bedside) if not name.startswith("_")), *dir(builtins), *keyword.kwlist}
+)
+_STRING = re.compile(r"""('[^']*'|"[^"]*")""")
+_NAME = re.compile(r"(?<![.\w])[^\W\d]\w*(?!\w)(?!\s*=(?!=))")
+_TARGET = re.compile(r"(?:^|\bfor )((?:[^\W\d]\w*(?:, |\b))+)(?= = | in | [-+*/@]= )")
+
+
+def _identifiers(lines: Iterable[str]) -> set[str]:
+    return {name for line in lines for name in _NAME.findall(_STRING.sub("", line))}
+
+
+def _assigned(lines: Iterable[str]) -> set[str]:
+    """Return the names that these lines give a value."""
+    return {name for line in lines for names in _TARGET.findall(line) for name in names.split(", ")}
+
+
 def _values(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
         _verify(subject, patient, _plain(rng))
         _expect_diagnosed(subject, patient.name, by_name=False)
+        _expect_bounded_edit(subject, patient)
 
     return run
 
@@ -228,6 +271,7 @@ def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
         _verify(subject, patient, _hard(rng), lambda: Faults(seed=int(rng.integers(1 << 30)), late=0.5))
         _expect_diagnosed(subject, patient.name, by_name=True)
+        _expect_bounded_edit(subject, patient)
 
     return run
 
@@ -255,7 +299,7 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
                 if sent > needed and P > 1 and _sent_before(patient.name, given, rank) == sent:
                     raise named(patient.name, "as_it_was").failure(example)
                 if sent > needed or len(sends) > most:
-                    raise Failure(f"{patient.name}: more is sent than needed.", example)
+                    raise Failure(f"{patient.name} sends more than needed.", example)
 
     return run
 
@@ -287,7 +331,7 @@ def _stage(name: str) -> Stage:
         hints=HINTS[name],
         misconceptions=mistakes(name),
         checks=(
-            Check("values", 1, "visible", f"{what} of every rank, any layout, P = 1 to 4; its chart holds", _values(patient)),
+            Check("values", 1, "visible", f"{what} of every rank, any layout, P = 1 to 4; its chart holds; a small change of its own source", _values(patient)),
             Check("any", 2, "held-out", "8 ranks, lengths that do not divide, other dtypes, scores of any size; its chart names the fault", _any(patient)),
             Check("cost", 1, "visible", "to the next rank only, no byte more than needed", _cost(patient), kind="cost"),
         ),

@@ -207,6 +207,7 @@ def mistakes(name: str) -> tuple[Misconception, ...]:
         _of(name, mistake("asks_everybody")),
         *ORDER.get(name, ()),
         _of(name, mistake("not_diagnosed")),
+        _of(name, mistake("another_program")),
         _of(name, mistake("by_another_name")),
     )
 
