@@ -25,6 +25,7 @@ from ringlab_course.judge.loader import load
 from tests.course.submissions_of import cases, graded_code, solution_code
 
 SEEDS = (101, 202, 303)
+ASKED_BY_NAME = ("chart",)  # its argument is a patient's name; its answer is tried on that patient
 TAUGHT = [
     each for each in exercise_ids() if each not in ("00", "18")
 ]  # 00 asks for nothing, 18 has no lesson
@@ -88,7 +89,8 @@ class Noted:
             return made
 
         def noted(*args: Any, faults: Any = None, **kwargs: Any) -> Any:
-            self._seen[digest((self._subject.function, args, kwargs))] += 1
+            if self._subject.function not in ASKED_BY_NAME:
+                self._seen[digest((self._subject.function, args, kwargs))] += 1
             return made(*args, **kwargs, **({"faults": faults} if faults is not None else {}))
 
         return noted
