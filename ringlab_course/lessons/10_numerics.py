@@ -311,8 +311,8 @@ show(error_curves.figure(panels), error_curves.describe(panels))
 # These errors are independent, so their *squares* add up. From 2 to 32 blocks that is up to √16 = 4 times; we measured
 # 3.0. Two more observations. In the middle, the blue curve even falls: where one key has nearly all of a block's
 # weight, the block's out is that key's v, and rounding a bfloat16 number to bfloat16 costs nothing. On the right, a
-# rounded lse does no harm up to four blocks: the last block holds nearly all the weight, and a wrong weight of nothing
-# is nothing. **A test with one kind of input, or one P, finds only what that input shows.**
+# rounded lse does no harm up to four blocks: the last block holds nearly all the weight, and an error in the small
+# weight of the others hardly counts. **A test with one kind of input, or one P, finds only what that input shows.**
 #
 # In a live notebook, choose inputs and dtype yourself (Tab goes from button to button, Space presses one):
 
@@ -545,9 +545,9 @@ for name, result in gradients.items():
 
 # %% [markdown]
 # Every wrong one fails and the right one passes, with a bound a thousand times below 1e-2. The bound scales with the
-# inputs by itself: in bfloat16, or for large scores, the plainest errs more, and the bound follows.
+# inputs by itself: in bfloat16, or for large scores, the plainest implementation is further off, and the bound follows.
 #
-# That is also its limit. In bfloat16, a running out that is rounded at every merge is no worse at 8 blocks than the
+# That is also its limit. In bfloat16, a state whose out is rounded at every merge is no worse at 8 blocks than the
 # plainest bfloat16 attention:
 
 # %%

@@ -357,9 +357,9 @@ print("blocks on ranks 0 to 7:", [*lost[:3], "dead", *lost[4:]])
 
 # %% [markdown]
 # News of a death travels **one rank per step**, both ways round: the neighbours miss their first exchange, *their*
-# neighbours the second. So after a death before the first exchange, a rank holds as many blocks as it is ranks away. Rank 7,
-# on the other side, gets three blocks more than rank 4. It holds a correct partial over the blocks that came. The exercise
-# keeps it.
+# neighbours the second. So after a death before the first exchange, a rank holds as many blocks as it is ranks away from
+# the dead one. Rank 7, on the other side, gets three blocks more than rank 4. It holds a correct partial over the blocks
+# that came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
