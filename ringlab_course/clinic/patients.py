@@ -37,9 +37,9 @@ class Patient:
 
 _COMPLAINTS = {
     "ash": "Contiguous shards trained for weeks. We switched to another layout for balance: the loss is NaN in the first step.",
-    "birch": "On one device perplexity is what the paper says. On more it gets worse with every device that we add. Nothing crashes.",
+    "birch": "On one device perplexity matches the paper. It gets worse with every device that we add. Nothing crashes.",
     "cedar": "With the balanced layout the training loss is better than ever. The model generates rubbish.",
-    "elm": "All our tests pass, on any number of ranks. The network team says that we send more than we told them.",
+    "elm": "All our tests pass, on any number of ranks. The network team says that we send more than we announced.",
     "fir": "It used to deadlock. We mended that by ordering the sends. Since then the loss does not go down, and some ranks look worse than others.",
     "hazel": "Gradient checks pass on our two-GPU workstation. On the cluster the loss goes down and then up again.",
     "larch": "Trains well in mixed precision. Somebody ran the unit tests in float32, and they are red.",

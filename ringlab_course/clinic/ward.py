@@ -96,7 +96,7 @@ _LARCH = """\
 """
 _ROWAN = '''
     def passed(*tensors, length, tag):
-        """Return what arrived, and behind it what was sent."""
+        """Return what arrived, followed by what was sent."""
         return *ring.post(*tensors, length=length, tag=tag).wait(), *tensors
 
     P, delta ='''

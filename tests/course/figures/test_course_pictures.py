@@ -250,4 +250,4 @@ def test_arrow_keys_move_both_sliders_and_the_evidence_follows() -> None:
 
 def test_without_a_person_it_says_where_the_matrix_stands(capsys: pytest.CaptureFixture[str]) -> None:
     kill_matrix.play(MATRIX)
-    assert "stands below" in capsys.readouterr().out
+    assert "is below" in capsys.readouterr().out
