@@ -1,6 +1,7 @@
 """Two programs side by side: lines that do the same job share a colour and a ribbon between the columns.
 
 The sources are those that ran. Colours are doubled by the job's number, so that none is needed to read it.
+Below: two ways of a gradient around the same ring, a panel each.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ringlab.errors import CourseError
-from ringlab.viz.style import INK, QUIET, new_figure, rank_colour, styled
+from ringlab.viz.style import INK, PAPER, QUIET, RULE, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,3 +117,101 @@ def _draw_job(
         for b in rows[1]:
             corners = [(from_x, a + 0.06), (to_x, b + 0.06), (to_x, b + 0.94), (from_x, a + 0.94)]
             ax.add_patch(Polygon(corners, closed=True, color=colour, alpha=0.16, linewidth=0))
+
+
+BOX_WIDTH, BOX_HEIGHT = 0.66, 0.34
+"""Of a box in `two_ways`, where columns and rows are 1 apart: its width, and half its height."""
+Stop = tuple[int, tuple[int, ...]]
+"""A device, and the devices whose terms the sum for block 0 holds when it leaves."""
+
+
+def ways_home(P: int) -> dict[str, list[Stop]]:
+    """Return the stops of the sum for block 0 in the backward: autodiff's, and those of couriers."""
+    back = [(rank, tuple(range(rank, P))) for rank in reversed(range(P))]
+    around = [(rank, tuple(range(rank + 1))) for rank in range(P)]
+    return {
+        "Autodiff: every device kept block 0, and its gradient goes back": back,
+        "Couriers: block 0 comes around again, and its gradient travels with it": [
+            *around,
+            (0, tuple(range(P))),
+        ],
+    }
+
+
+def two_ways(P: int) -> Figure:
+    """Return the forward way of block 0 and the two ways of its gradient, a panel each."""
+    from matplotlib.patches import Patch
+
+    with styled():
+        drawn = new_figure((8.6, 2 * (0.52 * P + 0.75) + 0.7))
+        panels = drawn.subplots(2, 1)
+        for ax, (title, stops) in zip(panels, ways_home(P).items(), strict=True):
+            _draw_way(ax, P, stops, kept=len(stops) == P)
+            ax.set_title(title)
+        keys = [
+            Patch(facecolor=RULE, edgecolor=INK, label="block 0 of K and V, kept here until the backward")
+        ]
+        keys += [
+            Patch(facecolor=PAPER, edgecolor=QUIET, linestyle="--", label="block 0 of K and V, not kept")
+        ]
+        keys += [
+            Patch(
+                facecolor=rank_colour(rank), label=f"dK and dV of block 0: device {rank} has added its term"
+            )
+            for rank in range(P)
+        ]
+        drawn.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=8)
+    return drawn
+
+
+def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
+    """The forward on the left, hop by hop, and the backward on the right."""
+    from matplotlib.patches import Rectangle
+
+    for rank in range(P):
+        held = kept or rank == 0
+        look = (
+            {"facecolor": RULE, "edgecolor": INK}
+            if held
+            else {"facecolor": PAPER, "edgecolor": QUIET, "linestyle": "--"}
+        )
+        ax.add_patch(Rectangle((rank - BOX_WIDTH / 2, rank - BOX_HEIGHT), BOX_WIDTH, 2 * BOX_HEIGHT, **look))
+        ax.text(rank, rank, "kept" if held else "passes", ha="center", va="center", fontsize=8)
+    first = P + 0.5
+    for number, (rank, terms) in enumerate(stops):
+        left, width = first + number - BOX_WIDTH / 2, BOX_WIDTH / P
+        for term in range(P):
+            fill = rank_colour(term) if term in terms else PAPER
+            corner = left + term * width, rank - BOX_HEIGHT
+            ax.add_patch(
+                Rectangle(corner, width, 2 * BOX_HEIGHT, facecolor=fill, edgecolor=INK, linewidth=0.8)
+            )
+    forward = [(number, number) for number in range(P)]
+    backward = [(first + number, rank) for number, (rank, _) in enumerate(stops)]
+    for way in (forward, backward):
+        for (x, y), (to_x, to_y) in pairwise(way):
+            ends = {"xytext": (x + BOX_WIDTH / 2, y), "xy": (to_x - BOX_WIDTH / 2, to_y)}
+            ax.annotate("", arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}, **ends)
+    ax.axvline(P - 0.25, color=QUIET, linewidth=1)
+    names = [f"forward\nstep {step}" for step in range(P)] + [f"backward\nstep {n}" for n in range(P)]
+    places = [*range(P), *(first + n for n in range(P))]
+    if len(stops) > P:
+        names, places = [*names, "at home"], [*places, first + P]
+    ax.set_xticks(places, names, fontsize=8)
+    ax.set_yticks(range(P), [f"device {rank}" for rank in range(P)], fontsize=9)
+    ax.set(xlim=(-0.6, first + P + 0.5), ylim=(P - 0.5, -0.5))
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def describe_two_ways(P: int) -> str:
+    """Return both ways in words: the alternative text of `two_ways`."""
+    lines = [
+        "The gradient of block 0 comes home in two ways: back over kept copies, or once more around with the block."
+    ]
+    for title, stops in ways_home(P).items():
+        steps = [f"on device {rank} it holds terms of {', '.join(map(str, terms))}" for rank, terms in stops]
+        lines.append(f"{title}. Forward: block 0 visits devices 0 to {P - 1}. Backward: {'; '.join(steps)}.")
+    return " ".join(lines)

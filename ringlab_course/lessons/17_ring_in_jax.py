@@ -1,16 +1,19 @@
 # %% [markdown]
 # # 17 · The same ring in JAX
 #
-# **Afterwards you can** read and write ring attention with `shard_map` and `ppermute`, count what the compiler makes of it, say what automatic
-# differentiation keeps and sends, and write the backward that keeps less.
+# **Afterwards you can** read and write ring attention with `shard_map` and `ppermute`, count the messages of the
+# compiled program, say what automatic differentiation keeps and sends, and write a backward that keeps less.
 #
-# **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts, and [lesson 09](09_backward_ring.ipynb), couriers. No JAX: NumPy's habits
-# carry far. JAX is an extra of this course; if you do not have it, the first cell says how to install it.
+# **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts, and [lesson 09](09_backward_ring.ipynb), couriers.
+# You need no JAX: if you know NumPy, you can read this lesson. JAX is an extra of this course; if you do not have it, the
+# first cell says how to install it.
 #
-# **Minutes** 60 to read and run. A task at the end checks itself; then comes [exercise 17](../exercises/17_ring_in_jax.ipynb), which is graded.
+# **Minutes** 60 to read and run. A task at the end checks itself, and [exercise 17](../exercises/17_ring_in_jax.ipynb) is
+# graded.
 #
-# Ring attention was first published in JAX, and much that is said about it comes from there: programs without a single `send`, gradients that nobody
-# wrote. This lesson writes the ring of lessons 05 and 09 in that language, on eight *simulated* devices, and measures it by the same rules.
+# Ring attention was first published in JAX, and many beliefs about it come from there: that a ring needs no `send`, and
+# that its gradients come for free. This lesson writes the rings of lessons 05 and 09 in JAX, on eight *simulated* devices,
+# and measures them by the same rules.
 
 # %%
 import inspect
@@ -21,7 +24,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ringlab import VirtualCluster, contiguous, oracle, ring_attention, zigzag
+from ringlab import VirtualCluster, contiguous, oracle, zigzag
 from ringlab.conformance import tolerance
 from ringlab_course import compare, corpus, needs_extra, predict
 from ringlab.merge import Partial
@@ -41,53 +44,69 @@ jax.config.update("jax_num_cpu_devices", 8)  # before the first computation
 # %% [markdown]
 # ## 1 · Two dialects
 #
-# So far there were *ranks with messages*: P programs with a memory of their own, who know of each other what they are sent. JAX starts from the other
-# end. There is *one array*, and a *mesh* of devices over which its axes are spread. A mesh's axes have names; ours has one, `"ring"`, with eight places.
+# So far we wrote *ranks with messages*: P programs, each with its own memory. JAX starts from the other end, with *one
+# array* that is spread over many devices. Six words are enough for this lesson:
+#
+# | in JAX | what it is |
+# |---|---|
+# | mesh | the devices, arranged along named axes; ours has one axis, `"ring"` |
+# | `jax.jit` | calls a function **once** with placeholders instead of numbers (this is called *tracing*), and compiles the operations that it records; later calls with the same shapes run the compiled program |
+# | `jax.shard_map` | turns a function of *one device's part* into a function of whole arrays |
+# | `lax.axis_index("ring")` | the rank: a placeholder while tracing, a number on each device |
+# | `lax.ppermute` | an exchange: device a sends to device b for each pair (a, b) in a list |
+# | `lax.scan` | a loop whose body is traced and compiled once; section 5 shows it |
 
 # %%
 def mesh_of(P):
-    return jax.make_mesh((P,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:P])
+    axis = {"axis_types": (AxisType.Auto,), "devices": jax.devices()[:P]}
+    return jax.make_mesh((P,), ("ring",), **axis)
 
 
 P = 8
-tokens = PartitionSpec(None, None, "ring")  # axes B and H whole, the tokens in P parts
+tokens = PartitionSpec(None, None, "ring")  # (B, H, S, …): the token axis is cut into P parts
 text = corpus.qkv(64, heads=2, head_dim=16)
 q, k, v = (jax.device_put(x.numpy(), NamedSharding(mesh_of(P), tokens)) for x in text)
-print("q is", q.shape, "on", len(q.addressable_shards), "devices, each of which holds", q.addressable_shards[0].data.shape)
-
-# %% [markdown]
-# `q` is one array of 64 tokens; that its parts lie on eight devices shows only if one asks. One may leave it to the compiler to find the messages that a
-# formula needs. We want to choose them, and for that there is `shard_map`: it turns a function of *one device's part* into one of whole arrays.
+print("q is", q.shape, "on", len(q.addressable_shards), "devices")
+print("each of them holds", q.addressable_shards[0].data.shape)
 
 # %%
 def on_ring(program, P=8):
-    """`program`, which each of P devices runs on its part, as a compiled function of whole arrays."""
-    return jax.jit(jax.shard_map(program, mesh=mesh_of(P), in_specs=tokens, out_specs=tokens))
+    """`program`, which P devices run on their parts, as a compiled function of whole arrays."""
+    mapped = jax.shard_map(program, mesh=mesh_of(P), in_specs=tokens, out_specs=tokens)
+    return jax.jit(mapped)
 
 # %% tags=["nbval-ignore-output"]
-predict("17.shape", "on_ring(program)(q): what shape has q inside of program?", choices=["(1, 2, 64, 16)", "(1, 2, 8, 16)"])
+predict(
+    "17.traced",
+    "A program notes its rank in a Python list. Eight devices run it, and we call it twice. "
+    "How many notes are in the list?",
+    unit="notes",
+)
 
 # %%
-inside = []
+notes = []
 
 
 def program(x):
-    inside.append(str(x.shape))
-    print("I am rank", lax.axis_index("ring"))
+    notes.append(f"rank {lax.axis_index('ring')}, x is {x.shape}")
     return x
 
 
-print("outside:", on_ring(program)(q).shape)
-compare("17.shape", inside[0])
+for _ in range(2):
+    on_all = on_ring(program) if not notes else on_all
+    print("outside, x is", on_all(q).shape)
+print("inside:", *notes)
+compare("17.traced", len(notes))
 
 # %% [markdown]
-# Inside of `shard_map` you are a rank again. But look at the first line: eight devices, and it was printed **once**, with a placeholder where a number
-# should be. JAX ran the function one time, on no data, to write down what it does; the compiler, XLA, made one program of it, and that is what all devices
-# run. So `if rank == 0:` cannot be written: at that time there is no number to ask. What differs between devices has to be *computed* from `axis_index`.
+# **One.** Inside `shard_map` you are a rank again, and x is your part. But JAX called the function only once, with a
+# placeholder in place of the rank. The compiler, XLA, made one program of the recorded operations, and every device runs
+# it. So you cannot write `if rank == 0:`, because the rank has no value while Python runs. Whatever differs between devices
+# must be *computed* from `axis_index`.
 #
 # ## 2 · `ppermute` is `ring.shift`
 #
-# Messages are given as a list of pairs, source and destination, the same list on all devices.
+# The messages are a list of (source, destination) pairs, the same list on all devices.
 
 # %%
 def shift(*block):
@@ -113,11 +132,11 @@ def follow_messages(ring):
 ranks = jnp.arange(P)[None, None]
 journeys = on_ring(follow)(ranks)[0, 0].tolist()
 print("device 0 sees the blocks of", journeys[0])
-print("all journeys as on virtual ranks:", journeys == VirtualCluster(P).run(follow_messages).results)
+print("same as on virtual ranks:", journeys == VirtualCluster(P).run(follow_messages).results)
 
 # %% [markdown]
-# Origin = (rank − step) mod P, as ever. Now break the circle and leave out the pair (7, 0). On a virtual cluster rank 0 would wait for a message
-# that nobody sends, and you would be told.
+# The origin is (rank − step) mod P, as before. Now we leave out the pair (7, 0) and so break the circle. On a virtual
+# cluster, rank 0 would wait for a message that nobody sends, and the cluster would report it.
 
 # %% tags=["nbval-ignore-output"]
 predict("17.missing", "ppermute without the pair (7, 0): what does device 0 get?",
@@ -134,32 +153,42 @@ print("sent:", sent[0, 0].tolist(), "  got:", got)
 compare("17.missing", {0: "zeros", 10: "its own block"}[got[0]])
 
 # %% [markdown]
-# **Zeros**, without a word. A block of zero keys is no empty block: each of its keys has score 0 and takes part in the softmax. What cannot happen here is
-# a deadlock of sends and receives: all devices run the same list. The dialects fail in different ways.
+# **Zeros**, without any warning. A block of zero keys is not an empty block: each of its keys has score 0 and takes part
+# in the softmax.
+#
+# The two dialects fail in different ways. With messages, a send without its receive hangs. A `ppermute` holds both ends of
+# every message, so one that all devices reach cannot hang. It can still hang if only some devices reach it; section 6 comes
+# back to this.
 #
 # ## 3 · Block and merge
 #
-# As in lesson 02, in `jnp`. Scores and state are float32, whatever q, k and v are. The mask compares *global* positions: `deal` lists which rank owns
-# which, and each device picks its own row, and that of the block's owner.
+# These are lesson 02's functions in `jnp`. Scores and state are float32, whatever the type of q, k and v. The mask compares
+# *global* positions: `deal` lists which positions each rank owns, and a device picks two rows, its own and that of the
+# block's owner.
 
 # %%
 def attend(q, k, v, mask):
     """Attention of q on one block: (out, lse); a row that sees nothing gives 0 and −inf."""
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(q.shape[-1])
     lse = jax.nn.logsumexp(scores, axis=-1, where=mask)
-    weights = jnp.exp(jnp.where(mask, scores, -jnp.inf) - jnp.where(lse == -jnp.inf, 0, lse)[..., None])
+    finite = jnp.where(lse == -jnp.inf, 0, lse)[..., None]
+    weights = jnp.exp(jnp.where(mask, scores, -jnp.inf) - finite)
     return weights @ v.astype(jnp.float32), lse
 
 
 def merge(a, b):
     """The state over the keys of both; the weights are e^(La − L) and e^(Lb − L)."""
-    gap = jnp.where(b[1] == -jnp.inf, -jnp.inf, b[1] - a[1])[..., None]
-    return a[0] * jax.nn.sigmoid(-gap) + b[0] * jax.nn.sigmoid(gap), jnp.logaddexp(a[1], b[1])
+    lse = jnp.logaddexp(a[1], b[1])
+    finite = jnp.where(lse == -jnp.inf, 0, lse)
+    weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))
+    return sum(w * out for w, (out, _) in zip(weights, (a, b), strict=True)), lse
 
 
 def sees(layout, step):
     """True where this device's queries see the keys that are here after `step` shifts."""
-    rank, deal = lax.axis_index("ring"), jnp.array([layout.positions(rank) for rank in range(layout.P)])
+    deal = jnp.array([layout.positions(rank) for rank in range(layout.P)])
+    rank = lax.axis_index("ring")
     return deal[rank][:, None] >= deal[(rank - step) % layout.P]
 
 # %%
@@ -167,8 +196,9 @@ block = [x[:, :, :8].numpy() for x in text]
 nothing = attend(*block, jnp.zeros((8, 8), bool))
 state = attend(*block, jnp.tril(jnp.ones((8, 8), bool)))
 both = merge(state, nothing)
+same = all(bool((a == b).all()) for a, b in zip(state, both, strict=True))
 print("sees nothing: out", float(jnp.abs(nothing[0]).max()), " lse", float(nothing[1].max()))
-print("merged with it, nothing changes:", all(bool((a == b).all()) for a, b in zip(state, both, strict=True)))
+print("merging it in changes nothing:", same)
 
 # %% [markdown]
 # ## 4 · The ring, twice
@@ -177,9 +207,11 @@ print("merged with it, nothing changes:", all(bool((a == b).all()) for a, b in z
 
 # %%
 def attend_messages(q, k, v, mask):
-    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~torch.from_numpy(mask), -math.inf)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~torch.from_numpy(mask), -math.inf)
     lse = scores.logsumexp(-1)
-    return Partial(torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None]) @ v, lse)
+    finite = lse.masked_fill(lse == -math.inf, 0)[..., None]
+    return Partial(torch.exp(scores - finite) @ v, lse)
 
 
 def visible(layout, rank, origin):
@@ -211,8 +243,8 @@ def mesh_ring(q, k, v, layout):
 
 # %%
 even = contiguous(64, P)
-virtual = VirtualCluster(P).run(lambda ring: message_ring(ring, *even.shard(text, ring.rank), even))
-out_messages = even.unshard([out for out, _ in virtual.results]).numpy()
+ran = VirtualCluster(P).run(lambda ring: message_ring(ring, *even.shard(text, ring.rank), even))
+out_messages = even.unshard([out for out, _ in ran.results]).numpy()
 out, lse = on_ring(partial(mesh_ring, layout=even))(q, k, v)
 truth = oracle.attention(*text, causal=True)
 for name, found in (("messages", out_messages), ("mesh", np.asarray(out))):
@@ -232,13 +264,14 @@ jobs = [side_by_side.Job(*job) for job in (
 show(side_by_side.figure(names, sources, jobs), side_by_side.describe(names, sources, jobs))
 
 # %% [markdown]
-# Line by line the same. On the left `ring` knows who I am, on the right the name of an axis does. On the left the loop *runs*, on every rank; on the
-# right Python runs through it once and what is left is a list of operations in which each step stands on its own. That has a consequence.
+# The programs agree line by line. On the left the object `ring` knows the rank; on the right the axis name does. On the
+# left every rank runs the loop. On the right Python runs it once, while JAX records, and the compiled program has P copies
+# of its body in a row. That has a consequence.
 #
 # ## 5 · What the compiler sends
 #
-# A careless author shifts after every step, the last one included. Lesson 05 would have counted 8 hops. Here nobody's word counts but the compiled program's:
-# `messages` reads it. A hop is two messages, K and V.
+# `careless_ring` shifts after every step, the last one included. In lesson 05 these were 8 hops. Here the compiled program
+# decides, so `messages` reads it. A hop is two messages, K and V.
 
 # %%
 def compiled(program, *arrays):
@@ -246,7 +279,7 @@ def compiled(program, *arrays):
 
 
 def messages(machine_code):
-    """Messages that each device sends in a compiled program; those in a loop's body count once for each turn."""
+    """Messages that each device sends; those in a loop's body count once for each turn."""
     text, total = machine_code.as_text(), 0
     turns = dict(re.findall(r'body=%([\w.-]+).*"known_trip_count":{"n":"(\d+)"', text))
     for function in text.split("\n}\n"):
@@ -263,7 +296,8 @@ def careless_ring(q, k, v, layout):
     return state
 
 # %% tags=["nbval-ignore-output"]
-predict("17.loop", "careless_ring shifts 8 times. How many messages does a device send?", choices=["14", "16"])
+predict("17.loop", "careless_ring shifts 8 times. How many messages does a device send?",
+        choices=["14", "16"])
 
 # %%
 print("mesh_ring    ", messages(compiled(on_ring(partial(mesh_ring, layout=even)), q, k, v)))
@@ -272,8 +306,20 @@ print("careless_ring", sends)
 compare("17.loop", str(sends))
 
 # %% [markdown]
-# **14.** Nobody uses what the eighth shift brings, so the compiler took it out. Yet P copies of the loop's body make a program that grows with P, and
-# compiles ever longer; with `lax.scan` the body is compiled once. Versions in circulation are written like this:
+# **14.** Nothing uses the result of the eighth shift, so the compiler removed it. But P copies of the body make a program
+# that grows with P and takes ever longer to compile. `lax.scan` compiles the body once. Its body takes what one turn hands
+# to the next, and one entry of an array; it returns both for the next turn and the output:
+
+# %%
+def add(total, number):
+    return total + number, total  # for the next turn; for the output
+
+
+total, before_each = lax.scan(add, 0, jnp.array([3, 1, 4, 1, 5]))
+print("total", int(total), "  before each turn", before_each.tolist())
+
+# %% [markdown]
+# Rings in circulation use it like this. What one turn hands to the next is the state and the block:
 
 # %%
 def scan_ring(q, k, v, layout):
@@ -286,16 +332,24 @@ def scan_ring(q, k, v, layout):
     return state
 
 # %% tags=["nbval-ignore-output"]
-predict("17.scan", "And scan_ring?", choices=["14", "16"])
+predict(
+    "17.operations",
+    "In the compiled mesh_ring, the operation collective-permute appears 14 times. "
+    "How many times does it appear in the compiled scan_ring?",
+    unit="times",
+)
 
 # %%
-sends = messages(compiled(on_ring(partial(scan_ring, layout=even)), q, k, v))
-compare("17.scan", str(sends))
+scanned = compiled(on_ring(partial(scan_ring, layout=even)), q, k, v)
+print("messages that a device sends:", messages(scanned))
+compare("17.operations", scanned.as_text().count(" collective-permute("))
 
 # %% [markdown]
-# **16**: P hops. All turns of a loop are the same code, and in all turns but the last the shift is needed; the compiler cannot take it out of one. Mend
-# it by hand: your own block needs no hop, so meet it *before* the loop. Then a turn is *shift, then meet*, and P − 1 turns do. (`meet` and `unroll` are
-# arguments for the sake of sections 7 and 8.)
+# **Twice**, one for K and one for V, and each runs 8 times: 16 messages, P hops. The last hop is wasted again, but now the
+# compiler cannot remove it, because all turns share the same code and the other turns need the shift.
+#
+# The remedy: your own block needs no hop, so meet it *before* the loop. Each turn is then *shift, then meet*, and P − 1 turns
+# are enough. (Sections 7 and 8 use the arguments `meet` and `unroll`.)
 
 # %%
 def meet(state, q, k, v, mask):
@@ -309,7 +363,8 @@ def ring(q, k, v, layout, meet=meet, unroll=1):
         return (meet(state, q, k, v, sees(layout, step)), k, v), None
 
     state = meet(identity(q), q, k, v, sees(layout, 0))
-    (state, _, _), _ = lax.scan(body, (state, k, v), jnp.arange(1, layout.P), unroll=unroll)
+    turns = jnp.arange(1, layout.P)
+    (state, _, _), _ = lax.scan(body, (state, k, v), turns, unroll=unroll)
     return state
 
 
@@ -319,7 +374,8 @@ print("messages:", messages(mended))
 # %% [markdown]
 # ## 6 · Layouts, and one program for all
 #
-# A sharded axis is cut into consecutive pieces: contiguous. For a zig-zag, deal the *array* before it is cut; the masks go by positions and notice nothing.
+# JAX cuts an axis into consecutive pieces, which is the contiguous layout. For a zig-zag, reorder the *array* before it is
+# cut. The masks go by positions, so the ring stays as it is.
 
 # %%
 def dealt(layout, x):
@@ -338,10 +394,10 @@ out, lse = on_ring(partial(ring, layout=folded))(*(dealt(folded, x) for x in tex
 print("zig-zag, error below 1e-6:", abs(in_order(folded, out) - truth.out).max() < 1e-6)
 
 # %% [markdown]
-# A zig-zag pays only if hidden tiles are *not computed*. Lesson 07's rank 0 saw one block of eight.
+# A zig-zag saves time only if hidden tiles are *not computed*. In lesson 07, rank 0 could see one block of eight.
 
 # %% tags=["nbval-ignore-output"]
-predict("17.masked", "Contiguous, causal: for how many of the 8 blocks does device 0 multiply q by k in our ring?",
+predict("17.masked", "Contiguous, causal: for how many of the 8 blocks does device 0 compute scores?",
         choices=["1", "8"])
 
 # %%
@@ -350,9 +406,9 @@ print("branches in the compiled program:", branches)
 compare("17.masked", "1" if branches else "8")
 
 # %% [markdown]
-# **8.** `jnp.where` hides what has been computed, and the one program that all devices run holds no branch. `lax.cond` puts one in: the compiled program
-# asks at run time, each device for itself. We cut shards into `pieces`, so that a zig-zag's two chunks are asked about one by one, and let the
-# devices count.
+# **8.** A mask hides scores that have been computed, and the one program that all devices run has no branch. `lax.cond`
+# adds one: each device decides at run time. We cut every shard into `pieces`, so that the two chunks of a zig-zag are
+# decided one by one, and let the devices count their tiles.
 
 # %%
 def tile_by_tile(state, q, k, v, mask, pieces):
@@ -363,7 +419,9 @@ def tile_by_tile(state, q, k, v, mask, pieces):
         for keys in (slice(i * n, (i + 1) * n) for i in range(pieces)):
             tile = q[:, :, rows], k[:, :, keys], v[:, :, keys], mask[rows, keys]
             seen = tile[-1].any()
-            part = lax.cond(seen, lambda part, tile: meet(part, *tile), lambda part, tile: part, part, tile)
+            part = lax.cond(
+                seen, lambda part, tile: meet(part, *tile), lambda part, tile: part, part, tile
+            )
             count += seen.astype(int)
         states.append(part)
     return tuple(jnp.concatenate(x, axis=2) for x in zip(*states, strict=True)), count
@@ -386,13 +444,16 @@ for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
     print(f"{layout.name:10} right {right}, computed {tiles}")
 
 # %% [markdown]
-# Contiguous: device 7 computes all, so nobody is done sooner. Zig-zag in whole blocks: nothing is hidden whole. Zig-zag in half shards: 17 of 32 quarter
-# blocks on *every* device. Only what is computed may stand in a branch. A `shift` in it would be a message that some devices send and others do not: it
-# compiles, and then it hangs.
+# With the contiguous layout, device 7 computes everything, so the ring finishes no sooner. With a zig-zag and whole blocks,
+# no block is hidden entirely. With half shards, *every* device computes 17 of 32 tiles.
+#
+# Put only computation into a branch. If a branch holds a `shift`, some devices send and others do not: the program compiles,
+# and then it hangs.
 #
 # ## 7 · Gradients that nobody wrote
 #
-# `jax.vjp` goes backwards through all of it, `ppermute` included. What is the gradient of a message?
+# `jax.vjp(f, x)` returns f(x) and a function that maps the gradient of f(x) to the gradient of x: the backward. JAX derives
+# it from the recorded operations, `ppermute` included. What is the backward of a message?
 
 # %% tags=["nbval-ignore-output"]
 predict("17.way", "Blocks go to the next device. Which way does autodiff send their gradients?",
@@ -401,14 +462,15 @@ predict("17.way", "Blocks go to the next device. Which way does autodiff send th
 # %%
 hop = on_ring(lambda x: shift(x)[0])
 numbers = jnp.arange(8.0)[None, None]
-(back,) = jax.linear_transpose(hop, numbers)(numbers)
-print("a hop          ", hop(numbers)[0, 0].astype(int).tolist())
-print("its transpose  ", back[0, 0].astype(int).tolist())
+there, backward_of_hop = jax.vjp(hop, numbers)
+(back,) = backward_of_hop(numbers)
+print("a hop          ", there[0, 0].astype(int).tolist())
+print("its backward   ", back[0, 0].astype(int).tolist())
 compare("17.way", "back, against the blocks" if back[0, 0, 0] == 1 else "on, with the blocks")
 
 # %% [markdown]
-# **Back.** But did lesson 09 not show that couriers sent backwards end in nonsense? Let us see what comes out, with derived bounds (lesson 10) on all
-# five results.
+# **Back.** But in lesson 09, couriers that were sent backwards made dK and dV wrong. We check all five results against the
+# derived bounds of lesson 10.
 
 # %%
 dout = torch.randn(text[0].shape, generator=torch.Generator().manual_seed(0))
@@ -430,12 +492,18 @@ def within(found):
 print(within(results(partial(ring, layout=folded), folded, text, dout)))
 
 # %% [markdown]
-# All right. The two claims are about different programs. Autodiff undoes the forward *step by step, last step first*: at each stop the sum for a block meets
-# the device that **kept this very block** when it came by, and adds that device's term. After s stops back it is at home. The program that fails in lesson
-# 09 sends the blocks around *once more, forwards*, and the sums backwards: they pass each other.
+# All are right. Autodiff and lesson 09's ring are two different programs. The picture follows the gradient of one block:
+
+# %%
+show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
+
+# %% [markdown]
+# Autodiff undoes the forward step by step, the last step first. At each stop, the sum for block 0 finds the very copy of
+# block 0 that this device **kept** when it came by. Lesson 09's backward kept no copies. There the block goes around once
+# more, *forwards*, and a sum that travels backwards would meet other blocks.
 #
-# The price lies in that word *kept*. `jax.vjp` hands over a function in whose leaves lie the arrays that its backward will need; we count their bytes on
-# one device, in units of a K/V block, with 64 tokens on each device whatever P is.
+# The price of autodiff is the word *kept*. The backward function that `jax.vjp` returns holds the kept arrays. We add up
+# their bytes on one device, in units of a K/V block.
 
 # %% tags=["nbval-ignore-output"]
 predict("17.kept", "From 4 devices to 8, always 64 tokens on each: what one device keeps …",
@@ -447,7 +515,8 @@ def kept(program, P, D=64):
     layout = zigzag(64 * P, P)
     arrays = [dealt(layout, x) for x in corpus.qkv(layout.S, heads=1, head_dim=D)]
     _, back = jax.vjp(on_ring(partial(program, layout=layout), P), *arrays)
-    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(back)) / (2 * 64 * D * 4)
+    held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(back))
+    return held / (2 * 64 * D * 4)
 
 
 def remat_ring(q, k, v, layout):
@@ -459,18 +528,21 @@ curves = {program.__name__: [kept(program, P) for P in SIZES] for program in (ri
 for name, curve in curves.items():
     print(f"{name:10} on {SIZES} devices keeps", [round(float(x), 1) for x in curve], "K/V blocks")
 growth = curves["ring"][-1] / curves["ring"][-2]
-compare("17.kept", "stays the same" if growth < 1.1 else "about doubles" if growth < 2.5 else "about quadruples")
+grown = "about doubles" if growth < 2.5 else "about quadruples"
+compare("17.kept", "stays the same" if growth < 1.1 else grown)
 
 # %% [markdown]
-# `ring` keeps the weights of every pair, on all devices together the S × S matrix of lesson 01. With `jax.checkpoint` each step is computed anew
-# ("rematerialised") and the weights are not kept; but the *blocks that came by* are, and the states between. An all-gather would keep P blocks; this keeps more.
-# Under autodiff a ring is a ring in its messages only.
+# `ring` keeps the weights of every pair of blocks: over all devices, that is the S × S matrix of lesson 01. With
+# `jax.checkpoint` the backward recomputes each step ("rematerialises" it), and the weights are not kept. But the *blocks
+# that came by* still are, and so is the state after each step. An all-gather would keep P blocks; this keeps more. Under
+# autodiff, a ring saves no memory.
 #
 # ## 8 · Couriers
 #
-# So we say ourselves what is kept and what is sent: `jax.custom_vjp`. Keep q, k, v, out and lse, all of a shard's size. In the backward let the blocks come
-# around again, and dK, dV in float32 travel with them. Mind the peeled loop: own pair first, then P − 1 times *shift all four, add my term*; then couriers
-# stand one device before home, and take the P-th hop alone.
+# So we decide ourselves what is kept and what is sent, with `jax.custom_vjp`. The forward keeps q, k, v, out and lse, all of
+# a shard's size. In the backward, the blocks come around again, and dK and dV travel with them in float32. The loop has the
+# same form as in section 5: the own pair first, then P − 1 times *shift all four, add my term*. After that the couriers are
+# one device short of home, and they make the P-th hop alone.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):
@@ -492,16 +564,24 @@ def backward(layout, unroll, saved, cotangents):
         return (dq + more[0], k, v, dk + more[1], dv + more[2]), None
 
     dq, dk, dv = attend_backward(dout, q, k, v, lse, delta, sees(layout, 0))
-    (dq, _, _, dk, dv), _ = lax.scan(body, (dq, k, v, dk, dv), jnp.arange(1, layout.P), unroll=unroll)
+    turns = jnp.arange(1, layout.P)
+    (dq, _, _, dk, dv), _ = lax.scan(body, (dq, k, v, dk, dv), turns, unroll=unroll)
     return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))
 
+# %% [markdown]
+# `custom_vjp` needs three functions: the plain one, a forward that also returns what is kept, and the backward.
+
 # %%
+def plain(q, k, v, layout, unroll):
+    return ring(q, k, v, layout, unroll=unroll)
+
+
 def forward(q, k, v, layout, unroll):
-    out, lse = ring(q, k, v, layout, unroll=unroll)
+    out, lse = plain(q, k, v, layout, unroll)
     return (out, lse), (q, k, v, out, lse)
 
 
-couriers = jax.custom_vjp(lambda q, k, v, layout, unroll: ring(q, k, v, layout, unroll=unroll), nondiff_argnums=(3, 4))
+couriers = jax.custom_vjp(plain, nondiff_argnums=(3, 4))
 couriers.defvjp(forward, backward)
 
 
@@ -511,7 +591,8 @@ def courier_ring(q, k, v, layout):
 
 print(within(results(partial(courier_ring, layout=folded), folded, text, dout)))
 curves["courier_ring"] = [kept(courier_ring, P) for P in SIZES]
-print(f"on {SIZES} devices keeps", [round(float(x), 1) for x in curves["courier_ring"]], "K/V blocks")
+held = [round(float(x), 1) for x in curves["courier_ring"]]
+print(f"on {SIZES} devices keeps", held, "K/V blocks")
 
 # %%
 with styled():
@@ -519,18 +600,21 @@ with styled():
     axes = figure.subplots()
     for (name, curve), marker in zip(curves.items(), "os^", strict=True):
         axes.plot(SIZES, curve, marker=marker, label=name)
-    axes.set(xlabel="devices, 64 tokens on each", ylabel="K/V blocks", xticks=SIZES, ylim=(0, None))
+    axes.set(xlabel="devices, with 64 tokens on each", xticks=SIZES, ylim=(0, None))
+    axes.set_ylabel("kept on one device, in K/V blocks")
     axes.set_title("What one device keeps for the backward")
     axes.legend()
-show(figure, "What one device keeps, in K/V blocks, on 2, 4 and 8 devices. ring rises steepest, in a straight line; remat_ring rises "
-     "in a straight line less than half as steep; courier_ring is flat, at two blocks.")
+show(figure, "With couriers, what one device keeps does not depend on the number of devices. "
+     "Horizontal: 2, 4 and 8 devices. Vertical: kept bytes in K/V blocks. ring rises steepest, in a "
+     "straight line; remat_ring rises less than half as steeply; courier_ring is flat, at two blocks.")
 
 # %% [markdown]
-# Flat: two blocks' worth, whatever P is. The messages are the price: autodiff brings no block around again.
+# The curve of `courier_ring` is flat: about two blocks, whatever P is. The price is messages, because now K and V travel
+# twice.
 
 # %% tags=["nbval-ignore-output"]
-predict("17.messages", "Forward and backward on 8 devices: how many messages with couriers? (K and V make 7 hops, twice; "
-        "dK and dV make 8.)", unit="messages")
+predict("17.messages", "Forward and backward on 8 devices: how many messages does a device send in "
+        "courier_ring? (K, V, dK and dV are one message each per hop.)", unit="messages")
 
 # %%
 def training_step(program, P):
@@ -538,34 +622,40 @@ def training_step(program, P):
     layout = zigzag(64 * P, P)
     arrays = [dealt(layout, x) for x in corpus.qkv(layout.S, heads=1, head_dim=64)]
     whole = on_ring(partial(program, layout=layout), P)
-    return compiled(jax.grad(lambda q, k, v: whole(q, k, v)[0].sum(), argnums=(0, 1, 2)), *arrays)
+    return compiled(jax.grad(lambda *qkv: whole(*qkv)[0].sum(), argnums=(0, 1, 2)), *arrays)
 
 
+both_rings = (ring, courier_ring)
+steps = {program.__name__: [training_step(program, P) for P in (4, 8)] for program in both_rings}
+for name, (_, on_8) in steps.items():
+    print(f"{name:12} on 8 devices: {messages(on_8)} messages")
+compare("17.messages", messages(steps["courier_ring"][1]))
+
+# %% [markdown]
+# 28 with autodiff, **44** with couriers: 2 · 7 forward, 2 · 7 backward, and 2 · 8 for dK and dV, which have one hop more to go.
+#
+# Now a trap. `unroll=True` makes `scan` write out its turns one after the other, as Python's `for` does. Nothing else
+# changes.
+
+# %%
 def unrolled_couriers(q, k, v, layout):
     return couriers(q, k, v, layout, True)
 
 
-steps = {program.__name__: [training_step(program, P) for P in (4, 8)] for program in (ring, courier_ring, unrolled_couriers)}
-for name, (_, on_8) in steps.items():
-    print(f"{name:17} on 8 devices: {messages(on_8)} messages")
-compare("17.messages", messages(steps["courier_ring"][1]))
-
-# %% [markdown]
-# 28, and 44 = 2·7 + 2·7 + 2·8. The last line is a trap: the same program, but for `unroll=True`, which writes out the loops' turns one after the other. It
-# sends 30. Forward and backward stand in one program; the compiler sees the same block sent to the same device twice, and **keeps it** from the first time. It
-# has made an all-gather of our ring. (Python's `for` would be unrolled likewise.) In memory, too?
-
-# %%
+steps["unrolled_couriers"] = [training_step(unrolled_couriers, P) for P in (4, 8)]
 for name, (on_4, on_8) in steps.items():
     small, large = (code.memory_analysis().temp_size_in_bytes for code in (on_4, on_8))
-    print(f"{name:17} scratch memory from 4 devices to 8:", "the same" if large < 1.1 * small else "grows")
+    grows = "the same" if large < 1.1 * small else "grows"
+    print(f"{name:17} {messages(on_8)} messages; memory in use from 4 devices to 8: {grows}")
 
 # %% [markdown]
-# In memory, too. What two loops do, this compiler does not merge; what stands in a row, it does. So in JAX measure the *compiled step*, not the source, and not the
-# residuals alone. (This was compiled for CPUs; on another target, measure again.)
+# It sends 30 messages instead of 44. Forward and backward are one program, and the compiler sees the same block sent to the
+# same device twice. It sends the block once, **keeps it**, and our ring has become an all-gather: its memory grows with P
+# again. The compiler merges repeats in straight-line code, not across two loops. So measure the *compiled step*, not the
+# source, and not only what `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
 #
-# One more difference does not show in float32. Autodiff gives a gradient the type of what it belongs to: with K and V in bfloat16, so are their couriers,
-# rounded at every stop.
+# One more difference is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16,
+# then so are the sums that travel, and they are rounded at every stop.
 
 # %%
 def on_the_wire(program):
@@ -580,34 +670,11 @@ for program in (ring, courier_ring):
     print(f"{program.__name__:12}", on_the_wire(program))
 
 # %% [markdown]
-# ## 9 · Beside the package
-#
-# Last, the JAX ring beside `ring_attention` on eight virtual ranks: the same text, layout and `dout`, each against the float64 oracle, and the two against
-# each other.
-
-# %%
-def package(ring, dout, q, k, v):
-    shards = [x.clone().requires_grad_() for x in (q, k, v)]
-    out, lse = ring_attention(*shards, ring=ring, layout=folded, causal=True, return_lse=True)
-    out.backward(dout)
-    return (out.detach(), lse.detach()[..., None], *(x.grad for x in shards))
-
-
-run = VirtualCluster(P).run(lambda ring: package(ring, *folded.shard((dout, *text), ring.rank)))
-theirs = tolerance.Results(*(x.numpy() for x in folded.unshard(run.results)))
-theirs = theirs._replace(lse=theirs.lse[..., 0])
-ours = results(partial(courier_ring, layout=folded), folded, text, dout)
-held = within(ours), within(theirs)
-apart = {name: tolerance.relative_error(getattr(ours, name), np.asarray(getattr(theirs, name), float)) for name in bounds}
-print("      JAX in bounds   ringlab in bounds   apart by less than a bound")
-for name, bound in bounds.items():
-    print(f"{name:4} {held[0][name]!s:>14} {held[1][name]!s:>19} {apart[name] <= bound!s:>28}")
-
-# %% [markdown]
 # ## Your turn
 #
-# With a sliding window of 17 tokens a query sees itself and the 16 keys before it: with 8 tokens on a device that is its own block and two more. The ring
-# below is right, and lets all blocks travel all the way. Send no more than is needed. Change `window_ring` and run both cells again.
+# With a sliding window of 17 tokens, a query sees itself and the 16 keys before it. With 8 tokens on a device, these are in
+# its own block and the two before it. The ring below is right, but it lets every block travel all the way. Change
+# `window_ring` so that it sends no more than is needed, and run both cells again.
 
 # %%
 def window_ring(q, k, v, layout, window):
@@ -615,7 +682,8 @@ def window_ring(q, k, v, layout, window):
 
     def near(step):
         rank = lax.axis_index("ring")
-        return sees(layout, step) & (deal[rank][:, None] - deal[(rank - step) % layout.P] < window)
+        ages = deal[rank][:, None] - deal[(rank - step) % layout.P]
+        return (ages >= 0) & (ages < window)
 
     state = meet(identity(q), q, k, v, near(0))
     for step in range(1, layout.P):
@@ -627,33 +695,46 @@ def window_ring(q, k, v, layout, window):
 task = on_ring(partial(window_ring, layout=even, window=17))
 ages = np.arange(64)[:, None] - np.arange(64)
 wanted = oracle.attention(*text, mask=((ages >= 0) & (ages < 17))[None, None]).out
-right, sends = abs(np.asarray(task(q, k, v)[0]) - wanted).max() < 1e-6, messages(compiled(task, q, k, v))
+right = abs(np.asarray(task(q, k, v)[0]) - wanted).max() < 1e-6
+sends = messages(compiled(task, q, k, v))
+done = "done" if right and sends == 4 else "not yet: right values with 4 messages are possible"
 print("values right:", right, "  messages:", sends)
-print("done" if right and sends == 4 else "not yet: right values with 4 messages are possible")
+print(done)
 
 # %% [markdown]
 # <details><summary>One answer</summary>
 #
-# After `step` shifts of a contiguous layout the nearest key here is (step − 1) · L + 1 tokens before the nearest query. So the loop ends where that is
-# `window` or more: `range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1))`. It is a number that Python knows, so the steps beyond are never
-# compiled. For a zig-zag it would be wrong: there a far rank may own a near chunk. The package asks the layout; in
-# [exercise 17](../exercises/17_ring_in_jax.ipynb) you do.
+# After `step` shifts of a contiguous layout, the nearest key here is (step − 1) · L + 1 tokens before the nearest query. The
+# loop can end when that is `window` or more: `range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1))`. Python knows
+# this number while JAX traces, so the later steps are never compiled. For a zig-zag the formula would be wrong, because
+# there a distant rank may own a nearby chunk. In [exercise 17](../exercises/17_ring_in_jax.ipynb) you ask the layout.
 # </details>
 #
 # ## Recap
 #
-# - `shard_map` makes you a rank, `ppermute` is `ring.shift`, `axis_index` is `ring.rank`: computed, never asked by `if`. A pair left out brings zeros.
-# - All devices run one program. `jnp.where` hides work, `lax.cond` leaves it out. Messages stand outside of branches.
-# - A scan whose body ends in a shift sends P times. Meet your own block before the loop, and it is P − 1.
-# - Autodiff's gradients retrace every hop, backwards, and that is right, because every block was kept where it was met: memory grows with P.
-# - Couriers in a `custom_vjp` keep one shard and send more. A compiler that sees the same hop twice may undo that: count in the compiled step.
+# - `shard_map` makes you a rank, and `ppermute` is `ring.shift`. The rank is computed with, never asked by `if`. A missing
+#   pair brings zeros.
+# - All devices run one program. A mask hides work, `lax.cond` avoids it. Messages stay outside branches.
+# - A scan whose body ends in a shift sends P times. Meet your own block before the loop, and P − 1 hops are enough.
+# - Autodiff's gradients retrace every hop, backwards. That is right because every block was kept where it was met, so memory
+#   grows with P.
+# - Couriers in a `custom_vjp` keep one shard and send more. A compiler that sees the same hop twice may undo that, so count
+#   in the compiled step.
 #
 # ## Self-check
 #
-# 1. Why does the compiler take the last shift out of a `for`, and not out of a `scan`? *(Unrolled, each shift is an operation of its own, and nobody uses the
-#    last. In a loop's body it is one operation for all turns.)*
-# 2. Autodiff sends gradients against the blocks. Why is that no evidence for "dK/dV go the other way"? *(It retraces hops to where each block was kept. Where
-#    blocks go around again, sums have to go with them.)*
-# 3. 4 devices, couriers, forward and backward: how many messages? *(2·3 + 2·3 + 2·4 = 20.)*
-# 4. Somebody's `custom_vjp` keeps one shard, and training still runs out of memory as P grows. Where do you look? *(In the compiled step: is each hop sent as
-#    often as it is written?)*
+# Answer first, then open the answer.
+#
+# <details><summary>1. Why does the compiler remove the last shift of a `for`, but not that of a `scan`?</summary>In the
+# unrolled program each shift is an operation of its own, and nothing uses the last one. In a loop's body one operation
+# serves all turns.</details>
+#
+# <details><summary>2. Autodiff sends gradients against the blocks. Why is that no evidence for "dK/dV go the other
+# way"?</summary>It retraces the hops to where each block was kept. Where the blocks go around again, the sums must go with
+# them.</details>
+#
+# <details><summary>3. Couriers on 4 devices, forward and backward: how many messages?</summary>2 · 3 + 2 · 3 + 2 · 4 =
+# 20.</details>
+#
+# <details><summary>4. A colleague's `custom_vjp` keeps one shard, and training still runs out of memory as P grows. Where do
+# you look?</summary>In the compiled step: is each hop sent as often as it is written?</details>

@@ -32,8 +32,10 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> State:
 
 def merge(a: State, b: State) -> State:
     """Return the state over the keys of both; the weights are e^(La − L) and e^(Lb − L)."""
-    gap = jnp.where(b[1] == -jnp.inf, -jnp.inf, b[1] - a[1])[..., None]
-    return a[0] * jax.nn.sigmoid(-gap) + b[0] * jax.nn.sigmoid(gap), jnp.logaddexp(a[1], b[1])
+    lse = jnp.logaddexp(a[1], b[1])
+    finite = jnp.where(lse == -jnp.inf, 0, lse)
+    weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))
+    return sum(w * out for w, (out, _) in zip(weights, (a, b), strict=True)), lse
 
 
 def attend_backward(

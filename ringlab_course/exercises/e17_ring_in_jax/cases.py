@@ -234,12 +234,10 @@ def look(
                 raise TRACED[name].failure(f"{given.text}\n{crash.counterexample}".strip()) from None
         raise
     if found.fault:
-        raise Failure(
-            "The program's answer has not the form that it should have.", f"{given.text}: {found.fault}"
-        )
+        raise Failure("The answer of the program has the wrong form.", f"{given.text}: {found.fault}")
     if HOST & set(found.others):
         raise Failure(
-            "The program calls Python while it runs. Blocks travel between devices by lax.ppermute, and nothing else is needed.",
+            "The program calls Python while it runs. Send blocks between devices with lax.ppermute; nothing else is needed.",
             f"{given.text}: {', '.join(found.others)}",
         )
     if found.not_run:
@@ -266,7 +264,7 @@ def _of_the_forward(answer: Parts, truth: Parts, given: Case) -> None:
         compare_with(answer, truth, bound=given.bound(True), names=FORWARD, case=given.text)
     except Failure as failure:
         raise Failure(
-            "out and lse are wrong, before any gradient: `keep` returns them, from `ring_forward`. Mend 17.forward first.",
+            "out and lse are already wrong, before any gradient. `keep` returns them from `ring_forward`: mend 17.forward first.",
             failure.counterexample,
         ) from None
 
@@ -277,6 +275,15 @@ def verify(
     """Raise the Failure of the first wrong answer, by the name of the mistake that explains all."""
     named = {each.name: each for each in mistakes}
     compare_all(answers(subject, cases, named, gradients=gradients), mistakes)
+
+
+def expect_values(found: Examined, given: Case, *, gradients: bool = False) -> None:
+    """Raises: Failure where the values of the very run whose cost is counted are wrong."""
+    names = ALL if gradients else FORWARD
+    truth = tuple(map(given.dealt, given.true[: len(names)]))
+    rounded = given.ranks * ROUNDING if given.q.dtype == torch.bfloat16 else 0.0
+    bound = max(given.bound(gradients), rounded)
+    compare_with(found.results, truth, bound=bound, names=names, case=given.text)
 
 
 def _largest(x: np.ndarray) -> float:
@@ -328,7 +335,7 @@ def verify_narrow(
             told = f"{given.text}: {name} is off by {relative_error(got, right):.1e}, float32 by {exact:.1e} at most"
             raise named["rounds_on_the_way"].failure(told)
         if name not in FORWARD and (off := roundings(got, right, exact)) > tolerance.FACTOR:
-            told = f"{given.text}: {name} is off by {off:.1f} roundings to bfloat16 in one of its numbers; rounded once, by 1"
+            told = f"{given.text}: one number of {name} is off by {off:.1f} roundings to bfloat16; rounding once gives at most 1"
             raise named["rounds_on_the_way"].failure(told)
 
 
@@ -361,12 +368,12 @@ def expect_told(found: Examined, given: Case) -> None:
     told = f"{given.text}: {', '.join(sorted(found.types)) or 'nothing'} on the wire"
     if found.untold:
         raise Failure(
-            "A message stands in a lax.while_loop, and how many turns are its own cannot be read: what travels in which type is not known. Use lax.scan, or "
-            "lax.fori_loop with numbers of Python.",
+            "A message is inside a lax.while_loop whose number of turns cannot be read, so nobody knows what travels in which type. Use lax.scan, or "
+            "lax.fori_loop with Python numbers.",
             told,
         )
     if any(not kind.startswith(("bfloat16", "float32", "int", "uint")) for kind in found.types):
         raise Failure(
-            "Something travels in a type that is neither that of q, k and v nor float32. K and V travel as they came, gradients in float32.",
+            "Something travels in a type that is neither that of q, k and v nor float32. Send K and V as they came, and gradients in float32.",
             told,
         )

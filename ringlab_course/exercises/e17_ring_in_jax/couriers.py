@@ -16,6 +16,7 @@ from ringlab_course.exercises.e17_ring_in_jax.cases import (
     Parts,
     case,
     expect_told,
+    expect_values,
     look,
     narrow_case,
     shuffled,
@@ -92,10 +93,15 @@ MISTAKES = (
     mistake("wide_blocks"),
 )  # fmt: skip
 NAMED = {each.name: each for each in MISTAKES}
+IMITATED = (
+    *MISTAKES,
+    mistake("stays_where_it_was_computed", _sent_home(lambda rank, step, P: (rank + 1) % P)),
+)
+"""Mistakes that can be made in two ways come twice."""
 
 
 def _verify(subject: Any, *cases: Case) -> None:
-    verify(subject, cases, MISTAKES, gradients=True)
+    verify(subject, cases, IMITATED, gradients=True)
 
 
 def _check_gradients(subject: Any, rng: np.random.Generator) -> None:
@@ -116,9 +122,10 @@ def _check_ring(subject: Any, rng: np.random.Generator) -> None:
         raise NAMED["all_four_home"].failure(example)
     if found.blocks > enough:
         raise Failure(
-            "The compiled step sends more than K and V, P − 1 times in each direction of the step, and couriers P times.",
+            "The compiled step sends more than K and V P − 1 times forward and P − 1 times backward, and couriers P times.",
             example,
         )
+    expect_values(found, given, gradients=True)
 
 
 def _check_held(subject: Any, rng: np.random.Generator) -> None:
@@ -127,6 +134,8 @@ def _check_held(subject: Any, rng: np.random.Generator) -> None:
     few, many = (look(subject, given, NAMED, gradients=True) for given in cases)
     block = cases[0].given()[1].nbytes / 4
     if 0 < many.scratch <= min(MORE * few.scratch, few.scratch + 4 * MORE_BLOCKS * block):
+        for given, found in zip(cases, (few, many), strict=True):
+            expect_values(found, given, gradients=True)
         return
     example = (
         f"{L} tokens on each device: {few.scratch:,} bytes of scratch with P=4, {many.scratch:,} with P=8"
@@ -138,8 +147,8 @@ def _check_held(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_wire(subject: Any, rng: np.random.Generator) -> None:
     """Who brings what it computes straight home sends a courier P − 1 times; nobody less, as P − 1 others wait for it."""
-    given = narrow_case(rng, 4)
-    found = look(subject, given, NAMED, gradients=True, run=False)
+    given = narrow_case(rng, 8)
+    found = look(subject, given, NAMED, gradients=True)
     expect_told(found, given)
     P, types = given.ranks, found.types
     narrow, wide = types.get("bfloat16", 0.0), types.get("float32", 0.0)
@@ -149,6 +158,7 @@ def _check_wire(subject: Any, rng: np.random.Generator) -> None:
         raise NAMED["narrow_couriers"].failure(example)
     if narrow == 0 or (wide > couriers and narrow < blocks):
         raise NAMED["wide_blocks"].failure(example)
+    expect_values(found, given, gradients=True)
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
@@ -167,17 +177,17 @@ STAGE = Stage(
     kind="mesh",
     helpers=("ring_forward",),
     hints=(
-        "Which arrays of a device's own are enough to compute p again for any block that comes by? And with whom does what is added to a block's gradient have to travel?",
-        "keep returns ((out, lse), (q, k, v, out, lse)). The backward begins with attend_backward of the own pair; then lax.scan: shift k, v, dk, dv together, add the "
-        "terms; after the loop shift dk and dv once more. delta takes dlse along. Round to q's dtype at the very end.",
+        "Which of its own arrays does a device need to recompute p for any block that comes by? And what must the sum of a block's gradient travel with?",
+        "keep returns ((out, lse), (q, k, v, out, lse)). Begin the backward with attend_backward on the own pair. Then use lax.scan: shift k, v, dk and dv together, add the "
+        "terms. After the loop, shift dk and dv once more. delta also contains dlse. Round to q's dtype at the very end.",
         r"$\delta = \sum_d dO \cdot O - d\mathrm{lse}$, $\;2(P-1) + 2(P-1) + 2P$ messages",
     ),
     misconceptions=MISTAKES,
     checks=(
         Check("gradients", 3, "visible", "out, lse, dq, dk and dv, with a cotangent of lse", _check_gradients),
         Check("ring", 2, "visible", "messages of the compiled step", _check_ring, kind="cost"),
-        Check("held", 2, "stress", "what a device needs does not grow with P", _check_held, kind="cost"),
-        Check("bfloat16", 1, "stress", "bfloat16 inputs: gradients rounded once", _check_bfloat16),
+        Check("held", 2, "visible", "the memory that a device needs does not grow with P", _check_held, kind="cost"),
+        Check("bfloat16", 1, "visible", "bfloat16 inputs: gradients rounded once", _check_bfloat16),
         Check("wire", 1, "stress", "bfloat16 inputs: couriers in float32, K and V as they are", _check_wire, kind="cost"),
         Check("any", 1, "held-out", "3 devices, any layout", _check_any),
     ),

@@ -1,16 +1,18 @@
 # %% [markdown]
 # # Exercise 17 · The same ring in JAX
 #
-# **You build** the ring as a program of one device: forward with any layout, with a window that saves hops, and with couriers for the gradients.
+# **You build** the ring as a program of one device: forward with any layout, with a window that saves hops, and with
+# couriers for the gradients.
+#
 # **You need** [lesson 17](../notebooks/17_ring_in_jax.ipynb), and the extra `jax`. **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
 # | 17.forward | `ring_forward` | out and lse in any layout, 2(P − 1) messages in the *compiled* program, types |
-# | 17.window | `window_ring` | a window in global positions, no hop that nobody needs |
-# | 17.couriers | `courier_ring` | all gradients, that of lse too; messages, float32 couriers, what a device holds |
+# | 17.window | `window_ring` | a window in global positions, no unnecessary hop |
+# | 17.couriers | `courier_ring` | all gradients, also through lse; messages, float32 couriers, memory |
 #
-# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded, on new inputs.
 
 # %%
 import numpy as np
@@ -29,35 +31,38 @@ from ringlab_course.mesh.examine import examine
 # %% [markdown]
 # ## What is given
 #
-# Each function that you write is a program of *one device*: the checks put it into `shard_map` on P simulated devices, on a mesh with one axis `"ring"`, compile it,
-# read what the compiled program sends, and run it. `q`, `k`, `v` are the device's parts, (B, H, L, D). `positions` is a **NumPy** array (P, L): row r says which global
-# positions device r owns, in the order of its tokens, which need not be sorted. It is known while your program is written down; the device's number,
-# `lax.axis_index("ring")`, is not.
+# You write programs of *one device*. The checks put them into `shard_map` on P simulated devices, on a mesh with one axis
+# `"ring"`. They compile each program, read the messages of the compiled program, and run it.
 #
-# Of lesson 17 you have
+# - `q`, `k` and `v` are the device's parts, (B, H, L, D).
+# - `positions` is a **NumPy** array (P, L). Row r lists the global positions that device r owns, in the order of its
+#   tokens; they need not be sorted. It is known while JAX traces; the rank, `lax.axis_index("ring")`, is not.
 #
-# - `attend(q, k, v, mask)` → (out, lse) over one block; a row that sees nothing gives 0 and −inf;
-# - `merge(a, b)` → the state over the keys of both; `identity(q)` → the state of nobody seen;
-# - `attend_backward(dout, q, k, v, lse, delta, mask)` → what a block adds to (dq, dk, dv), float32.
+# From lesson 17 you have these functions:
+#
+# - `attend(q, k, v, mask)` returns (out, lse) over one block; a row that sees nothing gives 0 and −inf.
+# - `merge(a, b)` returns the state over the keys of both; `identity(q)` the state before any key.
+# - `attend_backward(dout, q, k, v, lse, delta, mask)` returns the terms of one block for (dq, dk, dv), in float32.
 #
 # ## 17.forward · The ring in shard_map
 #
-# Causal attention over the blocks of all devices: a query sees a key whose *global* position is not after its own. Return `(out, lse)` in float32. Blocks go to
-# the next device, rank + 1, with `lax.ppermute`, in the type that they have. Each device sends K and V P − 1 times: what counts is what the compiler makes of
-# it. Beware of a loop whose body ends in a shift.
+# Compute causal attention over the blocks of all devices: a query sees a key if the key's *global* position is not after
+# its own. Return `(out, lse)` in float32. Send blocks to the next device, rank + 1, with `lax.ppermute`, in the type that
+# they have. Each device sends K and V P − 1 times; the *compiled* program is counted.
 #
-# A message must not stand in a branch, as of `lax.cond`, nor in a loop whose turns nobody knows beforehand: devices that do not send let others wait for ever. The
-# checks compile such a program and do not run it, also where all devices would take the same branch.
+# Keep messages out of branches, such as `lax.cond`, and out of loops whose number of turns is unknown beforehand: if some
+# devices do not send, others wait forever. The checks compile such a program but do not run it, even if all devices would
+# take the same branch.
 #
-# With q, k and v in bfloat16 K and V travel in bfloat16, and all that is *computed* is float32, as in `attend` and `merge`: scores, weights, state. So out and lse are as exact as
-# with the same numbers in float32.
+# If q, k and v are bfloat16, K and V travel in bfloat16. Everything that is *computed* is float32, as in `attend` and
+# `merge`: scores, weights and state. So out and lse are as exact as with the same numbers in float32.
 
 
 # %% grade="17.forward"
 def ring_forward(q, k, v, positions):
     """Return (out, lse) of this device's queries over the keys of all devices."""
 
-    # BEGIN SOLUTION the own block first; then shift and meet, P − 1 times
+    # BEGIN SOLUTION attention over the blocks of all devices, with 2(P − 1) messages
     def body(carry, step):
         state, k, v = carry
         k, v = shift(k, v)
@@ -90,17 +95,17 @@ check("17.forward")
 # %% [markdown]
 # ## 17.window · A window, and no hop too many
 #
-# The same, and a query sees itself and the `window` − 1 keys before it, in global positions. All devices run the same hops: make as many as *some* device needs, and no
-# more, in any layout. For most devices a hop may be for nothing; a hop that *no* device needs is one too many. How many are needed Python finds out beforehand: ask `positions`,
-# with NumPy, for all devices. Asked about the own device alone, by its number, JAX stops: there is no number yet.
+# Now a query sees only itself and the `window` − 1 keys before it, in global positions. All devices make the same hops. A
+# hop is necessary if at least one device needs it, in whatever layout; make no other hops. Work this out in Python while
+# JAX traces, from `positions` of all devices. You cannot ask for one device by its rank, which has no value yet.
 #
-# A message must not stand in a branch here either; Python's `if`, with what NumPy found, is none.
+# Messages stay outside branches here too. Python's `if` on a NumPy result is allowed, because it is decided while tracing.
 
 
 # %% grade="17.window"
 def window_ring(q, k, v, positions, window):
     """Return (out, lse) with a sliding window of `window` tokens."""
-    # BEGIN SOLUTION NumPy says how far blocks have to go; the rest is ring_forward with another mask
+    # BEGIN SOLUTION attention within the window, with as few hops as the layout allows
     rank, deal = lax.axis_index("ring"), jnp.asarray(positions)
 
     def near(step):
@@ -115,7 +120,7 @@ def window_ring(q, k, v, positions, window):
 
 
 def hops(positions, window):
-    """How many hops the block makes that goes furthest to somebody who sees a key of it."""
+    """How many hops the block makes that travels furthest to a query that sees one of its keys."""
     P, needed = len(positions), [0]
     for step in range(1, P):
         ages = positions[:, :, None] - np.roll(positions, step, axis=0)[:, None, :]
@@ -134,17 +139,21 @@ check("17.window")
 # %% [markdown]
 # ## 17.couriers · Couriers by custom_vjp
 #
-# `courier_ring` returns what `ring_forward` does. Its gradient is not what JAX would make of it, but a ring of its own: K and V come around again, P − 1 hops, and dK and
-# dV travel with them in **float32**, whatever q, k and v are, P hops. From the forward a device keeps q, k, v, out and lse of its own, and nothing that grows
-# with P. lse is a result like out: it has a cotangent, too. With q, k and v in bfloat16 K and V travel as they came, and out and lse, the sums and whatever else is
-# computed are float32; the gradients have the types of q, k and v, and are rounded *once*, at the very end.
+# `courier_ring` returns the same as `ring_forward`, but its gradient is a ring of its own. K and V come around again in
+# P − 1 hops. dK and dV travel with them in P hops, in **float32**, whatever the type of q, k and v. From the forward, a
+# device keeps nothing that grows with P. lse is a result like out, so it has a cotangent (a gradient that arrives from
+# outside), too.
 #
-# What a device needs is read in the *compiled* step, forward and backward: on 8 devices it is at most a quarter more than on 4 with as many tokens on each, and at most half a
-# block of K more for each further device. Remember the trap of lesson 17, section 8: of turns that Python's `for` writes out the compiler may
-# hold many at once. That goes for your `ring_forward` as well: 17.forward takes a `for`, here it may cost points.
+# If q, k and v are bfloat16, K and V travel as they came, and everything that is computed is float32. The gradients have
+# the types of q, k and v and are rounded *once*, at the very end.
 #
-# `jax.custom_vjp` is wired already: `keep` is run in place of the forward where a gradient is wanted, and returns the results and what is kept; `backward` gets what was
-# kept and the cotangents, and returns (dq, dk, dv). Write both.
+# A device's memory is read off the *compiled* step, forward and backward together. With the same tokens on each device, 8
+# devices may need at most a quarter more than 4, and at most half a block of K more for each additional device. Remember
+# the trap of lesson 17, section 8: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
+# holds for `ring_forward` as well: stage 17.forward accepts a `for`, but here it may cost points.
+#
+# `jax.custom_vjp` is already set up. If a gradient is wanted, `keep` runs in place of the forward, and returns the results
+# and what is kept. `backward` gets what was kept and the cotangents, and returns (dq, dk, dv). Write both.
 
 
 # %% grade="17.couriers"
@@ -160,7 +169,7 @@ def courier_ring(q, k, v, positions):
 
 def keep(q, k, v, positions):
     """Return ((out, lse), what the backward needs)."""
-    # BEGIN SOLUTION the forward's results, and what of its own a device needs again
+    # BEGIN SOLUTION the results of the forward, and what the backward needs
     out, lse = ring_forward(q, k, v, positions)
     return (out, lse), (q, k, v, out, lse)
     # END SOLUTION
@@ -168,7 +177,7 @@ def keep(q, k, v, positions):
 
 def backward(kept, cotangents, positions):
     """Return (dq, dk, dv) of this device's q, k and v."""
-    # BEGIN SOLUTION the own pair; then all four travel; then the couriers alone
+    # BEGIN SOLUTION the gradients of this device's q, k and v
     (q, k, v, out, lse), (dout, dlse) = kept, cotangents
     delta = (dout * out).sum(-1) - dlse
 
@@ -192,7 +201,8 @@ check("17.couriers")
 # %% [markdown]
 # ## On real text
 #
-# When all stages hold, run `on_real_text()` in a new cell: forward and backward on the corpus, on 2 to 8 devices, always 64 tokens on each.
+# When all stages pass, run `on_real_text()` in a new cell: forward and backward on the corpus, on 2 to 8 devices, always
+# with 64 tokens on each.
 
 
 # %%
@@ -203,7 +213,8 @@ def on_real_text():
             layout = zigzag(64 * P, P)
             positions = np.stack([layout.positions(rank) for rank in range(P)])
             q, k, v = (x.numpy()[:, :, positions.ravel()] for x in corpus.qkv(layout.S, heads=2, head_dim=16))
-            found = examine(program, positions, (q, k, v), (np.ones_like(q), np.zeros_like(q[..., 0])))
+            cotangents = np.ones_like(q), np.zeros_like(q[..., 0])
+            found = examine(program, positions, (q, k, v), cotangents)
             held = f"{found.scratch / 1e3:,.0f} kB of scratch"
             print(f"{program.__name__:12} on {P} devices: {found.messages:2} messages, {held}")
 
@@ -212,4 +223,4 @@ def on_real_text():
 on_real_text()
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/17_ring_in_jax.ipynb` runs the hidden ones, on inputs of its own.
+# `ringlab grade exercises/17_ring_in_jax.ipynb` also runs the hidden checks, on new inputs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ringlab_course.exercises.e17_ring_in_jax.cases import (
     Parts,
     case,
     expect_told,
+    expect_values,
     look,
     narrow_case,
     shuffled,
@@ -36,6 +38,24 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
     return lambda given: walk(given, **how)
 
 
+def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], Parts]:
+    """Return a ring whose lse is right, and whose out is this mean of the outs of blocks."""
+
+    def imitate(given: Case) -> Parts:
+        alone = [
+            walk(given, steps=lambda given, step=step: (step,))[0]  # type: ignore[misc]
+            for step in range(given.ranks)
+        ]
+        return of(alone), walk(given)[1]
+
+    return imitate
+
+
+def _half_and_half(outs: list[np.ndarray]) -> np.ndarray:
+    """The mean of what was there and what came, at every step."""
+    return reduce(lambda one, other: (one + other) / 2, outs)
+
+
 def _as_contiguous(given: Case, rank: int, origin: int) -> np.ndarray:
     own = np.arange(given.length)
     return (rank * given.length + own)[:, None] >= origin * given.length + own
@@ -50,6 +70,7 @@ MISTAKES = (
     mistake("assumes_contiguous", _ring(mask=_as_contiguous)),
     mistake("forgets_its_own", _ring(steps=lambda given: range(1, given.ranks))),
     mistake("last_block_missing", _ring(steps=lambda given: range(max(1, given.ranks - 1)))),
+    mistake("averages_blocks", _averaged(_half_and_half)),
     mistake("not_causal", _ring(mask=lambda given, rank, origin: np.ones((given.length, given.length), bool))),
     mistake("hops_of_the_last_block"),
     mistake("gathers"),
@@ -62,14 +83,19 @@ MISTAKES = (
     NOT_RUN["turns"],
 )  # fmt: skip
 NAMED = {each.name: each for each in MISTAKES}
+IMITATED = (
+    *MISTAKES,
+    mistake("averages_blocks", _averaged(lambda outs: np.mean(outs, axis=0))),
+)
+"""Mistakes that can be made in two ways come twice."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    verify(subject, [case(rng, contiguous(L * P, P)) for P in (1, 3)], MISTAKES)
+    verify(subject, [case(rng, contiguous(L * P, P)) for P in (1, 3)], IMITATED)
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    verify(subject, [case(rng, zigzag(L * 4, 4))], MISTAKES)
+    verify(subject, [case(rng, zigzag(L * 4, 4))], IMITATED)
 
 
 def _count(subject: Any, given: Case) -> Examined:
@@ -85,13 +111,17 @@ def _count(subject: Any, given: Case) -> Examined:
         raise NAMED["hops_of_the_last_block"].failure(example)
     if found.blocks > enough:
         raise Failure(
-            "The compiled program sends more than K and V, P − 1 times. What else do you send, or how often?",
+            "The compiled program sends more than K and V, P − 1 times each. What else do you send, or how often?",
             example,
         )
     if found.messages > enough:
-        raise Failure("No more travels than has to, but in more messages, and each costs a latency.", example)
+        raise Failure(
+            "The bytes are right, but they travel in more messages than necessary, and each message costs a latency.",
+            example,
+        )
     if not found.blocks:
-        raise Failure("Nothing is sent: how should a device come by the blocks of the others?", example)
+        raise Failure("Nothing is sent. How does a device get the blocks of the others?", example)
+    expect_values(found, given)
     return found
 
 
@@ -109,7 +139,7 @@ def _check_wire(subject: Any, rng: np.random.Generator) -> None:
         raise NAMED["widens_before_sending"].failure(told)
     expect_told(found, given)
     if "bfloat16" not in found.types:
-        raise Failure("K and V do not travel in bfloat16, as they came.", told)
+        raise Failure("K and V do not travel in bfloat16, the type in which they came.", told)
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
@@ -122,12 +152,12 @@ def _check_any(subject: Any, rng: np.random.Generator) -> None:
     found = look(subject, given, NAMED)
     if any(np.isnan(part).any() for part in found.results):
         raise NAMED["overflows"].failure(given.text)
-    verify(subject, [given], MISTAKES)
+    verify(subject, [given], IMITATED)
     if found.others:
         raise NAMED["gathers"].failure(f"{given.text}: {', '.join(found.others)} in the compiled program")
     if found.blocks > 2 * given.ranks:
         raise Failure(
-            "The values are right, but not by a ring: a device sends more than K and V to each other device.",
+            "The values are right, but the program is not a ring: a device sends more than P blocks of K and of V.",
             f"{given.text}: {found.blocks:g} blocks of a device",
         )
 
@@ -138,9 +168,9 @@ STAGE = Stage(
     title="The ring in shard_map",
     kind="mesh",
     hints=(
-        "Which block can a device meet before anything was sent? How many blocks are left then, and what comes first in each turn, the hop or the meeting?",
-        "rank = lax.axis_index(\"ring\"), and jnp.asarray(positions)[rank] are your queries' positions. Begin with attend on your own block. Then lax.scan over "
-        "jnp.arange(1, P): lax.ppermute both k and v with the pairs (r, (r + 1) % P), mask by the positions of (rank − step) % P, attend, merge.",
+        "Which block can a device attend to before anything is sent? How many blocks are left then? What comes first in each turn, the hop or the attention?",
+        "rank = lax.axis_index(\"ring\"), and jnp.asarray(positions)[rank] are your queries' positions. Begin with attend on your own block. Then use lax.scan over "
+        "jnp.arange(1, P): lax.ppermute k and v with the pairs (r, (r + 1) % P), make the mask from the positions of (rank − step) % P, attend, merge.",
         r"after $s$ hops: the block of $(r - s) \bmod P$; $\;\mathrm{mask}_{ij} = \mathrm{pos}_r[i] \ge \mathrm{pos}_{(r-s) \bmod P}[j]$; $\;2(P-1)$ messages",
     ),
     misconceptions=MISTAKES,
@@ -148,7 +178,7 @@ STAGE = Stage(
         Check("values", 2, "visible", "out and lse of a contiguous layout, P = 1 and 3", _check_values),
         Check("layouts", 2, "visible", "zig-zag, P = 4", _check_layouts),
         Check("messages", 1, "visible", "2(P − 1) messages in the compiled program", _check_messages, kind="cost"),
-        Check("bfloat16", 1, "stress", "inputs in bfloat16: out and lse as exact as float32", _check_bfloat16),
+        Check("bfloat16", 1, "visible", "inputs in bfloat16: out and lse as exact as float32", _check_bfloat16),
         Check("wire", 1, "stress", "bfloat16 on the wire, 2(P − 1) messages on 8 devices", _check_wire, kind="cost"),
         Check("any", 1, "held-out", "8 devices, any layout, large scores", _check_any),
     ),

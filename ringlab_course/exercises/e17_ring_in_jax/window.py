@@ -15,6 +15,7 @@ from ringlab_course.exercises.e17_ring_in_jax.cases import (
     Case,
     Parts,
     case,
+    expect_values,
     furthest,
     look,
     sees,
@@ -44,8 +45,26 @@ def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
     """The window by places inside of blocks, causality by positions. Raises: ValueError where that hides nothing."""
     if given.length <= (given.window or 0):
         raise ValueError("a window that no block ends")
-    age, own = given.positions[rank][:, None] - given.positions[origin], np.arange(given.length)
-    return (age >= 0) & (abs(own[:, None] - own) < (given.window or 0))
+    return _by_places(given, rank, origin)
+
+
+def _by_places(given: Case, rank: int, origin: int) -> np.ndarray:
+    own = np.arange(given.length)
+    return _no_later_key(given, rank, origin) & (abs(own[:, None] - own) < (given.window or 0))
+
+
+def _no_later_key(given: Case, rank: int, origin: int) -> np.ndarray:
+    return given.positions[rank][:, None] >= given.positions[origin]
+
+
+def _needed(given: Case) -> range:
+    """The steps that some device needs."""
+    return range(furthest(given.positions, given.window) + 1)
+
+
+def _not_after_the_window(given: Case, rank: int, origin: int) -> np.ndarray:
+    """Hide keys that are too old, and no later ones."""
+    return given.positions[rank][:, None] - given.positions[origin] < (given.window or 0)
 
 
 def of_contiguous(given: Case) -> range:
@@ -69,6 +88,7 @@ def _fewer(given: Case) -> range:
 MISTAKES = (
     mistake("no_window", _by_age(lambda age, window: age >= 0)),
     mistake("one_key_more", _by_age(lambda age, window: (age >= 0) & (age <= window))),
+    mistake("no_lower_mask", _by_age(lambda age, window: age < window)),
     mistake("both_sides", _by_age(lambda age, window: abs(age) < window)),
     mistake("window_inside_blocks", _ring(mask=_inside)),
     mistake("a_hop_too_few", _ring(steps=_fewer)),
@@ -79,11 +99,22 @@ MISTAKES = (
     mistake("hull_of_the_positions"),
 )  # fmt: skip
 NAMED = {each.name: each for each in MISTAKES}
+IMITATED = (
+    *MISTAKES,
+    mistake("no_lower_mask", _ring(mask=_not_after_the_window, steps=_needed)),
+    mistake("no_window", _ring(mask=_no_later_key, steps=_needed)),
+    mistake("window_inside_blocks", _ring(mask=_by_places, steps=_needed)),
+)
+"""Mistakes that can be made in two ways come twice."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """A window that reaches into the second block before."""
-    verify(subject, [case(rng, contiguous(L * 5, 5), window=6)], MISTAKES)
+    """A window that reaches into the second block before; and near chunks on far devices.
+
+    In the second layout all mistakes differ from each other.
+    """
+    near, far = contiguous(L * 5, 5), zigzag(L * 4, 4)
+    verify(subject, [case(rng, near, window=6), case(rng, far, window=3)], IMITATED)
 
 
 def _count(subject: Any, given: Case, otherwise: str = "") -> None:
@@ -93,6 +124,7 @@ def _count(subject: Any, given: Case, otherwise: str = "") -> None:
     if found.others:
         raise Failure("The compiled program has a collective that brings all blocks to all devices.", example)
     if found.blocks <= 2 * needed and found.messages <= 2 * needed:
+        expect_values(found, given)
         return
     if otherwise:
         raise NAMED[otherwise].failure(example)
@@ -100,7 +132,7 @@ def _count(subject: Any, given: Case, otherwise: str = "") -> None:
         raise NAMED["lets_all_travel"].failure(example)
     if found.blocks == 2 * (needed + 1):
         raise NAMED["a_hop_too_many"].failure(example)
-    raise Failure("The compiled program sends more blocks than anybody needs.", example)
+    raise Failure("The compiled program sends more blocks than any device needs.", example)
 
 
 def _check_sends(subject: Any, rng: np.random.Generator) -> None:
@@ -126,9 +158,8 @@ def _cyclic(rng: np.random.Generator) -> Case:
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Near chunks on far devices, and far chunks on one. In the first layout all mistakes differ from each other."""
-    verify(subject, [case(rng, zigzag(L * 4, 4), window=3)], MISTAKES)
-    verify(subject, [*_edges(rng), _cyclic(rng)], MISTAKES)
+    """Windows that end at a block's edge, and chunks on one device that are far from each other."""
+    verify(subject, [*_edges(rng), _cyclic(rng)], IMITATED)
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
@@ -144,16 +175,16 @@ STAGE = Stage(
     kind="mesh",
     helpers=("ring_forward",),
     hints=(
-        "All devices make the same hops. For which steps is there any device at all that sees a key of the block that is there?",
-        "`positions` and `window` are known while the program is written down: with NumPy, for each step and each rank, is any 0 ≤ positions[rank][:, None] − "
-        "positions[(rank − step) % P] < window? The largest step for which some rank says yes is the number of hops. Loop so often; the mask has the window too.",
+        "All devices make the same hops. For which steps does at least one device see a key of the block that has come to it?",
+        "`positions` and `window` are known while JAX traces. Ask with NumPy, for each step and each rank: is any 0 ≤ positions[rank][:, None] − "
+        "positions[(rank − step) % P] < window? The number of hops is the largest step for which some rank says yes. The mask needs the window, too.",
         r"$\text{hops} = \max\{\,s : \exists\, r, i, j: \; 0 \le \mathrm{pos}_r[i] - \mathrm{pos}_{(r-s) \bmod P}[j] < w\,\}$",
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("values", 2, "visible", "values with a window, contiguous, P = 5", _check_values),
+        Check("values", 2, "visible", "values with a window: contiguous, P = 5, and zig-zag, P = 4", _check_values),
         Check("sends", 2, "visible", "no hop that nobody needs: 2 of 4", _check_sends, kind="cost"),
-        Check("layouts", 2, "stress", "values in any layout, and with windows that end at a block's edge", _check_layouts),
+        Check("layouts", 2, "stress", "values in other layouts, and with windows that end at a block's edge", _check_layouts),
         Check("edges", 1, "held-out", "no hop that nobody needs, at a block's edge and in any layout", _check_edges, kind="cost"),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringlab import contiguous, striped
 from ringlab.errors import CommError
 from ringlab.viz.style import png
-from ringlab_course.figures import courier_view, ring_step
+from ringlab_course.figures import courier_view, ring_step, side_by_side
 from ringlab_course.figures.ring_step import LAYOUTS, StepPicture, describe, layouts_at, step_picture
 
 
@@ -216,3 +216,15 @@ def test_sliders_move_the_picture_and_its_words() -> None:
     before = picture.value
     step.value, rank.value = 3, 2
     assert picture.value != before and '<img alt="Rank 2 in step 3' in picture.value
+
+
+@pytest.mark.parametrize("P", [2, 4])
+def test_both_ways_bring_every_term_home_by_single_hops(P):
+    """Autodiff over the reversed hops of the forward; couriers as a real backward ring sends them."""
+    back, around = side_by_side.ways_home(P).values()
+    assert [rank for rank, _ in back] == list(reversed(range(P)))
+    frames = courier_view.follow(backward, contiguous(2 * P, P))
+    for frame, (rank, terms) in zip(frames, around, strict=True):
+        assert tuple(np.flatnonzero(frame.sums[rank][:, 0])) == terms
+    assert back[-1] == around[-1] == (0, tuple(range(P)))
+    assert "once more around" in side_by_side.describe_two_ways(P)
