@@ -1,36 +1,41 @@
 # %% [markdown]
 # # Exercise 18 · Capstone: your own ring attention
 #
-# **You are handed** a transport, this contract, and a conformance suite that has found bugs in published packages. **You deliver**
-# five functions, forward and backward, that it finds nothing in.
+# **You get** a transport, this contract, and a conformance suite that has found bugs in published packages. **You
+# deliver** five functions, forward and backward, in which the suite finds nothing.
+#
 # **You need** lessons [05](../notebooks/05_emulated_ring.ipynb), [08](../notebooks/08_striped_and_zigzag.ipynb),
 # [09](../notebooks/09_backward_ring.ipynb) and [10](../notebooks/10_numerics.ipynb). **Minutes** 240.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
 # | 18.owned | `owned` | contiguous, striped, zig-zag; any length |
 # | 18.block | `attend_block` | one query block on one K/V block, by global position |
 # | 18.merge | `merge` | two partial results |
 # | 18.forward | `ring_forward` | the suite: values, masks, precision, messages, memory, faults |
-# | 18.backward | `ring_backward` | the same of dq, dk and dv |
+# | 18.backward | `ring_backward` | the same for dq, dk and dv |
 #
 # ## The contract
 #
-# 1. **Shapes.** `q`, `dout`, `out`: (B, H, L, D). `k`, `v`: (B, K, L, D), with K dividing H; query head h reads K/V head h // (H // K).
-#    `lse`: (B, H, L), natural logarithm. L differs from rank to rank and may be 0.
-# 2. **Order.** `positions[r][i]` is the global position of token i of rank r, in any layout whatever. With `causal`, a query sees the keys at
-#    or before its position; without, all of them. A row without keys has out 0 and lse −∞, and no gradient comes from it.
-# 3. **Numbers.** `scale=None` stands for 1/√D. Inputs are bfloat16, float32 or float64, scores may be ±16,000. Whatever is carried from block
-#    to block, the *state*, is float32 at least, and float64 for float64. Rounding errors do not grow with P.
-# 4. **Messages.** All go to the next rank. K and V make P − 1 hops, in their dtype, heads not repeated; dK and dV make P, in float32 at least.
-#    Not a byte more, also where lengths differ. Until `wait()` returns, what is sent is not written and what is received is not read.
-# 5. **Memory and work.** No tensor grows with P while shards stay as they are. In contiguous and zig-zag, stretches of tokens that hide
-#    from each other are not computed.
-# 6. **Faults.** Nothing depends on the clock. A rank that dies, or a shard shorter than `positions` says, ends in an error on every rank.
-# 7. **Yours.** Everything but `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, `shift`.
-#    ringlab's oracle, layouts, blocks, merge and attention are off limits, and so is PyTorch's attention.
+# 1. **Shapes.** `q`, `dout` and `out` are (B, H, L, D). `k` and `v` are (B, K, L, D), where K divides H; query head h reads
+#    K/V head h // (H // K). `lse` is (B, H, L), the natural logarithm. L differs from rank to rank and may be 0.
+# 2. **Order.** `positions[r][i]` is the global position of token i of rank r, in any layout. With `causal`, a query sees the
+#    keys at or before its position; otherwise it sees all keys. A row without keys has out 0 and lse −∞, and it
+#    contributes no gradient.
+# 3. **Numbers.** `scale=None` means 1/√D. Inputs are bfloat16, float32 or float64, and scores may be ±16,000. The *state*,
+#    which is carried from block to block, is at least float32, and float64 for float64. Rounding errors do not grow with P.
+# 4. **Messages.** All messages go to the next rank. K and V make P − 1 hops in their own dtype, without repeated heads. dK
+#    and dV make P hops in at least float32. Send not a byte more, even if lengths differ. Until `wait()` returns, do not
+#    write to what is sent, and do not read what is received.
+# 5. **Memory and work.** If shards keep their size, no tensor grows with P. In the contiguous and the zig-zag layout,
+#    stretches of tokens that are hidden from each other are not computed.
+# 6. **Faults.** Nothing depends on the clock. If a rank dies, or a shard is shorter than `positions` says, every rank ends
+#    with an error.
+# 7. **Yours.** You may use `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, and
+#    `shift`. Write everything else yourself. ringlab's oracle, layouts, blocks, merge and attention are off limits, and so is
+#    PyTorch's attention.
 #
-# Helper functions are yours to add, in the cells of the five or in new ones. Write them in any order; each is graded by itself.
+# You may add helper functions, in these five cells or in new ones. Write the five in any order; each is graded by itself.
 
 # %%
 import math
@@ -43,15 +48,19 @@ from ringlab_course.notebook.capstone import beside, conform
 # %% [markdown]
 # ## 18.owned
 #
-# Return a list with the positions of each rank's tokens, ascending, int64 tensors. `layout` is `"contiguous"` (pieces of ⌈S/P⌉ tokens,
-# piece r to rank r), `"striped"` (token i to rank i % P) or `"zigzag"` (pieces of ⌈S/2P⌉ tokens, r and 2P − 1 − r to rank r). The last
-# piece may be shorter, and ranks may go without.
+# Return a list with the positions of each rank's tokens, as int64 tensors in ascending order. `layout` is one of
+#
+# - `"contiguous"`: pieces of ⌈S/P⌉ tokens, piece r to rank r;
+# - `"striped"`: token i to rank i % P;
+# - `"zigzag"`: pieces of ⌈S/2P⌉ tokens, pieces r and 2P − 1 − r to rank r.
+#
+# The last piece may be shorter, and some ranks may get no token.
 
 
 # %% grade="18.owned"
 def owned(layout, S, P):
     """Return the positions of each rank's tokens."""
-    # BEGIN SOLUTION every token to its piece, every piece to its rank
+    # BEGIN SOLUTION the positions of each rank's tokens
     token, pieces = torch.arange(S), {"contiguous": P, "striped": S, "zigzag": 2 * P}[layout]
     piece = token // max(1, math.ceil(S / max(1, pieces)))
     owner = {"contiguous": piece, "striped": piece % P, "zigzag": torch.minimum(piece, 2 * P - 1 - piece)}[
@@ -70,13 +79,14 @@ check("18.owned")
 # %% [markdown]
 # ## 18.block
 #
-# Return `(out, lse)` of these queries over these keys alone, in the state's dtype: float32, or float64 for float64. There may be no queries and no keys.
+# Return `(out, lse)` of these queries over only these keys, in the state's dtype: float32, or float64 for float64. There
+# may be no queries or no keys.
 
 
 # %% grade="18.block"
 def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
     """Return (out, lse) of one query block on one K/V block, in the state's dtype."""
-    # BEGIN SOLUTION scores, mask, logsumexp, weights
+    # BEGIN SOLUTION attention of these queries over these keys
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     q = q.unflatten(1, (k.shape[1], group))  # the heads that share a K/V head, on an axis of their own
@@ -99,13 +109,13 @@ check("18.block")
 # %% [markdown]
 # ## 18.merge
 #
-# Return `(out, lse)` over the keys of both parts.
+# Both parts are results over different keys, for the same queries. Return `(out, lse)` over the keys of both.
 
 
 # %% grade="18.merge"
 def merge(out, lse, new_out, new_lse):
     """Return the partial result over the keys of both."""
-    # BEGIN SOLUTION the joint lse, and each part's share of it
+    # BEGIN SOLUTION the two parts as one
     total = torch.logaddexp(lse, new_lse)
     known = total.masked_fill(total == -math.inf, 0.0)
     shares = (torch.exp(part - known)[..., None] for part in (lse, new_lse))
@@ -122,15 +132,15 @@ check("18.merge")
 # %% [markdown]
 # ## 18.forward
 #
-# `q`, `k`, `v` are this rank's shards. Return its `(out, lse)`: out in q's dtype, lse in the state's.
+# `q`, `k` and `v` are this rank's shards. Return its `(out, lse)`, out in the dtype of q, lse in that of the state.
 
 
 # %% grade="18.forward"
 def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
     """Return this rank's (out, lse)."""
-    # BEGIN SOLUTION P blocks, P − 1 hops
+    # BEGIN SOLUTION the ring
     def stretches(places):
-        """Rows whose positions rise by the same step: such a stretch lies before, after or across another."""
+        """Rows whose positions rise by the same step: such a stretch is before, after or across another."""
         steps = places.diff()
         cuts = (torch.nonzero(steps > steps.min()).flatten() + 1).tolist() if len(steps) else []
         return [rows for rows in torch.arange(len(places)).tensor_split(cuts) if len(rows)]
@@ -163,14 +173,14 @@ check("18.forward")
 # %% [markdown]
 # ## 18.backward
 #
-# `out` and `lse` are what the forward returned, `dout` is the gradient of the loss with respect to out. Return this rank's `(dq, dk, dv)` in
-# the dtypes of q, k and v.
+# `out` and `lse` are the results of the forward, and `dout` is the gradient of the loss with respect to out. Return this
+# rank's `(dq, dk, dv)` in the dtypes of q, k and v.
 
 
 # %% grade="18.backward"
 def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=None):
     """Return this rank's (dq, dk, dv)."""
-    # BEGIN SOLUTION dq stays, dk and dv follow their block and come home
+    # BEGIN SOLUTION the backward ring
     def stretches(places):
         steps = places.diff()
         cuts = (torch.nonzero(steps > steps.min()).flatten() + 1).tolist() if len(steps) else []
@@ -219,17 +229,18 @@ check("18.backward")
 # %% [markdown]
 # ## The report
 #
-# `check` above and `ringlab grade` ask the suite's questions one function at a time. Now the suite itself, on all five together: your
-# layouts, your forward, your backward on what your forward returned. In new cells, when the stages hold:
+# `check` and `ringlab grade` run the suite's checks on one function at a time. The suite itself runs on all five together:
+# your layouts, your forward, and your backward on the results of your forward. When the stages pass, try this in new cells:
 #
-# - `mine = conform()` runs the quick tier on virtual ranks; `only=("masks",)` asks less, `seed=7` draws other inputs, `quick=False` is
-#   the full tier. It asks what a grader outside of your process cannot see, too: who shares memory with whom, which
-#   products of matrices were computed, how large the largest tensor was.
-# - `real = conform(transport="gloo", ranks=(2, 3))` runs the same on processes joined by gloo, and kills some of them. Without
-#   `ranks` it takes up to 8 processes, and minutes.
-# - `beside(mine, real)` shows both next to known packages, as the committed reports have them. A package that claims less is asked less.
+# - `mine = conform()` runs the quick tier on virtual ranks. `only=("masks",)` selects checks, `seed=7` draws other inputs,
+#   and `quick=False` runs the full tier. The suite also checks what a grader outside your process cannot see: which ranks
+#   share memory, which matrix products were computed, how large the largest tensor was.
+# - `real = conform(transport="gloo", ranks=(2, 3))` runs the same on processes connected by gloo, and kills some of them.
+#   Without `ranks` it starts up to 8 processes and takes minutes.
+# - `beside(mine, real)` shows both next to known packages, from the committed reports. A package that claims less is
+#   checked for less.
 #
-# The last table is what you measure yourself against:
+# This is the table to compare yourself with:
 
 # %% tags=["nbval-ignore-output"]
 beside()
@@ -244,5 +255,4 @@ real = conform(transport="gloo", ranks=(2, 3), only=("masks", "dq", "dk", "dv", 
 beside(mine, real)
 
 # %% [markdown]
-# The visible checks are not all: `ringlab grade exercises/18_capstone.ipynb` runs the others, each rank a process of its own, on inputs
-# nobody has seen.
+# `ringlab grade exercises/18_capstone.ipynb` also runs the hidden checks, with each rank in its own process, on new inputs.

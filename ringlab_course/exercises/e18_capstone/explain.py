@@ -154,7 +154,11 @@ SMALL = tuple(
     )
 )
 """The runs that tell mistakes apart, the smallest first; heads are of groups in `GROUPED`."""
-GROUPED = (Run(2, 4, "contiguous", False, H=4, K=2, D=4), Run(3, 6, "contiguous", True, H=4, K=2, D=4))
+GROUPED = (
+    Run(2, 4, "contiguous", False, H=4, K=2, D=4),
+    Run(2, 4, "contiguous", True, H=4, K=2, D=4),
+    Run(3, 6, "striped", True, H=6, K=2, D=4),
+)
 
 
 @dataclass(frozen=True)
@@ -196,14 +200,16 @@ class Explainer:
             try:
                 compare_all((case for ran in rans for case in answered(ran, learners.names)), mistakes)
             except Failure as failure:
-                small_are_right = small_are_right and runs is GROUPED
+                small_are_right = False
                 if failure.misconception is not None:
                     return self.named[failure.misconception].failure(failure.counterexample), False
         return None, small_are_right
 
 
 def _groups(mistakes: tuple[Misconception, ...]) -> tuple[Misconception, ...]:
-    return tuple(mistake for mistake in mistakes if mistake.name == "heads_in_turn")
+    return tuple(
+        mistake for mistake in mistakes if mistake.name in ("heads_in_turn", "averages_shared_heads")
+    )
 
 
 def _troubled(learners: Learners, finding: Finding) -> Ran | None:
@@ -268,7 +274,7 @@ def _by_nan(learners: Learners, finding: Finding) -> str | None:
 
 def _by_kind(learners: Learners, finding: Finding) -> str | None:
     """What values say that are wrong in some kinds of runs only."""
-    wrong = [ran.run for ran in learners.rans.values() if not ran.run.fault and _wrong(ran)]
+    wrong = [ran.run for ran in learners.rans.values() if not ran.run.fault and is_wrong(ran)]
     if wrong and all(run.values == "negative" or run.values == "falling" for run in wrong):
         return "finite_mask"
     if finding.name in ("large logits", "sloped logits", "blind rows"):
@@ -282,5 +288,6 @@ def _broken(ran: Ran) -> bool:
     return any(np.isnan(x).any() or np.isposinf(x).any() for x in ran.arrays.values())
 
 
-def _wrong(ran: Ran) -> bool:
+def is_wrong(ran: Ran) -> bool:
+    """Return whether a run ended, with a value beyond its bound."""
     return ran.trouble is None and any(not each.ok for each in measure(ran, tuple(ran.arrays)))

@@ -39,13 +39,13 @@ def _shares(answer: Any, P: int) -> list[np.ndarray]:
     if not isinstance(answer, (list, tuple)) or len(answer) != P:
         got = f"{len(answer)} parts" if isinstance(answer, (list, tuple)) else f"a {type(answer).__name__}"
         raise Failure(
-            "the result should be a list with one int64 tensor of positions per rank.", f"P={P}: {got}"
+            "The result should be a list with one int64 tensor of positions per rank.", f"P={P}: {got}"
         )
     for rank, part in enumerate(answer):
         kind = str(getattr(part, "dtype", type(part).__name__)).removeprefix("torch.")
         if kind != "int64" or len(part.shape) != 1:
             raise Failure(
-                "every rank's part should be a flat tensor of int64, also where it is empty.",
+                "Every rank's part should be a one-dimensional int64 tensor, even if it is empty.",
                 f"rank {rank}: {kind}",
             )
     return [to_numpy(part) for part in answer]
@@ -59,9 +59,9 @@ def _explain(answered: list[Question], wrong: Question) -> Failure:
     except Failure as failure:
         return failure
     if same_shares([np.sort(share) for share in wrong.got], wrong.truth):
-        return Failure("Every rank owns what it should, but not in ascending order.", wrong.example)
+        return Failure("Every rank owns the right tokens, but not in ascending order.", wrong.example)
     return Failure(
-        "Every token has one owner, but some have another one than the layout says.", wrong.example
+        "Every token has one owner, but for some it is not the owner that the layout says.", wrong.example
     )
 
 
@@ -74,13 +74,24 @@ def _deal(subject: Any, cases: Iterable[tuple[str, int, int]]) -> None:
     judge(cases, ask, same_shares, _explain)
 
 
+def _rising(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Return numbers of tokens per piece, the smallest first; two gradings hardly draw the same."""
+    return np.sort(rng.integers(1, 500, count)) + np.arange(count)
+
+
 def _check_even(subject: Any, rng: np.random.Generator) -> None:
-    sizes = ((2, 1), (4, 2), (8, 2), (12, 3), (16, 4))
+    sizes = [(2 * P * int(n), P) for P, n in zip((1, 2, 3, 4), _rising(rng, 4), strict=True)]
     _deal(subject, [(layout, S, P) for S, P in sizes for layout in OWNERS])
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    sizes = ((3, 2), (5, 2), (7, 3), (10, 4), (2, 3), (13, 3), (0, 2))
+    """Lengths that leave a rest, fewer tokens than ranks, and none."""
+    sizes = [
+        (2 * P * int(n) + rest, P)
+        for P, rest, n in zip((2, 2, 3, 3, 4), (1, 3, 1, 5, 3), _rising(rng, 5), strict=True)
+    ]
+    many = int(rng.integers(8, 64))
+    sizes += [(int(rng.integers(1, many)), many), (0, int(rng.integers(2, 64)))]
     _deal(subject, [(layout, S, P) for S, P in sizes for layout in OWNERS])
 
 
@@ -257,7 +268,10 @@ def _check_merge(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
     none = -np.inf
-    _join(subject, [_partials(rng, *pair) for pair in (([none], [1.0]), ([1.0], [none]), ([none], [none]))])
+    _join(
+        subject,
+        [_partials(rng, *pair) for pair in (([none], [1.0]), ([1.0], [none]), ([none, 1.0], [none, 0.5]))],
+    )
 
 
 def _check_far(subject: Any, rng: np.random.Generator) -> None:
@@ -281,7 +295,7 @@ Run = Callable[[Any, np.random.Generator], None]
 OWNED_STAGE = _stage(
     "18.owned", "owned", "Who owns which token",
     (
-        "Which piece of the sequence comes to which rank, and what becomes of the last piece where the length does not divide?",
+        "Which piece of the sequence goes to which rank? What happens to the last piece if the length does not divide?",
         "Give every token the number of its piece, position // length of a piece, and every piece its rank. Pieces have ⌈S / P⌉, 1, or "
         "⌈S / 2P⌉ tokens; only the last one may be shorter, and some may be missing.",
         r"zig-zag: piece $i$ belongs to rank $\min(i,\; 2P - 1 - i)$",
@@ -296,7 +310,7 @@ OWNED_STAGE = _stage(
 BLOCK_STAGE = _stage(
     "18.block", "attend_block", "One block",
     (
-        "What are out and lse of a row that sees no key here, so that merging it changes nothing, and which operation of yours makes a NaN of it?",
+        "Which out and lse must a row that sees no key have, so that merging it changes nothing? Which of your operations turns it into NaN?",
         "Scores in float32 at least, −inf where a key lies after its query, logsumexp over the keys, weights exp(score − lse) with an lse that "
         "is 0 where it was −inf. Spread K/V heads over the queries' heads, neighbours share one.",
         r"$L_i = \ln \sum_{j:\, p_j \leq p_i} e^{s\, q_i \cdot k_j}$, $\;O_i = \sum_j e^{s\, q_i \cdot k_j - L_i} v_j$, and $(0, -\infty)$ without keys",
@@ -313,7 +327,7 @@ BLOCK_STAGE = _stage(
 MERGE_STAGE = _stage(
     "18.merge", "merge", "Two partial results",
     (
-        "Both parts are normalised already. By which one number does one of them count more than the other?",
+        "Both parts are normalised already. Which number of each part says how much it counts?",
         "The joint lse by logaddexp; each out times e^(its lse − the joint one). Where both lse are −inf the difference is NaN: think of those rows.",
         r"$L = \mathrm{logaddexp}(L_1, L_2)$, $\;O = O_1 e^{L_1 - L} + O_2 e^{L_2 - L}$",
     ),

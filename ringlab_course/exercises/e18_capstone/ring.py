@@ -5,7 +5,7 @@ Common mistakes are listed by where they show: in values, in messages, in behavi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from ringlab.conformance.plan_runs import Check as SuiteCheck
-from ringlab.conformance.runs import Run, expected
+from ringlab.conformance.runs import Ran, Run, expected, join
+from ringlab_course.checking.backward import Gradients, Problem, sum_over
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.numbers import State
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e18_capstone.explain import Explainer, Held, ring, under_mask
+from ringlab_course.exercises.e18_capstone.explain import Explainer, Held, is_wrong, ring, under_mask
 from ringlab_course.exercises.e18_capstone.suite import (
     BACKWARD,
     FORWARD,
@@ -97,6 +98,15 @@ VALUES = (
     _as_in_05("masks_own_block_only", ring(see=under_mask(_own_only))),
 )  # fmt: skip
 
+
+def _mean_of_heads(rank: int, held: Problem) -> Gradients:
+    """dK and dV are means over the query heads that share a K/V head."""
+    own, met = held.parts[rank], [parts[rank] for parts in held.parts]
+    group = held.qs[rank].shape[1] // held.ks[rank].shape[1]
+    dk, dv = (sum_over(met, n, x[rank]) / group for n, x in ((1, held.ks), (2, held.vs)))
+    return sum_over(own, 0, held.qs[rank]), dk, dv
+
+
 SHARED = (
     mistake("does_not_unpack"),
     mistake("assumes_equal_lengths"),
@@ -127,10 +137,12 @@ FORWARD_MISTAKES = (
     *SHARED,
     mistake("narrow_state"),
 )
+_ONCE = "dQ has the factor 1/√D, or the given scale, twice. Apply it once."
 BACKWARD_MISTAKES = (
-    *COMPARED,
+    *(replace(each, message=_ONCE) if each.name == "scales_dq_again" else each for each in COMPARED),
     *(replace(each, message=f"Backward: {each.message}") for each in SHARED),
     replace(_as_in_09("narrow_couriers"), name="narrow_sums"),
+    mistakes_of("18.backward")("averages_shared_heads", _mean_of_heads),
 )
 FORWARD_NAMED = {each.name: each for each in FORWARD_MISTAKES}
 BACKWARD_NAMED = {each.name: each for each in BACKWARD_MISTAKES}
@@ -155,8 +167,16 @@ def _of(names: tuple[str, ...], selected: Sequence[SuiteCheck], **claimed: Any) 
         finding = learners.failing(selected, seed=int(rng.integers(1 << 30)))
         if finding is not None:
             raise EXPLAINERS[names].failure(learners, finding)
+        _expect_right(learners.rans.values())
 
     return run
+
+
+def _expect_right(rans: Iterable[Ran]) -> None:
+    """Raises: Failure where the values of a run are wrong whose messages or memory were counted."""
+    for ran in rans:
+        if not ran.run.fault and is_wrong(ran):
+            raise Failure("The values are wrong in the very run whose cost is counted.", str(ran.run))
 
 
 def memory(names: tuple[str, ...]) -> Verify:
@@ -187,14 +207,16 @@ def bytes_to_the_last(names: tuple[str, ...]) -> Verify:
         for S, layout in ((7, "striped"), (11, "zigzag"), (2, "contiguous")):
             given = Run(3, S, layout, causal=True, H=2, K=1, D=8, seed=seed)
             try:
-                trace = Learners(subject, names, claims(names)).outcome(given).trace
+                learners = Learners(subject, names, claims(names))
+                outcome = learners.outcome(given)
             except Crashed as crash:
                 name = reason(crash, ragged=True)
                 if name is None:
                     raise
                 raise EXPLAINERS[names].named[name].failure(f"{given}\n{crash.counterexample}") from None
             for rank in range(3):
-                _expect_bytes(names, given, rank, trace.bytes_sent(rank))
+                _expect_bytes(names, given, rank, outcome.trace.bytes_sent(rank))
+            _expect_right([join(given, [learners._part(given, rank, outcome) for rank in range(3)])])
 
     return run
 
@@ -210,7 +232,7 @@ def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> Non
             f"{run}, {lengths} tokens on the ranks: rank {rank} sent {sent:,} bytes, {right:,} are needed"
         )
         if sent < right:
-            raise Failure("Fewer bytes travel than the blocks, and their gradients, have.", example)
+            raise Failure("Fewer bytes travel than the blocks, and their gradients, contain.", example)
         raise EXPLAINERS[names].named["pads_to_the_longest"].failure(example)
 
 
@@ -312,7 +334,7 @@ def _expect_untouched(
         if not np.allclose(got, right, rtol=1e-3, atol=1e-3):
             if np.isfinite(got).all():
                 raise Failure(
-                    "Keys that a row may not see are looked at once the values are right.", str(run)
+                    "First mend the values. Then this check looks at keys that a row may not see.", str(run)
                 )
             text = f"{run}: NaN in keys that rows {rows[0]} to {rows[-1]} of rank {rank} may not see reaches {name}"
             raise EXPLAINERS[names].named["computes_hidden_tiles"].failure(text)
@@ -328,7 +350,7 @@ FORWARD_STAGE = _stage(
     title="The forward ring",
     helpers=("attend_block", "merge"),
     hints=(
-        "What does a rank hold after step t, of whose keys, and what has it to promise to the rank behind it before it may compute?",
+        "Whose keys does a rank hold after step t? What must it post before it computes, so that the next rank does not wait?",
         "P steps: post K and V (not in the last one) with the length of the block due next, attend to what is here, merge, wait. Cut shards into "
         "stretches, so that pairs of stretches that hide from each other need no attention. Convert to float32 where you compute, to q's dtype at the end.",
         r"step $t$, $o = (r-t) \bmod P$: $(O, L) \leftarrow (O, L) \oplus \mathrm{block}(q_r, k_o, v_o)$, query $i$ sees key $j$ where $p_r(i) \geq p_o(j)$",
@@ -355,10 +377,10 @@ BACKWARD_STAGE = _stage(
     title="The backward ring",
     helpers=("attend_block",),
     hints=(
-        "Which sums stay at home, which travel, and with what? And which two numbers per row let you compute a block's weights and their "
-        "gradient without having seen any other block?",
+        "Which sums stay at home? Which travel, and with what? Which two numbers per row are enough to compute a block's weights and their "
+        "gradient without any other block?",
         "delta = rowsum(dO ∘ O) once, in float32. A block's weights are e^(score − lse) with the lse you are given. dQ adds up at home; dK and dV go on "
-        "with their block in float32, one hop behind it, and make P hops.",
+        "with their block in float32, one hop later than it, and make P hops.",
         r"$P = e^{sQK^\top - L}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ \mathrel{+}= s\,dS\,K$, $\;dK_o \mathrel{+}= s\,dS^\top Q$, $\;dV_o \mathrel{+}= P^\top dO$",
     ),
     misconceptions=BACKWARD_MISTAKES,

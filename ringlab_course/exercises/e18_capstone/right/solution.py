@@ -36,7 +36,7 @@ def merge(out, lse, new_out, new_lse):
 
 def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
     def stretches(places):
-        """Rows whose positions rise by the same step: such a stretch lies before, after or across another."""
+        """Rows whose positions rise by the same step: such a stretch is before, after or across another."""
         steps = places.diff()
         cuts = (torch.nonzero(steps > steps.min()).flatten() + 1).tolist() if len(steps) else []
         return [rows for rows in torch.arange(len(places)).tensor_split(cuts) if len(rows)]
