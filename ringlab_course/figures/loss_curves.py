@@ -71,7 +71,9 @@ def figure(curves: Curves, title: str) -> Figure:
             below.semilogy(range(1, len(found) + 1), [max(one, FLOOR) for one in found], label=name, **look)
         below.axhline(SAME, color=QUIET, linewidth=1.0)
         below.text(1, SAME * 1.5, "1e-5", color=QUIET, fontsize=9, va="bottom")
-        below.set(xlabel="step", ylabel="relative difference", ylim=(FLOOR / 2, 1.0))
+        below.set(
+            xlabel="step", ylabel=f"relative difference\nfrom {next(iter(curves))}", ylim=(FLOOR / 2, 1.0)
+        )
         above.set(ylabel="loss (nats per byte)")
         above.set_title(title)
         above.legend(loc="upper right")

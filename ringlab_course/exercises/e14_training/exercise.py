@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Exercise 14 · Training a model in parallel
 #
-# **You build** a training step on sequences that are spread over ranks, equal to that of one process: a shard of the batch, a share of the loss, the sum of
-# gradients, and the step of them.
+# **You build** a training step on sequences that are spread over ranks, equal to that of one process: a shard of the
+# batch, a share of the loss, the sum of gradients, and the step made of them.
 # **You need** [lesson 14](../notebooks/14_training.ipynb). **Minutes** 60.
 #
-# | stage | function | what is looked at |
+# | stage | function | what is checked |
 # |---|---|---|
-# | 14.shard | `shard_batch` | tokens, labels and positions in any layout; what does not count |
+# | 14.shard | `shard_batch` | tokens, labels and positions in any layout; predictions that do not count |
 # | 14.loss | `loss_share` | shares that add up, ranks with nothing that counts, large logits, bfloat16 |
-# | 14.sum | `sum_gradients` | sums, weights without a gradient, one reduction, bfloat16 |
+# | 14.sum | `sum_gradients` | weights without a gradient, one reduction, bfloat16 |
 # | 14.step | `training_step` | loss and weights of one process to 1e-5, in any layout; the sequence is shared |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
@@ -25,7 +25,7 @@ from ringlab_course import check, corpus, hint
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' rows of x (B, L, E), rank by rank; backward, the sum of what all ranks say of mine."""
+    """All ranks' rows of x (B, L, E), in order; backward, the sum of their gradients of mine."""
 
     @staticmethod
     def forward(ctx, ring, x, lengths):
@@ -35,7 +35,8 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return None, ctx.ring.all_reduce(grad.contiguous()).split(ctx.lengths, dim=1)[ctx.ring.rank], None
+        total = ctx.ring.all_reduce(grad.contiguous())
+        return None, total.split(ctx.lengths, dim=1)[ctx.ring.rank], None
 
 
 def turn(x, positions):
@@ -49,15 +50,17 @@ def turn(x, positions):
 # %% [markdown]
 # ## 14.shard · A shard of the batch
 #
-# `tokens` (B, S) are whole sequences, int64. `counts` (B, S) is True where the prediction that is made *at* a token counts. `own` (L,) are the global
-# positions of a rank's tokens. Return `(tokens, labels, positions)`: the rank's tokens (B, L); for each the token after it, or −100 where its prediction does
-# not count or it is the last one; and its position, (L,).
+# `tokens` (B, S), int64, are whole sequences. `counts` (B, S) is True where the prediction made *at* a token counts.
+# `own` (L,) holds the global positions of a rank's tokens. Return `(tokens, labels, positions)`: the rank's tokens (B, L);
+# their labels (B, L), each the token after it, or −100 if its prediction does not count or it is the last of its
+# sequence; and their positions (L,), as rotary embedding needs them.
+
 
 
 # %% grade="14.shard"
 def shard_batch(tokens, counts, own):
     """Return this rank's (tokens, labels, positions)."""
-    # BEGIN SOLUTION labels of the whole sequences first, then the columns of this rank
+    # BEGIN SOLUTION the rank's tokens, labels and positions
     labels = torch.full_like(tokens, -100)
     labels[:, :-1] = tokens[:, 1:]
     labels = labels.masked_fill(~counts, -100)
@@ -74,19 +77,21 @@ check("14.shard")
 # %% [markdown]
 # ## 14.loss · A share of the loss
 #
-# `logits` (B, L, V) and `labels` (B, L) are this rank's. The loss is the mean of −log p(label) over all labels other than −100, on all ranks; at least one
-# counts. Return this rank's *share*, a scalar tensor through which gradients flow: the shares of all ranks add up to the loss. A rank may have no token, or
-# none that counts. Compute in float32 at least.
+# `logits` (B, L, V) and `labels` (B, L) are this rank's. The loss is the mean of −log p(label) over the labels of all
+# ranks other than −100; there is at least one. Return this rank's *share* of it, a scalar tensor through which gradients
+# flow: the shares of all ranks add up to the loss. A rank may have no token, or none that counts. Compute in float32 or
+# wider.
+
 
 
 # %% grade="14.loss"
 def loss_share(ring, logits, labels):
     """Return this rank's share of the loss."""
-    # BEGIN SOLUTION the sum over this rank's labels by the count of all ranks
+    # BEGIN SOLUTION the share
     count = ring.all_reduce((labels != -100).sum())
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
-    return total / count
+    rows, own = logits.flatten(0, 1), labels.flatten()
+    return F.cross_entropy(rows, own, ignore_index=-100, reduction="sum") / count
     # END SOLUTION
 
 
@@ -99,17 +104,20 @@ check("14.loss")
 # %% [markdown]
 # ## 14.sum · The sum of gradients
 #
-# `weights` is a list of tensors, equal on all ranks; `gradients` a list as long, in which None stands where this rank's tokens did not touch a weight. Return
-# the list of gradients of the loss, the same on every rank, each in the shape and dtype of its weight. Sum in float32 at least. All weights share **one**
-# reduction.
+# `weights` is a list of tensors, equal on all ranks. `gradients` is a list of the same length: the gradients of this
+# rank's share, with None for a weight that its tokens did not touch. Return the list of the gradients of the *loss*, the
+# same on every rank, each in the shape and dtype of its weight. Add in float32 or wider. All weights together share
+# **one** reduction.
+
 
 
 # %% grade="14.sum"
 def sum_gradients(ring, weights, gradients):
     """Return the gradients of all ranks together."""
-    # BEGIN SOLUTION one vector of all gradients, one all_reduce
+    # BEGIN SOLUTION the gradients of all ranks together
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    parts = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+    pairs = zip(weights, gradients, strict=True)
+    parts = [torch.zeros_like(w) if g is None else g for w, g in pairs]
     flat = ring.all_reduce(torch.cat([part.flatten().to(dtype) for part in parts]))
     pieces = flat.split([w.numel() for w in weights])
     return [piece.view_as(w).to(w.dtype) for piece, w in zip(pieces, weights, strict=True)]
@@ -125,19 +133,23 @@ check("14.sum")
 # %% [markdown]
 # ## 14.step · The step
 #
-# `decoder` is given: an embedding, one layer of attention with rotary positions, the embedding again as output layer. Its attention gathers K and V (`Gather`,
-# at the top), as the training of Llama 3 did; backward, what all ranks say of a rank's K and V is summed. (`ring_attention` is that with less memory; here you have something to
-# read.) Every rank must call it, and go backward through it, even without tokens.
+# `decoder` is given: an embedding, one layer of attention with rotary positions, and the embedding again as output
+# layer. Its attention gathers K and V (`Gather`, at the top), as the training of Llama 3 did; its backward sums the
+# gradients of all ranks for a rank's K and V. (`ring_attention` does the same with less memory.) Every rank must call it
+# and go backward through it, even without tokens.
 #
-# `weights` is a dict, `tokens` and `counts` are whole, `owned[r]` are rank r's positions. Return `(loss, weights)`: the loss of all tokens before the step, and
-# a new dict after one step of gradient descent, $w - \mathrm{rate}\cdot\nabla_w$, the same on every rank. The weights that came stay as they are.
+# `weights` is a dict, `tokens` and `counts` are whole, `owned[r]` holds rank r's positions. Return `(loss, weights)`: the
+# loss of all tokens before the step, and a new dict after one step of gradient descent, $w - \mathrm{rate}\cdot\nabla_w$,
+# the same on every rank. Do not change the weights that you are given.
+
 
 
 # %% grade="14.step"
 def decoder(ring, w, tokens, positions, owned):
     x = w["embedding"][tokens]
     q, k, v = turn(x @ w["q"], positions), turn(x @ w["k"], positions), x @ w["v"]
-    k, v = Gather.apply(ring, torch.cat([k, v], dim=-1), [len(own) for own in owned]).chunk(2, dim=-1)
+    lengths = [len(own) for own in owned]
+    k, v = Gather.apply(ring, torch.cat([k, v], dim=-1), lengths).chunk(2, dim=-1)
     hidden = owned[ring.rank][:, None] < torch.cat(owned)[None]
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf)
     return (x + scores.softmax(-1) @ v @ w["out"]) @ w["embedding"].mT
@@ -145,7 +157,7 @@ def decoder(ring, w, tokens, positions, owned):
 
 def training_step(ring, weights, tokens, counts, owned, rate):
     """Return (loss, weights after the step)."""
-    # BEGIN SOLUTION shard, decode, share, gradients, sum, update
+    # BEGIN SOLUTION one step
     w = {name: x.clone().requires_grad_() for name, x in weights.items()}
     own, labels, positions = shard_batch(tokens, counts, owned[ring.rank])
     share = loss_share(ring, decoder(ring, w, own, positions, owned), labels)
@@ -164,7 +176,8 @@ check("14.step")
 # %% [markdown]
 # ## On real text
 #
-# When all stages hold, run `on_real_text()` in a new cell: it trains on one rank, on 4 virtual ranks and on 2 processes, and compares their losses.
+# When all stages pass, run `on_real_text()` in a new cell: it trains on one rank, on 4 virtual ranks and on 2
+# processes, and compares their losses.
 
 
 # %%
@@ -173,7 +186,8 @@ def train(ring, S, steps):
     draw = torch.Generator().manual_seed(0)
     shapes = {"embedding": (256, 16)} | dict.fromkeys(("q", "k", "v", "out"), (16, 16))
     weights = {name: 0.3 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    layout, tokens, losses = zigzag(S, ring.world_size), torch.from_numpy(corpus.tokens(S))[None], []
+    tokens, losses = torch.from_numpy(corpus.tokens(S))[None], []
+    layout = zigzag(S, ring.world_size)
     owned = [torch.from_numpy(layout.positions(rank)) for rank in range(ring.world_size)]
     for _ in range(steps):
         loss, weights = training_step(

@@ -156,8 +156,9 @@ STAGE = Stage(
     title="A share of the loss",
     kind="ring",
     hints=(
-        "The loss is a mean over tokens. Over whose tokens? And which number in it can a rank not know by itself?",
-        "Sum −log p over your labels that count; all_reduce how many there are on all ranks; divide. cross_entropy knows ignore_index and reduction='sum'.",
+        "The loss is a mean over tokens. Over the tokens of which ranks? And which number in it can a rank not know alone?",
+        "Sum −log p over your own labels that count. Find how many count on all ranks, by one all_reduce. Divide. "
+        "cross_entropy has the arguments ignore_index and reduction.",
         r"$\mathrm{share}_r = \frac{1}{N}\sum_{t \in r,\ \ell_t \neq -100} -\log p_t(\ell_t)$, $\;N = \sum_r N_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
     ),
     misconceptions=MISTAKES,
@@ -165,6 +166,6 @@ STAGE = Stage(
         Check("values", 2, "visible", "shares that add up to the loss, P = 1, 2, 3", _check_values),
         Check("uneven", 2, "visible", "ranks without a label that counts, ranks without tokens", _check_uneven),
         Check("large", 1, "stress", "logits of hundreds", _check_large),
-        Check("bfloat16", 1, "held-out", "bfloat16 logits, a loss in float32", _check_bfloat16),
+        Check("bfloat16", 1, "visible", "bfloat16 logits, a loss in float32", _check_bfloat16),
     ),
 )  # fmt: skip

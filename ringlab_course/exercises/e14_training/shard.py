@@ -35,7 +35,7 @@ def labels_of(tokens: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.nda
 
 
 def labels_after_the_cut(tokens: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Return the labels of whoever cuts first: the token after it in the shard."""
+    """Return the labels that come of cutting first: the token after each in the shard."""
     return np.where(counts[:, own], shifted(tokens[:, own]), IGNORE)
 
 
@@ -80,11 +80,12 @@ def _cases(
     subject: Any, rng: np.random.Generator, made: Iterable[Layout], rows: int, share: float
 ) -> Iterator[Answered]:
     for layout in made:
-        tokens = torch.from_numpy(rng.permutation(rows * layout.S).reshape(rows, layout.S))
+        numbers = rng.permutation(rows * layout.S) + rng.integers(100_000)  # no token comes twice
+        tokens = torch.tensor(numbers.tolist()).view(rows, layout.S)
         counts = torch.from_numpy(rng.random((rows, layout.S)) < share)
         counts[:, -1] = True
         for rank in range(layout.P):
-            own = torch.from_numpy(layout.positions(rank))
+            own = torch.tensor(layout.positions(rank).tolist(), dtype=torch.int64)
             inputs = tokens, counts, own
             answer = subject.call(*inputs)
             truth = _imitation()(*inputs)
@@ -116,9 +117,9 @@ STAGE = Stage(
     function="shard_batch",
     title="A shard of the batch",
     hints=(
-        "Whose token is the successor of the last token of your first chunk? Can you look it up once the sequence is cut?",
-        "Make the labels of the whole batch: −100 everywhere, then all but the last column is the next column of tokens, then −100 where counts is False. "
-        "Then take the columns `own` of tokens and labels. Which positions do they have?",
+        "Which rank holds the token after the last one of your first chunk? Can you look it up once the sequence is cut?",
+        "Make the labels of the whole batch first: the next token, and −100 in the last column and where `counts` is False. "
+        "Then take the columns `own` of tokens and labels. Which positions do these have?",
         r"$\ell_t = x_{t+1}$ if $t < S-1$ and $c_t$, else $-100$; then rank $r$ takes $t \in \mathrm{own}_r$",
     ),
     misconceptions=MISTAKES,

@@ -44,7 +44,8 @@ class Problem:
     @property
     def owned(self) -> list[Tensor]:
         """Return the global positions of each rank's tokens."""
-        return [torch.from_numpy(self.layout.positions(rank)) for rank in range(self.layout.P)]
+        every = (self.layout.positions(rank).tolist() for rank in range(self.layout.P))
+        return [torch.tensor(own, dtype=torch.int64) for own in every]
 
 
 def problem(
@@ -176,9 +177,13 @@ def _read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
 
 def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
     for given in cases:
-        for rank, answer in enumerate(_run(subject, given).results):
-            text = f"{given.text}: rank {rank}"
-            yield Answered(_read(answer, given), RIGHT(rank, given), BOUND, (rank, given), NAMES, text)
+        yield from _of_run(_run(subject, given).results, given)
+
+
+def _of_run(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    for rank, answer in enumerate(results):
+        text = f"{given.text}: rank {rank}"
+        yield Answered(_read(answer, given), RIGHT(rank, given), BOUND, (rank, given), NAMES, text)
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
@@ -205,10 +210,12 @@ def _check_float32(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_shared(subject: Any, rng: np.random.Generator) -> None:
-    """Attention over a shared sequence sends K and V to the others; who computes alone need not."""
+    """Attention over a shared sequence sends K and V to the others; a rank that computes everything need not."""
     for P in (2, 3):
         given = problem(rng, layouts.zigzag(12 * P, P))
-        trace = _run(subject, given).trace
+        run = _run(subject, given)
+        compare_all(_of_run(run.results, given), MISTAKES)
+        trace = run.trace
         for rank in range(P):
             needed = 2 * given.tokens.shape[0] * len(given.owned[rank]) * WIDTH * 8
             sent = sum(
@@ -226,9 +233,10 @@ STAGE = Stage(
     kind="ring",
     helpers=("shard_batch", "loss_share", "sum_gradients"),
     hints=(
-        "On one process a step is five lines: labels, logits, loss, gradients, update. Which of them become different when a rank has some tokens only?",
-        "shard_batch; copies of the weights that require gradients; decoder on the shard; loss_share; torch.autograd.grad; sum_gradients; subtract rate times "
-        "them. The loss to return is the all_reduce of the shares, detached.",
+        "On one process a step is five lines: labels, logits, loss, gradients, update. Which of them change if a rank has only "
+        "some of the tokens?",
+        "Use the three functions above, in order, with the decoder between the first two and torch.autograd.grad between the last "
+        "two, on copies of the weights. Which of your numbers is still a share?",
         r"$w \leftarrow w - \eta \sum_r \nabla_w\,\mathrm{share}_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
     ),
     misconceptions=MISTAKES,

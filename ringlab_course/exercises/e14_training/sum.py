@@ -22,6 +22,7 @@ mistake = mistakes_of("14.sum")
 
 ROUNDED = 2.0**-4
 """An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
+BOUND = 16 * float(np.finfo(np.float32).eps)
 SHAPES = ((3, 2), (4,), (2, 2, 2), (1,))
 NAMES = tuple(f"gradient {number}" for number in range(len(SHAPES)))
 Gradients = list[torch.Tensor | None]
@@ -64,13 +65,16 @@ def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Probl
     return Problem(weights, gradients, f"P={P}{', some gradients None' if missing else ''}")
 
 
-def _narrow(P: int = 8) -> Problem:
-    """bfloat16: 256 on the first rank, −64 on the last, 1 on all others; in bfloat16 256 + 1 is 256, six times."""
-    weights = [torch.ones(shape, dtype=torch.bfloat16) for shape in SHAPES]
-    sizes = [256.0, *[1.0] * (P - 2), -64.0]
+def _narrow(rng: np.random.Generator, P: int = 8) -> Problem:
+    """bfloat16: 256 on the first rank, −64 on the last, 1 on all others, in a drawn unit; in bfloat16 256 + 1 is 256."""
+    weights = [random(rng, *shape).bfloat16() for shape in SHAPES]
+    unit = 2.0 ** rng.integers(-30, 30)
+    sizes = [256 * unit, *[unit] * (P - 2), -64 * unit]
     gradients = [[torch.full_like(x, size) for x in weights] for size in sizes]
     return Problem(
-        weights, gradients, f"P={P}, bfloat16: 256 on rank 0, −64 on rank {P - 1}, 1 on all others"
+        weights,
+        gradients,
+        f"P={P}, bfloat16, in units of {unit:g}: 256 on rank 0, −64 on rank {P - 1}, else 1",
     )
 
 
@@ -110,21 +114,25 @@ def _run(subject: Any, given: Problem) -> Any:
 
 def _answers(subject: Any, cases: Sequence[Problem], bound: float) -> Iterator[Answered]:
     for given in cases:
-        truth = given.folded(sum)
-        for rank, answer in enumerate(_run(subject, given).results):
-            parts = expect_tuple(answer, NAMES)
-            got = tuple(
-                expect_array(part, right.shape, name=name)
-                for name, part, right in zip(NAMES, parts, truth, strict=True)
-            )
-            for part, weight in zip(parts, given.weights, strict=True):
-                if str(part.dtype).removeprefix("torch.") != str(weight.dtype).removeprefix("torch."):
-                    raise NAMED["another_dtype"].failure(f"{given.text}: {part.dtype} for {weight.dtype}")
-            yield Answered(got, truth, bound, (rank, given), NAMES, f"{given.text}: rank {rank}")
+        yield from _of_run(_run(subject, given).results, given, bound)
+
+
+def _of_run(results: Sequence[Any], given: Problem, bound: float) -> Iterator[Answered]:
+    truth = given.folded(sum)
+    for rank, answer in enumerate(results):
+        parts = expect_tuple(answer, NAMES)
+        got = tuple(
+            expect_array(part, right.shape, name=name)
+            for name, part, right in zip(NAMES, parts, truth, strict=True)
+        )
+        for part, weight in zip(parts, given.weights, strict=True):
+            if str(part.dtype).removeprefix("torch.") != str(weight.dtype).removeprefix("torch."):
+                raise NAMED["another_dtype"].failure(f"{given.text}: {part.dtype} for {weight.dtype}")
+        yield Answered(got, truth, bound, (rank, given), NAMES, f"{given.text}: rank {rank}")
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
-    compare_all(_answers(subject, cases, 16 * float(np.finfo(np.float32).eps)), MISTAKES)
+    compare_all(_answers(subject, cases, BOUND), MISTAKES)
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -139,7 +147,9 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     """all_reduce takes P − 1 exchanges; a ring of reduce-scatter and all-gather twice as many."""
     P = 3
     given = problem(rng, P)
-    trace = _run(subject, given).trace
+    run = _run(subject, given)
+    compare_all(_of_run(run.results, given, BOUND), MISTAKES)
+    trace = run.trace
     for rank in range(P):
         if (rounds := trace.rounds(rank)) > 2 * (P - 1):
             text = f"{given.text}, {len(SHAPES)} weights: rank {rank} made {rounds} exchanges, {P - 1} are enough"
@@ -147,7 +157,7 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    answers = list(_answers(subject, [_narrow()], 2.0**-8))
+    answers = list(_answers(subject, [_narrow(rng)], 2.0**-8))
     try:
         compare_all(answers, MISTAKES)
     except Failure as failure:
@@ -163,8 +173,9 @@ STAGE = Stage(
     title="The sum of gradients",
     kind="ring",
     hints=(
-        "Your loss was divided by the number of tokens on all ranks. What, then, is left to divide by when the ranks put their gradients together?",
-        "Zeros where there is None; flatten all to one float32 vector; one all_reduce; split it to the sizes of the weights, back to their shapes and dtypes.",
+        "Each rank's loss was divided by the number of tokens on all ranks. How, then, do their gradients become one?",
+        "Replace None by zeros and join all gradients to one vector, wide enough for sums. Reduce it once. Then give each weight "
+        "its part back, in its shape and dtype.",
         r"$\nabla_w \mathcal{L} = \nabla_w \sum_r \mathrm{share}_r = \sum_r \nabla_w\, \mathrm{share}_r$",
     ),
     misconceptions=MISTAKES,
@@ -172,6 +183,6 @@ STAGE = Stage(
         Check("values", 2, "visible", "sums, the same on every rank, P = 1, 2, 3", _check_values),
         Check("none", 1, "visible", "weights that a rank's tokens did not touch", _check_none),
         Check("messages", 1, "visible", "one reduction for all weights", _check_messages, kind="cost"),
-        Check("bfloat16", 1, "stress", "bfloat16 weights: sums in float32, results in bfloat16", _check_bfloat16),
+        Check("bfloat16", 1, "visible", "bfloat16 weights: sums in float32, results in bfloat16", _check_bfloat16),
     ),
 )  # fmt: skip
