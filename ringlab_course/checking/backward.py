@@ -153,9 +153,10 @@ class Problem:
     @cached_property
     def _sizes(self) -> tuple[Gradients, float]:
         """`sizes` and `terms` of `allowed` for the whole sequence."""
-        whole = [torch.cat(xs, dim=-1 if xs is self.lses else -2) for xs in self.per_rank]
+        dout, q, k, v, out = (torch.cat(xs, dim=-2) for xs in self.per_rank[:-1])
         places = torch.cat(self.positions)
-        return sizes_of(*whole, seen(places, places, self.window))
+        mask = seen(places, places, self.window)
+        return sizes_of(dout, q, k, v, out, torch.cat(self.lses, dim=-1), mask)
 
     def bound(self, rank: int) -> float:
         """The relative error that a float32 answer of `rank` may have."""

@@ -171,7 +171,10 @@ def _prints(value: Any) -> Iterator[object]:
     elif hasattr(value, "detach"):
         import torch
 
-        yield value.shape, value.dtype, zlib.crc32(value.detach().reshape(-1).view(torch.uint8).numpy())
+        flat = (
+            value.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
+        )  # empty ones may have stride 0
+        yield value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy())
     elif hasattr(value, "dtype"):
         array = np.ascontiguousarray(value)
-        yield array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8))
+        yield array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8).data)

@@ -340,7 +340,7 @@ def _legend(drawn: Figure, axes: Any, unit: str, largest: float, by: By, P: int)
     from matplotlib.patches import Patch
 
     hatch = "xxx" if P <= MOST_OUTLINED else None
-    handles = {"computes nothing": Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch)}
+    handles: dict[str, Any] = {"computes nothing": Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch)}
     if by == "step" and P <= MOST_OUTLINED:
         handles["busiest of its step, others compute less"] = Patch(
             facecolor=PAPER, edgecolor=RED, linewidth=1.8

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringlab.errors import CourseError
 from ringlab.viz.style import INK, PAPER, QUIET, RULE, new_figure, rank_colour, styled
@@ -170,7 +170,7 @@ def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
 
     for rank in range(P):
         held = kept or rank == 0
-        look = (
+        look: dict[str, Any] = (
             {"facecolor": RULE, "edgecolor": INK}
             if held
             else {"facecolor": PAPER, "edgecolor": QUIET, "linestyle": "--"}
@@ -190,8 +190,9 @@ def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
     backward = [(first + number, rank) for number, (rank, _) in enumerate(stops)]
     for way in (forward, backward):
         for (x, y), (to_x, to_y) in pairwise(way):
-            ends = {"xytext": (x + BOX_WIDTH / 2, y), "xy": (to_x - BOX_WIDTH / 2, to_y)}
-            ax.annotate("", arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}, **ends)
+            start, end = (x + BOX_WIDTH / 2, y), (to_x - BOX_WIDTH / 2, to_y)
+            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
+            ax.annotate("", xy=end, xytext=start, arrowprops=arrow)
     ax.axvline(P - 0.25, color=QUIET, linewidth=1)
     names = [f"forward\nstep {step}" for step in range(P)] + [f"backward\nstep {n}" for n in range(P)]
     places = [*range(P), *(first + n for n in range(P))]

@@ -107,7 +107,7 @@ def grade(
             empty = replace(empty, exercise=contract.id, points=contract.points)
     except UnreadableError as error:
         return replace(empty, reason=": ".join(filter(None, (error.got, error.remedy))))
-    functions = {name: () for stage in contract.stages for name in stage.helpers}
+    functions: dict[str, Sequence[str]] = {name: () for stage in contract.stages for name in stage.helpers}
     functions |= {stage.function: stage.may_change for stage in contract.stages}
     kinds = {stage.kind for stage in contract.stages}
     ring, kernels, mesh = (kind in kinds for kind in ("ring", "kernel", "mesh"))
@@ -209,8 +209,7 @@ def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
 
 def _shortened(report: CheckReport) -> CheckReport:
     """Return the report with texts of a bounded length: they quote answers, and the book keeps them."""
-    texts = {name: getattr(report, name) for name in ("message", "counterexample")}
-    return replace(report, **{name: shown(text) for name, text in texts.items()})
+    return replace(report, message=shown(report.message), counterexample=shown(report.counterexample))
 
 
 def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:

@@ -37,7 +37,7 @@ ITEMSIZE = {
 MESSAGES = ("exchange", "received")
 """Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
 QUESTIONS = ("call", "ring")  # kinds of frames that carry arguments: only they may hold layouts
-SEQUENCES = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
+SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
 MOST_DISTINCT = 10_000  # members of a set, keys of a dict: with more, chosen hashes could collide for hours
 SPEC = {"dtype", "shape", "torch", "grad"}
 

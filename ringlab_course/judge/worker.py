@@ -72,6 +72,7 @@ def _answer(
         channel.send("ready")
         channel.expect("go")
         with _recording() as accesses:
+            answer: Any
             if frame.fields.get("examine"):  # a program of one device: JAX runs it on all of a mesh
                 from ringlab_course.mesh.examine import examine
 

@@ -35,7 +35,8 @@ def merge(a: State, b: State) -> State:
     lse = jnp.logaddexp(a[1], b[1])
     finite = jnp.where(lse == -jnp.inf, 0, lse)
     weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))
-    return sum(w * out for w, (out, _) in zip(weights, (a, b), strict=True)), lse
+    first, second = (w * out for w, (out, _) in zip(weights, (a, b), strict=True))
+    return first + second, lse
 
 
 def attend_backward(

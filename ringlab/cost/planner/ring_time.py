@@ -163,8 +163,8 @@ def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int])
     """Return the table of `ring_work`, computed by FORMULAS, for layouts that have one."""
     pieces, formula = FORMULAS[LAYOUTS[layout]]
     if P == 1:  # one rank owns the whole sequence in one piece
-        work = staircase(S, tile) if causal else S * S
-        return np.full((1, 1), work, dtype=np.int64), S
+        pairs = staircase(S, tile) if causal else S * S
+        return np.full((1, 1), pairs, dtype=np.int64), S
     piece = -(-S // (pieces * P))
     if not causal:
         return np.full((1, P), (pieces * piece) ** 2, dtype=np.int64), pieces * piece

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringlab import oracle
-from ringlab.layout import Layout
+from ringlab.layout import Layout, Run
 
 ROWS, KEYS = 32, 16
 """BLOCK_M and BLOCK_N of the exercise."""
@@ -183,7 +183,7 @@ def tables(
     return _tables(sorted(programs, key=lambda program: -sum(s[3] - s[0] for s in program[2])))
 
 
-def _runs(layout: Layout, rank: int) -> Iterator[tuple[int, object]]:
+def _runs(layout: Layout, rank: int) -> Iterator[tuple[int, Run]]:
     """Yield each run of a rank with the place of its first token in the shard."""
     place = 0
     for run in layout.runs(rank):
@@ -217,7 +217,8 @@ def _seen(band: tuple[int, int, int, int], start: int, stop: int) -> tuple[int, 
 
 
 def _tables(programs) -> tuple[np.ndarray, np.ndarray]:
-    owners, segments = [], []
+    owners: list[tuple[int, ...]] = []
+    segments: list[tuple[int, ...]] = []
     for start, stop, seen in programs:
         owners.append((start, stop, len(segments), len(segments) + len(seen)))
         segments += seen

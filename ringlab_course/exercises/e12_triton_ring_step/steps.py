@@ -70,8 +70,8 @@ def _chain(
 def _resuming(rng: np.random.Generator, rows: int, seen: int, keys: Sequence[int]) -> Chain:
     """A chain that goes on from the result over `seen` keys."""
     whole = _chain(rng, rows, (seen, *keys))
-    start = Chain(whole.q, whole.steps[:1], "").answer()
-    start = tuple(part.astype(np.float32).astype(np.float64) for part in start)
+    out, lse = Chain(whole.q, whole.steps[:1], "").answer()
+    start = tuple(part.astype(np.float32).astype(np.float64) for part in (out, lse))
     text = (
         f"{rows} queries, from OUT and LSE over {seen} keys, then blocks of {', '.join(map(str, keys))} keys"
     )
@@ -118,8 +118,9 @@ def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) ->
     for number, each in enumerate(chain.steps):
         case, result = chain.upto(number + 1), poisoned(shape)
         start = STATE if number else RESULT if chain.start else NOTHING
-        if start == RESULT:
-            result = tuple(torch.from_numpy(part.astype(np.float32)) for part in chain.start or ())
+        if start == RESULT and chain.start:
+            out, lse = (torch.from_numpy(part.astype(np.float32)) for part in chain.start)
+            result = out, lse
         arrays = [torch.from_numpy(table) for table in (each.programs, each.segments)] if by_table else []
         given = (chain.q, *each[:4], *state, *result, *arrays)
         ends = {"start": start, "last": case.ends}
