@@ -43,7 +43,7 @@ def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], 
 
     def imitate(given: Case) -> Parts:
         alone = [
-            walk(given, steps=lambda given, step=step: (step,))[0]  # type: ignore[misc]
+            walk(given, steps=lambda given, step=step: (step,))[0]
             for step in range(given.ranks)
         ]
         return of(alone), walk(given)[1]
