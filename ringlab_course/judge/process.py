@@ -88,7 +88,7 @@ class WorkerProcess:
         worker.append(self.limits.as_text() if self.limits else "")
         if self.unsafe:
             return self._run(launch(worker, self.bounds, unsafe=True), socket_fd)
-        seccomp_fd = filter_file()
+        seccomp_fd = filter_file(alone=self.arrays == "jax")  # only rings have several workers
         try:
             hidden = self.limits.hidden_paths() if self.limits else HIDDEN
             line = command(

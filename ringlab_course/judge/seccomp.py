@@ -69,8 +69,11 @@ _INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # typing on behalf o
 _CLONE3 = 435  # its flags lie behind a pointer, out of reach; the C library then takes clone
 
 
-def filter_program(machine: str = "") -> bytes | None:
-    """Return the filter for `machine`, by default this one; None where its system calls are not listed here."""
+def filter_program(machine: str = "", *, alone: bool = False) -> bytes | None:
+    """Return the filter for `machine`, by default this one; None where its system calls are not listed here.
+
+    alone: whether the submission has no other worker. It may then wake who waits at any futex, as JAX's threads do.
+    """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         return None
@@ -94,7 +97,8 @@ def filter_program(machine: str = "") -> bytes | None:
     for command in _WAITING.values():
         for flags in (0, _FUTEX_REALTIME):
             shared += [_step(_EQUAL, command | flags, 0, 1), allow]
-    steps += _for_call(_FUTEX[machine], 1, [*shared, refuse])
+    if not alone:
+        steps += _for_call(_FUTEX[machine], 1, [*shared, refuse])
     steps += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
     steps += [_step(_EQUAL, _CLONE[machine], 0, 3), _step(_LOAD, _FIRST_ARGUMENT)]
     steps += [_step(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, _step(_RETURN, _ALLOW)]
@@ -123,9 +127,12 @@ def forbid_programs() -> None:
         raise OSError(ctypes.get_errno(), "no filter of system calls could be set")
 
 
-def filter_file() -> int | None:
-    """Return a descriptor of a file that holds this machine's filter, to be closed by the caller; None without."""
-    program = filter_program()
+def filter_file(*, alone: bool) -> int | None:
+    """Return a descriptor of a file that holds this machine's filter, to be closed by the caller; None without.
+
+    alone: as for `filter_program`.
+    """
+    program = filter_program(alone=alone)
     if program is None:
         return None
     descriptor = os.memfd_create("seccomp")

@@ -170,9 +170,10 @@ def test_threads_can_be_begun_and_processes_cannot(look) -> None:
     assert look("begin_processes") == ["thread"]
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filters_jumps_stay_inside_it(machine) -> None:
-    program = seccomp.filter_program(machine)
+def test_the_filters_jumps_stay_inside_it(machine, alone) -> None:
+    program = seccomp.filter_program(machine, alone=alone)
     steps = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
     assert steps[-1][0] == seccomp._RETURN
     assert all(
