@@ -124,6 +124,13 @@ def graded_cells_are_checked(notebook: NotebookNode, kind: str) -> list[str]:
     return problems
 
 
+def check_and_hint_are_imported(notebook: NotebookNode, kind: str) -> list[str]:
+    """Every call that an exercise tells its reader to make works: its first cell imports `check` and `hint`."""
+    imported = {name for _, cell in _code(notebook) for name in _imported(cell.source)}
+    missing = [name for name in ("check", "hint") if name not in imported]
+    return [f"does not import {' and '.join(missing)}"] if kind == "exercise" and missing else []
+
+
 RULES: tuple[Rule, ...] = (
     cell_length,
     no_path_tricks,
@@ -135,6 +142,7 @@ RULES: tuple[Rule, ...] = (
     prose_length,
     figures_have_alt_text,
     graded_cells_are_checked,
+    check_and_hint_are_imported,
 )
 
 
@@ -147,8 +155,14 @@ def _named(number: int, cell: Any) -> str:
 
 
 def _imports(source: str) -> bool:
+    return bool(_imported(source))
+
+
+def _imported(source: str) -> list[str]:
+    """Return the names that the top level of a cell imports."""
     try:
         body = ast.parse(source).body
     except SyntaxError:  # a magic; `no_installs` looks at those
-        return False
-    return any(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in body)
+        return []
+    imports = [statement for statement in body if isinstance(statement, (ast.Import, ast.ImportFrom))]
+    return [name.asname or name.name for statement in imports for name in statement.names]

@@ -82,7 +82,11 @@ def progress() -> None:
     current = next(reversed(checks or hints or grades or {"": {}})).partition(".")[0]
     rows: list[tuple[str, ...]] = [("exercise", "status", "visible points", "hints", "grade")]
     for exercise_id in exercise_ids():
-        exercise = load_exercise(exercise_id)
+        try:
+            exercise = load_exercise(exercise_id)
+        except Exception as error:  # one damaged exercise must not hide the others
+            rows.append((exercise_id, f"cannot be loaded: {type(error).__name__}", "–", "–", "–"))
+            continue
         rows.append(_exercise_row(exercise, checks, hints, grades))
         if exercise_id == current:
             rows += [_stage_row(stage, checks, hints, grades) for stage in exercise.stages]

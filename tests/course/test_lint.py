@@ -38,7 +38,7 @@ def good(kind="lesson"):
     )
     notebook.cells = [
         new.new_markdown_cell(HEADER),
-        new.new_code_cell("import numpy as np\nfrom ringlab import oracle"),
+        new.new_code_cell("import numpy as np\nfrom ringlab_course import check, hint"),
         new.new_markdown_cell("word " * 1_600),
         new.new_code_cell("show(figure)", outputs=[picture]),
         new.new_code_cell("def double(x):\n    return 2 * x", metadata={"grade": "91.double"}),
@@ -72,7 +72,10 @@ MUTANTS = {
     "prose_length": text(2, "too short"),
     "figures_have_alt_text": lambda n: n.cells[3].outputs[0].update(metadata={}),
     "graded_cells_are_checked": text(5, 'check("91.other")'),
+    "check_and_hint_are_imported": text(1, "import numpy as np\nfrom ringlab_course import check"),
 }
+KIND = {"check_and_hint_are_imported": "exercise"}
+"""The kind of notebook that a rule is for, where it is not a lesson."""
 
 
 def test_every_rule_has_its_mutant():
@@ -81,10 +84,11 @@ def test_every_rule_has_its_mutant():
 
 @pytest.mark.parametrize("rule", lint.RULES, ids=lambda rule: rule.__name__)
 def test_a_rule_finds_its_mutant_and_no_other_rule_does(rule):
-    notebook = good()
+    kind = KIND.get(rule.__name__, "lesson")
+    notebook = good(kind)
     MUTANTS[rule.__name__](notebook)
-    assert rule(notebook, "lesson") != []
-    assert lint.lint(notebook) == rule(notebook, "lesson")
+    assert rule(notebook, kind) != []
+    assert lint.lint(notebook) == rule(notebook, kind)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,20 @@ def test_a_guess_is_kept_once_and_compared(capsys, file):
     assert file.get("predictions", "91.n") == {"guess": 2.0, "measured": 4.0, "locked": True}
 
 
+def test_progress_shows_the_other_exercises_where_one_cannot_be_imported(capsys, monkeypatch):
+    def load(exercise_id):
+        if exercise_id == "92":
+            raise ImportError("half an edit")
+        return Exercise("91", "91_small", "Small", (STAGE,))
+
+    monkeypatch.setattr(notebook, "load_exercise", load)
+    monkeypatch.setattr(notebook, "exercise_ids", lambda: ("92", "91"))
+    progress()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[0] == "92" and "cannot be loaded: ImportError" in shown[1]
+    assert shown[2].startswith("91  Small")
+
+
 def test_after_the_measurement_it_is_too_late_to_guess(capsys, file):
     compare("91.n", 4)
     predict("91.n", "How many?", answer=4)

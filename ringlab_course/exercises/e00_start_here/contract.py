@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from ringlab_course.checking.answers import compare_with, expect_array
 from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.subject import Subject
 from ringlab_course.checking.wrong_answers import mistakes_of
@@ -155,13 +157,29 @@ def _same_again(xs: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([x + (len(xs) - 1) * xs[rank - 1] for rank, x in enumerate(xs)])
 
 
+def _shifts(number: int) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    """Return the sum after `number` shifts, whatever the number of ranks."""
+    return lambda xs: np.stack(
+        [sum(xs[(rank - step) % len(xs)] for step in range(number + 1)) for rank in range(len(xs))]
+    )
+
+
 FORWARDS_THE_TOTAL = mistake("forwards_the_total", _forwards_the_total)
 OWN_TWICE = mistake("own_twice", _own_twice)
 OWN_NEVER = mistake("own_never", _own_never)
 NEIGHBOUR_ONLY = mistake("neighbour_only", _neighbour_only)
 SAME_AGAIN = mistake("same_again", _same_again)
 ONE_SHIFT_TOO_MANY = mistake("one_shift_too_many")
-RING_MISTAKES = (NEIGHBOUR_ONLY, SAME_AGAIN, FORWARDS_THE_TOTAL, OWN_TWICE, OWN_NEVER)
+FIXED_NUMBER = mistake("fixed_number_of_shifts", _shifts(3))
+RING_MISTAKES = (
+    NEIGHBOUR_ONLY,
+    SAME_AGAIN,
+    FORWARDS_THE_TOTAL,
+    OWN_TWICE,
+    OWN_NEVER,
+    FIXED_NUMBER,
+    *(replace(FIXED_NUMBER, name=f"{n}_shifts_always", imitate=_shifts(n)) for n in (2, 4, 7)),
+)
 
 
 def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
@@ -171,31 +189,27 @@ def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
 
 
 def _check_sum(subject: Subject, rng: np.random.Generator, world_sizes: Sequence[int]) -> None:
-    for P in world_sizes:
-        xs = _values(rng, P)
-        _expect_sum(_run_sum(subject, xs), xs)
+    answered = (_answered(subject, _values(rng, P)) for P in world_sizes)
+    compare_all(answered, RING_MISTAKES)
 
 
 def _values(rng: np.random.Generator, P: int) -> list[np.ndarray]:
     return [np.round(rng.normal(size=(1, 2)), 2) for _ in range(P)]
 
 
-def _expect_sum(outcome: Any, xs: Sequence[np.ndarray]) -> None:
+def _answered(subject: Subject, xs: Sequence[np.ndarray]) -> Answered:
+    return _summed(_run_sum(subject, xs), xs)
+
+
+def _summed(outcome: Any, xs: Sequence[np.ndarray]) -> Answered:
     parts = [expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(outcome.results)]
     values = ", ".join(f"rank {rank}: {x.ravel()[0]:g} …" for rank, x in enumerate(xs))
-    compare_with(
-        np.stack(parts),
-        ring_sum(xs),
-        bound=1e-12,
-        misconceptions=RING_MISTAKES,
-        inputs=(xs,),
-        names=("the sum",),
-        case=f"P={len(xs)}; the values are {values}",
-    )
+    case = f"P={len(xs)}; the values are {values}"
+    return Answered(np.stack(parts), ring_sum(xs), 1e-12, (xs,), ("the sum",), case)
 
 
 def check_sum(subject: Subject, rng: np.random.Generator) -> None:
-    """Three ranks agree on the sum."""
+    """All ranks agree on the sum."""
     _check_sum(subject, rng, (3, 4))
 
 
@@ -209,7 +223,10 @@ def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
     for P in (3, 5):
         xs = _values(rng, P)
         outcome = _run_sum(subject, xs)
-        _expect_sum(outcome, xs)
+        try:
+            compare_all([_summed(outcome, xs)], ())
+        except Failure as failure:
+            raise Failure("The shifts count once the sum is right.", failure.counterexample) from None
         rounds = outcome.trace.rounds(0)
         if rounds == P:
             raise ONE_SHIFT_TOO_MANY.failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
@@ -233,7 +250,7 @@ EXERCISE = Exercise(
             hints=(
                 "Which module describes the running interpreter, and which attribute of torch holds its version?",
                 "`sys.version_info` is a tuple with five entries. You need the first two.",
-                "$\\{\\text{python}: (\\text{major}, \\text{minor}),\\ \\text{torch}: \\text{version}\\}$",
+                '`{"python": (sys.version_info.major, …), "torch": …}`',
             ),
             misconceptions=(WHOLE_VERSION, VERSION_AS_TEXT, ANOTHER_PACKAGE, NO_DICT),
         ),

@@ -8,19 +8,23 @@
 #
 # Write a function, run its cell, then run the `check` below it. It may fail as often as you like. When you are
 # stuck, put `hint("00.axes")` into a new cell. There are up to three hints, and each one says more than the one before.
+# If a cell does not end, choose Kernel, Interrupt Kernel in the menu: your loop probably waits for something that
+# never becomes true.
+#
+# **Not allowed:** changing the arguments of a function. All of Python, NumPy and torch is yours to use.
 
 # %%
 import sys
 
 import torch
 
-from ringlab_course import check
+from ringlab_course import check, hint
 
 # %% [markdown]
 # ## 1. What runs here?
 #
 # Return a dict with two entries: `python` is the version of the running Python as the pair (major, minor), and
-# `torch` is the version of torch as a string. Let the program find out both; do not type them in.
+# `torch` is the version of torch as a string. Let the program find out both.
 
 
 # %% grade="00.environment"

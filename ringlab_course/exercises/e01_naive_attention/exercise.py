@@ -12,7 +12,7 @@
 # | 01.grouped | `grouped_attention` | which query heads share which key/value head, no copies |
 #
 # Arrays are float32 and (B, H, L, D). **Allowed** in all four functions: NumPy, and your own functions. **Not allowed:**
-# torch, jax, scipy, and ringlab's own attention. Do not write into the arguments.
+# torch, jax, scipy, ringlab's own attention, and changing the arguments.
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("01.softmax")` shows a
 # question, then a direction, then a line of mathematics.
@@ -21,7 +21,7 @@
 import numpy as np
 
 from ringlab import oracle
-from ringlab_course import check, progress
+from ringlab_course import check, hint, progress
 
 # %% [markdown]
 # ## 01.softmax · Softmax that cannot overflow
@@ -115,7 +115,7 @@ check("01.attention")
 # %% grade="01.grouped"
 def grouped_attention(q, k, v, mask=None):
     """Return (out, lse) of attention with fewer key/value heads than query heads."""
-    # BEGIN SOLUTION out and lse, without a copy of k and v for every query head
+    # BEGIN SOLUTION out and lse, without copying k and v for every head
     B, H, Lq, D = q.shape
     K = k.shape[1]
     out, lse = attention(q.reshape(B, K, H // K, Lq, D), k[:, :, None], v[:, :, None], mask)

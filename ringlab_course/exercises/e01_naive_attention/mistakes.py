@@ -63,6 +63,10 @@ def _one_maximum(scores: np.ndarray) -> Pair:
     return powers / total, (np.log(total) + top)[..., 0]
 
 
+def _one_maximum_guarded(scores: np.ndarray) -> Pair:
+    return _divide(np.exp(scores - scores.max()), scores.max())
+
+
 def _nan_row(scores: np.ndarray) -> Pair:
     top = scores.max(-1, keepdims=True)
     powers = np.exp(scores - top)
@@ -166,6 +170,7 @@ SOFTMAX = (
     mistake("zero_by_zero", _zero_by_zero),
     mistake("no_maximum", _no_maximum),
     mistake("one_maximum_for_all", _one_maximum),
+    mistake("one_maximum_guarded", _one_maximum_guarded),
     mistake("masked_row_is_nan", _nan_row),
     mistake("masked_row_is_uniform", _uniform_row),
     mistake("adds_to_the_sum", _added_to_the_sum(1e-9)),
@@ -197,6 +202,10 @@ WINDOW = (
     mistake(
         "window_to_both_sides",
         lambda queries, keys, window: (np.abs(keys - queries[:, None]) < window).astype(float),
+    ),
+    mistake(
+        "window_by_index",
+        lambda queries, keys, window: _within(np.arange(len(queries)), np.arange(len(keys)), window),
     ),
 )
 
