@@ -41,7 +41,8 @@ def check_worked(subject: Subject, rng: np.random.Generator) -> None:
     shift = round(float(rng.uniform(-9, 9)), 2)
     scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
     example = (
-        f"scores [2, 1] with values [10, 20], merged with score [3] and value [30], all scores plus {shift:g}"
+        "scores [2, 1] with values [10, 20], merged with score [3] and value [30]; all scores are shifted by "
+        f"{shift:g}, so that out is as in the lesson and lse is {abs(shift):g} {'more' if shift > 0 else 'less'}"
     )
     cases = [
         _merge_case(subject, _parts(scores, values, (2,)), _truth(scores, values), example),
@@ -160,7 +161,7 @@ def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_stream_small(subject: Subject, rng: np.random.Generator) -> None:
     """Out and lse, whatever the block."""
-    for L, S, D, block in ((1, 2, 2, 1), (2, 4, 2, 2), (4, 12, 8, 3)):
+    for L, S, D, block in ((1, 3, 4, 2), (2, 4, 5, 1), (4, 12, 8, 3)):
         _compare_stream(subject, rng, L, S, D, block)
 
 
@@ -172,14 +173,14 @@ def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
     """One block of scores at a time: what is held beside q, k and v does not depend on the number of keys."""
-    D = 4
-    for L, block, sizes, mistake in (
-        (256, 256, (256, 1024, 4096), "whole_row_at_once"),
-        (2048, 8, (128, 512, 2048), "grows_with_the_keys"),
+    for L, D, block, dtype, sizes, mistake in (
+        (256, 4, 256, torch.float32, (256, 1024, 4096), "whole_row_at_once"),
+        (2048, 4, 8, torch.float32, (128, 512, 2048), "grows_with_the_keys"),
+        (4, 64, 512, torch.bfloat16, (2048, 8192, 32768), "converts_everything"),
     ):
 
-        def peak(S: int, L: int = L, block: int = block) -> int:
-            q, k, v = (_normal(rng, n, D) for n in (L, S, S))
+        def peak(S: int, L: int = L, D: int = D, block: int = block, dtype: torch.dtype = dtype) -> int:
+            q, k, v = (_normal(rng, n, D).to(dtype) for n in (L, S, S))
             measured = subject.measure(q, k, v, block)
             _expect_stream(measured.answer, q, k, v, block)
             return measured.peak_bytes
@@ -187,7 +188,7 @@ def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
         growth = grown(sizes, peak, order=0)
         if growth.faster_than(0):
             one = L * block * 4 / 2**20
-            example = f"L={L}, block={block}, one block of scores is {one:.2f} MiB; {growth}"
+            example = f"{_dtype(dtype)} inputs, L={L}, D={D}, block={block}, one block of scores is {one:.2f} MiB; {growth}"
             raise _named(mistakes.STREAM, mistake).failure(example)
 
 
@@ -356,7 +357,7 @@ def _compare_stream(
 
 def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
     truth, D = _attention_truth(q, k, v), q.shape[-1]
-    size = 2 * float((q.abs() @ k.abs().T).max()) * D**-0.5
+    size = 2 * float((q.float().abs() @ k.float().abs().T).max()) * D**-0.5
     compare_with(
         answer,
         truth,
@@ -366,6 +367,10 @@ def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> 
         names=NAMES,
         case=f"L={len(q)}, S={len(k)}, D={D}, block={block}",
     )
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _named(known: tuple[Misconception, ...], name: str) -> Misconception:

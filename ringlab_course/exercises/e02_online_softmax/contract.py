@@ -84,6 +84,7 @@ STREAM = Stage(
     checks=(
         Check("small", 2, "visible", "out and lse, whatever the block", checks.check_stream_small),
         Check("ragged", 1, "visible", "a last block that is shorter", checks.check_stream_ragged),
+        Check("bf16", 2, "visible", "bfloat16 in, float32 state", checks.check_stream_bf16),
         Check(
             "memory",
             2,
@@ -92,7 +93,6 @@ STREAM = Stage(
             checks.check_stream_memory,
             kind="cost",
         ),
-        Check("bf16", 2, "visible", "bfloat16 in, float32 state", checks.check_stream_bf16),
         Check("sharp", 1, "stress", "large scores", checks.check_stream_sharp),
         Check("any", 2, "held-out", "other lengths and blocks", checks.check_stream_any),
     ),

@@ -11,8 +11,8 @@
 # | 02.stream | `streaming_attention` | values, a short last block, memory, bfloat16 inputs, large scores |
 #
 # **Allowed** in all three functions: torch without its attention (torch.softmax and torch.logsumexp are fine), NumPy, and your
-# own functions. **Not allowed:** `scaled_dot_product_attention` and its relatives, and ringlab's merge and attention. Do not
-# write into the arguments.
+# own functions. **Not allowed:** `scaled_dot_product_attention` and its relatives, ringlab's merge and attention, and changing
+# the arguments, except where a task allows it.
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("02.merge")` shows a
 # question, then a direction, then a line of mathematics.
@@ -60,6 +60,7 @@ check("02.merge")
 #
 # - `acc` is not divided by anything; the division comes at the end.
 # - Hidden keys have the score −inf. A row may see no key of this block and none of the blocks before. Nothing is NaN then.
+# - You may overwrite `maximum`, `total` and `acc`, as kernels do: nobody needs the old state any more.
 
 
 # %% grade="02.update"
@@ -83,7 +84,8 @@ check("02.update")
 # `q` is (L, D), `k` and `v` are (S, D). Every query sees every key, and scores are divided by √D. Take `block` keys at a time
 # (the last block may be shorter) and return `(out, lse)`, (L, D) and (L).
 #
-# - Hold the scores of one block and the state of the queries. Nothing that you hold may grow with S.
+# - Hold the scores of one block and the state of the queries. Nothing that you hold may grow with S, and a copy of all
+#   keys or values does.
 # - q, k and v may be bfloat16. Compute in float32 and return float32.
 #
 # You may use your `update` or your `merge`.

@@ -65,6 +65,10 @@ def _maximum_for_lse(outs: Tensor, lses: Tensor) -> Pair:
     return _empty_twice(outs, lses)[0], lses.amax(0)
 
 
+def _lses_added(outs: Tensor, lses: Tensor) -> Pair:
+    return _empty_twice(outs, lses)[0], lses.sum(0)
+
+
 def _over_queries(outs: Tensor, lses: Tensor) -> Pair:
     return _weighted(outs, lses.softmax(-1)), lses.logsumexp(0)
 
@@ -126,6 +130,19 @@ def _only_total(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, val
     return new, total * torch.exp(maximum - new) + fresh, acc + mass
 
 
+def _only_acc(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> State:
+    new, fresh, mass = _block(maximum, scores, values)
+    return new, total + fresh, acc * torch.exp(maximum - new)[:, None] + mass
+
+
+def _upside_down_from_nothing(
+    maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
+) -> State:
+    new, fresh, mass = _block(maximum, scores, values)
+    factor = torch.exp(new - maximum)
+    return new, total * factor + fresh, acc * factor[:, None] + mass
+
+
 def _upside_down(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> State:
     new, fresh, mass = _block(maximum, scores, values)
     factor = torch.where(maximum == -math.inf, 0.0, torch.exp(new - maximum))
@@ -178,6 +195,11 @@ def _undivided(q: Tensor, k: Tensor, v: Tensor, block: int) -> Pair:
     return out * torch.exp(lse - scores.amax(-1))[:, None], lse
 
 
+def _bare_lse(q: Tensor, k: Tensor, v: Tensor, block: int) -> Pair:
+    out, lse = stream(q, k, v, block)
+    return out, lse - (q.float() @ k.float().T * q.shape[-1] ** -0.5).amax(-1)
+
+
 def _dropped(q: Tensor, k: Tensor, v: Tensor, block: int) -> Pair:
     whole = len(k) // block * block
     return stream(q, k[:whole], v[:whole], block)
@@ -189,6 +211,7 @@ MERGE = (
     mistake("weights_swapped", _swapped),
     mistake("winner_takes_all", _winner),
     mistake("lse_is_the_maximum", _maximum_for_lse),
+    mistake("lses_added", _lses_added),
     mistake("softmax_over_queries", _over_queries),
     mistake("no_last_axis", no_last_axis),
     mistake("empty_twice", _empty_twice),
@@ -204,7 +227,9 @@ UPDATE = (
     mistake("rows_share_a_maximum", _shared_maximum),
     mistake("never_rescales", _no_rescale),
     mistake("acc_not_rescaled", _only_total),
+    mistake("total_not_rescaled", _only_acc),
     mistake("rescales_upside_down", _upside_down),
+    mistake("upside_down_from_nothing", _upside_down_from_nothing),
     mistake("maximum_of_the_block", _block_maximum),
     mistake("block_against_its_own", _own_maximum),
     mistake("normalises_acc", _normalised),
@@ -215,8 +240,11 @@ STREAM = (
     mistake("never_divides", _undivided),
     mistake("drops_the_last_block", _dropped),
     mistake("no_scale", lambda q, k, v, block: stream(q * q.shape[-1] ** 0.5, k, v, block)),
+    mistake("scale_by_block", lambda q, k, v, block: stream(q * (q.shape[-1] / block) ** 0.5, k, v, block)),
+    mistake("bare_lse", _bare_lse),
     mistake("scores_not_stable", lambda q, k, v, block: _blocks(q, k, v, block, _unprotected)),
     mistake("streams_in_bf16"),
     mistake("whole_row_at_once"),
     mistake("grows_with_the_keys"),
+    mistake("converts_everything"),
 )

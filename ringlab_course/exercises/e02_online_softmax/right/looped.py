@@ -30,11 +30,12 @@ def update(maximum, total, acc, scores, values):
 
 
 def streaming_attention(q, k, v, block):
-    q, k, v = q.double(), k.double(), v.double()
+    q = q.double()
     out, lse = torch.zeros_like(q), torch.full(q.shape[:1], -math.inf).double()
     for start in range(0, len(k), block):
-        scores = q @ k[start : start + block].T / q.shape[-1] ** 0.5
+        keys, values = (x[start : start + block].double() for x in (k, v))
+        scores = q @ keys.T / q.shape[-1] ** 0.5
         part = torch.logsumexp(scores, -1)
-        new = torch.exp(scores - part[:, None]) @ v[start : start + block]
+        new = torch.exp(scores - part[:, None]) @ values
         out, lse = merge(torch.stack([out, new]), torch.stack([lse, part]))
     return out, lse

@@ -18,11 +18,10 @@ def update(maximum, total, acc, scores, values):
 
 
 def streaming_attention(q, k, v, block):
-    q, k, v = q.float(), k.float(), v.float()
     L, D = q.shape
     state = torch.full((L,), -math.inf), torch.zeros(L), torch.zeros(L, D)
     for start in range(0, len(k), block):
-        scores = q @ k[start : start + block].T / math.sqrt(D)
-        state = update(*state, scores, v[start : start + block])
+        keys, values = k[start : start + block].float(), v[start : start + block].float()
+        state = update(*state, q.float() @ keys.T / math.sqrt(D), values)
     maximum, total, acc = state
     return acc / total[:, None], maximum + torch.log(total)
