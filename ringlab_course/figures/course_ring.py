@@ -15,7 +15,6 @@ from ringlab.viz.style import (
     PAPER,
     PURPLE,
     QUIET,
-    RULE,
     as_html,
     new_figure,
     show,
@@ -40,19 +39,20 @@ def course_ring(selected: str = "05") -> None:
 
 
 def draw_course(selected: str = "05") -> Figure:
-    """Return the ring with `selected` and the lessons it needs, directly or not, pointed out."""
+    """Return the ring with `selected` and the lessons it needs, directly or not, and those that need it next."""
     needed = all_needs(selected)
     with styled():
         figure = new_figure((8.4, 6.6))
         axes = figure.subplots()
         axes.set_axis_off()
         axes.set(xlim=(-2.0, 2.0), ylim=(-1.72, 1.5), aspect="equal")
-        title = f"All lessons of the course, and the way to lesson {selected}"
+        title = f"The way to lesson {selected}, and the lessons that need it next"
         axes.text(-1.95, 1.42, title, va="center", fontsize=11.5, weight="bold", color=INK)
         for item in LESSONS:
             for source in item.needs:
                 is_path = item.id in (*needed, selected) and source in needed
-                _chord(axes, source, item.id, is_path=is_path)
+                if is_path or source == selected:
+                    _chord(axes, source, item.id, is_path=is_path)
         for item in LESSONS:
             _node(axes, item, is_near=item.id in needed or item.id == selected, is_centre=item.id == selected)
         _legend(axes, selected)
@@ -109,7 +109,7 @@ def _short(title: str) -> str:
 
 def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
     style = {
-        "arrowstyle": "-|>", "color": INK if is_path else RULE, "linewidth": 1.8 if is_path else 0.8,
+        "arrowstyle": "-|>", "color": INK if is_path else QUIET, "linewidth": 1.8 if is_path else 1.2,
         "shrinkA": 13, "shrinkB": 13, "connectionstyle": "arc3,rad=0.25",
     }  # fmt: skip
     axes.annotate("", xy=_place(target), xytext=_place(source), arrowprops=style, zorder=2 if is_path else 1)
@@ -121,7 +121,7 @@ def _legend(axes: Axes, selected: str) -> None:
         axes.text(x + 0.07, -1.44, part, va="center", fontsize=9.5, color=INK)
     axes.text(
         -1.95, -1.62,
-        f"An arrow leads from a lesson to one that needs it. Dark arrows, bold names: what {selected} needs.",
+        f"Dark arrows, bold names: what {selected} needs. Grey arrows: lessons that need {selected} next.",
         va="center", fontsize=9.5, color=QUIET,
     )  # fmt: skip
 

@@ -96,6 +96,7 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
         ("k and v", ":", "k and v together: ∝ S"),
     ):
         ax.plot(tokens, [layer.ledger(n)[name] for n in tokens], style, color=COLOURS[name], label=label)
+    ax.plot(tokens, [sum(layer.ledger(n).values()) for n in tokens], color=QUIET, label="all five together")
     ax.axhline(memory, color=INK, linewidth=1.2)
     ax.text(tokens[0], memory * 1.4, f"one device: {readable(memory)}", ha="left", color=INK, fontsize=9)
     full = layer.largest_sequence(memory)
@@ -104,28 +105,35 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([2**power for power in POWERS[::4]], [thousands(2**power) for power in POWERS[::4]])
-    ax.set(title="Bytes of one attention layer", xlabel="S (tokens)", ylabel="bytes")
+    ax.set(
+        title="Bytes of one attention layer", xlabel="S (tokens), logarithmic", ylabel="bytes, logarithmic"
+    )
     ax.set_ylim(top=layer.ledger(tokens[-1])["scores"] * 10)
     ax.yaxis.set_major_formatter(lambda value, _: readable(value))
 
 
 def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
-    """The ledger of one S as bars of a logarithmic length, and what one device holds."""
+    """The ledger of one S as bars from zero, and what one device holds where that is within the axis."""
+    from matplotlib.ticker import MaxNLocator
+
     books = layer.ledger(S)
+    right = 1.35 * max(books.values())
     for row, (name, count) in enumerate(books.items()):
         ax.barh(row, count, color=COLOURS[name], hatch="//" if count > memory else "", edgecolor="white")
-        ax.text(count * 1.3, row, readable(count), va="center", fontsize=9)
-    ax.axvline(memory, color=INK, linewidth=1.2)
-    ax.set_xscale("log")
-    ax.set_xticks([1000**n for n in range(1, 7)])
-    ax.minorticks_off()
-    ax.set_xlim(left=min(books.values()) / 10, right=max(max(books.values()), memory) * 1e3)
+        past = memory if count < memory < right else count  # the black line must not cross the words
+        ax.text(past + 0.02 * right, row, readable(count), va="center", fontsize=9)
+    if memory < right:
+        ax.axvline(memory, color=INK, linewidth=1.2)
+    place = "black line" if memory < right else "beyond this axis"
+    ax.set_xlim(0, right)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(lambda value, _: readable(value))
     ax.set_yticks(range(len(books)), list(books))
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
-    ax.tick_params(axis="x", labelsize=8.5)
-    ax.set(title=f"Each tensor at S = {thousands(S)}", xlabel="bytes (black line: one device)")
+    ax.set(
+        title=f"Each tensor at S = {thousands(S)}", xlabel=f"bytes (one device, {readable(memory)}: {place})"
+    )
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:

@@ -78,8 +78,7 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
         seen = step.block <= upto
         ax.bar(
             keys,
-            scores[keys] - floor,
-            bottom=floor,
+            scores[keys],
             width=0.75,
             color=rank_colour(step.block) if seen else RULE,
             hatch=HATCHES[step.block % 8] if seen else "",
@@ -89,6 +88,7 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
         if seen:
             ax.hlines(step.maximum, keys[0] - 0.5, keys[-1] + 0.5, color=INK, linewidth=2)
         ax.text(keys.mean(), top, f"{step.block + 1}", ha="center", fontsize=9, color=INK if seen else QUIET)
+    ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(
         title=f"Scores of one query, in {len(steps)} blocks",
         xlabel="key (black line: running maximum m)",
@@ -118,8 +118,8 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
             ax.text(step.block, bottom, f"old\n×{step.factor:.2f}", ha="center", va="bottom", fontsize=8.5)
     ax.set(
         title="Sum of e^(s − m), by block",
-        xlabel="blocks seen",
-        ylabel="sum (old: all earlier parts)",
+        xlabel="blocks seen (old: all earlier parts)",
+        ylabel="running sum",
         xlim=(-0.6, len(steps) - 0.4),
         ylim=(0, 1.3 * max(step.total for step in steps)),
     )
@@ -149,7 +149,7 @@ def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int 
     steps = stream(scores, values, block)
     upto = len(steps) - 1 if upto is None else upto
     with styled():
-        figure = new_figure((10.4, 3.5))
+        figure = new_figure((11.2, 3.6))
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.1, 0.9))
         draw_scores(left, scores, steps, block, upto)
         draw_shares(middle, steps, upto)

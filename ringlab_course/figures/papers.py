@@ -29,7 +29,7 @@ _NAMES = {
     "flash": "FlashAttention", "blockwise": "Blockwise Transformer", "ring": "Ring Attention",
     "ulysses": "Ulysses", "striped": "Striped Attention", "zigzag": "Zig-zag (Llama 3)", "decode": "Tree Attention",
 }  # fmt: skip
-_KEY = "An arrow leads from a paper to one that builds on it. Blue: the subject of this course."
+_KEY = "An arrow leads from an idea to the next one that needs it. Blue: the subject of this course."
 
 
 def paper_map() -> None:
@@ -40,7 +40,7 @@ def paper_map() -> None:
 def draw_papers() -> Figure:
     """Return the map as a figure: a box for each paper, arrows to those that build on it."""
     with styled():
-        figure = new_figure((7.6, 7.8))
+        figure = new_figure((7.6, 9.0))
         axes = figure.subplots()
         axes.set_axis_off()
         axes.set(xlim=(-0.52, 2.52), ylim=(-0.72, 5.42), title="Ring attention among the papers around it")
@@ -57,21 +57,24 @@ def describe_papers() -> str:
     """Return the map in words, paper by paper."""
     lines = [f"Map of {len(PAPERS)} papers."]
     for paper in PAPERS:
-        after = f"; builds on {' and '.join(_NAMES[source] for source in paper.after)}" if paper.after else ""
+        after = (
+            f"; comes after {' and '.join(_NAMES[source] for source in paper.after)}" if paper.after else ""
+        )
         lines.append(
-            f"{paper.year} {_NAMES[paper.key]} (arXiv {paper.arxiv}, lesson {explained_in(paper)}): {paper.gives}{after}"
+            f"{paper.year} {_NAMES[paper.key]} (arXiv {paper.arxiv}, {explained_in(paper)}): {paper.gives}{after}"
         )
     return "\n".join(lines)
 
 
 def explained_in(paper: Paper) -> str:
-    """Return the id of the first lesson that explains a paper."""
-    return next(lesson.id for lesson in LESSONS if paper.key in lesson.papers)
+    """Return the lesson, or the first two, that explain a paper's idea."""
+    ids = [lesson.id for lesson in LESSONS if paper.key in lesson.papers][:2]
+    return f"lesson {ids[0]}" if len(ids) == 1 else f"lessons {', '.join(ids)}"
 
 
 def _text(paper: Paper) -> str:
     gives = textwrap.fill(paper.gives, 22)
-    return f"{_NAMES[paper.key]}\n{paper.year} · lesson {explained_in(paper)}\n{gives}"
+    return f"{_NAMES[paper.key]}\n{paper.year}, arXiv {paper.arxiv}\n{gives}\n{explained_in(paper)}"
 
 
 def _box(axes: Axes, paper: Paper) -> None:
@@ -91,7 +94,7 @@ def _box(axes: Axes, paper: Paper) -> None:
 def _arrow(axes: Axes, source: Paper, target: Paper) -> None:
     """Draw an arrow from the lower edge of one box to the upper edge of another."""
     (x, y), (to_x, to_y) = _PLACES[source.key], _PLACES[target.key]
-    begin, end = (0.045 + 0.067 * (_text(paper).count("\n") + 1) for paper in (source, target))
+    begin, end = (0.045 + 0.058 * (_text(paper).count("\n") + 1) for paper in (source, target))
     style = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", xy=(to_x, to_y + end), xytext=(x, y - begin), arrowprops=style, zorder=1)
 

@@ -6,7 +6,7 @@
 #
 # **You need first** Python and some PyTorch: you have trained a network, or could.
 #
-# **Minutes** 30. The computer needs less than one of them.
+# **Minutes** 30, of which the computer needs less than one.
 
 # %% [markdown]
 # ## What this is about
@@ -19,7 +19,7 @@
 # In this course you write ring attention yourself: first plain attention in NumPy, in the end a program that runs on
 # many GPUs. **You write the ring program only once.** You debug it in a notebook, where one process simulates all the
 # members of the circle, which are called *ranks*. The grader runs the same function, and so do real processes on
-# real machines. Nothing here is a toy that you throw away later.
+# real machines.
 #
 # This first lesson teaches no mathematics. It checks that your machine works, shows how a lesson proceeds, and
 # gives you a map of the course. Run the cells one by one with Shift+Enter.
@@ -28,6 +28,7 @@
 import torch
 
 from ringlab import VirtualCluster, types
+from ringlab.errors import DeadlockError
 from ringlab_course import compare, corpus, predict, progress
 from ringlab_course.figures.course_ring import course_ring
 from ringlab_course.figures.papers import paper_map
@@ -46,7 +47,7 @@ print(types.__doc__)
 # Two of the letters are easily confused. **S** is the length of the whole text; **L** is the length of the part
 # on one rank. With a single rank they are equal, and code that confuses them works. With a
 # second rank it breaks, so the course keeps the two apart from the start. Lesson 01 explains heads, queries, keys,
-# values and lse. Today only the order of the axes matters.
+# values and lse.
 #
 # Now we make some tensors with these axes. The text is real, and it is already on your machine: the source of Python's
 # standard library, in which one byte is one token. A small layer with fixed random weights turns the
@@ -71,14 +72,14 @@ scores = H * S * S * 4
 print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} times the queries")
 
 # %% [markdown]
-# Lesson 01 shows which tensor fills the memory first, and asks at which length.
+# Twice as many tokens make this table four times as large. Lesson 01 works out at which length it fills a device.
 #
 # ## How a lesson goes: predict, run, see, explain
 #
 # You soon forget a result that you only read. You remember a result that contradicts your own guess.
 # So before a measurement the lesson asks for your guess. Click one of the buttons; where there are no buttons,
-# add your guess to the call, as in `predict(…, answer="2")`. Your guesses are kept in a file of your own, and nobody
-# grades them. Each question is open until you have seen the measurement; `reopen=True` opens it again.
+# add your guess to the call, as in `predict(…, answer=7)`. Your guesses are kept in a file of your own, and nobody
+# grades them. A question is open until you have seen its measurement; `predict(…, reopen=True)` opens it again.
 # The most useful predictions are the wrong ones.
 #
 # Here is the first one. Four ranks form a circle. Each rank knows one note. In every step each rank passes to the
@@ -107,8 +108,7 @@ def listen(ring, note):
 
 # %% [markdown]
 # `VirtualCluster` runs it on as many ranks as you like, inside this notebook. The ranks take turns in a fixed
-# order, so every run is the same. If they all wait for each other, the program does not hang: you get an error that
-# draws the circle of waiting ranks.
+# order, so every run is the same. It also counts: `rounds(0)` is the number of shifts in which rank 0 took part.
 
 # %%
 notes = [torch.tensor([10]), torch.tensor([11]), torch.tensor([12]), torch.tensor([13])]
@@ -125,8 +125,9 @@ compare("00.shifts", str(outcome.trace.rounds(0)))
 # P − 1 shifts.** Replace the notes by blocks of keys and values, and it is ring attention.
 #
 # Look at the order, too. Rank 0 hears 13 before 12: notes travel towards higher ranks, so each arriving note
-# comes from one rank further *below*. After `step` shifts, rank r holds what began on rank (r − step) mod P. We call
-# that rank the **origin**. A wrong sign in this formula is one of the commonest bugs in ring programs.
+# began one rank further *below* (below rank 0 comes the last rank). After `step` shifts, rank r holds what began on rank
+# (r − step) mod P. We call that rank the **origin**. A wrong sign in this formula is one of the commonest bugs in ring
+# programs.
 #
 # The cluster has counted what was sent. With these counts you can *prove* that a program sends what it
 # should, and the grader uses them too. A note is one 64-bit integer:
@@ -137,11 +138,29 @@ for exchange in outcome.trace.exchanges(rank=0):
     print(f"rank 0: {sent} bytes to rank {to}, as many from rank {source}")
 
 # %% [markdown]
+# What if one rank shifts once less than the others? On real machines the program usually hangs without a word: somebody
+# waits for a message that nobody sends. Here it does not hang. We let rank 0 stop early:
+
+
+# %%
+def stops_early(ring, note):
+    for _ in range(2 if ring.rank == 0 else 3):
+        note = ring.shift(note)
+
+
+try:
+    VirtualCluster(4).run(lambda ring: stops_early(ring, notes[ring.rank]))
+except DeadlockError as error:
+    print(error)
+
+# %% [markdown]
+# The error names who waits for whom. Rank 3 wants to send to rank 0 and rank 1 wants to receive from it, but rank 0 has
+# finished.
+#
 # ## The whole course as one ring
 #
-# The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson
-# with the slider to see which lessons come before it; once the slider has the focus, the arrow keys move it. The
-# shortest way to your first ring, lesson 05, goes through 00, 01, 02 and 03.
+# The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson with the slider to
+# see which lessons come before it, and for which it is needed next.
 
 # %% tags=["nbval-ignore-output"]
 course_ring("05")
@@ -149,9 +168,9 @@ course_ring("05")
 # %% [markdown]
 # ## The papers, as a map
 #
-# Ring attention is a late step in a row of ideas. First came a softmax that needs only one pass, then attention that
-# never stores the whole table, then tiles that fit into a fast memory. Only then could the tiles be divided among
-# machines. The map gives the lesson that explains each paper.
+# Ring attention is a late step in a row of ideas. After attention itself came a softmax that needs only one pass, then
+# attention that never stores the whole table, then tiles that fit into a fast memory. Only then could the tiles be divided
+# among machines. The map gives the lessons that explain each idea. Each paper is at `arxiv.org/abs/` and its number.
 
 # %%
 paper_map()

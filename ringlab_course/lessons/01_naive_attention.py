@@ -8,9 +8,9 @@
 # **Minutes** 60.
 #
 # Ring attention answers one complaint: *it does not fit*. Before we spread anything over several devices, we want to know
-# exactly **what** does not fit. So we build attention in the plain way, measure every tensor that it makes, and see how
-# each of them grows. On the way we meet three small things on which every later lesson relies: the mask by **position**,
-# the **lse**, and the row that sees nothing.
+# exactly **what** does not fit. So we build attention in the plain way (*Attention Is All You Need*, arXiv 1706.03762),
+# measure every tensor that it makes, and see how each of them grows. On the way we meet three small things on which every
+# later lesson relies: the mask by **position**, the **lse**, and the row that sees nothing.
 
 # %%
 import tracemalloc
@@ -42,7 +42,7 @@ powers = np.exp(scores)
 print("weights", np.round(powers / powers.sum(), 3))
 
 # %% [markdown]
-# Two of the four keys fit the query better. They get twice the weight of the others, not all of it. The weights of a
+# Two of the four keys fit the query better. They get about twice the weight of the others, not all of it. The weights of a
 # softmax always add up to one.
 #
 # ## The same for all queries
@@ -92,7 +92,7 @@ print(f"largest x with a finite exp(x) in float32: {largest:.1f}")
 #
 # The remedy costs nothing. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
 # do not change, and the largest exponent is now 0. We also return what the division would throw away, the
-# logarithm of the denominator:
+# logarithm of the denominator. It is called lse, for *log-sum-exp*:
 #
 # $$ \mathrm{lse} = \ln \sum_j e^{s_j} = m + \ln \sum_j e^{s_j - m} $$
 #
@@ -165,9 +165,10 @@ def attention(q, k, v, mask=None):
     m = scores.max(-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isneginf(m), 0, m))
     total = powers.sum(-1, keepdims=True)
-    lse = np.full_like(total, -np.inf)
-    np.log(total, out=lse, where=total > 0)
-    return powers / np.where(total > 0, total, 1) @ v, (m + lse)[..., 0]
+    log_total = np.full_like(total, -np.inf)
+    np.log(total, out=log_total, where=total > 0)
+    lse = (m + log_total)[..., 0]  # -inf + -inf = -inf where no key was seen
+    return powers / np.where(total > 0, total, 1) @ v, lse
 
 
 mask = causal_mask(np.arange(6), np.arange(6))
@@ -232,19 +233,21 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 
 # %% [markdown]
 # Each doubling of S quadruples the peak: a term in S² dominates. There are three matrices at the worst moment. When `exp`
-# writes its result, the scores are still there, and so are the differences `scores - m`, which have no name. A careful
-# implementation frees what it no longer needs and holds two: the scores and the weights.
+# writes its result, the scores are still there, and so are the differences `scores - m`, which have no name. An
+# implementation that frees the differences holds two: the scores and the weights. One that writes the weights over the
+# scores holds one, and fits a text that is longer by a factor of √2. We count two from here on.
 #
 # ## The ledger
 #
 # Take one layer of a typical current model: 32 query heads, 8 key/value heads, head dim 128, bfloat16. The ledger lists
-# the tensors that careful naive attention holds at once: q, k and v, the scores, the weights, and out. The device has 80 GB.
+# the tensors that such an attention holds at once: q, k and v, the scores, the weights, and out. The device has 80 GB. In
+# this course a GB is 10⁹ bytes.
 
 # %% tags=["nbval-ignore-output"]
 predict("01.overtake", "At how many tokens are this layer's scores as large as q?", unit="tokens")
 
 # %% tags=["nbval-ignore-output"]
-predict("01.full", "At how many tokens does the ledger of this ONE layer fill 80 GB?", unit="tokens")
+predict("01.full", "At how many tokens does this ONE layer's ledger fill 80 GB?", unit="tokens")
 
 # %%
 layer = Layer(heads=32, kv_heads=8, head_dim=128, itemsize=2)
@@ -263,9 +266,9 @@ show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072
 # paragraph, whatever the number of heads and the dtype. From there on the two matrices are larger. At the wall they
 # take nearly all of the 80 GB, although nobody asked for them: they are neither input nor output.
 #
-# Both axes of the left picture are logarithmic, so a quadratic term is a line with twice the slope. Move the sliders
-# of the next cell: a narrower dtype or fewer heads move the wall to the right, but only by the square root of what
-# they save.
+# Both axes of the left picture are logarithmic, so a quadratic term is a line with twice the slope. The right picture has a
+# linear axis, and on it only the two matrices can be seen. Move the sliders of the next cell: a narrower dtype or fewer
+# heads move the wall to the right, but only by the square root of what they save.
 
 # %% tags=["nbval-ignore-output"]
 memory_ledger.explore()
@@ -318,9 +321,10 @@ print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.03
 
 # %% [markdown]
 # With growing S, naive attention approaches 64 FLOP per byte and never exceeds it. Both its work and its traffic grow as
-# S²: each score costs $4D$ FLOP, and it is written and read twice, once as a score and once as a weight. It never reaches
-# break-even, so the device waits for its own memory. Without the scores the ratio grows with S. So *not storing that
-# matrix* wins twice, in space and in time. Note that the number of FLOPs is the same in both columns.
+# S². Each pair of a query and a key costs $4D$ FLOP. Its number is written and read as a score, then written and read as a
+# weight: four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches break-even, so the device waits for its
+# own memory. Without the scores the ratio grows with S. So *not storing that matrix* wins twice, in space and in time.
+# Note that the number of FLOPs is the same in both columns.
 #
 # ## And then the linear terms
 #
@@ -334,7 +338,7 @@ predict("01.cache", "How large are the keys and values of all 80 layers?", unit=
 # %%
 cache = kv_cache_bytes(1_000_000, layers=80, kv_heads=8, head_dim=128)
 compare("01.cache", cache / GB)
-print(f"keys alone, which some articles give for both: {cache / 2 / GB:.2f} GB")
+print(f"keys and values {cache / GB:.2f} GB; the keys alone {cache / 2 / GB:.2f} GB")
 
 # %% [markdown]
 # No single device of 80 GB holds that, however clever its program is. So there are two walls,

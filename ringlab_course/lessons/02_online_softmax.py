@@ -11,7 +11,9 @@
 # keys block by block, use each block, and forget it. On a ring we have no choice: the keys pass by,
 # one rank's block after another, and do not wait.
 #
-# But softmax divides by a sum over **all** keys. How can you divide by a sum whose terms you have not all seen yet?
+# But softmax divides by a sum over **all** keys. How can you divide by a sum whose terms you have not all seen yet? Two
+# papers answer this: *Online normalizer calculation for softmax* (arXiv 1805.02867) for softmax, and *Self-attention does
+# not need O(n²) memory* (arXiv 2112.05682) for attention.
 
 # %%
 import math
@@ -91,7 +93,7 @@ print(f"weight of the single key: {weights[-1]:.2f}")
 # $$ \mathrm{lse} = \ln\!\left(e^{\mathrm{lse}_a} + e^{\mathrm{lse}_b}\right), \qquad
 #    \mathrm{out} = \mathrm{out}_a\, e^{\mathrm{lse}_a - \mathrm{lse}} + \mathrm{out}_b\, e^{\mathrm{lse}_b - \mathrm{lse}} $$
 #
-# That is all. Both exponents are negative or zero, the two weights add up to one, and no step was an approximation.
+# That is all. Both exponents are negative or zero, and the two weights add up to one.
 
 
 # %%
@@ -101,6 +103,7 @@ def merge(out_a, lse_a, out_b, lse_b):
     return out_a * weight_a[..., None] + out_b * weight_b[..., None], lse
 
 
+# As one row with D = 1: out has the shape (1, 1), lse the shape (1,).
 out, lse = merge(out_a[None, None], lse_a[None], out_b[None, None], lse_b[None])
 weight_b = torch.exp(lse_b - lse).item()
 print(f"weights {1 - weight_b:.3f} and {weight_b:.3f}")
@@ -109,10 +112,10 @@ print(f"merged: out {out.item():.3f}, lse {lse.item():.3f}")
 # %% [markdown]
 # The merge gives 24.205, as all three keys do together. The single key of block b has two thirds of the weight.
 #
-# ## "Ring attention is an approximation"
+# ## Is ring attention an approximation?
 #
-# It sounds plausible: ring attention merges pieces from machines that never see the whole. Many methods for long contexts
-# *are* approximations, as windows, low rank and hashing are. Is this one, too? We measure with 4,096 keys in 64 blocks.
+# It could be: ring attention merges pieces from machines that never see the whole. Many methods for long contexts *are*
+# approximations, for example those in which each query sees only the nearest keys. We measure with 4,096 keys in 64 blocks.
 
 # %%
 q, k, v = torch.randn(16, 64), torch.randn(4096, 64), torch.randn(4096, 64)
@@ -153,21 +156,28 @@ predict(
 )
 
 # %%
-factor = many / error(in_blocks(q.double(), k.double(), v.double(), 64)[0])
+in_float64 = error(in_blocks(q.double(), k.double(), v.double(), 64)[0])
+factor = many / in_float64
 limits = {"not at all": 1.5, "about 2 times": 10, "about 1,000 times": 1e6}
 found = [name for name, limit in limits.items() if factor < limit]
 compare("02.float64", found[0] if found else "more than a million times")
 
+# %% tags=["nbval-ignore-output"]
+eps64 = torch.finfo(torch.float64).eps
+print(f"error in float64 {in_float64:.1e}: smaller by a factor of {factor:.1e}")
+print(f"eps is smaller by a factor of {eps / eps64:.1e}")
+
 # %% [markdown]
 # No: ring attention is not an approximation. The error of an approximation would stay in float64. This one shrinks with
-# the unit of rounding, since the merge is an identity, and every merge only rounds its weights and its sum once more.
+# the unit of rounding: no step of the derivation left anything out, and every merge only rounds its weights and its sum
+# once more.
 #
 # Exact in mathematics does not mean **bit for bit** equal. One block and 64 blocks in float32 differ in their last digits,
 # because floating-point sums depend on how they are cut. We come back to that.
 #
 # ## Block by block, with a running maximum
 #
-# Kernels prefer another way to write the same. They carry the maximum $m$, the sum
+# Kernels prefer another form of the same sum. They carry the maximum $m$, the sum
 # $\mathrm{total} = \sum e^{s-m}$ and the undivided $\mathrm{acc} = \sum e^{s-m} v$, and divide once at the end. When a
 # block brings a larger maximum, all older terms were measured against the wrong number. One factor repairs them:
 #
@@ -213,7 +223,8 @@ print(f"at once: out {at_once:.3f}, lse {lse:.3f} = m + ln(sum) {m + math.log(to
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.rescales",
-    "1,024 blocks in random order: how often, on average, does a block set a new maximum?",
+    "1,024 blocks in random order: how often, on average, is a block's maximum a new one? "
+    "Count the first block too.",
     unit="times",
 )
 
@@ -226,7 +237,7 @@ print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum
 
 # %% [markdown]
 # Block $n$ sets a new maximum with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm.
-# Nearly all rescalings multiply by one, and the newest kernels skip those.
+# Nearly all rescalings multiply by one, so a kernel may skip them.
 #
 # ## A monoid
 #
@@ -237,8 +248,8 @@ print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum
 # - **commutative:** $a \cdot b = b \cdot a$: any order gives the same;
 # - **identity:** there is an $e$ with $a \cdot e = a$: a block in which a row sees no key changes nothing.
 #
-# A set with such an operation is a commutative monoid; numbers with addition are one, numbers with max are another. The
-# identity of the merge is the result of a row that sees no key: out 0, lse $-\infty$.
+# A set with such an operation is a commutative monoid; numbers with addition are one, numbers and −∞ with max are
+# another. The identity of the merge is the result of a row that sees no key: out 0, lse $-\infty$.
 #
 # In mathematics the merge keeps all three laws. In float32 every operation rounds. Which laws survive that?
 
@@ -265,23 +276,28 @@ kept = " and ".join(name for name, equal in bits.items() if equal)
 compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 
 # %% [markdown]
-# Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. So to get the same
-# bits on every run, fix which parts are merged with which; which of the two comes first does not matter.
+# Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. The identity has the
+# weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded. So to get the same bits on every
+# run, fix which parts are merged with which. Here the order of the two does not matter, because each product is rounded by
+# itself. In a kernel that fuses a multiplication with the addition (FMA), only one of the two products is rounded, and
+# the order matters as well.
 #
-# One case is left, and it is the one that causes bugs: under a causal mask a row may see nothing in the first block, **and**
-# nothing in the second.
+# One product of the table is left. Under a causal mask a row may see nothing in the first block and nothing in the second.
+# By the third law, identity · identity should be the identity. What does our `merge` return?
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.nothing",
     "What is merge(identity, identity)?",
-    choices=["the identity", "NaN", "an error"],
+    choices=["the identity", "out NaN, lse -inf", "out 0, lse NaN", "both NaN"],
 )
 
 # %%
 nothing = merge(*identity, *identity)
-compare("02.nothing", "NaN" if nothing[0].isnan().all() else "the identity")
-print("its lse:", nothing[1][0].item())
+is_nan = tuple(bool(part.isnan().all()) for part in nothing)
+names = {(True, False): "out NaN, lse -inf", (False, True): "out 0, lse NaN"}
+compare("02.nothing", names.get(is_nan, "both NaN" if all(is_nan) else "the identity"))
+print("out:", nothing[0][0, 0].item(), " lse:", nothing[1][0].item())
 
 # %% [markdown]
 # The lse is right, since `logaddexp` handles this case. But the weight is $e^{-\infty - (-\infty)}$, and that difference has
@@ -363,7 +379,7 @@ def growth(P, bad_out=False, bad_lse=False):
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.bf16",
-    "From 2 to 32 blocks: which rounding of the state does more and more harm?",
+    "As the blocks go from 2 to 32: which rounding's error grows?",
     choices=["neither", "only out's", "only lse's", "both, out's more", "both, lse's more"],
 )
 
@@ -398,7 +414,7 @@ print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 #   $e^{\text{its lse} - \mathrm{lse}}$. The merge is exact; averages are not.
 # - The running maximum does the same inside a kernel. The factor $e^{m - m'}$ shrinks all older terms, in total and in acc.
 # - (out, lse) with the merge is a commutative monoid up to rounding, with identity (0, $-\infty$). Any order and any tree
-#   will do, but equal bits need a fixed grouping.
+#   will do, but equal bits need a fixed grouping, and in some kernels a fixed order.
 # - Four traps: both sides empty, the sigmoid form, log(1 + exp), finite masks. And a fifth: a state in bfloat16.
 
 # %% [markdown]
@@ -414,11 +430,11 @@ print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 # not in all bits?</summary>The merge is associative and commutative in mathematics. Floating-point addition is not
 # associative, so another grouping rounds differently.</details>
 #
-# <details><summary>3. Someone updates an output o that is already divided: o' = (o · e^(m − m') + the new block's sum) /
-# total'. Which factor is missing?</summary>The old total, by which o must be multiplied first.</details>
+# <details><summary>3. Someone updates an output o that is already divided: o' = (o · e^(m − m') + Σ e^(s − m') v over the
+# new block) / total'. Which factor is missing?</summary>The old total, by which o must be multiplied first.</details>
 #
 # <details><summary>4. How many numbers per query and head must a rank keep between two blocks, for head dim
-# 128?</summary>out and lse; the cell below prints how many numbers they are.</details>
+# 128?</summary>out and lse, D + 1 = 129 numbers.</details>
 
 # %%
 D = 128
