@@ -36,9 +36,8 @@ class Faults:
     late: the share, from 0 to 1, of exchanges that are posted as late as a transport may: when the rank
     waits, or posts the next. kill: (rank, exchange), a rank that ends before its exchange of that number,
     counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises TransportTimeout
-    when that rank waits for it.
-
-    Once PeerDiedError was raised in a rank, its next exchange raises a CommError, control messages excepted.
+    when that rank waits for it. final: whether a death ends all exchange: once PeerDiedError was raised in a rank, its
+    next exchange raises a CommError, control messages excepted.
 
     In the judge the ranks also go on one after the other, in an order that the seed draws.
     """
@@ -49,6 +48,7 @@ class Faults:
     late: float = 0.0
     kill: tuple[int, int] | None = None
     timeout: tuple[int, int] | None = None
+    final: bool = False
 
     def costs(self) -> Costs:
         """Return what computations and messages take on the virtual clock."""
@@ -91,10 +91,10 @@ class Killed(BaseException):
 
 
 class Bereft(Comm):
-    """`comm`, with a number `timeout` of an exchange that is waited for in vain, and no exchange after a death."""
+    """`comm`, with a number `timeout` of an exchange that is waited for in vain, and no exchange after a death if `final`."""
 
-    def __init__(self, comm: Comm, timeout: int | None = None) -> None:
-        self.inner, self.timeout = comm, timeout
+    def __init__(self, comm: Comm, timeout: int | None, final: bool) -> None:
+        self.inner, self.timeout, self.final = comm, timeout, final
         self.rank, self.world_size = comm.rank, comm.world_size
         self.bereft, self._count = False, 0
 
@@ -136,7 +136,7 @@ class _BereftWork(Work):
         try:
             return self.inner.wait()
         except PeerDiedError:
-            self.comm.bereft = True
+            self.comm.bereft = self.comm.final
             raise
 
 

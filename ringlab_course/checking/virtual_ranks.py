@@ -43,11 +43,11 @@ class _Run:
 
     def rank(self, ring: Ring) -> Any:
         comm: Comm = ring.comm
-        kill, timeout = self.faults.kill, self.faults.timeout
+        kill, timeout, final = self.faults.kill, self.faults.timeout, self.faults.final
         if kill and kill[0] == ring.rank:
             comm = Mortal(comm, kill[1])
-        elif kill or (timeout and timeout[0] == ring.rank):
-            comm = Bereft(comm, timeout[1] if timeout and timeout[0] == ring.rank else None)
+        elif final or timeout:
+            comm = Bereft(comm, timeout[1] if timeout and timeout[0] == ring.rank else None, final)
         try:
             self.ends[ring.rank] = self.program(Ring(Strict(comm)))
             if isinstance(comm, Mortal):

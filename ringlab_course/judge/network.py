@@ -152,9 +152,9 @@ class Network:
             place["second"] = self.costs.compute(rank.rank, "", ())
             if self.faults.late:
                 place["late"] = self.faults.late_of(rank.rank)
-            if self.faults.kill or self.faults.timeout:
+            if self.faults.final or self.faults.timeout:
                 number, exchange = self.faults.timeout or (None, None)
-                place["bereft"] = [exchange] if number == rank.rank else []
+                place["bereft"] = [exchange if number == rank.rank else None, self.faults.final]
             self._send(rank, "ring", (tuple(own), keywords), **place)
         while any(rank.state == "called" for rank in self.ranks):
             self._read()

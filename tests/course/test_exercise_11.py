@@ -39,7 +39,7 @@ def blocks_held(P: int, dead: int, exchange: int) -> list[int | None]:
             pass
         return held
 
-    results = run_virtual(P, program, Faults(kill=(dead, exchange))).results
+    results = run_virtual(P, program, Faults(kill=(dead, exchange), final=True)).results
     return [None if isinstance(count, Ended) else count for count in results]
 
 

@@ -175,7 +175,7 @@ def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
     """Raise unless every survivor returns what it held when `dead` ended before its exchange of that number."""
     P = case.world_size
     each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))  # exchanges that a step takes
-    results = _run(subject, case, Faults(kill=(dead, each * exchange))).results
+    results = _run(subject, case, Faults(kill=(dead, each * exchange), final=True)).results
     text = f"{case.text}: rank {dead} dies before its exchange {exchange}"
     if results[dead] != Ended("Killed"):
         raise Failure("A rank makes fewer exchanges than there are blocks to fetch.", text)
