@@ -10,6 +10,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 LONGEST_CELL = {"lesson": 25, "exercise": 40, "solution": 40}
+LONGEST_LINE = 100
 WORDS = {"lesson": (1_500, 2_500)}
 WORDS_OF_LESSON_00 = (800, 1_500)
 _INSTALL = re.compile(
@@ -32,6 +33,15 @@ def cell_length(notebook: NotebookNode, kind: str) -> list[str]:
         f"{_named(number, cell)} has {len(cell.source.splitlines())} lines, at most {limit}"
         for number, cell in _code(notebook)
         if len(cell.source.splitlines()) > limit
+    ]
+
+
+def line_width(notebook: NotebookNode, kind: str) -> list[str]:
+    """No line of code scrolls sideways in a window of 1,400 pixels."""
+    return [
+        f"{_named(number, cell)} has a line of {widest} characters, at most {LONGEST_LINE}"
+        for number, cell in _code(notebook)
+        if (widest := max(map(len, cell.source.splitlines()), default=0)) > LONGEST_LINE
     ]
 
 
@@ -65,7 +75,7 @@ def one_import_cell(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def header(notebook: NotebookNode, kind: str) -> list[str]:
-    """The first cell: a title, what you can do afterwards, what you need first, minutes."""
+    """The first cell: a title, aims, what you need first, minutes; of an exercise, what its answers may not use."""
     text = notebook.cells[0].source if notebook.cells and notebook.cells[0].cell_type == "markdown" else ""
     wanted = {"a title (# …)": r"^# \S", "**Minutes**": r"(?i)minutes"}
     if kind == "lesson":
@@ -73,6 +83,8 @@ def header(notebook: NotebookNode, kind: str) -> list[str]:
             "**Afterwards you can**": r"(?i)afterwards you can",
             "**You need first**": r"(?i)you need first",
         }
+    else:
+        wanted |= {"**Not allowed:**": r"\*\*Not allowed:\*\*"}
     missing = [what for what, pattern in wanted.items() if not re.search(pattern, text, re.MULTILINE)]
     return [f"the first cell lacks {', '.join(missing)}"] if missing else []
 
@@ -133,6 +145,7 @@ def check_and_hint_are_imported(notebook: NotebookNode, kind: str) -> list[str]:
 
 RULES: tuple[Rule, ...] = (
     cell_length,
+    line_width,
     no_path_tricks,
     no_installs,
     no_trailing_semicolon,

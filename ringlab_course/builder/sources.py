@@ -12,6 +12,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ringlab.errors import CourseError
+from ringlab_course.builder.lint import LONGEST_LINE
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 SOLUTION_ONLY = "solution-only"
@@ -118,7 +119,7 @@ def skeleton(source: str, grade: str = "", where: str = "this source") -> str:
                     "`# BEGIN SOLUTION what to write`, inside a function", f"{line!r} in {where}"
                 )
             task = f"{grade}: {begin['task']}" if grade else begin["task"]
-            lines.append(f"{begin['indent']}raise NotImplementedError({_quoted(task)})")
+            lines += _stub(begin["indent"], _quoted(task))
             inside = True
         elif _END.match(line):
             inside = False
@@ -127,6 +128,13 @@ def skeleton(source: str, grade: str = "", where: str = "this source") -> str:
     if inside:
         raise CourseError("an END SOLUTION for every BEGIN SOLUTION", f"one left open in {where}")
     return "\n".join(lines)
+
+
+def _stub(indent: str, task: str) -> list[str]:
+    line = f"{indent}raise NotImplementedError({task})"
+    if len(line) <= LONGEST_LINE:
+        return [line]
+    return [f"{indent}raise NotImplementedError(", f"{indent}    {task}", f"{indent})"]
 
 
 def cells_hash(notebook: NotebookNode) -> str:

@@ -155,7 +155,7 @@ import_free = True
 
 EXERCISE = '''# %% [markdown]
 # # Exercise 91
-# **Minutes** 3.
+# **Minutes** 3. **Not allowed:** NumPy.
 
 # %%
 from ringlab_course import check

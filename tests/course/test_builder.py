@@ -113,6 +113,14 @@ def test_the_skeleton_is_the_solution_without_what_was_filled_in(built_once):
     assert not any(c.get("outputs") for c in skeleton.cells)
 
 
+def test_a_stub_whose_task_is_long_is_broken_into_lines():
+    for task, lines in (("x" * 61, 2), ("x" * 62, 4), ("x" * 84, 4)):
+        stub = sources.skeleton(f"def f():\n    # BEGIN SOLUTION {task}\n    # END SOLUTION", "91.f")
+        assert len(stub.splitlines()) == lines and max(map(len, stub.splitlines())) <= 100
+        with pytest.raises(NotImplementedError, match=f"91.f: {task}"):
+            exec(stub + "\nf()", {})
+
+
 @pytest.mark.parametrize(
     "source",
     [

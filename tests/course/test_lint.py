@@ -24,7 +24,7 @@ from ringlab_course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook import corpus
 
-HEADER = "# 91 · A lesson\n**Afterwards you can** see. **You need first** lesson 90. **Minutes** 60."
+HEADER = "# 91 · A lesson\n**Afterwards you can** see. **You need first** lesson 90. **Minutes** 60. **Not allowed:** torch."
 CLOSING = "## Recap\nAll of it.\n## Self-check\nWhat was it?\n[exercise](../exercises/91_small.ipynb)"
 PNG = {"image/png": "iVBORw0KGgo="}
 
@@ -63,6 +63,7 @@ def text(number, source):
 
 MUTANTS = {
     "cell_length": append("\n".join(f"x = {n}" for n in range(26))),
+    "line_width": append("x = " + "1" * 97),
     "no_path_tricks": append("sys.path.insert(0, '..')"),
     "no_installs": append("%pip install numpy"),
     "no_trailing_semicolon": append("x = 1;\ny = 2"),
@@ -113,12 +114,24 @@ def test_more_that_is_found(change):
 
 
 @pytest.mark.parametrize(
-    "change", [append("x != 1"), append("# a; b;c"), append('s = "a;"\ndef f():\n    import math')]
+    "change",
+    [
+        append("x = " + "1" * 96),
+        append("x != 1"),
+        append("# a; b;c"),
+        append('s = "a;"\ndef f():\n    import math'),
+    ],
 )
 def test_what_only_looks_bad_is_left_alone(change):
     notebook = good()
     change(notebook)
     assert lint.lint(notebook) == []
+
+
+def test_an_exercise_says_what_its_answers_may_not_use():
+    notebook = good("exercise")
+    notebook.cells[0].source = HEADER.replace("**Not allowed:** torch.", "")
+    assert lint.lint(notebook) == ["the first cell lacks **Not allowed:**"]
 
 
 def test_lesson_00_may_be_shorter_and_exercises_have_no_length():
