@@ -264,7 +264,7 @@ with styled():
     ax.set_yticks([1 / 8, 1 / 2, 2, 8, 32], ["0.125", "0.5", "2", "8", "32"])
 show(
     figure,
-    alt="Peak memory against S, both axes logarithmic: the naive line climbs with slope two, from 3 "
+    alt="Peak memory against S, both axes logarithmic: the naive line has slope two, from 3 "
     "to 48 MiB; the tiled line has a slope of about one and stays below 1 MiB.",
 )
 

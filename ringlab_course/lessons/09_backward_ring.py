@@ -476,8 +476,8 @@ with styled():
     axes.legend(loc="center right")
 words = (
     "Relative error of dV against the number of ranks, both axes logarithmic. float32 couriers "
-    "stay near 1e-7 from 2 to 32 ranks. bfloat16 couriers begin thousands of times higher and rise with "
-    "the ranks, except for the last."
+    "stay near 1e-7 from 2 to 32 ranks. bfloat16 couriers begin thousands of times higher and "
+    "rise with the ranks, except for the last."
 )
 show(figure, words)
 

@@ -397,7 +397,8 @@ print("zig-zag, error below 1e-6:", abs(in_order(folded, out) - truth.out).max()
 # A zig-zag saves time only if hidden tiles are *not computed*. In lesson 07, rank 0 could see one block of eight.
 
 # %% tags=["nbval-ignore-output"]
-predict("17.masked", "Contiguous, causal: for how many of the 8 blocks does device 0 compute scores?",
+predict("17.masked",
+        "Contiguous, causal: for how many of the 8 blocks does device 0 compute scores?",
         choices=["1", "8"])
 
 # %%
@@ -605,8 +606,8 @@ with styled():
     axes.set_title("What one device keeps for the backward")
     axes.legend()
 show(figure, "With couriers, what one device keeps does not depend on the number of devices. "
-     "Horizontal: 2, 4 and 8 devices. Vertical: kept bytes in K/V blocks. ring rises steepest, in a "
-     "straight line; remat_ring rises less than half as steeply; courier_ring is flat, at two blocks.")
+     "Horizontal: 2, 4 and 8 devices. Vertical: kept bytes in K/V blocks. ring rises steepest, in "
+     "a straight line; remat_ring rises less than half as steeply; courier_ring is flat, at two.")
 
 # %% [markdown]
 # The curve of `courier_ring` is flat: about two blocks, whatever P is. The price is messages, because now K and V travel

@@ -26,6 +26,9 @@
 # | 03.backward | `tiled_backward` | the same for dQ, dK and dV |
 #
 # `check` runs the visible checks here, in seconds. Memory and traffic count once the values are right.
+#
+# **Allowed** in both functions: ringlab's `merge` and its naive block, and functions of your own. **Not allowed:**
+# ringlab's other attention, PyTorch's (`scaled_dot_product_attention` and its relatives), and changing the arguments.
 
 # %%
 import math

@@ -15,6 +15,9 @@
 # Kernels run in Triton's interpreter, here and when you are graded, with or without a GPU. So you may `print` inside
 # them. `check` runs the visible checks, in seconds. `hint("04.softmax")` in a new cell shows a question, then a direction,
 # then a line of mathematics. Keep the names of the kernels' parameters: the checks of loads and stores use them.
+#
+# **Not allowed:** PyTorch's and ringlab's attention. Your kernels have to store every result; torch may allocate and
+# reshape tensors.
 
 # %%
 import os

@@ -13,6 +13,9 @@
 #
 # A *run* is a tuple `(start, step, length)`: the global positions start, start + step, … In a layout all runs have the
 # same step, and `runs[r]` is the list of rank r's runs in local order. `check` runs the visible checks in seconds.
+#
+# **Allowed:** ringlab's `merge`. **Not allowed:** ringlab's plan, blocks and rings, PyTorch's attention, and changing
+# the arguments of a function.
 
 # %%
 import math

@@ -15,6 +15,9 @@
 #
 # NumPy is all you need. ringlab's own layouts are imported for experiments; your functions must not call them. `check` runs
 # the visible checks in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** ringlab's functions that make layouts, such as `zigzag`, its plan, and changing the arguments of a
+# function.
 
 # %%
 import numpy as np

@@ -13,6 +13,9 @@
 # | 09.traffic | `bytes_sent` | the bytes of the forward and of the backward, to the byte |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** ringlab's merge, blocks, rings and formulas of traffic, PyTorch's attention, and changing the
+# arguments of a function.
 
 # %%
 import math

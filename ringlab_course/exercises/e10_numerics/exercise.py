@@ -15,6 +15,9 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("10.error")` in a
 # new cell shows a question, then a direction, then a line of mathematics.
+#
+# **Allowed:** ringlab's oracle and `merge`, and PyTorch's attention. **Not allowed:** ringlab's blocks and rings, and
+# changing the arguments of a function.
 
 # %%
 import math

@@ -14,6 +14,9 @@
 # The judge runs each rank as a process of its own and is the network between them. `check` runs the visible checks here, on
 # virtual ranks, in seconds. Some checks stay hidden until you are graded. In all stages a program communicates by its
 # `ring` only: neither virtual ranks nor the judge have a process group of `torch.distributed`.
+#
+# **Not allowed:** ringlab's merge, blocks and rings, PyTorch's attention, `torch.distributed`, and changing the
+# arguments of a function.
 
 # %%
 import math

@@ -16,6 +16,8 @@
 # launch **once** and return tensors. `check` runs your kernels in Triton's interpreter, with or without a GPU, so you may
 # `print` in them. Keep the names of the kernels' parameters, because the checks of loads and stores go by these names. All
 # tensors are contiguous; D is 16. A program owns `BLOCK_M` = 32 rows, and a tile has `BLOCK_N` = 16 keys.
+#
+# **Not allowed:** ringlab's kernels, and PyTorch's attention.
 
 # %%
 import math

@@ -14,6 +14,9 @@
 # | 13.straggler | `straggler` | slow ranks, slow steps, slow links, clocks that differ |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** ringlab's labs, timings and formulas of cost, which do the same, and changing the arguments of a
+# function.
 
 # %%
 import statistics

@@ -13,6 +13,9 @@
 # | 14.step | `training_step` | loss and weights of one process to 1e-5, in any layout; the sequence is shared |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** `ringlab.nn`, ringlab's attention and PyTorch's, and changing the arguments of a function: weights as
+# well.
 
 # %%
 import math

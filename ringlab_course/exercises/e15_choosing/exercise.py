@@ -12,6 +12,9 @@
 # | 15.decode | `decode_step` | values on every rank, ranks without a token, large scores, bytes that do not grow |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** ringlab's planner, formulas of traffic, cache and merge, PyTorch's attention, and changing the
+# arguments of a function.
 
 # %%
 import math

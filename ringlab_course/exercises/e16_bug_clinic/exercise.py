@@ -18,6 +18,8 @@
 #   Comments, docstrings and line breaks do not count. It uses nothing that the patient and its helpers do not know.
 #
 # `check` runs the visible checks here.
+#
+# **Not allowed:** ringlab's own rings, blocks and merge, and PyTorch's attention.
 
 # %%
 import math

@@ -32,8 +32,8 @@
 # 6. **Faults.** Nothing depends on the clock. If a rank dies, or a shard is shorter than `positions` says, every rank ends
 #    with an error.
 # 7. **Yours.** You may use `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, and
-#    `shift`. Write everything else yourself. ringlab's oracle, layouts, blocks, merge and attention are off limits, and so is
-#    PyTorch's attention.
+#    `shift`. Write everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
+#    merge and attention, and PyTorch's attention.
 #
 # You may add helper functions, in these five cells or in new ones. Write the five in any order; each is graded by itself.
 
@@ -63,9 +63,8 @@ def owned(layout, S, P):
     # BEGIN SOLUTION the positions of each rank's tokens
     token, pieces = torch.arange(S), {"contiguous": P, "striped": S, "zigzag": 2 * P}[layout]
     piece = token // max(1, math.ceil(S / max(1, pieces)))
-    owner = {"contiguous": piece, "striped": piece % P, "zigzag": torch.minimum(piece, 2 * P - 1 - piece)}[
-        layout
-    ]
+    folded = torch.minimum(piece, 2 * P - 1 - piece)
+    owner = {"contiguous": piece, "striped": piece % P, "zigzag": folded}[layout]
     return [torch.nonzero(owner == rank).flatten() for rank in range(P)]
     # END SOLUTION
 
@@ -89,7 +88,7 @@ def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
     # BEGIN SOLUTION attention of these queries over these keys
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
-    q = q.unflatten(1, (k.shape[1], group))  # the heads that share a K/V head, on an axis of their own
+    q = q.unflatten(1, (k.shape[1], group))  # heads that share a K/V head, on their own axis
     scores = scale * (q @ k[:, :, None].mT)
     if causal:
         scores = scores.masked_fill(k_positions > q_positions[:, None], -math.inf)
@@ -140,7 +139,7 @@ def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
     """Return this rank's (out, lse)."""
     # BEGIN SOLUTION the ring
     def stretches(places):
-        """Rows whose positions rise by the same step: such a stretch is before, after or across another."""
+        """Rows whose positions rise by one step: such a stretch is before, after or across another."""
         steps = places.diff()
         cuts = (torch.nonzero(steps > steps.min()).flatten() + 1).tolist() if len(steps) else []
         return [rows for rows in torch.arange(len(places)).tensor_split(cuts) if len(rows)]
@@ -212,7 +211,8 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
             for into, where, part in zip((dq, dk, dv), (rows, seen, seen), parts, strict=True):
                 into[:, :, where] += part
         if courier is not None:
-            dk, dv = (own.add_(arrived) for own, arrived in zip((dk, dv), courier.wait(), strict=True))
+            pairs = zip((dk, dv), courier.wait(), strict=True)
+            dk, dv = (own.add_(arrived) for own, arrived in pairs)
         courier = ring.post(dk, dv, length=due) if P > 1 else None
         k, v = (k, v) if coming is None else coming.wait()
     dk, dv = courier.wait() if P > 1 else (dk, dv)
@@ -249,7 +249,8 @@ beside()
 mine = conform(only=("masks", "grouped heads", "ragged", "causality", "aliasing", "gather", "work"))
 
 # %% tags=["solution-only"]
-real = conform(transport="gloo", ranks=(2, 3), only=("masks", "dq", "dk", "dv", "bytes", "rank dies"))
+checks = ("masks", "dq", "dk", "dv", "bytes", "rank dies")
+real = conform(transport="gloo", ranks=(2, 3), only=checks)
 
 # %% tags=["solution-only", "nbval-ignore-output"]
 beside(mine, real)
