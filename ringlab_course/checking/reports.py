@@ -123,7 +123,7 @@ def after_helpers(stage: Stage, report: StageReport, earlier: Mapping[str, Stage
     wrong = [name for name in stage.helpers if name in earlier and _is_wrong(earlier[name])]
     if report.ok or report.status == "not written" or not wrong:
         return report
-    message = f"First mend `{wrong[0]}` ({earlier[wrong[0]].stage}), which `{stage.function}` calls."
+    message = f"First mend `{wrong[0]}` ({earlier[wrong[0]].stage}): `{stage.function}` may call it."
     checks = [
         check if check.ok else replace(check, message=message, counterexample="", misconception=None)
         for check in report.checks

@@ -194,7 +194,7 @@ def test_a_stage_whose_helper_is_wrong_says_that_and_no_more(monkeypatch, capsys
     space = {"one": lambda: 7, "two": lambda: space["one"]() + 1}
     check("91.two", space)
     said = capsys.readouterr().out
-    assert "First mend `one` (91.one), which `two` calls." in said and "1 for 2" not in said
+    assert "First mend `one` (91.one): `two` may call it." in said and "1 for 2" not in said
     space["one"] = lambda: 1
     check("91.two", space)
     assert "visible checks passed" in capsys.readouterr().out
