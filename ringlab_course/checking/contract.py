@@ -79,7 +79,7 @@ class Stage:
     launches Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX,
     on simulated devices). `helpers` names other functions of the notebook that it may call. `may_change`
     names the arguments that it may change in place; it has to leave all others as they are, unless its kind is
-    "kernel".
+    "kernel". `waits`: where a helper is wrong, whether to say that alone.
     """
 
     id: str
@@ -91,6 +91,7 @@ class Stage:
     kind: str = "function"
     helpers: tuple[str, ...] = ()
     may_change: tuple[str, ...] = ()
+    waits: bool = True
 
     def __post_init__(self) -> None:
         _require(

@@ -5,6 +5,8 @@ The judge finds the same in the same submissions: neither accepts an answer that
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -195,6 +197,12 @@ def test_a_stage_whose_helper_is_wrong_says_that_and_no_more(monkeypatch, capsys
     check("91.two", space)
     said = capsys.readouterr().out
     assert "First mend `one` (91.one): `two` may call it." in said and "1 for 2" not in said
+    alone = chain("x")
+    alone = replace(alone, stages=(alone.stages[0], replace(alone.stages[1], waits=False)))
+    monkeypatch.setattr(checks, "load_exercise", lambda _: alone)
+    check("91.two", space)
+    assert "1 for 2" in capsys.readouterr().out
+    monkeypatch.setattr(checks, "load_exercise", lambda _: chain("x"))
     space["one"] = lambda: 1
     check("91.two", space)
     assert "visible checks passed" in capsys.readouterr().out

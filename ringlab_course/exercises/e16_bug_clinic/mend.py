@@ -328,6 +328,7 @@ def _stage(name: str) -> Stage:
         title=f"{name.capitalize()}, mended",
         kind="ring",
         helpers=("chart",),
+        waits=False,  # each looks at its own patient's chart
         hints=HINTS[name],
         misconceptions=mistakes(name),
         checks=(
