@@ -358,10 +358,11 @@ def _compare_stream(
 def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
     truth, D = _attention_truth(q, k, v), q.shape[-1]
     size = 2 * float((q.float().abs() @ k.float().abs().T).max()) * D**-0.5
+    once_a_block = len(k) / block * torch.finfo(torch.float32).eps / 2  # each block rounds the state
     compare_with(
         answer,
         truth,
-        bound=max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size)),
+        bound=max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size) + once_a_block),
         misconceptions=mistakes.STREAM,
         inputs=(q, k, v, block),
         names=NAMES,
