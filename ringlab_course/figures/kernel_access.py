@@ -101,9 +101,10 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
     return figure
 
 
-def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
-    """Return one panel per argument: a line for each program, a box for each access; numbers count its turns.
+def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> Figure:
+    """Return one panel per argument: a line for each program, a box for each access; `name` is the kernel's.
 
+    Where a program touches an argument more than once, numbers count its turns.
     Dashed are masked lanes after the end of a flat argument, and tiles that other programs read and this one skips.
     """
     instances = programs(accesses)
@@ -111,6 +112,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
         figure = new_figure((10.4, 2.1 + 0.32 * len(instances)))
         panels = figure.subplots(1, len(shapes), squeeze=False, sharey=True)[0]
         dashed = set()
+        numbered = any(box.turn > 1 for program in instances for box in boxes(accesses, shapes, program))
         for ax, (argument, shape) in zip(panels, shapes.items(), strict=True):
             length, flat = (shape[1], True) if shape[0] == 1 else (shape[0], False)
             found = {program: boxes(accesses, {argument: shape}, program) for program in instances}
@@ -118,7 +120,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
             for line, mine in enumerate(found.values()):
                 for box in mine:
                     first, last = box.columns if flat else box.rows
-                    _draw_line(ax, box, line, along=(first, last))
+                    _draw_line(ax, box, line, along=(first, last), numbered=numbered)
                     if flat and box.masked and last == length - 1:
                         _draw_dashed(ax, line, (length, length + box.masked - 1))
                         end = max(end, length + box.masked)
@@ -136,9 +138,9 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes) -> Figure:
             ax.tick_params(length=0)
             ax.grid(visible=False)
         panels[0].set_ylabel("program")
-        title = "Reads and writes of each program of the kernel"
+        title = f"Reads and writes of each program of the kernel {name}".rstrip()
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
-        _legend(figure, others=False, dashed=" / ".join(sorted(dashed)))
+        _legend(figure, others=False, dashed=" / ".join(sorted(dashed)), numbered=numbered)
     return figure
 
 
@@ -210,12 +212,13 @@ def _draw_map(
     ax.spines[:].set_visible(True)
 
 
-def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int]) -> None:
+def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int], *, numbered: bool) -> None:
     from matplotlib.patches import Rectangle
 
     first, last = along
     ax.add_patch(Rectangle((first - 0.5, line - 0.38), last - first + 1, 0.76, **_look(box.kind)))
-    ax.text((first + last) / 2, line, str(box.turn), ha="center", va="center", fontsize=8.5, bbox=_PLATE)
+    if numbered:
+        ax.text((first + last) / 2, line, str(box.turn), ha="center", va="center", fontsize=8.5, bbox=_PLATE)
 
 
 def _skipped(mine: Sequence[Box], every: Iterable[Sequence[Box]]) -> list[tuple[int, int]]:
@@ -256,7 +259,7 @@ def _look(kind: str) -> dict[str, Any]:
     return {"edgecolor": INK, "linewidth": 0.8, **looks[kind]}
 
 
-def _legend(figure: Figure, *, others: bool, dashed: str = "") -> None:
+def _legend(figure: Figure, *, others: bool, dashed: str = "", numbered: bool = True) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(label="read", **_look("load")), Patch(label="written", **_look("store"))]
@@ -264,7 +267,9 @@ def _legend(figure: Figure, *, others: bool, dashed: str = "") -> None:
         patches.append(Patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
     if dashed:
         patches.append(Patch(label=dashed, **_DASHED))
-    patches.append(Patch(label="numbers: order of a program's accesses", facecolor="none", edgecolor="none"))
+    if numbered:
+        order = "numbers: order of a program's accesses to this array"
+        patches.append(Patch(label=order, facecolor="none", edgecolor="none"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9)
 
 

@@ -160,7 +160,7 @@ def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
         for column, index in enumerate(indices):
             draw_grid(grids[column], picture, index, names=column == 0)
             draw_live(bars[column], picture, index, names=column == 0)
-        title = f"{_heading(picture)}, at {len(indices)} moments: score tiles above, live memory below"
+        title = f"{_heading(picture)}, at {len(indices)} moments: score tiles, and live memory (float32)"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure)
     return figure

@@ -13,7 +13,10 @@
 # **Minutes** 90, of which the machine computes for about one.
 #
 # Lesson 01 ended at a wall: the score matrix of a long text does not fit into memory. Lesson 02 showed that its rows can
-# be merged from parts. This lesson builds attention from such parts, and then does the harder half, the backward.
+# be merged from parts. This lesson builds attention from such parts, and then does the harder half, the backward. The
+# ideas are those of *FlashAttention* (arXiv 2205.14135), which keeps each tile of scores in fast memory and computes it
+# again in the backward, and *Blockwise Parallel Transformer* (arXiv 2305.19370), which computes the whole
+# layer block by block.
 #
 # Letters, as everywhere: B batch, H heads, S tokens, D head dim. Tensors are (B, H, S, D). New here: a *tile* is a
 # rectangle of the score matrix, a run of queries times a run of keys.
@@ -177,8 +180,12 @@ for tile in (128, 32, 50, 1):
 
 # %% [markdown]
 # The result does not depend on the tile, not even on 50, which leaves a short tile at the end, or on 1. Tiling is not an
-# approximation: it adds the same terms in another order. ringlab's own block, which every rank of the ring will run,
-# does the same. You can now read it, in `ringlab/blocks/blockwise.py`.
+# approximation: it adds the same terms in another order. Every row of a diagonal tile sees at least its own token, so
+# `attend` needs no guard against a row that sees nothing. The tiles of the exercise do.
+#
+# In ringlab a *block* is one implementation of this computation, forward and backward, with the same interface as the
+# others. Every rank of the ring will run one. `Blockwise` does the same as the function above, and you can now read it, in
+# `ringlab/blocks/blockwise.py`; `native` calls PyTorch's own attention.
 
 # %%
 block = Blockwise(tile=32)
@@ -213,8 +220,9 @@ small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256)
 compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory of a GPU is a few
-# hundred KiB, so the tile cannot grow much further. But the live set does not depend on S at all.
+# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small: an H100
+# has 227 KiB of it for one program. In float32 the tile of 128 just fits there, and that of 256 does not. But the live set
+# does not depend on S at all.
 #
 # The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
 # and the K/V tile in use along its sides. Below is the live set at that moment.
@@ -310,7 +318,7 @@ compare("03.flops", verdict)
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.causal",
-    "Causal, 1,024 tokens, tile 128: the tiled forward needs what percentage of those FLOPs?",
+    "Causal, 1,024 tokens, tile 128: what percentage of the naive FLOPs does it need?",
     unit="%",
 )
 
@@ -348,13 +356,14 @@ def recorded(q, k, v):
 
 recorded_peaks = [peak_bytes(recorded, *random_inputs(S)) for S in SIZES]
 exponent = fitted_exponent(SIZES, recorded_peaks)
-listed = ", ".join(f"{peak / 2**20:.1f} MiB" for peak in recorded_peaks)
-print(f"peaks: {listed}   exponent {exponent:.1f}")
+for S, peak in zip(SIZES, recorded_peaks, strict=True):
+    print(f"S = {S:5}   peak {peak / 2**20:5.1f} MiB   P alone {4 * S * S / 2**20:5.1f} MiB")
+print(f"exponent {exponent:.1f}")
 compare("03.autograd", "S²" if exponent > 1.5 else "S")
 
 # %% [markdown]
-# Autograd keeps whatever each operation needs in its backward. For every tile, that includes P, the softmax weights. All
-# tiles together are the S × S matrix: the wall is back. The way out is **not to store P but to compute it again**, tile
+# Autograd keeps whatever each operation needs in its backward. For every tile, that includes P, the softmax weights, and other
+# tensors of its size. All tiles together are matrices of S × S: the wall is back. The way out is **not to store P but to compute it again**, tile
 # by tile, when the backward needs it. The lse of lesson 02 makes that cheap.
 #
 # **P from lse.** Let $S_{ij}$, with two indices, be a score, as in the papers (S alone remains the number of tokens). In
@@ -388,7 +397,7 @@ tile_again = torch.exp(scale * (q[..., :32, :] @ k[..., 64:96, :].mT) - full_lse
 print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]))
 
 delta = (dout * full_out).sum(-1)
-print("delta is rowsum(P·dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
+print("delta is rowsum(P∘dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
 
 # %% [markdown]
 # ## 8 · The backward, written
@@ -400,17 +409,18 @@ print("delta is rowsum(P·dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1))
 # %%
 def attend_backward(dout, q, k, v, lse, delta, causal, scale):
     """The part of one tile in (dq, dk, dv); lse and delta are final, (B, H, rows, 1)."""
-    weights = scale * (q @ k.mT)
+    scores = scale * (q @ k.mT)
     if causal:
-        weights.masked_fill_(torch.ones(weights.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    weights = torch.exp(weights - lse)
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    weights = torch.exp(scores - lse)
     dscores = weights * (dout @ v.mT - delta)
     return scale * (dscores @ k), scale * (dscores.mT @ q), weights.mT @ dout
 
 
 # %% [markdown]
 # Around it are two loops. Here a key tile stays, with its dK and dV, while the query tiles pass by, and every visit adds
-# to dQ. The other order works as well, with the roles exchanged.
+# to dQ. The other order works as well, with the roles exchanged. ringlab's block takes all that belongs to the rows as one
+# `BackwardRows`.
 
 
 # %%
@@ -423,10 +433,9 @@ def tiled_backward(dout, q, k, v, out, lse, causal, scale, tile):
         keys = slice(key, min(key + tile, S))
         for row in range(key if causal else 0, S, tile):  # causal: start at the diagonal
             rows = slice(row, min(row + tile, S))
-            of_rows = dout[..., rows, :], q[..., rows, :]
-            of_keys = k[..., keys, :], v[..., keys, :]
-            state = lse[..., rows, None], delta[..., rows, :]
-            parts = attend_backward(*of_rows, *of_keys, *state, causal and key == row, scale)
+            tiles = dout[..., rows, :], q[..., rows, :], k[..., keys, :], v[..., keys, :]
+            final = lse[..., rows, None], delta[..., rows, :]
+            parts = attend_backward(*tiles, *final, causal and key == row, scale)
             dq[..., rows, :] += parts[0]
             dk[..., keys, :] += parts[1]
             dv[..., keys, :] += parts[2]
@@ -470,9 +479,8 @@ show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan)
 #
 # ## 9 · Final means final
 #
-# In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P·dP) of the tile. The
-# formula is the same, but the sum runs over the tile's keys only. (In the code below this is the tile's own rowsum(dO∘O),
-# times `share`, the tile's share of the row's weights.)
+# In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P∘dP) of the tile. The
+# formula is the same, but the sum runs over the tile's keys only.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -489,12 +497,11 @@ def tile_by_tile(own_delta, own_lse, tile=32):
     for row, key in itertools.product(range(0, 128, tile), repeat=2):
         rows, keys = slice(row, row + tile), slice(key, key + tile)
         pair = dout[..., rows, :], q[..., rows, :], k[..., keys, :], v[..., keys, :]
-        part_out, part_lse = attend(*pair[1:], False, scale)
-        total = (part_lse if own_lse else full_lse[..., rows])[..., None]
-        share = torch.exp(part_lse[..., None] - total)
-        own = (pair[0] * part_out).sum(-1, keepdim=True) * share
+        scores = scale * (pair[1] @ pair[2].mT)
+        row_lse = scores.logsumexp(-1, keepdim=True) if own_lse else full_lse[..., rows, None]
+        own = (torch.exp(scores - row_lse) * (pair[0] @ pair[3].mT)).sum(-1, keepdim=True)
         used = own if own_delta else delta[..., rows, None]
-        parts = attend_backward(*pair, total, used, False, scale)
+        parts = attend_backward(*pair, row_lse, used, False, scale)
         for grad, part, where in zip(grads, parts, (rows, keys, keys), strict=True):
             grad[..., where, :] += part
     return grads
@@ -503,22 +510,22 @@ def tile_by_tile(own_delta, own_lse, tile=32):
 # %%
 leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 right = torch.autograd.grad(attend(*leaves, False, scale)[0], leaves, dout)
-for label, flags in (
-    ("final lse, final delta", (0, 0)),
-    ("final lse, tile's delta", (1, 0)),
-    ("tile's lse, tile's delta", (1, 1)),
+for label, how in (
+    ("final lse, final delta", {"own_delta": False, "own_lse": False}),
+    ("final lse, tile's delta", {"own_delta": True, "own_lse": False}),
+    ("tile's lse, tile's delta", {"own_delta": True, "own_lse": True}),
 ):
-    pairs = zip(("dq", "dk", "dv"), tile_by_tile(*flags), right, strict=True)
+    pairs = zip(("dq", "dk", "dv"), tile_by_tile(**how), right, strict=True)
     errors = {name: (a - b).norm() / b.norm() for name, a, b in pairs}
     print(f"{label:25}", "   ".join(f"{name} {error:.2f}" for name, error in errors.items()))
-    if flags == (1, 0):
+    if label == "final lse, tile's delta":
         wrong = [name for name, error in errors.items() if error > 0.01]
 compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "none")
 
 # %% [markdown]
 # Look at the middle line: a relative error around 0.2 in dQ and dK, while dV, which does not use delta, is exact. (In the
 # last line, with the tile's lse, each tile normalises as if it were the whole row, and no gradient is right.) The middle
-# line is a nasty bug: nothing crashes, the loss goes down for a while, and one of the three gradients passes every test.
+# line is a nasty bug: nothing crashes, the gradients have plausible sizes, and one of the three passes every test.
 # The formula gives the reason: raising one score lowers *all* other weights of its row, including those in other tiles. In
 # the ring, those tiles are on other ranks, and the same rule holds: finish the forward before you start the backward.
 #
@@ -567,7 +574,7 @@ compare("03.price", tiled / naive)
 # - **FLOPs stay the same**. Under a causal mask, skipping saves almost half. The backward adds one product to six.
 # - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P = e^{S-\mathrm{lse}}$,
 #   $\delta = \mathrm{rowsum}(dO\circ O)$, $dS = P\circ(dP-\delta)$.
-# - Tiles need nothing from each other. Lesson 05 puts them on different ranks.
+# - Given the final lse and delta, tiles need nothing from each other. Lesson 05 puts them on different ranks.
 #
 # ## Self-check
 #

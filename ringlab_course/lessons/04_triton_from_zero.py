@@ -51,7 +51,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, x + y, mask=at < n)
 
 # %% [markdown]
-# - `tl.constexpr` marks a value that is known when the kernel is compiled. Block sizes must be, and must be powers of two.
+# - `tl.constexpr` marks a value that is known when the kernel is compiled. Block sizes must be such values, and powers of two.
 # - `kernel[grid](…)` starts the kernel. `grid` is the number of programs, here enough blocks of 4 for 10 elements.
 # - The places of a block are its **lanes**. The last block has 2 lanes too many: `mask` says which lanes may touch memory,
 #   `other` which value the remaining lanes get.
@@ -69,7 +69,7 @@ print(grid, out.tolist())
 
 # %%
 ten = {"x_ptr": (1, 10), "y_ptr": (1, 10), "out_ptr": (1, 10)}
-show(kernel_access.all_programs(accesses, ten), kernel_access.describe(accesses, ten))
+show(kernel_access.all_programs(accesses, ten, "add"), kernel_access.describe(accesses, ten))
 
 # %%
 for access in accesses[-3:]:
@@ -119,12 +119,14 @@ talking_kernel[(2,)](torch.tensor([3.0, 1.0, 4.0, 1.0]), BLOCK=2)
 # %% [markdown]
 # | | interpreter | GPU |
 # |---|---|---|
-# | values, masks, order within a program | exact | exact, up to rounding |
-# | bfloat16 | wrong in Triton's own interpreter; `repair()` corrects it | exact |
+# | values, masks, order within a program | right | right, with other rounding |
 # | a masked load without `other` | 0; after `repair()` NaN for floats | undefined |
 # | two programs write one place | one after the other, always the same result | a race: any result |
-# | out of bounds | reads and writes other memory; `record_accesses` raises an error, but only beyond the *storage*, so not for `memory[:10]` above | the same, or a fault |
+# | out of bounds | reads and writes other memory without an error | the same, or a fault |
 # | seconds, and whether a block fits on the chip | meaningless | decisive |
+#
+# `repair()` also corrects bfloat16, which Triton's own interpreter gets wrong. `record_accesses` raises an error for an
+# access beyond the *whole* tensor, but not for one beyond a slice such as `memory[:10]` above.
 #
 # Races hide best. In the next kernel all programs add to the same counter.
 
@@ -190,8 +192,8 @@ for other, total in sums.items():
 # ## 4 · Plain attention: three kernels
 #
 # A program of the first kernel takes a block of 64 query rows and a tile of 64 keys. Two aranges make the offsets of a
-# matrix: `[:, None]` gives the row and `[None, :]` the column. `tl.dot` multiplies two blocks, each side 16 or more, on a
-# tensor core. We take one head; the exercise has several.
+# matrix: `[:, None]` gives the row and `[None, :]` the column. `tl.dot` multiplies two blocks, each side 16 or more. With
+# 16-bit inputs it runs on the matrix units of a GPU (*tensor cores*). We take one head; the exercise has several.
 
 # %%
 @triton.jit
@@ -219,7 +221,7 @@ def values_kernel(p_ptr, v_ptr, out_ptr, S, D: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc, mask=rows[:, None] < S)
 
 # %% [markdown]
-# `input_precision="ieee"` asks for exact float32 products; by default a GPU first rounds float32 inputs to about three
+# `input_precision="ieee"` asks for exact float32 products, without those units; by default a GPU first rounds float32 inputs to about three
 # decimal digits (TF32). Here are the launches, and a meter:
 
 # %%
@@ -308,16 +310,16 @@ errors = abs(out.numpy() - truth.out[0, 0]).max(), abs(lse.numpy() - truth.lse[0
 print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 
 # %% [markdown]
-# **Once per block of queries**, so ⌈S / BLOCK_M⌉ times: not once, although the kernel is "fused", and not once per query
-# either. Programs share nothing with each other. Move the slider over the programs; boxes are numbered in
-# the order in which the program reads or writes them.
+# **Once per block of queries**, so ⌈S / BLOCK_M⌉ times: not once, although a single kernel does all the work, and not once
+# per query either. Programs share nothing with each other. Move the slider over the programs; in each array, boxes are
+# numbered in the order in which the program reads or writes them.
 
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}
 kernel_access.play(ladder["flash"], maps)
 
 # %%
-flash_figure = kernel_access.all_programs(ladder["flash"], maps)
+flash_figure = kernel_access.all_programs(ladder["flash"], maps, "flash")
 show(flash_figure, kernel_access.describe(ladder["flash"], maps))
 
 # %% [markdown]
@@ -337,26 +339,22 @@ for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
 # %% [markdown]
 # Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and the
 # scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The command
-# `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not ours. It lists
-# the registers and the shared memory that its blocks need, and *spills*: values that did not fit and went to memory.
+# `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not ours, which
+# takes a few minutes. It lists what its blocks need of the two memories on the chip (*registers*, which hold what is being
+# computed, and *shared memory*), and *spills*: values that did not fit and went to main memory.
 #
 # ## 6 · Causal: skip what nobody sees
 #
 # Row i sees keys up to i. The smallest change is one more condition in the `where`. The result is right, but the kernel
 # still computes tiles in which no row sees any key.
-
-# %% tags=["nbval-ignore-output"]
-predict("04.tiles", "Of 100 × 100 square tiles: how many does a causal kernel have to visit?",
-        unit="tiles")
-
-# %% [markdown]
+#
 # The second change is the end of the loop: the block's last row sees no key after its own place. The third change: below
 # the diagonal every row sees every key, so those tiles need no mask at all. One loop becomes two.
 
 # %%
 @triton.jit
-def tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constexpr,
-         D: tl.constexpr, BLOCK_N: tl.constexpr):
+def add_tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constexpr,
+             D: tl.constexpr, BLOCK_N: tl.constexpr):
     keys, d = first + tl.arange(0, BLOCK_N), tl.arange(0, D)
     k = tl.load(k_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
     v = tl.load(v_ptr + keys[:, None] * D + d[None, :], mask=keys[:, None] < S, other=0.0)
@@ -370,7 +368,8 @@ def tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.constex
     return new, total * factor + tl.sum(powers, 1), acc
 
 # %% [markdown]
-# `tile` is the body of the loop, moved out unchanged: a kernel may call other `@triton.jit` functions. `MASK` is a constexpr,
+# `add_tile` is the body of the loop, moved out: a kernel may call other `@triton.jit` functions. Only the `where` has
+# changed: it is now under `if MASK`, and it compares positions. `MASK` is a constexpr,
 # so the compiler makes two versions, and neither decides at run time. `STEP` chooses how many of the three changes are in.
 # Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no mask, the tile at
 # 128 has one, and the tile at 192 is not visited.
@@ -389,13 +388,20 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.cons
     if STEP >= 3:  # all rows see the keys before the first row
         full = tl.program_id(0) * BLOCK_M // BLOCK_N * BLOCK_N
     for first in range(0, full, BLOCK_N):
-        m, total, acc = tile(
+        m, total, acc = add_tile(
             m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, False, D, BLOCK_N)
     for first in range(full, stop, BLOCK_N):
-        m, total, acc = tile(
+        m, total, acc = add_tile(
             m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, True, D, BLOCK_N)
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None], mask=rows[:, None] < S)
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
+
+# %% [markdown]
+# With S = 256 and blocks of 64, `flash` visits 16 tiles and loads 288 KiB.
+
+# %% tags=["nbval-ignore-output"]
+predict("04.tiles", "The second change leaves 10 of the 16 tiles. How many KiB are still loaded?",
+        unit="KiB")
 
 # %%
 def causal(q, k, v, step, block=64):
@@ -418,12 +424,15 @@ for step, name in enumerate(names, 1):
 skipping = ladder["causal: skip"]
 visited = [sum(a.argument == "k_ptr" and a.program[0] == p for a in skipping) for p in range(4)]
 print("tiles visited by programs 0 to 3:", visited, "together", sum(visited))
-compare("04.tiles", sum(range(1, 101)))
-show(kernel_access.all_programs(skipping, maps), kernel_access.describe(skipping, maps))
+compare("04.tiles", kib(skipping, "load"))
+for name in ("q_ptr", "k_ptr", "v_ptr"):
+    print(name, f"{kib([a for a in skipping if a.argument == name], 'load'):.0f} KiB")
+skip_figure = kernel_access.all_programs(skipping, maps, "causal, with skip")
+show(skip_figure, kernel_access.describe(skipping, maps))
 
 # %% [markdown]
-# Program p visits p + 1 tiles. With 4 programs that makes 10 of 16 tiles, with 100 it makes 5,050 of 10,000: slightly more
-# than half, because the diagonal tiles are visited whole. The wall has become stairs. The first program is done after one
+# Program p visits p + 1 tiles, 10 of 16 together. 10/16 of 288 KiB would be 180, but each program still loads its own Q. Only
+# K and V shrink, from 128 KiB each to 80, and the 32 KiB of Q remain. The wall has become stairs. The first program is done after one
 # tile, the last one after four. On a GPU the programs run side by side, and the long ones decide when the kernel is done.
 # Lesson 07 finds the same imbalance between ranks.
 #
@@ -451,8 +460,9 @@ for name, accesses in ladder.items():
     print(f"{name:32} {traffic} {count:6} {masked:7}")
 
 # %% [markdown]
-# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The ratio of
-#   the reads grows little: flash still reads S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
+# - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The
+#   reads shrink from 896 to 288 KiB, by a factor that grows little with S, because flash still reads
+#   S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
 # - **Larger BLOCK_M:** half of these reads, and half as many tiles, each twice as large.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share tends to one half.
 # - **Mask only the diagonal:** the traffic stays the same, but only 4 of 10 tiles compare positions. This change saves
@@ -460,8 +470,9 @@ for name, accesses in ladder.items():
 #
 # The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of e,
 # because the hardware computes those; a table of tiles, for any layout; and a state that is carried from one ring step to the
-# next. On a GPU the text of a kernel stays the same, apart from `print`, which does not compile. Leave TRITON_INTERPRET
-# unset, pass CUDA tensors, and measure there.
+# next. On a GPU the text of a kernel stays the same, apart from our `print`: there its first argument must be a string
+# and the others numbers or blocks, so the second string does not compile. Leave TRITON_INTERPRET unset, pass CUDA tensors, and
+# measure there.
 #
 # ## Recap
 #

@@ -95,6 +95,8 @@ check("04.softmax")
 # head    0  1  0  1  0  1  …   0   1      of the group
 # ```
 #
+# Without a mask the order of the rows makes no difference. In 04.causal it does: a block of neighbouring tokens can end early.
+#
 # The launch is given: grid axis 0 counts blocks of BLOCK_M packed rows, axis 1 key heads; `group` is G. Token t of query
 # head h begins at element (h · capacity + t) · D of q and out, and its lse is at h · capacity + t.
 #

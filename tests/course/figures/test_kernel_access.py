@@ -122,7 +122,15 @@ def test_masked_lanes_stick_out_behind_the_end() -> None:
     assert [box[::2] for box in drawn(figure, dashed=True)["X"]] == [(6, 2)]
     assert 7.5 < figure.axes[0].get_xlim()[1] < 8
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["read", "written", "masked lanes", "numbers: order of a program's accesses"]
+    assert texts == ["read", "written", "masked lanes"]
+
+
+def test_boxes_have_numbers_where_a_program_touches_an_array_twice() -> None:
+    figure = all_programs(causal(), SHAPES, "causal")
+    assert "kernel causal" in figure.get_suptitle()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[-1] == "numbers: order of a program's accesses to this array"
+    assert [text.get_text() for text in figure.axes[1].texts] == ["1", "1", "2"]
 
 
 def test_a_long_axis_has_a_tick_at_its_end() -> None:
