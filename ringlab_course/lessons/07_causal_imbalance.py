@@ -32,7 +32,7 @@ from ringlab.merge import Partial, merge_into
 from ringlab.plan import tiles, work
 from ringlab.viz import gantt
 from ringlab_course.figures import load_mosaic
-from ringlab.viz.style import show
+from ringlab.viz.style import INK, show
 
 # %% [markdown]
 # ## Part 1 · Who computes, and who waits
@@ -103,13 +103,14 @@ for c in (1, 8, 64):
 print(f"{4096:5} tokens per rank: {ratio(4096, 8):8.4f}")
 
 # %% [markdown]
-# The ratio begins at P and approaches 2P − 1 = 15 from below. You get 2P only if you count the whole own block of the last
-# rank, but half of the first rank's.
+# The ratio begins at P and approaches 2P − 1 = 15 from below. You get 2P only if you count the last rank's own block in full,
+# and half of the first rank's.
 #
 # ## 2 · Half the work
 #
 # Now we run the ring. A rank should compute nothing that is hidden. So the package looks at two shards and lists *tiles* of
-# rows × keys. In a tile every pair is visible; or, with `causal=True`, it is a square in which row i sees keys 0 to i.
+# rows × keys. Either every pair of a tile is visible, or the tile has `causal=True`: then it is a square in which row i sees
+# keys 0 to i.
 
 # %%
 for origin in range(4):
@@ -145,7 +146,7 @@ def tile_ring(ring, layout, whole, causal=True):
     state = Partial.identity(q)
     for step in range(ring.world_size):
         origin = ring.origin(step)
-        due = layout.length(ring.origin(step + 1))
+        due = layout.length(ring.origin(step + 1))  # tokens of the block that arrives next
         exchange = ring.post(k, v, length=due) if step < ring.world_size - 1 else None
         todo = tiles(layout, ring.rank, origin, causal)
         ring.compute(f"attend {step}", attend_tiles, state, q, k, v, todo)
@@ -155,8 +156,9 @@ def tile_ring(ring, layout, whole, causal=True):
 
 # %% [markdown]
 # To see time we need a clock. The virtual cluster has one, and we decide what things cost: **one second for each pair that is
-# computed**, and no time for a message once both ranks take part. So this lesson is about waiting alone. Whether hops can be
-# hidden was the subject of lesson 06.
+# computed**, and no time for a message. But a message is sent only when both of its ranks *take part*, that is, when both have
+# posted their exchange of this step. So this lesson is about waiting alone. Whether hops can be hidden was the subject of
+# lesson 06.
 
 # %%
 class ByPairs(Costs):
@@ -193,7 +195,7 @@ for step in range(4):
     print(f"step {step}: {len(idle)} of 4 ranks skip", idle)
 
 # %% [markdown]
-# In the last steps, half of the blocks or more are skipped. Some texts conclude: "so it takes half the time".
+# In step 2 half of the ranks skip their block, in step 3 three of four do. Some texts conclude: "so it takes half the time".
 
 # %% tags=["nbval-ignore-output"]
 predict("07.time", "4 ranks with 8 tokens each: what percentage of the unmasked ring's time does "
@@ -216,19 +218,22 @@ both = [unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]
 show(gantt.compare(*both), gantt.describe_all(*both))
 
 # %% [markdown]
-# In blue bars a rank computes, in hatched ones it waits for a message. A pale bar below a row is an exchange, from the time at
-# which it is posted until it is over. Messages take no time here, so a rank waits only because another one does not take part
-# yet.
+# In blue bars a rank computes, in hatched ones it waits for a message. The dashed line is the end of the run. A pale bar
+# below a row begins when a rank posts an exchange and ends when the rank takes the block that has arrived, so at the
+# earliest when its own computation of the step is done. Messages take no time here: a rank waits only until the ranks
+# beside it have posted their exchange of the same step.
 #
-# Rank 0 computes for 36 seconds. It then has nothing left to compute, but it waits, because it still has to pass on blocks to
-# others. After that it is done, but nothing is gained: the output of the layer is complete when rank 3 is done, and only then
-# does the next layer begin. Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.
+# Rank 0 computes for 36 seconds. It has nothing to compute in step 1, so its second exchange has no width, and its pale bar
+# from 36 to 100 is the third one, that of step 2. This exchange needs ranks 1 and 3, and they begin step 2 at second 100.
+# So rank 0 waits until then, although it has nothing left to compute. After that it is done, but nothing is gained: the
+# output of the layer is complete when rank 3 is done, and only then does the next layer begin. Skipping saved energy on
+# three ranks, and very little time, because **rank 3 never skips**.
 
 # %% [markdown]
 # ## 3 · The slowest rank of every step
 #
-# Sort the mosaic by step instead of by owner, and it becomes a timetable. Press Play, or move the slider with the arrow keys,
-# up to the last step.
+# Sort the mosaic by step instead of by owner, and it becomes a timetable. In a live notebook, press Play, or move the slider
+# with the arrow keys, up to the last step.
 
 # %%
 load_mosaic.play(small)
@@ -268,23 +273,24 @@ for P in (2, 4, 8, 64):
     print(f"P = {P:2}: {share:.1%} of the work, {time:.1%} of the time; (P − ½)/P = {limit:.1%}")
 
 # %% [markdown]
-# How busy are the ranks meanwhile? First, rank 0.
+# How busy are the ranks meanwhile?
 
 # %% tags=["nbval-ignore-output"]
-predict("07.busy", "8 ranks with 64 tokens each: for what percentage of the time does rank 0 "
-        "compute?", unit="%")
+predict("07.busy", "8 ranks with 64 tokens each: for what percentage of the time does a rank "
+        "compute, on average over all ranks?", unit="%")
 
 # %%
 wide, _ = run(contiguous(8 * 64, 8))
 chart = gantt.chart(wide.trace)
 name = "8 ranks, 64 tokens each"
 show(gantt.figure(wide.trace, name), gantt.describe(wide.trace, name))
-compare("07.busy", 100 * chart.busy(0) / chart.makespan)
+compare("07.busy", 100 * chart.busy_fraction)
 
 # %%
 c, P = 64, 8
 visible, longest = P * c * (P * c + 1) / 2, c * (c + 1) / 2 + (P - 1) * c * c
 formula = visible / (P * longest)
+print(f"rank 0 computes for {chart.busy(0) / chart.makespan:.1%} of the time")
 print(f"all ranks: {chart.busy_fraction:.1%} on the clock, {formula:.1%} by the formula")
 print(f"that is the work of {P * chart.busy_fraction:.1f} ranks")
 print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.1%}")
@@ -298,7 +304,7 @@ print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.
 #
 # Is it the same for real sizes? `simulate`, from lesson 06, runs the package's own ring program on a clock with the speeds of
 # real hardware: tiles of 128 × 128, latencies, bandwidths. `hardware("h100")` is a row of the package's table. `Attention` holds
-# the sizes of a token: here 32 query heads and 8 K/V heads. On eight H100s, with 65,536 tokens:
+# the sizes of the layer, here 32 query heads and 8 K/V heads. On eight H100s, with 65,536 tokens:
 
 # %%
 sizes = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=True)
@@ -322,7 +328,10 @@ predict("07.slow", "Rank 0 takes four times as long for its 36 pairs, the others
 # %%
 limping, end = run(small, slow={0: 4})
 name = "Rank 0 at a quarter of its speed"
-show(gantt.figure(limping.trace, name), gantt.describe(limping.trace, name))
+picture = gantt.figure(limping.trace, name)
+picture.axes[0].axvline(after, color=INK, linewidth=1.2, linestyle=":")
+picture.axes[0].text(after + 2, 0.45, "end before", fontsize=8.5)
+show(picture, gantt.describe(limping.trace, name) + f" A dotted line at {after}: the end before.")
 compare("07.slow", end)
 busy = gantt.chart(limping.trace).busy(0)
 print(f"{end - after:.0f} s later than before; rank 0 computes for {busy:.0f} s")
@@ -347,11 +356,11 @@ print("rank 0 at a quarter, slowest of each step:", slowest, "sum", slowest.sum(
 # If rank 0 is 2.7 times as slow, no other rank notices: rank 0 then begins step 1 just before second 100, when rank 3 wants to
 # begin step 2. If rank 3 is slow, the whole ring is slow by the same factor.
 #
-# Note the last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be right if
-# in every step all ranks waited for all. In a ring only neighbours wait for each other: while rank 0 was busy with step 0 until
-# second 144, rank 3 completed steps 0 and 1 by second 100, and waited only from then on. Part of rank 0's delay overlapped
-# with the work of others. So the sum is an **upper bound**. It is reached if one rank is the slowest in every step, ties
-# included, as rank 3 is in section 3. In the exercise you compute the exact time for any table.
+# Note the last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be
+# right if all ranks waited for all in every step. In a ring only neighbours wait for each other: rank 3 had done step 1 by
+# second 100, and waited 44 seconds, although rank 0 ended step 0 108 seconds later than the others. So the sum is an
+# **upper bound**. It is reached if one rank is the slowest in every step, ties included, as rank 3 is in section 3. In the
+# exercise you compute the exact time for any table.
 #
 # Could rank 0 at least leave the ring once it has nothing more to see? Try it.
 
@@ -438,11 +447,13 @@ for queries in (Run(2, 4, 4), Run(1, 4, 4), Run(10, 4, 4)):
 # - **d = 0**: row i sees keys 0 to i. Causal.
 # - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
 # - **d = +2**: every row sees two keys more, but there are only four keys. This is neither causal nor full.
+# - **d ≤ −n_q**, the number of rows: even the last row sees nothing. Skip.
+# - **d ≥ n_k − 1**, with n_k keys: even row 0 sees all keys. Full.
 #
 # The third case never occurs in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as all
-# published layouts are. Two runs of such a layout have d = 0 or d = −1, or they see nothing or everything of each other. Runs
-# cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree everywhere? We try many dealt
-# layouts, also with lengths that do not divide.
+# published layouts are. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree
+# everywhere? We try many dealt layouts, also with lengths that do not divide. `chunk` is the length of a piece; `folded` deals
+# every other turn backwards (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each rank: contiguous.
 
 # %%
 def covered(layout, rank, origin):
@@ -464,7 +475,7 @@ def kind(q, k):
 # %%
 checked, kinds = 0, Counter()
 for S, P in product((7, 16, 24, 37), (2, 3, 4, 8)):
-    for chunk, folded in product((1, 2, 3, -(-S // P)), (False, True)):
+    for chunk, folded in product((1, 2, 3, math.ceil(S / P)), (False, True)):
         layout = dealt(S, P, chunk=chunk, folded=folded)
         for rank, origin in np.ndindex(P, P):
             assert (covered(layout, rank, origin) == mask(layout, rank, origin)).all()
@@ -480,7 +491,7 @@ print("pairs of runs:", dict(sorted(kinds.items())))
 # ## 6 · A ring on any layout
 #
 # Tiles cover the same pairs as masks, so a ring that computes by tiles is right on *any* layout. Try one without any order,
-# in which the tokens are dealt at random.
+# in which the tokens are dealt at random. For comparison we add the *zig-zag*: each rank gets an early and a late piece.
 
 # %%
 owner = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 8))
