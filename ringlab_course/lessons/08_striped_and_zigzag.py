@@ -7,11 +7,11 @@
 # **You need first** [lesson 05](05_emulated_ring.ipynb), the ring, and [lesson 07](07_causal_imbalance.ipynb), why all ranks
 # of a contiguous causal ring wait for the last one.
 #
-# **Minutes** 60 to read and run; the exercise takes another 75.
+# **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
 # Lesson 07 ended with a wish: the same work for **every rank** in **every step**, with tokens kept as few runs, all of one
-# step. A rank need not own *neighbouring* tokens, since masks compare global positions. Even tokens dealt at random kept the
-# ranks busy, though with far too many tiny tiles. So we deal tokens like cards, but by a rule.
+# step. A rank need not own *neighbouring* tokens, since masks compare global positions. So we deal tokens like cards, but by a
+# rule.
 
 # %%
 from itertools import pairwise
@@ -23,9 +23,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from ringlab import Layout, Run, VirtualCluster, contiguous, dealt, ring_attention, striped, zigzag
 from ringlab.cost.flops import imbalance, layout_work
 from ringlab.cost.hardware import hardware
-from ringlab.cost.models import model
-from ringlab.cost.papers import STRIPED_TILE_GPU, STRIPED_WEIGHT_GPU
-from ringlab.cost.papers import striped_bracket, striped_speedup
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab_course import compare, corpus, predict
@@ -37,6 +34,8 @@ from ringlab_course.figures.layout_tiles import PARTIAL, SKIP, tiles_of
 from ringlab.viz.style import BLUE, INK, ORANGE, WIDE, new_figure, show, styled
 
 # %% [markdown]
+# ## Part 1 · One family of layouts
+#
 # ## 1 · One way of dealing, four layouts
 #
 # Cut the sequence into pieces of `chunk` tokens, and deal them in turns, one piece to each rank.
@@ -119,27 +118,29 @@ def show_steps(layout):
     """The table, the slowest rank of each step, and their sum."""
     slowest = by_step(layout).max(axis=0)
     print(by_step(layout))
-    print(f"slowest rank of each step: {slowest}, sum {slowest.sum()}; ideal: {32 * 33 // 2 // 4}")
+    ideal = layout.S * (layout.S + 1) // 2 // layout.P
+    print(f"slowest rank of each step: {slowest}, sum {slowest.sum()}; ideal: {ideal}")
 
 
-show_steps(contiguous(32, 4))
+show_steps(contiguous(64, 8))
 
 # %% [markdown]
-# There is a row for each rank and a column for each step, as in lesson 07. The cost is 228, which is 96 above the ideal, 132.
-# In a striped layout every rank gets early and late tokens alike.
+# There is a row for each rank and a column for each step, as in lesson 07. The cost is 484, and the ideal 260. In a striped
+# layout every rank gets early and late tokens alike.
 
 # %% tags=["nbval-ignore-output"]
-predict("08.striped", "4 ranks, 32 tokens. Contiguous costs 96 pairs more than the ideal, 132. "
+predict("08.striped", "8 ranks, 64 tokens. Contiguous costs 224 pairs more than the ideal, 260. "
         "How many more does striped cost?", unit="pairs")
 
 # %%
-show_steps(striped(32, 4))
-compare("08.striped", by_step(striped(32, 4)).max(axis=0).sum() - 32 * 33 // 2 // 4)
+show_steps(striped(64, 8))
+compare("08.striped", by_step(striped(64, 8)).max(axis=0).sum() - 64 * 65 // 2 // 8)
 
 # %% [markdown]
-# **12 more, 144.** Close to the ideal, but not equal to it. Take two stripes. If the queries' stripe begins at or after the
-# keys', row i sees keys 0 to i. If it begins earlier, row i does not see key i. So a rank computes 36 pairs or 28, and in every
-# step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as shards grow. Now the fold:
+# **28 more, 288.** Much nearer to the ideal, but not equal to it. Take two stripes. If the queries' stripe begins at or after
+# the keys', row i sees keys 0 to i. If it begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28,
+# and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as shards grow. Now the
+# fold, beside the others, with 32 tokens on 4 ranks:
 
 # %%
 picture = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
@@ -166,7 +167,7 @@ print(owners(odd), totals)
 compare("08.fold", max(totals) - min(totals))
 
 # %% [markdown]
-# There are three turns. The first two cancel, but no turn folds the third one back. A fold is exact only where turns come in
+# There are three turns. The first two cancel each other; the third has no partner. A fold is exact only where turns come in
 # pairs.
 #
 # ## 3 · Balance, by tiles
@@ -204,15 +205,15 @@ show(layout_view.figure(layouts, tile=4), layout_view.describe(layouts, tile=4))
 
 # %% [markdown]
 # In the striped panel **every pair of shards has a dark diagonal**, and about half the work in each of its tiles is wasted.
-# The zig-zag has a diagonal only where a rank meets its own tokens, in step 0. Let the tile grow with the slider: at 8 a shard
-# is two tiles wide, as in the question.
+# The zig-zag has a diagonal only where a rank meets its own tokens, in step 0. In a live notebook, let the tile grow with the
+# slider: at 8 a shard is two tiles wide, as in the question.
 
 # %% tags=["nbval-ignore-output"]
 layout_view.play(tiles=(4, 8, 16))
 
 # %% [markdown]
 # Are the striped ranks out of balance? Not at all. From here on we take more tokens, 32,768 on 8 ranks. A shard is then 32
-# tiles wide, and a diagonal weighs less:
+# tiles wide, and a diagonal weighs less. (`imbalance` is the cost over the ideal.)
 
 # %%
 S, P, TILE = 32_768, 8, (128, 128)
@@ -228,7 +229,7 @@ for layout in (contiguous(S, P), striped(S, P), zigzag(S, P)):
 # the ideal, not with the mean.
 #
 # Striping does not "defeat" tile skipping, as some texts say: nearly half of the tiles are skipped. But more of the computed
-# tiles are *masked*. (Below, S and the tile are 16 times smaller, which changes none of the tiles.)
+# tiles are *masked*. (The cell counts with S and the tile both 16 times smaller, which gives the same pattern of tiles.)
 
 # %%
 for layout in (striped(2048, 8), zigzag(2048, 8)):
@@ -260,7 +261,7 @@ with styled():
         ax.plot(chunks, above, color=colour, marker=mark, ms=size, label=name)
     ax.axvline(TILE[0], color=INK, linewidth=1, linestyle=":")
     ax.annotate("chunk = tile", (TILE[0], 40), (6, 0), textcoords="offset points")
-    for name, x, y in (("striped", 1, 4.2), ("zig-zag", 640, 0.5), ("contiguous", 900, 80)):
+    for name, x, y in (("striped", 1, 4.2), ("zig-zag", 1300, 0.5), ("contiguous", 900, 80)):
         ax.text(x, y, name, weight="bold")
     ax.set(xscale="log", yscale="log", xlabel="chunk (tokens)", ylabel="cost above ideal (%)",
            title="Cost of dealt layouts: 32,768 tokens, 8 ranks, tiles of 128", xticks=[])
@@ -276,10 +277,12 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
 # Read it from the left.
 #
 # - **Chunks smaller than the tile:** the fold gains nothing. It only reorders tokens inside tiles that are computed anyway.
-# - **At 128** the pieces fill tiles, and half-empty tiles become rare.
-# - **Larger chunks, round-robin:** the ranks become uneven. In every step some rank has one more diagonal of pieces.
-# - **Larger chunks, folded:** this difference cancels, and only the diagonals of step 0 remain. The zig-zag, at the end of the
-#   flat part, has the fewest pieces.
+# - **At 128** the pieces fill tiles, and half-empty tiles become rare. The folded cost drops to 0.4 %. Round-robin gains
+#   nothing: now the ranks are uneven. In every step but the first, some ranks compute one more diagonal of pieces than others,
+#   and with pieces of one tile this costs as much as the half-empty tiles did.
+# - **Larger chunks, round-robin:** this diagonal grows with the piece.
+# - **Larger chunks, folded:** the difference cancels, and only the diagonals of step 0 remain. The zig-zag is the last point of
+#   the flat part, and has the fewest pieces.
 # - **At the right end** a piece is a rank's whole share. There is no second turn to fold, and the layout is contiguous.
 #
 # ## 4 · Runs and launches
@@ -289,9 +292,10 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
 # is, causal, or causal shifted by one. That holds for the whole family, so a kernel needs only one flag, `causal`.
 
 # %%
-for name, (chunk, folded) in family.items():
-    layout = dealt(32, 4, chunk=2 * chunk if chunk > 1 else 1, folded=folded)
-    print(f"{name:11} rank 1:", *((run.start, run.step, run.length) for run in layout.runs(1)))
+token_fold = dealt(32, 4, chunk=1, folded=True, name="token fold")
+for layout in (contiguous(32, 4), striped(32, 4), zigzag(32, 4), token_fold):
+    runs = [(run.start, run.step, run.length) for run in layout.runs(1)]
+    print(f"{layout.name:11} rank 1:", *runs)
 
 # %% [markdown]
 # A contiguous or striped rank has one run, a zig-zag or token fold two. `ringlab.plan.tiles` turns pairs of runs into
@@ -316,7 +320,7 @@ compare("08.launches", count)
 # %% [markdown]
 # **One launch a step.** In step 0 a zig-zag shard meets itself. Its positions ascend, so the two triangles and the square
 # form *one* causal launch. In every later step the two visible squares of section 2 share their rows or their keys, and form
-# one launch without a mask. That is why fast ring code can be so short.
+# one launch without a mask.
 #
 # In the chart of section 3, a folded chunk of 128 costs as little as the zig-zag. But then a rank has 4,096 / 128 = 32 runs,
 # and not all of their rectangles touch:
@@ -338,6 +342,15 @@ for name, (chunk, folded) in members.items():
 # order. The order within a shard is part of a layout.
 
 # %% [markdown]
+# ---
+# **End of part 1. This is a good place to stop.** You can already solve stages 08.deal, 08.runs, 08.tiles and 08.balance of
+# [the exercise](../exercises/08_striped_and_zigzag.ipynb). If you return in a fresh kernel, run all cells up to here first.
+#
+# ---
+
+# %% [markdown]
+# ## Part 2 · In practice
+#
 # ## 5 · On the clock
 #
 # Pairs and tiles are a coarse model of time. Lesson 06's simulator has a finer one: the real ring program on eight H100s, with
@@ -380,6 +393,7 @@ total = layout_work(equal, tile=TILE).sum(1)
 run = simulate(sizes, equal, h100, tile=TILE)
 factor = slowest / run.makespan_s
 print(f"busiest over mean rank, all steps together: {total.max() / total.mean():.3f}")
+print("slowest rank of each step:", *layout_work(equal, tile=TILE).argmax(0))
 print(f"{1e3 * run.makespan_s:.2f} ms, {factor:.3f} times as fast as contiguous")
 verdict = "slower" if factor < 0.99 else "faster" if factor > 1.01 else "the same, within 1 %"
 compare("08.totals", verdict)
@@ -389,35 +403,13 @@ for layout, timed in ((contiguous(S, P), runs_on["contiguous"]), (equal, run)):
     print(f"{layout.name:10} cost/ideal {bound:.2f}, on the clock {time:.2f} times the zig-zag")
 
 # %% [markdown]
-# Even totals, and a little *slower* than the plain contiguous layout. In each step another rank is slow, and its neighbours
-# cannot go on without it. (Memory is not even either.) A layout has to balance each step.
+# Even totals, and a little *slower* than the plain contiguous layout. In every step a different rank is the slowest, and its
+# neighbours cannot go on without it. A layout has to balance each step.
 #
-# The last two lines compare the cost of section 2 with the clock. They agree for contiguous shards, where rank 7 is the
-# slowest in every step. For the stretches the cost is far above the time: slow steps of *different* ranks overlap, because a
-# delay moves by only one rank per step. So a cost near 1 proves a layout good, but only a clock shows how bad another one is.
-#
-# > **Aside: a published puzzle** (arXiv 2311.09431). The Striped Attention paper computes the largest possible gain of
-# > striping, counted in pairs. For a model of 1 billion parameters and 262,144 tokens on 4 A100s its Table 3 says 1.72; its
-# > runs gained 1.41. Its kernels skip tiles of 2,048 × 4,096 (section 3.1). Here is its bound, and the same sum with those
-# > tiles. `STRIPED_WEIGHT_GPU` is 2: its attention ran in TF32, at half the rate of the linear layers, so its FLOPs count twice.
-
-# %%
-BIG = STRIPED_TILE_GPU
-small, weight = model("striped-1b"), STRIPED_WEIGHT_GPU
-for tokens in (16_384, 65_536, 262_144):
-    by_pairs, by_tiles = (striped_speedup(small, 4, tokens, weight, tile) for tile in (None, BIG))
-    print(f"{tokens:7,} tokens, at most: {by_pairs:.2f} by pairs, {by_tiles:.2f} by tiles of {BIG}")
-least, most = striped_bracket(small, 4, 262_144, weight, BIG)
-print(f"262,144 tokens, a training step by tiles: {least:.2f} to {most:.2f}")
-for layout in (contiguous(16_384, 4), striped(16_384, 4), zigzag(16_384, 4)):
-    count = layout_work(layout, tile=BIG) // (BIG[0] * BIG[1])
-    print(f"16,384 tokens, {layout.name:10} {32 - count.sum():2} of 32 tiles skipped,",
-          f"slowest rank of each step: {count.max(0)}")
-
-# %% [markdown]
-# > The bound by pairs equals the paper's. With such large tiles a shard of 16,384 / 4 tokens is two tiles, one below the other.
-# > In every step of every layout some rank computes both of its tiles, so nothing is gained. The lower end of the range for a
-# > training step assumes a backward pass that skips nothing, as in the published code. The measured gain is inside this range.
+# The last two lines compare the cost, counted in tiles as in section 3, with the clock. They agree for contiguous shards,
+# where rank 7 is the slowest in every step. For the stretches the cost is far above the time: slow steps of *different*
+# ranks overlap, because a delay moves by only one rank per step. So a cost near 1 proves a layout good, but only a clock
+# shows how bad another one is.
 #
 # ## 6 · What it costs to reorder
 #
@@ -442,7 +434,7 @@ for layout in (contiguous(1024, 8), striped(1024, 8), zigzag(1024, 8), zigzag(10
 
 # %% [markdown]
 # For 1,024 tokens each layout sends the same number of bytes, and none needs an exchange to restore the order. The last line
-# has 1,021 tokens, without padding: the last piece is just shorter.
+# has 1,021 tokens, without padding.
 #
 # But one thing breaks silently: everything else that depends on a token's *position*. Rotary embeddings (RoPE) rotate q and k
 # by an angle that grows with the position. Suppose that every rank uses the positions 0, 1, 2, … of its own shard:
@@ -500,9 +492,9 @@ compare("08.packed", verdict or "the same, within 1 %")
 
 # %% [markdown]
 # Worse than contiguous: rank 3 owns the middle of the sequence, and that is the late half of the longest document. The remedy
-# is to fold each document by itself. There are two ways to collect the pieces. *Document-major* writes the folded documents one
-# after the other, and gives each rank a quarter of the result. *Two of each* gives each rank its two pieces **of every
-# document**.
+# is to fold each document by itself: cut it into 2P pieces, and pair piece r with piece 2P − 1 − r. There are two ways to
+# collect the pairs. *Document-major* writes them in a row, for document 0 the pieces 0 7 1 6 2 5 3 4, then those of document 1,
+# and so on, and gives each rank a quarter of that row. *Two of each* gives each rank its two pieces **of every document**.
 
 # %%
 def fold_each(documents, P):
@@ -531,7 +523,11 @@ def two_of_each(documents, P):
 packed = [zigzag(64, P_packed), document_major(documents, P_packed),
           two_of_each(documents, P_packed), striped(64, P_packed)]
 for layout in packed:
-    print(f"{layout.name:15} busiest/mean {busiest(layout, documents):.3f}")
+    print(f"{layout.name:15} busiest/mean {busiest(layout, documents):.3f}  {owners(layout)}")
+
+# %% [markdown]
+# The digits are the owners of the 64 tokens. In document-major order rank 0 owns all of document 0. The table takes the busiest
+# rank of every step. The lines above the panels add up all steps first, and there striped ranks are even, too:
 
 # %%
 shown = [packed[3], packed[2]]
@@ -539,10 +535,10 @@ show(layout_view.figure(shown, tile=2, documents=documents),
      layout_view.describe(shown, tile=2, documents=documents))
 
 # %% [markdown]
-# (The lines above the panels count all steps together.) Folding documents by themselves is not enough: in document-major
-# order, pieces that belong together get to different ranks. Two pieces of *every* document are exactly even. Striping ignores
-# documents, and is nearly even in each. Its price is the diagonal in every pair of shards: 1.30 scores computed for each visible
-# one, where two of each needs 1.11. With longer documents:
+# Folding documents by themselves is not enough: in document-major order, pieces that belong together get to different ranks.
+# Two pieces of *every* document are exactly even. Striping ignores documents, and is nearly even in each. Its price is the
+# diagonal in every pair of shards: 1.30 scores computed for each visible one, where two of each needs 1.11. With longer
+# documents:
 
 # %%
 for scale in (8, 64):
@@ -554,7 +550,8 @@ for scale in (8, 64):
 # %% [markdown]
 # 2P divides all these lengths. Otherwise some pieces are a token longer than others. In thousands of short documents that adds
 # up, if the same ranks always get the longer pieces. In the exercise you find a way to avoid that.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # - One family: pieces of `chunk` tokens, dealt round-robin or folded. Contiguous, striped, zig-zag and token fold belong to it.
