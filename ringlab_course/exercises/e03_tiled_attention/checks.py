@@ -28,6 +28,7 @@ from ringlab_course.exercises.e03_tiled_attention.texts import (
     BACKWARD_MISTAKES,
     BACKWARD_VARIANTS,
     FORWARD_MISTAKES,
+    FORWARD_VARIANTS,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Pass(NamedTuple):
 
 
 THERE, BACK = (
-    Pass(FORWARD, FORWARD_MISTAKES, FORWARD_MISTAKES),
+    Pass(FORWARD, FORWARD_MISTAKES, FORWARD_VARIANTS),
     Pass(BACKWARD, BACKWARD_MISTAKES, BACKWARD_VARIANTS),
 )
 

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ringlab.merge import Partial, merge
+
 Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 Visit: TypeAlias = Callable[[slice, slice, int], bool]
 """Whether the query tile `rows` visits the key tile `keys`, if query 0 is at position `start`."""
@@ -42,6 +44,11 @@ def without_start(rows: slice, keys: slice, start: int) -> bool:
 def only_before(offset: bool) -> Visit:
     """The mistake: of a key tile, the query tiles that begin at or before it; `offset` counts from the corner."""
     return lambda rows, keys, start: rows.start <= keys.start - (0 if offset else start)
+
+
+def to_the_first_query(rows: slice, keys: slice, start: int) -> bool:
+    """The mistake: the visible keys end with those of the tile's first query."""
+    return keys.start <= rows.start + start
 
 
 def hidden(rows: slice, keys: slice, start: int) -> Tensor:
@@ -75,6 +82,21 @@ def hidden_where_they_meet(rows: slice, keys: slice, start: int) -> Tensor:
     return (
         hidden(rows, keys, start) if keys.start == rows.start + start else nothing_hidden(rows, keys, start)
     )
+
+
+def hidden_where_indices_meet(rows: slice, keys: slice, start: int) -> Tensor:
+    """The mistake: only a tile whose first key has the index of its first query is masked."""
+    return hidden(rows, keys, start) if keys.start == rows.start else nothing_hidden(rows, keys, start)
+
+
+def in_cut_tiles(mask: Mask) -> Mask:
+    """Return `mask` in the tiles that hold hidden pairs, and nothing hidden in the others."""
+
+    def chosen(rows: slice, keys: slice, start: int) -> Tensor:
+        cut = keys.stop - 1 > rows.start + start
+        return (mask if cut else nothing_hidden)(rows, keys, start)
+
+    return chosen
 
 
 def nothing_hidden(rows: slice, keys: slice, start: int) -> Tensor:
@@ -134,21 +156,76 @@ def forward(
     rescale: bool = True,
     rescale_acc: bool = True,
     subtract: bool = True,
+    guard: bool = False,
     share: Callable[[Tensor, int], Tensor] = shared,
     **how: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) by a running maximum m, sum l and accumulator acc; faults by keyword."""
+    """Return (out, lse) by a running maximum m, sum l and accumulator acc; faults by keyword.
+
+    With `guard`, a row that has seen nothing stays at (0, −inf).
+    """
     k, v = share(k, q.shape[1]), share(v, q.shape[1])
     m, total, acc = torch.full_like(q[..., 0], -math.inf), torch.zeros_like(q[..., 0]), torch.zeros_like(q)
     for rows, keys, scores in tiles_of(q, k, **how):
         top = torch.maximum(m[..., rows], scores.amax(-1)) if subtract else torch.zeros_like(m[..., rows])
+        if guard:
+            top = top.masked_fill(top == -math.inf, 0.0)
         powers = torch.exp(scores - top.unsqueeze(-1))
         old = torch.exp(m[..., rows] - top) if rescale and subtract else torch.ones_like(top)
         total[..., rows] = total[..., rows] * old + powers.sum(-1)
         acc[..., rows, :] *= old.unsqueeze(-1) if rescale_acc else 1.0
         acc[..., rows, :] += powers @ v[..., keys, :]
         m[..., rows] = top
-    return acc / total.unsqueeze(-1), m + torch.log(total)
+    shares = total.masked_fill(total == 0, 1.0) if guard else total
+    return acc / shares.unsqueeze(-1), m + torch.log(total)
+
+
+def merged_with(part: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the forward that merges every tile's (out, lse); `part` makes (weights, lse) of a tile's scores."""
+
+    def answer(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        k, v = shared(k, q.shape[1]), shared(v, q.shape[1])
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+        for rows, keys, scores in tiles_of(q, k, **how):
+            weights, new = part(scores)
+            state = merge(Partial(out[..., rows, :], lse[..., rows]), Partial(weights @ v[..., keys, :], new))
+            out[..., rows, :], lse[..., rows] = state.out, state.lse
+        return out, lse
+
+    return answer
+
+
+def with_lse(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """A tile's weights from its lse; a row that sees nothing gets −inf − (−inf), NaN."""
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse.unsqueeze(-1)), lse
+
+
+def with_maximum(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """A tile's weights from its maximum and sum; a row that sees nothing gets NaN, also as lse."""
+    top = scores.amax(-1, keepdim=True)
+    powers = torch.exp(scores - top)
+    total = powers.sum(-1, keepdim=True)
+    return powers / total, (top + total.log()).squeeze(-1)
+
+
+def without_maximum(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """A tile's weights and lse from sums of e^score."""
+    powers = torch.exp(scores)
+    total = powers.sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1.0), total.log().squeeze(-1)
+
+
+def lse_without_maximum(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The lse as the logarithm of a sum of e^score, and weights from that lse."""
+    lse = torch.exp(scores).sum(-1).log()
+    return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)), lse
+
+
+def lse_to_base_two(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+    """lse is the logarithm to base 2."""
+    out, lse = forward(q, k, v, **how)
+    return out, lse / math.log(2)
 
 
 def averages(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,10 @@ FORWARD_HINTS = (
     "is the last key that all of its queries see?",
     "Start each query tile from out 0 and lse −inf, in float32 at least, and merge every visited tile into it. With "
     "`causal`, stop after the last key that the tile's last query sees; mask by position. For grouped heads give the "
-    "query heads that share a key head an axis of their own, (B, K, H/K, M, D), and let K and V broadcast along it.",
+    "query heads that share a key head an axis of their own, (B, K, H/K, M, D), and let K and V broadcast along it. "
+    "A row of a cut tile may see no key of it: its part is out 0 and lse −inf, and must not become NaN.",
     r"Query $i$ is at position $p_i = N - M + i$ and sees $j \le p_i$. For one tile $S = \text{scale}\cdot QK^\top$, "
-    r"$L' = \log\sum_j e^{S_{ij}}$, $O' = e^{S-L'}V$; then "
+    r"$L' = \log\sum_j e^{S_{ij}}$, $O' = e^{S-L'}V$, or $O' = 0$ where $L' = -\infty$; then "
     r"$L_{new} = \log(e^{L}+e^{L'})$ and $O_{new} = e^{L-L_{new}}\,O + e^{L'-L_{new}}\,O'$.",
 )
 
@@ -39,6 +40,7 @@ FORWARD_MISTAKES = (
     forward_mistake("out_not_rescaled", mistakes.out_not_rescaled),
     forward_mistake("lse_is_maximum", mistakes.lse_is_maximum),
     forward_mistake("lse_is_sum", mistakes.lse_is_sum),
+    forward_mistake("lse_to_base_two", mistakes.lse_to_base_two),
     forward_mistake("no_scale", forward_with(scale=1.0)),
     forward_mistake("own_scale", mistakes.own_scale),
     forward_mistake("drops_tail", mistakes.forward_no_tail),
@@ -46,6 +48,8 @@ FORWARD_MISTAKES = (
         "from_the_corner", forward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
     ),
     forward_mistake("stops_too_early", forward_with(visit=mistakes.without_start)),
+    forward_mistake("stops_at_the_first_query", forward_with(visit=mistakes.to_the_first_query)),
+    forward_mistake("empty_row", mistakes.merged_with(mistakes.with_lse)),
     forward_mistake("masks_the_last_tile", forward_with(mask=mistakes.hidden_in_the_last)),
     forward_mistake("local_mask", forward_with(mask=mistakes.hidden_locally)),
     forward_mistake("open_diagonal", forward_with(mask=mistakes.nothing_hidden)),
@@ -53,6 +57,7 @@ FORWARD_MISTAKES = (
     forward_mistake("hides_the_own_token", forward_with(mask=mistakes.hidden_with_itself)),
     forward_mistake("offset_in_the_tile", forward_with(mask=mistakes.hidden_with_the_offset)),
     forward_mistake("masks_where_starts_meet", forward_with(mask=mistakes.hidden_where_they_meet)),
+    forward_mistake("masks_where_indices_meet", forward_with(mask=mistakes.hidden_where_indices_meet)),
     forward_mistake(
         "above_the_diagonal", forward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
     ),
@@ -66,6 +71,25 @@ FORWARD_MISTAKES = (
     forward_mistake("computes_hidden_tiles"),
     forward_mistake("low_precision"),
 )
+
+FORWARD_VARIANTS = (
+    *FORWARD_MISTAKES,
+    forward_mistake("empty_row", mistakes.merged_with(mistakes.with_maximum)),
+    forward_mistake("no_maximum", mistakes.merged_with(mistakes.without_maximum)),
+    forward_mistake("no_maximum", mistakes.merged_with(mistakes.lse_without_maximum)),
+    *(
+        forward_mistake(name, forward_with(mask=mask, guard=guard))
+        for name, mask in (
+            ("local_mask", mistakes.hidden_locally),
+            ("local_mask", mistakes.in_cut_tiles(mistakes.hidden_locally)),
+            ("hides_the_own_token", mistakes.hidden_with_itself),
+            ("hides_the_own_token", mistakes.in_cut_tiles(mistakes.hidden_with_itself)),
+            ("masks_where_indices_meet", mistakes.in_cut_tiles(mistakes.hidden_with_the_offset)),
+        )
+        for guard in (False, True)
+    ),
+)
+"""The mistakes, with the other forms that some of them take."""
 
 _ONLY_BEFORE = backward_mistake(
     "queries_before_the_keys",
@@ -89,6 +113,7 @@ BACKWARD_MISTAKES = (
         "from_the_corner", backward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
     ),
     backward_mistake("stops_too_early", backward_with(visit=mistakes.without_start)),
+    backward_mistake("stops_at_the_first_query", backward_with(visit=mistakes.to_the_first_query)),
     backward_mistake("masks_the_last_tile", backward_with(mask=mistakes.hidden_in_the_last)),
     backward_mistake("local_mask", backward_with(mask=mistakes.hidden_locally)),
     backward_mistake("open_diagonal", backward_with(mask=mistakes.nothing_hidden)),
@@ -98,6 +123,7 @@ BACKWARD_MISTAKES = (
     backward_mistake("hides_the_own_token", backward_with(mask=mistakes.hidden_with_itself)),
     backward_mistake("offset_in_the_tile", backward_with(mask=mistakes.hidden_with_the_offset)),
     backward_mistake("masks_where_starts_meet", backward_with(mask=mistakes.hidden_where_they_meet)),
+    backward_mistake("masks_where_indices_meet", backward_with(mask=mistakes.hidden_where_indices_meet)),
     backward_mistake(
         "above_the_diagonal", backward_with(visit=mistakes.everything, mask=mistakes.hidden_if_cut)
     ),
@@ -122,5 +148,12 @@ BACKWARD_VARIANTS = (
         for offset in (False, True)
         for mask in (mistakes.hidden, mistakes.hidden_if_cut)
     ),
+    backward_mistake("local_mask", backward_with(mask=mistakes.in_cut_tiles(mistakes.hidden_locally))),
+    backward_mistake(
+        "hides_the_own_token", backward_with(mask=mistakes.in_cut_tiles(mistakes.hidden_with_itself))
+    ),
+    backward_mistake(
+        "masks_where_indices_meet", backward_with(mask=mistakes.in_cut_tiles(mistakes.hidden_with_the_offset))
+    ),
 )
-"""The mistakes, with the other forms that one of them takes."""
+"""The mistakes, with the other forms that some of them take."""
