@@ -139,6 +139,11 @@ def first_difference(shares: Sequence[np.ndarray], truth: Sequence[np.ndarray], 
     """Return in words what the first rank that differs owns, and what it should."""
     for rank, (got, expected) in enumerate(zip(shares, truth, strict=True)):
         if not np.array_equal(got, expected):
+            lacks, extra = np.setdiff1d(expected, got), np.setdiff1d(got, expected)
+            if listed(got) == listed(expected) and lacks.size + extra.size:  # they differ later
+                parts = (("lacks", lacks), ("should not own", extra))
+                differ = " and ".join(f"{verb} {listed(some)}" for verb, some in parts if some.size)
+                return f"{case}: rank {rank} {differ}"
             return f"{case}: rank {rank} owns {listed(got)}, should own {listed(expected)}"
     return case
 

@@ -19,12 +19,16 @@ from ringlab_course.checking.positions import (
     Question,
     expect_owned_once,
     expect_shares,
+    first_difference,
     judge,
     mistake_in,
     same_sets,
 )
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.subject import Measured
+from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layouts
 from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import chains, dealt
+from ringlab_course.exercises.e08_striped_and_zigzag.layouts import LARGE
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     EVEN,
     FEWEST,
@@ -33,7 +37,7 @@ from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     stretches,
     two_of_each,
 )
-from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
+from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import TILES, counts, imbalance
 
 RANKS = st.sampled_from((1, 2, 3, 8))
 SIDES = st.integers(1, 9)
@@ -226,3 +230,37 @@ def test_chance_is_named_where_the_same_documents_are_dealt_in_two_ways():
     stage = load_exercise("08").stage("08.packed")
     checks = {check.id: check for check in run_in_process(stage, {"pack": pack}, seed=1).checks}
     assert checks["small"].misconception == "left_to_chance"
+
+
+class Slow:
+    """A subject that finds the runs of short shards, and has no time for long ones."""
+
+    def call(self, positions, step):
+        if len(positions) > max(LARGE):
+            raise Crashed("`runs` did not end within 30 s.")
+        return chains(positions, step)
+
+    def measure(self, positions, step):
+        return Measured(chains(positions, step), 100 * len(positions))
+
+
+def test_a_search_that_runs_out_of_time_is_called_a_comparison_of_all_pairs():
+    with pytest.raises(Failure) as failure:
+        e08_layouts._check_memory(Slow(), np.random.default_rng(0))
+    assert failure.value.misconception == "compares_all_pairs"
+    assert "131,072" in str(failure.value.counterexample)
+
+
+@pytest.mark.parametrize("mistake", [each for each in TILES if each.name.startswith("assumes_ascending")])
+def test_first_and_last_tokens_are_named_whatever_is_asked_of_them_first(mistake):
+    stage = load_exercise("08").stage("08.tiles")
+    checks = {
+        check.id: check for check in run_in_process(stage, {"tile_counts": mistake.imitate}, seed=1).checks
+    }
+    assert checks["ascending"].ok and checks["seams"].misconception == mistake.name
+
+
+def test_a_difference_after_the_positions_that_are_shown_is_shown():
+    text = first_difference([np.arange(40)], [np.arange(1, 42)], "S=42")
+    assert "owns {0, 1," in text
+    assert first_difference([np.arange(40)], [np.arange(42)], "S=42") == "S=42: rank 0 lacks {40, 41}"

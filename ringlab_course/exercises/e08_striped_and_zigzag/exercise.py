@@ -155,7 +155,7 @@ check("08.balance")
 # 2. no rank owns more than two stretches of neighbouring positions of any document;
 # 3. no rank has more than 1.01 times the mean number of tokens;
 # 4. the visible pairs of the busiest rank of each step of the ring, added up over the steps, are at most 1.01 times the
-#    mean of all ranks;
+#    work of a rank on average;
 # 5. the same lengths always give the same answer, because every rank calls `pack` by itself.
 #
 # Conditions 1, 2 and 5 always hold. Conditions 3 and 4 hold where 2P divides every length, and also where there are at least

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.growth import measured
 from ringlab_course.checking.positions import (
     Question,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NAMED = {mistake.name: mistake for mistake in (*DEAL, *RUNS)}
 LARGE = 2048, 4096, 8192
+LONGEST = 131_072
+"""Positions of the longest shard: a search in a list for each of them takes minutes."""
 
 
 def _judge_deal(subject: Subject, cases: Sequence[tuple[int, int, int, bool]]) -> None:
@@ -206,6 +208,12 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
     if growth.faster_than(1):
         raise NAMED["compares_all_pairs"].failure(f"shards of S positions, step 8; {growth}")
     _judge_runs(subject, cases)
+    try:
+        _judge_runs(subject, [_large(rng, LONGEST)])
+    except Crashed as crash:
+        if "did not end within" not in crash.message:
+            raise
+        raise NAMED["compares_all_pairs"].failure(f"{LONGEST:,} positions: {crash.message}") from None
 
 
 def _large(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:

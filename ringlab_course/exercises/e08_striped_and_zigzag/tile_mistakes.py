@@ -40,12 +40,27 @@ def _by_index(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
     return counts(np.arange(len(queries)), np.arange(len(keys)), tile)
 
 
-def _corners(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
+def _corners(which_first: str) -> Callable[[np.ndarray, np.ndarray, Tile], Counts]:
+    """Return counts by the first and the last token of a group, where a tile may be both full and skipped."""
+
     def corner(positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         return positions[::size], np.append(positions[size - 1 : -1 : size], positions[-1:])
 
-    (q_first, q_last), (k_first, k_last) = corner(queries, tile[0]), corner(keys, tile[1])
-    return _sorted_out(q_last[:, None] >= k_first, q_first[:, None] >= k_last)
+    def imitate(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
+        (q_first, q_last), (k_first, k_last) = corner(queries, tile[0]), corner(keys, tile[1])
+        some, full = q_last[:, None] >= k_first, q_first[:, None] >= k_last
+        return _by_order(some, full, which_first)
+
+    return imitate
+
+
+def _by_order(some: np.ndarray, full: np.ndarray, which_first: str) -> Counts:
+    """Return counts where a tile that is full, but shows nothing, counts as what is asked first, or as both."""
+    if which_first == "skip":
+        return _sorted_out(some, full)
+    if which_first == "full":
+        return _sorted_out(some | full, full)
+    return int(full.sum()), int(some.size - full.sum() - (~some).sum()), int((~some).sum())
 
 
 def _strictly(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
@@ -63,12 +78,7 @@ def _skips_too_much(which_first: str) -> Callable[[np.ndarray, np.ndarray, Tile]
 
     def imitate(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
         (q_low, q_high), (k_low, k_high) = ends(queries, tile[0]), ends(keys, tile[1])
-        some, full = q_high[:, None] > k_low, q_low[:, None] >= k_high
-        if which_first == "skip":
-            return _sorted_out(some, full)
-        if which_first == "full":
-            return _sorted_out(some | full, full)
-        return int(full.sum()), int(some.size - full.sum() - (~some).sum()), int((~some).sum())
+        return _by_order(q_high[:, None] > k_low, q_low[:, None] >= k_high, which_first)
 
     return imitate
 
@@ -100,11 +110,19 @@ def _masked_is_full(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts
     return full + masked, 0, skipped
 
 
+ORDERS = (("", "skip"), ("_after_full", "full"), ("_by_difference", "neither"))
 OTHER_ORDER = tiles_mistake("order_skipped_masked_full")
 TILES = (
     tiles_mistake("sorts_first", lambda queries, keys, tile: counts(np.sort(queries), np.sort(keys), tile)),
     tiles_mistake("compares_indices", _by_index),
-    tiles_mistake("assumes_ascending", _corners),
+    *(
+        replace(
+            tiles_mistake("assumes_ascending"),
+            name=f"assumes_ascending{suffix}",
+            imitate=_corners(which_first),
+        )
+        for suffix, which_first in ORDERS
+    ),
     tiles_mistake("strictly_before", _strictly),
     *(
         replace(
@@ -112,7 +130,7 @@ TILES = (
             name=f"skips_too_much{suffix}",
             imitate=_skips_too_much(which_first),
         )
-        for suffix, which_first in (("", "skip"), ("_after_full", "full"), ("_by_difference", "neither"))
+        for suffix, which_first in ORDERS
     ),
     tiles_mistake("full_too_rarely", _full_too_rarely),
     *(
