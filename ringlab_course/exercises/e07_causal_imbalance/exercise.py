@@ -28,7 +28,8 @@ from ringlab_course import check, corpus, hint
 from ringlab.merge import Partial, merge_into
 
 # %% [markdown]
-# Layouts to play with, as runs. Try `runs_of(zigzag(16, 4))`, or `dealt(S, P, chunk=…, folded=…)`.
+# Layouts to play with, as runs. Try `runs_of(zigzag(16, 4))`, or `dealt(S, P, chunk=…, folded=…)`. The last deals
+# pieces of `chunk` tokens in turns, with `folded` every other turn backwards. A *token fold* has `chunk=1, folded=True`.
 
 # %%
 def runs_of(layout):
@@ -91,8 +92,7 @@ check("07.work")
 #   keys 0 to i.
 # - Every visible pair is in exactly one tile, and no hidden pair is in any. If nothing is visible, the list is empty.
 # - Starts differ by any amount, and lengths too: there are more cases than the four kinds of the lesson.
-# - Every tile is a launch: return no empty tile, and no more tiles than necessary. That is one where every row sees every
-#   key, and three at most.
+# - Every tile is a launch: return no empty tile, and few tiles: one where every row sees every key, never more than three.
 
 # %% grade="07.relation"
 def tiles_between(q_run, k_run):
@@ -128,9 +128,9 @@ check("07.relation")
 #
 # - `attend` is given; its only mask is `causal`. `merge_into(state, slice, partial)` merges into rows of a `Partial`.
 #   Both, and all of `ringlab.merge`, may be used here.
-# - Compute the tiles of your `tiles_between` and nothing else. The check puts NaN into keys that a run of queries shares no
-#   tile with: if you compute a hidden score and give it weight 0, you get 0 · NaN = NaN. Keys of your own block hold no
-#   NaN: you may attend to it by tiles, or as one triangle if this rank's positions ascend.
+# - Compute the tiles of your `tiles_between` and nothing else. For each run of queries, the check puts NaN into all keys of
+#   other ranks for which that run has no tile: if you compute a hidden score and give it weight 0, you get 0 · NaN = NaN.
+#   You may attend to your own block by tiles. If this rank's positions ascend, one triangle will do, too.
 # - Make exactly P − 1 exchanges with the next rank, even if a rank sees nothing of a block. Send K and V together, with as
 #   many heads as they came with: there may be fewer K/V heads than query heads.
 # - Shards differ in length: `ring.shift(k, v, length=n)` says that the arriving block has n tokens.

@@ -23,6 +23,7 @@ from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import (
     canonical,
     drawn,
     mask,
+    positive_is_full,
     shift_of,
     truncated,
 )
@@ -121,6 +122,7 @@ MISTAKES = (
     mistake("drops_the_rest", _triangle_only),
     mistake("knows_two_shifts", _four_only(wide=True, by_sign=True)),
     mistake("only_four_kinds", _four_only(wide=False, by_sign=True)),
+    mistake("positive_is_full", positive_is_full),
     mistake("last_index_for_stop", _last_index(triangles=False)),
     mistake("causal_not_square"),
     mistake("covers_twice"),

@@ -48,6 +48,11 @@ def truncated(q: Run, k: Run) -> np.ndarray:
     return np.tri(q[2], k[2], int((q[0] - k[0]) / q[1]))
 
 
+def positive_is_full(q: Run, k: Run) -> np.ndarray:
+    """Return what is seen when any shift of 1 or more counts as full: (n_q, n_k)."""
+    return np.ones((q[2], k[2])) if shift_of(q, k) > 0 else mask(q, k)
+
+
 def canonical(q: Run, k: Run) -> list[Bounds]:
     """Return the tiles of two runs: a full one, or a triangle, the keys before it and the rows after it."""
     shift, (n_q, n_k) = shift_of(q, k), (q[2], k[2])
@@ -145,11 +150,12 @@ def _tiled(
     key_offset: bool = True,
     overwrite: bool = False,
     backwards: bool = False,
+    flag: Callable[[Bounds], bool] = lambda tile: tile[4],
     here: Callable[[int, int, int], int] = lambda rank, step, P: (rank - step) % P,
 ) -> Callable[..., State]:
     """An imitation that goes through tiles as a right ring does, with one thing left out.
 
-    here(rank, step, P) is the rank whose tokens are really there when those of rank − step should be.
+    flag(tile) says whether a tile is attended to as causal; here(rank, step, P) is the rank whose tokens are really there when those of rank − step should be.
     """
 
     def imitate(rank, qs, ks, vs, positions, runs) -> State:
@@ -162,10 +168,10 @@ def _tiled(
                 raise ValueError("tokens of another rank are more or fewer, and this mistake breaks off")
             k, v = (oracle.float64(x[there]) for x in (ks, vs))
             for row, key, tile in _placed(runs[rank], runs[origin], backwards):
-                q0, q1, k0, k1, causal = tile
+                q0, q1, k0, k1, _ = tile
                 row, key = row * row_offset, key * key_offset
                 rows, keys = slice(row + q0, row + q1), slice(key + k0, key + k1)
-                seen = np.tri(q1 - q0, dtype=bool) if causal else None
+                seen = np.tri(q1 - q0, dtype=bool) if flag(tile) else None
                 part = attend(q[..., rows, :], k[..., keys, :], v[..., keys, :], seen)
                 if not overwrite:
                     part = merged((out[..., rows, :], lse[..., rows]), part)
@@ -205,6 +211,8 @@ SEEN = (
     mistake("forgets_the_row_offset", _tiled(row_offset=False)),
     mistake("forgets_the_key_offset", _tiled(key_offset=False)),
     mistake("forgets_both_offsets", _tiled(row_offset=False, key_offset=False)),
+    mistake("no_tile_is_causal", _tiled(flag=lambda tile: False)),
+    mistake("square_is_causal", _tiled(flag=lambda tile: tile[1] - tile[0] == tile[3] - tile[2])),
     mistake("sends_own_block_again", _tiled(here=lambda rank, step, P: (rank - min(step, 1)) % P)),
     mistake("never_uses_the_visitor", _tiled(here=lambda rank, step, P: rank)),
 )

@@ -21,7 +21,7 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import Run, truncated
+from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import Run, positive_is_full, truncated
 
 Tuples = list[list[tuple[int, int, int]]]
 
@@ -203,6 +203,7 @@ MISTAKES = (
     mistake("columns_by_origin", _counted(_visible, lambda rank, step, P: step)),
     mistake("origin_plus_step", _counted(_visible, lambda rank, step, P: (rank + step) % P)),
     mistake("only_four_kinds", _counted(_by_pairs(_four_kinds(rows=True)))),
+    mistake("positive_is_full", _counted(_by_pairs(positive_is_full))),
     mistake("truncates", _counted(_by_pairs(truncated))),
     mistake("assumes_contiguous", _counted(_by_rank)),
     mistake("first_run_only", _counted(_first_run)),
