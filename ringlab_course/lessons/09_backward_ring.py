@@ -10,8 +10,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
 # The forward ring was easy: queries stayed at home, and so did their results. Only K and V travelled, and no rank
-# changed them. In the backward, something *grows while it travels*. Several published ring attentions go wrong at
-# exactly this point.
+# changed them. In the backward, something *grows while it travels*. It is easy to go wrong at exactly this point.
 
 # %%
 import math
@@ -65,8 +64,8 @@ predict(
 
 # %% [markdown]
 # Suppose that rank 3 wants the gradients that *its* queries and *rank 1's* keys give. Lesson 03 has the recipe for one
-# tile. It wrote P for the weights; here P counts ranks, so we write $W = e^{S - \mathrm{lse}}$, and again
-# $\delta = \mathrm{rowsum}(dO \circ O)$:
+# tile. It wrote P for the weights; here P counts ranks, so we write $W = e^{S - \mathrm{lse}}$, where S are the scores
+# (in code, S counts tokens), and again $\delta = \mathrm{rowsum}(dO \circ O)$:
 #
 # $$dS = W\circ(dO\,V^\top - \delta),\qquad dQ = \mathrm{scale}\cdot dS\,K,\qquad dK = \mathrm{scale}\cdot dS^\top Q,\qquad dV = W^\top dO.$$
 #
@@ -103,7 +102,7 @@ parts = [[term(rank, origin) for origin in range(4)] for rank in range(4)]
 dq3 = sum(parts[3][origin][0] for origin in range(4))
 right = torch.from_numpy(truth.dq[..., 24:, :])
 enough = (dq3 - right).abs().max() < 1e-5
-print("rank 3's dQ, from its own rows and one K/V block at a time: right", bool(enough))
+print("rank 3's dQ, from its own rows and one K/V block at a time, is right:", bool(enough))
 compare("09.saved", "out and lse of its rows" if enough else "more")
 
 # %% [markdown]
@@ -127,14 +126,17 @@ def own_lse(q, k, mask=None):
     return total.masked_fill(total == -math.inf, math.inf)
 
 
-mine, theirs = shards[3], shards[1]
-scores = mine[1] @ theirs[2].mT * 16**-0.5
+_, q3, _, _, _, lse3 = shards[3]
+_, _, k1, *_ = shards[1]
+scores = q3 @ k1.mT * q3.shape[-1] ** -0.5
 print("weights of rank 3's rows on rank 1's keys add up to")
-for name, total in (("final", mine[5]), ("the block's own", own_lse(mine[1], theirs[2]))):
+for name, total in (("final", lse3), ("the block's own", own_lse(q3, k1))):
     rows = torch.exp(scores - total[..., None]).sum(-1)
     print(f"{name:15} lse: {rows.min():.2f} to {rows.max():.2f}")
 
 # %% [markdown]
+# With its own lse, each block claims the whole row: the weights of four blocks would add up to 4, not to 1.
+#
 # ## 2 · dK and dV have several authors
 #
 # dQ of a rank is a sum over *blocks*, and all its terms are computed at home. For dK and dV it is the other way round:
@@ -163,8 +165,8 @@ compare("09.who", adds[2])
 #
 # - Every rank keeps a dK and dV for the whole sequence, and they are added at the end. That is a tensor of length S on
 #   every rank, which is what the ring was built to avoid.
-# - Every rank sends each term straight to the block's owner. That is as many bytes, but in step s the owner is s ranks
-#   away. Where the machines themselves form a ring, each such message takes s links.
+# - Every rank sends each term straight to the block's owner. But in step s the owner is s ranks away. Where the
+#   machines themselves form a ring, such a message takes s links, and loads every one of them.
 # - The terms are added **on the way**. A block visits exactly the ranks that have a term for it. So let the sum of
 #   these terms travel with the block.
 #
@@ -231,17 +233,17 @@ compare("09.hops", couriers)
 # After P − 1 hops it has been on every rank, and it is on the rank *before* its owner: complete, but in the wrong
 # place. The P-th hop brings it home.
 #
-# Two remarks. First, one rank alone would send its courier to itself, which does no harm and no good. The package
+# Two remarks. First, one rank alone would send its courier to itself, which adds nothing to it. The package
 # leaves this hop out, and so will you in the exercise. Second, P hops are for a courier that *starts at its owner*.
 # The owner could keep its own term and let the courier start one rank later. Then P − 1 hops are enough, but every
 # rank holds one more dK and dV all the way. We count P, as the package does.
 #
 # ## 4 · Watch it grow
 #
-# The next picture is read off the messages of a real run without a mask. Its inputs are chosen so that each term is a
-# digit of its own, and any sum shows what it is made of. Each rank has a colour and a place in the box, filled when it
-# has added its term; the number says *whose* block the term belongs to. Press Play, or move the slider with the arrow
-# keys.
+# The next picture is read off the messages of a real run without a mask. Its inputs are chosen so that every sum shows
+# which terms are in it. Each box is one courier. Each rank has a colour and a place in the box, which is filled when
+# the rank has added its term. The number in that place says *whose* block the term belongs to. Press Play, or move the
+# slider with the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 everything = partial(ring_backward, layout=None)
@@ -260,8 +262,8 @@ show(courier_view.figure(journey, title), courier_view.describe(journey))
 #
 # ## 5 · "The gradients go back the other way"
 #
-# You can read that in several places, and it sounds right: backpropagation runs a program in reverse, so should the
-# messages not run in reverse, too? Another `carry` tries it:
+# It sounds right: backpropagation runs a program in reverse, so should the messages not run in reverse, too? Another
+# `carry` tries it:
 
 # %%
 def backwards(ring, *sums, tag):
@@ -297,13 +299,14 @@ title = "Couriers against the blocks: terms of different blocks in one sum"
 show(courier_view.figure(reverse, title), courier_view.describe(reverse))
 
 # %% [markdown]
-# Blocks and couriers run past each other. In every step a courier meets a rank that holds *another* block, and a
-# dashed box mixes terms of several blocks. Shapes fit, nothing crashes, and dQ is right. **With two ranks everything
-# is right**, because next and previous are the same rank: a test on two ranks finds nothing.
+# Blocks and couriers run past each other. They are together at the start and, if P is even, once more half-way round:
+# in step 2 here. In every other step a courier meets a rank that holds *another* block, so its sum mixes terms of
+# several blocks (dashed boxes). Shapes fit, nothing crashes, and dQ is right. **With two ranks everything is right**:
+# next and previous are the same rank, so a test on two ranks finds nothing.
 #
 # Where does the idea of "reverse" come from? The backward of *send* is *receive*. Autograd through a ring of sends
-# would indeed run messages backwards, with all blocks kept, or fetched backwards too. Our backward is another
-# program: it goes around once more, forwards, and takes the sums along.
+# would indeed run every message backwards. It would have to keep all blocks, or fetch them again, in reverse order too.
+# Our backward is another program: it goes around once more, forwards, and takes the sums along.
 #
 # ## 6 · Hide the hops
 #
@@ -345,13 +348,22 @@ compare("09.clock", ends[1])
 
 # %%
 traces, names = [straight.trace, hidden.trace], ["Compute, then send", "Couriers one step behind"]
-show(gantt.compare(traces, names), gantt.describe_all(traces, names))
+figure = gantt.compare(traces, names)
+lanes = (
+    "Below the blue bars, in step 0: K/V alone.\n"
+    "In steps 1 and 2: a courier in the upper lane,\n"
+    "the next K/V in the lower one.\n"
+    "From step 3 on: a courier alone."
+)
+figure.axes[1].text(4.65, 2, lanes, va="center", fontsize=9)
+show(figure, f"{gantt.describe_all(traces, names)} {lanes}")
 
 # %% [markdown]
-# Above, 4 computations and 7 hops take turns. Below, K/V and couriers travel while their rank computes. A message is in
-# transit for ½ s (solid), and pale for the rest of the time between its post and its `wait`: that is slack. Every hop
-# is hidden but one: when the last courier leaves, nothing is left to compute. So a backward ring ends with one exposed
-# hop, however fast the rest is.
+# Above, 4 computations and 7 hops take turns: after each block the hop of the courier, then that of K/V. Below, both
+# travel while their rank computes. A message is in transit for ½ s (solid), and pale for the rest of the time between
+# its post and its `wait`: that is slack. Every hop is hidden but one: when the last courier leaves, nothing is left to
+# compute. So a backward ring ends with one exposed hop, however fast the rest is. This clock charges ½ s for every
+# message, even for two at once; section 7 counts their bytes.
 #
 # ## 7 · What it costs
 #
@@ -364,7 +376,7 @@ predict(
 )
 
 # %%
-S, P, H, K, D = 4096, 8, 8, 2, 64
+S, P, H, K, D = 4096, 8, 8, 2, 64  # H query heads, K heads of keys and values
 even = zigzag(S, P)
 text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
 
@@ -385,7 +397,7 @@ compare("09.bytes", backward / forward)
 
 # %% [markdown]
 # With e bytes an element, the backward sends $1 + \frac{P}{P-1}\cdot\frac{\max(e, 4)}{e}$ times the bytes of the
-# forward. What about arithmetic? The forward multiplies two pairs of matrices per block, the backward five. Whether
+# forward. What about arithmetic? The forward makes two matrix products per block, the backward five. Whether
 # hops are hidden depends on bytes per FLOP: bytes grow with the tokens per rank, FLOPs with their square (lesson 06).
 # With twice the bytes per FLOP, shards must be twice as long.
 
@@ -412,8 +424,8 @@ for ranks in (2, 4, 8, 16):
 
 # %% [markdown]
 # Beside its shard, which is not counted, a rank holds a block in use and one that arrives, a courier that leaves and
-# one that arrives, and the tensors of its computation, which have 8 query heads where a courier has 2. None of it
-# grows with P. Gradients of the whole sequence would add one courier per rank.
+# one that arrives, and the tensors of its computation, which have 8 query heads where a courier has 2. None of it grows
+# with P. Gradients of the whole sequence would take P couriers on every rank.
 #
 # ## 8 · Why float32
 #
@@ -483,12 +495,12 @@ show(figure, words)
 
 # %% [markdown]
 # With float32 the number of stops makes no difference. With bfloat16 it does: from 2 to 32 ranks the error grows 4
-# times, so a training run that was fine on two devices need not be fine on 32. Lesson 10 shows why.
+# times, so a training run that was fine on two devices need not be fine on 32. (It does not grow at every point,
+# because roundings may cancel.) Lesson 10 shows why.
 #
 # ## 9 · What else goes wrong, and which test notices
 #
-# Here are the faults of `faulty` on one, two and four ranks. All were found in published code or write-ups, or are one
-# line away from it.
+# Here are the faults of `faulty` on one, two and four ranks. Each is only one or two lines away from the right program.
 
 # %%
 FAULTS = ("none", "dQ scaled twice", "own block left out", "the block's own lse",
@@ -506,8 +518,9 @@ for fault in FAULTS:
 # %% [markdown]
 # Read each line as a set of symptoms. *Scaled twice*: dQ alone is wrong. *The block's own lse*, *K/V of the first
 # step*: nothing is right, yet on one rank everything is. *No last hop*: dQ is right, dK and dV are the neighbour's.
-# *bfloat16*: errors of some thousandths, which a tolerance of 1e-2 accepts. *Couriers go back*: only the last column
-# shows it. So check **all three** gradients, on **three ranks or more**, to **1e-5** in float32.
+# *bfloat16*: errors of some thousandths, which a tolerance of 1e-2 accepts. (One rank alone shows them too, because
+# here it sends its courier to itself.) *Couriers go back*: only the last column shows it. So check **all three**
+# gradients, on **three ranks or more**, to **1e-5** in float32.
 #
 # Two more faults depend on timing, and may or may not show on a given day. A tensor that has been posted belongs to
 # the transport until `wait`: you may read it, but not write it. And a receive buffer holds nothing yet. `Strict`,
@@ -566,8 +579,8 @@ print("4 processes, bit for bit the virtual ranks:", same, "  hops:", hops(real.
 #   computed again, and blocks come around again.
 # - dQ is a sum over blocks and stays at home. dK and dV are sums over *ranks*: they travel **with their block**, in the
 #   same direction, one term richer at every stop.
-# - K/V make P − 1 hops, dK/dV make P. With one hop less, every gradient ends on the neighbour. In the other direction,
-#   terms of different blocks mix, and two ranks do not show it.
+# - K/V make P − 1 hops, dK/dV make P. With one courier hop less, every dK and dV ends on the neighbour; dQ is right. In
+#   the other direction, terms of different blocks mix, and two ranks do not show it.
 # - Couriers run one step behind and are hidden, except for the last hop.
 # - Bytes: those of the forward plus P couriers in float32, with K/V heads only. Memory does not grow with P.
 #
