@@ -28,8 +28,10 @@ from ringlab import (
 )
 from ringlab.cost import choose
 from ringlab.cost.hardware import hardware
+from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
+from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
 from ringlab.viz.style import GREEN, ORANGE, RULE, new_figure, show, styled
@@ -69,7 +71,7 @@ panels = {
 
 # %%
 LOOKS = {
-    1: ("queries of rank 1, and their keys", {"color": ORANGE, "hatch": "//"}),
+    1: ("tokens and heads that rank 1 computes", {"color": ORANGE, "hatch": "//"}),
     2: ("other keys that it has in step 1", {"color": GREEN, "hatch": ".."}),
     3: ("other keys, in another step", {"color": RULE}),
 }
@@ -95,7 +97,8 @@ show(
 )
 
 # %% [markdown]
-# Each orange area holds a quarter of all (token, head) pairs: the work is divided equally. What differs is how a rank
+# Each orange area holds a quarter of all (token, head) pairs: without a mask, the work is divided equally (a
+# causal mask needs the layouts of lesson 08). What differs is how a rank
 # gets there. Ring and all-gather move keys and values only. Ulysses moves q, k, v and the output, but each only once.
 #
 # ## 2 · Counting bytes
@@ -110,13 +113,12 @@ show(
 
 # %%
 P, S, H, D = 4, 256, 32, 8
+trade, hop = (16 + 16 + 16) + 16, 2 * (16 + 16)  # q, k, v, and out; K and V of 2 shards
 by_hand = {
     "ring": 3 * (32 + 32),  # 3 hops, K and V
     "allgather": 3 * (32 + 32),  # to 3 others, K and V
     "ulysses": 3 * (8 + 8 + 8) + 3 * 8,  # to 3 others q, k, v; to 3 others out
-    "hybrid(ring=2, ulysses=2)": 1 * (16 + 16 + 16)
-    + 1 * 16
-    + 1 * 2 * (16 + 16),  # q, k, v; out; one hop of 2 shards
+    "hybrid(ring=2, ulysses=2)": 1 * trade + 1 * hop,  # to 1 partner; 1 hop
 }
 shard = S // P * D * 4  # bytes of one head of a shard, float32
 for name, heads in by_hand.items():
@@ -169,7 +171,7 @@ compare("15.times", ulysses_sent / ring_sent)
 
 # %% [markdown]
 # The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. Half of what Ulysses
-# sends is q and out, and these have as many heads as before. In general
+# sends is q and out, and these have as many heads as before. As long as P divides H and K,
 #
 # $$\frac{\text{ring}}{\text{Ulysses}} = \frac{(P-1)\cdot 2K}{\frac{P-1}{P}\,(2H + 2K)} = P\,\frac{K}{H + K}.$$
 #
@@ -177,7 +179,8 @@ compare("15.times", ulysses_sent / ring_sent)
 #
 # **Heads bound the degree**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V heads,
 # several ranks need the same K/V head, and each of them gets the *whole* head: they read it with different query heads.
-# That works if U is a multiple of K. Here is one layer of Llama 3 70B, with a million tokens:
+# Ulysses then sends more than the formula says. In all cases U must divide K or be a multiple of it. Here is one layer
+# of Llama 3 70B, with a million tokens:
 
 # %%
 llama = published("llama3-70b").attention()
@@ -197,10 +200,11 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 #
 # ## 3 · Bytes are not seconds
 #
-# A hop runs while a block is computed, so only the time by which it is *longer* costs anything (lesson 06). That time
-# is **exposed**. The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is
+# A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is
+# **exposed**. The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is
 # done, and the second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its
-# all-to-alls, and of its hops what is longer than a block. `choose.weigh` counts that for every schedule:
+# all-to-alls, and the part of each hop that is longer than its block. `choose.weigh` counts that for every schedule. As
+# the map of lesson 06 does, it takes the GPU's peak rate. Real kernels are slower, so a ring hides from shorter shards.
 
 # %%
 h100 = hardware("h100")
@@ -221,18 +225,18 @@ scenario(65536, 16, h100.between)
 
 # %% [markdown]
 # **Long shards, a slow link.** The ring sends 4,027 MB, as much as the all-gather and more than all others, and exposes
-# *nothing*: each hop is shorter than the block that is computed meanwhile. It also holds the least, because the others
-# keep tensors of their own tokens and of their heads, or all K and V at once.
+# *nothing*: each hop is shorter than the block that is computed meanwhile. It also holds the least, because Ulysses
+# and hybrids keep q, k, v and out twice, by tokens and by heads, and an all-gather keeps all K and V.
 #
-# **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard:
+# **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard.
+# In rows of 2 a rank sends its partner half of the heads of q, k, v and out: 32 + 4 + 4 + 32 = 72 heads of a shard.
 
 # %%
 tokens, link = 2048, h100.between
 hop_s = tokens * llama.block_bytes_per_token / link.bytes_per_s + link.latency_s
 block_s = 4 * llama.H * llama.D * tokens**2 / 2 / h100.peak("bfloat16")  # half of the pairs: causal
-trade_s = (
-    tokens * 2 * llama.D * 72 / link.bytes_per_s + 2 * link.latency_s
-)  # one partner, 72 heads of a shard
+head = tokens * llama.D * 2  # bytes of one head of a shard: bfloat16 takes 2 for a number
+trade_s = 72 * head / link.bytes_per_s + 2 * link.latency_s
 print(f"ring of 16: 15 hops, each {hop_s * 1e3:.3f} ms beside a block of {block_s * 1e3:.3f} ms")
 print(f"rows of 2: two all-to-alls, {trade_s * 1e3:.3f} ms in all; then a ring of 8")
 
@@ -264,14 +268,24 @@ scenario(2048, 16, h100.inside)
 
 # %% [markdown]
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and the
-# colour is the schedule that exposes the least. It begins with 8 K/V heads. Move K up to 32, then change P.
+# colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as above, but
+# a block has half the work. As in lesson 06, a diamond is where the heavy line would be for another machine, at its own
+# FLOP/s; the colours are the H100's. Move K up to 32, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
 
 # %% [markdown]
+# The same map with 32 K/V heads:
+
+# %%
+all_heads = {"sizes": Attention(1, 32, 32, 128), "P": 16, "hybrids": True}
+show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
+
+# %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or links
-# slow: hybrids win while K/V heads are few, Ulysses where they are many or shards are very short. An all-gather
+# slow: hybrids win while K/V heads are few, Ulysses where they are many or shards are very short. In a sliver at the line,
+# and where memory leaves room for a ring only, an exposed ring is still the least. An all-gather
 # never wins on this map, but it has another merit: every mask is simple when a rank has all keys. Llama 3 was trained
 # with one (arXiv 2407.21783).
 #
@@ -290,7 +304,8 @@ for name in ("llama2-7b", "llama3-8b"):
         print(f"{name}, {heads}, {tokens:9,} tokens: {split}, {best.step_s:7.2f} s")
 
 # %% [markdown]
-# The two models are of about the same size; the second has a quarter of the K/V heads. **Grouped heads and long sequences
+# The two models are of about the same size; the second has a quarter of the K/V heads. Both take
+# about as long, with different splits. **Grouped heads and long sequences
 # both favour the ring.** If there are rows, they lie inside a node: *what nothing hides goes on the fastest links*.
 #
 # ## 5 · Decode
@@ -386,12 +401,19 @@ print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} �
 
 # %%
 print(plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).answer)
+sized = published("llama3-70b")
+weights, cache = parameter_bytes(sized) / 8e9, kv_cache_bytes(sized, 2**20) / 16e9
+print(f"{weights:.1f} GB of weights and {cache:.1f} GB of cache per GPU")
 
 # %% [markdown]
+# TP divides the weights by 8 and, since each rank keeps one of the 8 K/V heads, the cache too. CP then halves the cache. So
+# each GPU holds an eighth of the weights and a sixteenth of the cache.
+#
 # ## 6 · A window instead
 #
 # A **sliding window** avoids the problem: each token sees only the last few, 4,096 in Mistral 7B. Then K/V blocks that
-# nobody sees need not travel. With contiguous shards of 64 tokens:
+# nobody sees need not travel. The shards must be contiguous: in a zig-zag, neighbours in the text lie on several ranks.
+# With 64 tokens per shard:
 
 # %%
 layout = contiguous(S, P)
@@ -455,13 +477,13 @@ for layers in (1, 8, 32):
 # | ring | the part of each hop that is longer than its block | shards are long, or K/V heads are few |
 # | all-gather | everything | sequences are short, masks complicated |
 # | Ulysses | everything, but each tensor travels only once | K/V heads are many, links fast, shards very short |
-# | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone is late; rows inside a node |
-# | decode | partial results, a few kB | one token at a time |
+# | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone does not hide; rows inside a node |
+# | decode | partial results, whose bytes do not grow with S | one token at a time |
 #
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses', and they bound the degree of Ulysses.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel, not the keys. Their bytes do not depend on S.
-# - A window saves hops. Its reach grows by a window per layer, but little arrives from far away.
+# - A window saves hops. Its reach grows by window − 1 tokens per layer, but little arrives from far away.
 #
 # ## Self-check
 #

@@ -114,6 +114,12 @@ def _all_hidden_behind(way: cost.Way, c: int, F: float, B: float, lat: float) ->
     return max(0.0, _open(*at) + way.hops * hop_s(*at) - blocks)
 
 
+def _own_block_hides_too(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
+    at = way, c, F, B, lat
+    beside = way.hops * hop_s(*at) - (way.hops + 1) * block_s(*at) if way.hops else 0.0
+    return _open(*at) + max(0.0, beside)
+
+
 def _no_trade(way: cost.Way, c: int, given: Problem) -> float:
     """Held bytes without what a rank holds of its own tokens beside its heads."""
     own = (
@@ -152,6 +158,9 @@ MISTAKES = (
     mistake("ignores_latency", How(exposed=_waits(hop=lambda *at: hop_s(*at) - at[4], opening=lambda *at: _open(*at) - at[0].turns * at[4]))),
     mistake("whole_blocks", How(work=lambda given: 2.0)),
     mistake("hybrid_block_of_one_rank", How(exposed=_waits(block=lambda *at: block_s(*at) / at[0].ulysses))),
+    mistake("hybrid_block_of_own_tokens", How(exposed=_waits(block=lambda *at: block_s(*at) / at[0].ulysses**2))),
+    mistake("hybrid_block_of_all_heads", How(exposed=_waits(block=lambda *at: block_s(*at) * at[0].ulysses))),
+    mistake("own_block_hides_too", How(exposed=_own_block_hides_too)),
     mistake("block_of_one_sequence", How(work=lambda given: 1 / given.layer["B"])),
     mistake("fewest_bytes_first", How(order=lambda exposed, sent: sent)),
     mistake("slowest_first", How(order=lambda exposed, sent: -exposed)),
@@ -279,13 +288,20 @@ def _differences(wrong: Answered) -> tuple[str, list[str]]:
         ]
         columns |= set(ill)
         if ill:
-            said = [f"{name} {_said(name, answer)}, should be {_said(name, truth)}" for name in ill]
+            said = [_compared(name, answer, truth) for name in ill]
             lines.append(f"  {_called(key)}: {'; '.join(said)}")
     shown = " and ".join("the order" if name == "place" else name for name in NAMES if name in columns)
     return f"The report is wrong in {shown}.", lines
 
 
-def _said(name: str, row: Sequence[float]) -> str:
+def _compared(name: str, answer: Sequence[float], truth: Sequence[float]) -> str:
+    """Return both values, seconds with as many digits as tell them apart, at least four."""
+    pairs = ((_said(name, answer, digits), _said(name, truth, digits)) for digits in (4, 6, 9, 12))
+    got, right = next((pair for pair in pairs if pair[0] != pair[1]), (f"{answer}", f"{truth}"))
+    return f"{name} {got}, should be {right}"
+
+
+def _said(name: str, row: Sequence[float], digits: int = 4) -> str:
     value = dict(zip(NAMES, row, strict=True))[name]
     if name == "reason":
         return repr(cost.REASONS[int(value)])
@@ -293,7 +309,7 @@ def _said(name: str, row: Sequence[float]) -> str:
         return "None" if name != "place" else "among the unusable"
     if name == "place":
         return f"number {int(value) + 1}"
-    return f"{value:,.0f}" if name == "bytes" else f"{value * 1e3:.4g} ms"
+    return f"{value:,.0f}" if name == "bytes" else f"{value * 1e3:.{digits}g} ms"
 
 
 def _called(key: tuple[str, int]) -> str:
@@ -414,14 +430,14 @@ STAGE = Stage(
         "Which messages of each schedule run while something is computed, and how much is computed meanwhile? Which messages have nothing to hide behind?",
         "Treat all of them as a row of U ranks (1 for the ring, P for Ulysses) and a ring of P/U. First come the all-to-alls, or the all-gather, with two latencies. Then "
         "P/U − 1 hops, each beside a block of U·L tokens and H/U heads. Held: the rank's own tokens, its heads of the row's tokens, and one visiting block.",
-        r"$\mathrm{exposed} = \frac{\text{bytes up front}}{B} + 2\ell + \left(\frac PU - 1\right)\max\left(0,\ \frac{2BDe\,U L h}{B} + \ell - \frac{2BD\,\frac HU (U L)^2}{F}\right)$",
+        r"$\mathrm{exposed} = \frac{\text{bytes up front}}{\beta} + 2\ell + \left(\frac PU - 1\right)\max\left(0,\ \frac{2BDe\,U L h}{\beta} + \ell - \frac{2BD\,\frac HU (U L)^2}{F}\right)$; $\beta$ is bytes_per_s, $F$ is flops_per_s, $\ell$ is latency_s, $h = \max(1, \lfloor K/U \rfloor)$",
     ),
     misconceptions=MISTAKES,
     checks=(
         Check("seconds", 3, "visible", "seconds, order and reasons, without latency", _check_seconds),
         Check("heads", 1, "visible", "heads that ranks cannot share", _check_heads),
         Check("room", 2, "visible", "what does not fit", _check_room),
-        Check("latency", 1, "stress", "messages that take time of their own", _check_latency),
+        Check("latency", 1, "visible", "messages that take time of their own", _check_latency),
         Check("any", 2, "held-out", "real layers, many ranks", _check_any),
     ),
 )  # fmt: skip

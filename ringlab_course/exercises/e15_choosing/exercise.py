@@ -31,7 +31,7 @@ from ringlab_course import check, corpus, hint
 # of a row share the heads, and the P/U rows are connected by a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P
 # for `"ulysses"`, any number for `"hybrid"`.
 #
-# Return the bytes that a rank sends in one forward, an integer. Return **None** where the schedule cannot run:
+# Return the bytes that a rank sends in one forward, a whole number. Return **None** where the schedule cannot run:
 #
 # - U must divide P;
 # - U must divide H;
