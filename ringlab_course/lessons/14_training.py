@@ -184,8 +184,8 @@ show(
 # %% [markdown]
 # Under contiguous a rank's tokens are neighbours, so differences inside a rank are right, and all others are wrong.
 # Under zig-zag a rank holds two chunks that are far apart, and its count goes on from one into the other. (Only on
-# the last rank the two chunks are neighbours, hence its 0%.) The model still trains. It learns other distances, and is
-# useless on one process.
+# the last rank the two chunks are neighbours, hence its 0%.) The model still trains, but it learns other distances than
+# one process would compute.
 #
 # **Take positions from the layout, in one place, and never count them.** ringlab's `Context` gives them to every layer.
 #
@@ -358,8 +358,8 @@ for made in (contiguous(S, P), zigzag(S, P)):
 # %% [markdown]
 # Under contiguous, nothing counts on the first two ranks. They divide 0 by 0, and the loss in their log is **NaN**. (Its
 # gradient is 0 in PyTorch, so training goes on, and two of the four parts of the mean are missing.) Under zig-zag, ranks
-# differ only by the label that the last token lacks, so the error is small. It is as large as the counts differ, and
-# they differ whenever documents, padding or prompts do.
+# differ only by the label that the last token lacks, so the error is small. It grows with the
+# difference between the counts, which differ whenever documents, padding or prompts have other lengths.
 #
 # What would a gradient P times too small do? Plain gradient descent takes steps that are P times too short:
 
@@ -405,8 +405,8 @@ print("Adam, mean: the curve of the sum, to 1e-3:", same(by_mean, by_sum, 1e-3))
 #
 # ## 5 · Training runs
 #
-# ringlab's `training_step` is these three lines around a model: labels, then shards; a share of the global count; the
-# sum of gradients. Short runs in float32, on one process and on four ranks:
+# ringlab's `training_step` has the three lines around a model: positions from the `Context`; labels before shards; and a
+# share of the global count, whose gradients are summed. Short runs in float32, on one process and on four ranks:
 
 # %%
 recipe = Recipe(replace(CONFIG), S=128, batch=2, steps=12, learning_rate=3e-3)
@@ -424,7 +424,7 @@ for name, found in loss_curves.differences(curves).items():
 # %% [markdown]
 # The grey band is one process, and the others are on top of it. The lower half shows how far they are from it: they add
 # up the same terms in another order, so the last bits differ, and training passes the difference on. For comparison,
-# with buttons: what the mistakes of this lesson do to the run of section 4.
+# what the mistakes of this lesson do to the run of section 4:
 
 # %% tags=["nbval-ignore-output"]
 wrong_curves = {
@@ -432,12 +432,14 @@ wrong_curves = {
     "mean of own means": learned(Adam, **WAYS["mean of each rank's own mean"]),
     "local positions": learned(Adam, **WAYS["sum, positions counted locally"]),
 }
-loss_curves.play({name: {"right": by_sum, name: found} for name, found in wrong_curves.items()})
+mistaken, title = {"right": by_sum, **wrong_curves}, "The mistakes of this lesson, with Adam"
+show(loss_curves.figure(mistaken, title), loss_curves.describe(mistaken, title))
 
 # %%
 for name, found in wrong_curves.items():
     falls = sum(found[n + 1] < found[n] for n in range(len(found) - 1))
-    print(f"{name}: the loss falls in {falls} of {len(found) - 1} steps")
+    print(f"{name}: the loss falls in {falls} of {len(found) - 1} steps, to {found[-1]:.2f}")
+print(f"right: to {by_sum[-1]:.2f}")
 
 # %% [markdown]
 # None of these curves looks broken. Now the right ones over 200 steps, recorded on the machine that the cell names, and
@@ -461,8 +463,8 @@ for name, found in loss_curves.differences(record.curves).items():
 # - **TP**, tensor: each rank has some of the heads and of the feed-forward's columns, for *all tokens*. The partial
 #   activations are summed twice in each layer.
 # - **SP**, sequence: the companion of TP. Without it, all ranks compute norms and residual sums for all tokens; with SP
-#   each rank does its own tokens. TP's sum becomes a reduce-scatter before and an all-gather after: the same bytes, less
-#   memory. It is *not* context parallelism: in attention a rank still has all tokens, for few heads.
+#   each rank does its own tokens. The sum that ends an attention or feed-forward becomes a reduce-scatter, and an
+#   all-gather before the next one brings the tokens together again: the same bytes, less memory. It is *not* context parallelism: in attention a rank still has all tokens, for few heads.
 # - **CP**, context: this course. Each rank has some *tokens* of every sequence. K and V travel, and gradients are summed
 #   as in DP.
 # - **PP**, pipeline: each rank has some *layers*. Activations go from one rank to the next.
@@ -531,7 +533,8 @@ for name in sent:
 # Read the columns. **Sends**: TP moves whole activations in every layer, so it belongs where links are fastest, inside a
 # node. Libraries hide part of that by cutting the matrices into pieces, but each product waits for its own operands. CP
 # moves K and V, which are narrow under grouped heads, and attention hides them (lesson 06). DP sends gradients once a
-# step, PP one activation per boundary. **State**: CP and DP shard none of it, so FSDP is laid over both at once: for the
+# step, PP one activation per boundary. (FSDP sends float32 gradients once and bfloat16 weights twice, as many bytes as
+# DP's all-reduce of float32 gradients.) **State**: CP and DP shard none of it, so FSDP is laid over both at once: for the
 # weights, a rank with other tokens is as good as a rank with other sequences. **Kept** (for the backward): all five
 # shard it, *but DP only as long as there are enough sequences*. With one sequence of a million tokens DP has nothing to
 # share out; CP has.
@@ -546,7 +549,7 @@ for m in (1, 8, 32):
 # ## 7 · On a mesh
 #
 # These can be combined: world size = dp × cp × tp (× pp). The ranks form a grid, and each has a group along every axis.
-# Neighbouring ranks differ along the innermost axis, so that axis goes to the one that sends most.
+# Neighbouring ranks differ along the innermost axis, so the innermost axis belongs to TP, which sends most.
 
 # %%
 degrees = Degrees(dp=2, cp=2, tp=2)
@@ -559,8 +562,8 @@ for rank in range(degrees.ranks):
     print(f"{rank:4}   {dp:2} {cp:2} {tp:2}   {ring!s:8}   {across}")
 
 # %% [markdown]
-# Each sequence has its own ring. Gradients are summed over dp *and* cp, and divided by the token count of both. We run
-# dp × cp on virtual ranks, then cp × tp on four processes. There, torch's DTensor shards the heads and FSDP the state,
+# Each sequence has its own ring. Losses are divided by the number of tokens that count over dp and cp together, and
+# gradients are summed over both. We run dp × cp on virtual ranks, then cp × tp on four processes. There, torch's DTensor shards the heads and FSDP the state,
 # and the ring runs inside, on the heads that a rank has.
 
 # %%
@@ -617,7 +620,8 @@ for name, config in {
 print("the same loss, to 1e-6:", same(losses, losses[:1] * 4, 1e-6))
 
 # %% [markdown]
-# Recompute sends more: K and V go around once more in the backward, and that ring has to be hidden, too.
+# Recompute sends more: in each of the four layers, K and V go around once more in the backward, and that ring has to be
+# hidden, too.
 #
 # ## 9 · Resuming on other ranks
 #
@@ -644,7 +648,7 @@ print(same(resumed, curves["1 process"], 1e-5))
 # - Each rank divides by the number of tokens that count on *all* ranks; loss and gradients are **sums**. A mean is P
 #   times too small, and Adam hides it. A mean of means is wrong as soon as ranks differ, and NaN on a rank where nothing
 #   counts.
-# - DP shards sequences, TP heads and columns, SP the activations between them, CP tokens, PP layers. TP sends most and
+# - DP shards sequences, TP heads and columns, SP the norms and residual sums between TP's parts, CP tokens, PP layers. TP sends most and
 #   goes inside a node; FSDP goes over dp × cp.
 # - Recomputing trades time for memory. Checkpoints depend neither on ranks nor on layout.
 #
