@@ -438,8 +438,7 @@ show(loss_curves.figure(mistaken, title), loss_curves.describe(mistaken, title))
 # %%
 for name, found in wrong_curves.items():
     falls = sum(found[n + 1] < found[n] for n in range(len(found) - 1))
-    print(f"{name}: the loss falls in {falls} of {len(found) - 1} steps, to {found[-1]:.2f}")
-print(f"right: to {by_sum[-1]:.2f}")
+    print(f"{name}: the loss falls in {falls} of {len(found) - 1} steps")
 
 # %% [markdown]
 # None of these curves looks broken. Now the right ones over 200 steps, recorded on the machine that the cell names, and
