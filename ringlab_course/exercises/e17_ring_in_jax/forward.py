@@ -42,10 +42,7 @@ def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], 
     """Return a ring whose lse is right, and whose out is this mean of the outs of blocks."""
 
     def imitate(given: Case) -> Parts:
-        alone = [
-            walk(given, steps=lambda given, step=step: (step,))[0]
-            for step in range(given.ranks)
-        ]
+        alone = [walk(given, steps=lambda given, step=step: (step,))[0] for step in range(given.ranks)]
         return of(alone), walk(given)[1]
 
     return imitate
