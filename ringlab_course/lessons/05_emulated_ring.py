@@ -165,8 +165,8 @@ print("steps with a wrong owner:", wrong)
 compare("05.slip", str(len(wrong)))
 
 # %% [markdown]
-# In step 0 and half-way round both formulas agree; on 2 ranks they always do. Without a mask the slip never shows. With a
-# mask it is a bug.
+# In step 0 and half-way round both formulas agree; on 2 ranks they always do. Only a mask asks whose
+# block this is, so without a mask the slip never shows. With a mask it is a bug.
 #
 # ## 3 · The ring, in ten lines
 #
@@ -237,8 +237,8 @@ show(ring_view.strip(run4.trace), ring_view.describe(run4.trace))
 
 # %% [markdown]
 # Every cell holds one number: each query block met each K/V block **exactly once**. In each column you can follow one
-# block on its way round the ring. In every step each rank holds another block, so all four are busy, and no link carries
-# more than one block.
+# block on its way round the ring. In every step the four ranks hold four different blocks, so all are busy, and no link
+# carries more than one block.
 #
 # The trace knows where the blocks were, but not whether the program used them correctly. A probe can tell. With Q = K = 0
 # every visible key has the weight e⁰ = 1. If V is the identity matrix, then out · e^lse is *the number of times that each
@@ -307,7 +307,8 @@ compare("05.traffic", "as many" if same else "fewer")
 # %% [markdown]
 # They are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · e**, with 2 for K and V, and e bytes per element. Every rank
 # has to see P − 1 other blocks, whatever the schedule. Note *Hkv*: K and V travel with their 2 heads, not with the 8 query
-# heads that share them.
+# heads that share them. Our `attend` knows no such grouped heads yet. It would repeat each K/V head for its group of query
+# heads *inside* attend, never before sending.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.more", "The same sequence on twice as many ranks: how many bytes does a rank send?",
@@ -328,19 +329,21 @@ compare("05.more", "about as many" if 0.9 < sent[16] / sent[8] < 1.1 else "twice
 
 # %%
 for ranks in (2, 4, 8, 16):
-    more, peaks = contiguous(512 * ranks, ranks), []
+    more = contiguous(512 * ranks, ranks)
     qkv_more = corpus.qkv(more.S, heads=H, kv_heads=Hkv, head_dim=D)
-    for schedule in ("ring", "allgather"):
+    for schedule, others in (("ring", min(ranks - 1, 2)), ("allgather", ranks - 1)):
         outcome = run_package(more, qkv_more, causal=False, schedule=schedule)
-        peaks.append(outcome.memory[0].peak_bytes / (2 * 512 * Hkv * D * 4))
-    print(f"{ranks:2} ranks, peak in K/V blocks: ring {peaks[0]:2.0f}, all-gather {peaks[1]:2.0f}")
+        peak = outcome.memory[0].peak_bytes / (2 * 512 * Hkv * D * 4)
+        print(f"{ranks:2} ranks, {schedule:9}: peak of {peak:2.0f} K/V blocks, "
+              f"{others:2} of other ranks, {peak - others:.0f} for the rest")
 
 # %% [markdown]
-# The ring's peak soon stops growing. Beyond its shard, which is not counted here, a rank needs a block in use, a block in
-# flight and its accumulators, whatever P is. The accumulators are the largest part, because out has 8 heads where K and V
-# have 2, and an update holds the old and the new one at the same time. The all-gather's peak grows by one K/V block for
-# every rank. So the ring sends the same bytes with a constant peak. And no rank ever holds a tensor as large as the scores
-# of one block pair, because the package's block attention works by tiles:
+# The ring's peak soon stops growing. A rank's own shard is not counted here. Of the other ranks' K/V blocks it holds two,
+# one in use and one in flight (a single one if there are only two ranks). The all-gather holds all P − 1 of them. The
+# rest is as large as 7 blocks under both schedules: the accumulators and what updating them needs. It is that large
+# because out has 8 heads, as many as two K/V blocks, and an update holds the old out, the new one and the block's own at
+# the same time. So the ring sends the same bytes with a constant peak. And no rank ever holds a tensor as large as the
+# scores of one block pair, because the package's block attention works by tiles:
 
 # %%
 largest = max(report.largest_bytes for report in ringed.memory)
@@ -421,7 +424,9 @@ def visible_pairs(layout, rank, origin):
 
 
 table = [[visible_pairs(wide, rank, origin) for origin in range(4)] for rank in range(4)]
-print("contiguous, pairs per (rank, origin):", *table, sep="\n")
+print("contiguous, pairs per (rank, origin), and their sum:")
+for row in table:
+    print(row, sum(row), "of", 16 * 17 // 2)
 compare("05.future", str(sum(pairs > 0 for pairs in table[0])))
 
 # %% [markdown]
@@ -439,8 +444,8 @@ show(ring_counts.counted(causal_counts, (3, 6, 9), title),
      "into 4 by 4 blocks: those above the diagonal of blocks are empty.")
 
 # %% [markdown]
-# Rank 0 waits, and rank 3 does most of the work. Other layouts share the same work evenly, for instance the zig-zag, which
-# gives every rank an early piece and a late one. `ring_attention` takes any layout; lessons 07 and 08 compare them.
+# Rank 0 has 10 of the 136 pairs, and rank 3 has 58. Other layouts share the same work evenly, for instance the zig-zag,
+# which gives every rank an early piece and a late one. `ring_attention` takes any layout; lessons 07 and 08 compare them.
 
 # %%
 folded = zigzag(S=16, P=4)
@@ -492,8 +497,9 @@ print("rounds and bytes of rank 0:", real.trace.rounds(0), real.trace.bytes_sent
 #   the block of rank (rank − step) mod P.
 # - In each step a rank attends to the block that is here and merges `(out, lse)`. There are P blocks and P − 1 hops, and
 #   every pair meets exactly once.
-# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · e bytes. Memory does not: a rank holds one block in use
-#   and one in flight instead of the whole sequence. The FLOPs are divided, not reduced.
+# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · e bytes. Memory does not: beside its shard and its
+#   accumulators a rank holds one block in use and one in flight instead of the whole sequence.
+#   The FLOPs are divided, not reduced.
 # - Post the exchange, compute, then wait, and the hop is hidden. Post both ends together, equally often on every rank.
 # - Masks compare global positions. The block attention inside is yours to choose, and so is the transport.
 #
