@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
-from ringlab_course.checking.failures import (
-    Crashed,
-    Failure,
-    NotWritten,
-    as_failure,
-    crashed,
-    left_to_others,
-    not_an_answer,
-)
+from ringlab_course.checking import failures
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
 from ringlab_course.checking.guard import changed
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Watch
@@ -376,7 +369,7 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)
     if name == "ProtocolError":
-        return not_an_answer(function, text)
+        return failures.not_an_answer(function, text)
     if name == CHANGED:
         return changed(function, "" if concealed or not text.isidentifier() else text)
     if kind is None:
@@ -384,7 +377,7 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     if issubclass(kind, NotImplementedError):
         return NotWritten(f"`{function}` is not written yet.")
     if issubclass(kind, OffLimitsError):
-        return left_to_others(function, "" if concealed else text)
+        return failures.left_to_others(function, "" if concealed else text)
     if issubclass(kind, CommError):
         return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
     return crashed(function, name, text)

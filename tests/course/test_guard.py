@@ -5,7 +5,8 @@ The judge finds the same in the same submissions: neither accepts an answer that
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -172,6 +173,44 @@ def test_no_right_answer_is_blamed(right) -> None:
     for stage in contract.stages:
         report = run_in_process(stage, namespace(right), limits=OffLimits.of(contract))
         assert report.ok, (stage.id, report.checks)
+
+
+def stage(kind: str) -> Stage:
+    """Return a stage of a function f, whose one check looks at nothing."""
+    return Stage(
+        "91.f",
+        "f",
+        "t",
+        (Check("c", 1, "visible", "t", lambda s, _: None),),
+        ("Why?", "So.", "$1$"),
+        kind=kind,
+    )
+
+
+def test_an_answer_arrives_at_a_check_as_it_would_at_the_judge():
+    @dataclass
+    class Pair:
+        out: torch.Tensor
+        lse: Fraction
+
+    def answer(x):
+        return Pair(x.T, Fraction(1, 2)), {3}, range(2)
+
+    subject = InProcessSubject(stage("function"), {"f": answer})
+    (out, lse), members, steps = subject.call(torch.zeros(2, 3, dtype=torch.bfloat16, requires_grad=True))
+    assert out.shape == (3, 2) and out.dtype == torch.bfloat16 and not out.requires_grad
+    assert (lse, members, steps) == (0.5, {3}, [0, 1])
+    ring = InProcessSubject(stage("ring"), {"f": lambda ring, x: Pair(x, Fraction(1, 4))})
+    assert [type(end) for end in ring.run_ring(2, [torch.zeros(1)] * 2).results] == [tuple, tuple]
+
+
+@pytest.mark.parametrize("answer", [object(), lambda x: x, np.array([object()]), 1 << 64])
+def test_an_answer_that_the_judge_could_not_receive_fails_in_a_check_too(answer):
+    with pytest.raises(Failure, match="`f` should answer with arrays, numbers or texts") as failed:
+        InProcessSubject(stage("function"), {"f": lambda: answer}).call()
+    assert failed.value.counterexample.startswith("the answer holds ")
+    with pytest.raises(Failure, match="`f` should answer"):
+        InProcessSubject(stage("ring"), {"f": lambda ring, x: answer}).run_ring(1, [torch.zeros(1)])
 
 
 def chain(first: str) -> Exercise:
