@@ -171,12 +171,9 @@ def _prints(value: Any) -> Iterator[object]:
     elif hasattr(value, "detach"):
         import torch
 
-        flat = value.detach().reshape(-1) if value.numel() else torch.empty(0)  # empty ones may have stride 0
-        yield (
-            value.shape,
-            value.dtype,
-            zlib.crc32(flat.view(torch.uint8).numpy()),
-        )  # no copy: memory is measured
+        # Not copied, as memory is measured. Empty tensors may have stride 0, which a view refuses.
+        flat = value.detach().reshape(-1) if value.numel() else torch.empty(0)
+        yield value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
     elif hasattr(value, "dtype"):
         array = np.ascontiguousarray(value)
         yield array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8).data)

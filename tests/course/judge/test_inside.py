@@ -145,7 +145,7 @@ def test_every_call_of_the_list_is_refused(look) -> None:
 
 @filtered
 def test_without_the_filter_some_would_get_through(monkeypatch) -> None:
-    monkeypatch.setattr(process, "filter_file", lambda: None)
+    monkeypatch.setattr(process, "filter_file", lambda **_: None)
     harmless = ("keyctl", "io_uring_setup", "memfd_create", "ptrace")
     denied = {name: seccomp._DENIED[platform.machine()][name] for name in harmless}
     with Session([LOOK], NAMES, torch=False) as session:

@@ -207,7 +207,7 @@ FILES: dict[str, dict[str, File]] = {
             code("FOUR = !echo 4", None),
             code("def double(x):\n    return x * FOUR / 2"),
             earned=0,
-            told="NameError",
+            told="ValueError",  # it is an empty list here
         ),
         "times itself": of(code("%%time\n" + RIGHT)),
         "has a command in the middle": of(code(RIGHT + "!touch @MARK@\n")),
