@@ -158,7 +158,7 @@ EXERCISE = '''# %% [markdown]
 # **Minutes** 3. **Not allowed:** NumPy.
 
 # %%
-from ringlab_course import check
+from ringlab_course import check, hint
 
 # %% grade="91.double"
 def double(x):

@@ -171,7 +171,6 @@ NUMPY = {
     "answers a masked array without a mask": "import numpy as np\ndef double(x): return np.ma.array(2 * x)",
     "answers a dtype with metadata": "import numpy as np\ndef double(x): return (2 * x).astype(np.dtype(x.dtype, metadata={'a': 1}))",
     "answers a tuple of one": "def double(x): return (2 * x,)",
-    "answers into its argument": "def double(x):\n    x *= 2\n    return x",
     "prints a megabyte": "def double(x):\n    print('x' * (1 << 20))\n    return 2 * x",
     "warns": "import numpy as np\ndef double(x):\n    np.log(-np.ones(3))\n    return 2 * x",
     "keeps a thread": """
