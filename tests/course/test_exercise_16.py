@@ -133,10 +133,10 @@ def test_no_source_opens_before_a_diagnosis() -> None:
     ("change", "told"),
     [
         ({"case": {"ranks": 3, "tokens": 2, "layout": "striped"}}, "a smaller one"),
-        ({"case": {"ranks": 2, "tokens": 2}}, "is well on it"),
-        ({"matters": []}, "does not matter"),
+        ({"case": {"ranks": 2, "tokens": 2}}, "is well on this case"),
+        ({"matters": []}, "Something matters that the chart leaves out"),
         ({"check": "bytes"}, "does not find this patient"),
-        ({"fault": "something is wrong"}, "none of those in FAULTS"),
+        ({"fault": "something is wrong"}, "is not in FAULTS"),
     ],
 )
 def test_a_diagnosis_is_committed_only_if_all_that_it_says_holds(
