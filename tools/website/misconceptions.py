@@ -119,6 +119,7 @@ def _spoken(name: str) -> str:
     return name.replace("_", " ")
 
 
+_MANY = "eight ranks, for an answer that was fitted to two or three."
 _FRESH = "held out: cases that no visible check has, for an answer that was fitted to those."
 
 TOGETHER = {
@@ -131,10 +132,16 @@ TOGETHER = {
         "associative, on which the ring of lesson 05 rests."
     ),
     "02.merge:many": _FRESH,
+    "02.stream:ragged": "a short last block and nothing else; the other checks have one among other things.",
     "03.forward:mixed": _FRESH,
     "03.backward:mixed": _FRESH,
     "04.flash:any": _FRESH,
     "04.causal:any": _FRESH,
+    "05.forward:eight_ranks": _MANY,
+    "07.work:ragged": "runs of different lengths and nothing else; the other checks have them among other things.",
+    "07.ring:any_layout": _FRESH,
+    "08.deal:any": _FRESH,
+    "11.uneven:eight_ranks": _MANY,
     "06.table:published": (
         "an answer that is wrong here is wrong on the small model too, where one can follow the numbers on paper; this "
         "check asks for the paper's own models, which is what the stage is for."
