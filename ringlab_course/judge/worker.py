@@ -1,6 +1,8 @@
 """The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
 
-Everything here may be rewritten by the code that it runs; nothing the judge believes depends on it.
+Everything here may be rewritten by the code that it runs. So the judge compares values itself, and measures memory,
+time and traffic itself. A hostile submission can lie about what is read here: what raised, which argument changed, which
+places a kernel accessed, what came of a program in JAX, and the lines of a function.
 Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `begun`, `ended`, `abort`. Frames to
 it: `hello`, `loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
 """
