@@ -313,7 +313,7 @@ def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence
             note = f"two runs differ by {again:.0e}" if again else "two runs: same bits"
             ax.text(0.04, 0.05, note, transform=ax.transAxes, fontsize=8.5, color=RED if again else QUIET)
             ax.set_title(name)
-            _scale(ax, ranks, 2e-4, TOP)
+            _scale(ax, ranks, 5e-5, TOP)
         for ax in axes[::columns]:
             ax.set_ylabel("relative error")
         handles, labels = axes[0].get_legend_handles_labels()

@@ -178,9 +178,9 @@ for name, (group, causal) in cases.items():
 # Llama 3's 64 / 8 heads need only 260 tokens per rank to hide NVLink under a causal mask. Sharing each K/V head between
 # eight query heads matters more than the mask.
 #
-# Read data sheets with care. A popular figure is 1,024 tokens "at 600 GB/s". It contains two mistakes: NVLink 3's 600 GB/s
-# count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the threshold, the second
-# doubles it:
+# Read data sheets with care. A popular figure is 1,024 tokens, 1,040 rounded, "at 600 GB/s". It contains two mistakes:
+# NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the
+# threshold, the second doubles it:
 
 # %%
 print("right, 300 GB/s one way, 4·c²·D:       ", threshold(F, 300e9))
@@ -308,7 +308,7 @@ print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2
 # %% [markdown]
 # From 3 ranks on, our ring holds *two* blocks of others: while it computes with one, the next one arrives. Its own block
 # stays, because the caller keeps it for the backward. So it needs 2·H + 6·K. In the exercise you get most of that second
-# block back.
+# block back. (Neither count has the accumulator of out, which is float32 while a rank computes: another 2·H.)
 
 # %% [markdown]
 # To *generate* text, one keeps the K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers with 8 K/V
@@ -366,16 +366,15 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 # ## 6 · Many ranks: the simulator
 #
 # A real ring crosses nodes, and some of its ranks are slow. `simulate` runs the *real* ring program on tensors that have a
-# shape and no data. It charges blocks by their FLOPs, at the rate that published kernels reach, and messages by the link
-# that they take. We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced zig-zag layout.
-# The thresholds differ from section 2's, which used an A100's peak rate: these use an H100's links and the rate that its
-# attention kernels reach.
+# shape and no data. It charges blocks by their FLOPs, at the rate that published kernels reach, and messages by the bytes
+# and the latency of their link. We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced
+# zig-zag layout. First its thresholds: unlike section 2's, they use the rate that kernels reach, and they count latency.
 
 # %%
 h100 = hardware("h100")
 reached = h100.peak("bfloat16") * h100.reached.attention_forward
 for link in (h100.inside, h100.between):
-    tokens = least_tokens_hidden(reached, link.bytes_per_s, layer)
+    tokens = least_tokens_hidden(reached, link.bytes_per_s, layer, latency_s=link.latency_s)
     print(f"{link.name}: hidden from {tokens:,.0f} tokens per rank, "
           f"at {reached / 1e12:.0f} TFLOP/s and {link.bytes_per_s / 1e9:g} GB/s")
 for c in (256, 512, 1024, 2048, 4096, 8192):
@@ -424,8 +423,9 @@ for P in (8, 16, 32, 64, 128):
           f"an even share would be {eight * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
 
 # %% [markdown]
-# Down to the threshold, twice the ranks halve the time. Below it more ranks gain nothing: every rank still has to see the
-# whole sequence, so the bytes that it receives do not shrink, and more hops add more latency. 128 ranks are slower than 64.
+# Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon nothing: every rank still has
+# to see the whole sequence, so the bytes that it receives do not shrink, and more hops add latency. 128 ranks are slower
+# than 64.
 # **Scale ranks with the context, not against it.**
 #
 # ## 7 · Size a cluster
@@ -441,7 +441,8 @@ for P in (8, 16, 32, 64, 128):
 # | logits | a score of every word of the vocabulary, for every token |
 #
 # The planner counts these, and some smaller ones, each by a formula in `ringlab.cost.memory`. Here they are for one node,
-# summed over its 8 GPUs. Most of them do not depend on the number of GPUs, so more GPUs share them.
+# summed over its 8 GPUs. Most of them do not depend on the number of GPUs, so more GPUs share them. An "80 GB" H100 has
+# 80 GiB, which are 85.9 GB.
 
 # %%
 def asked(nodes):
@@ -479,9 +480,9 @@ print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 # %% [markdown]
 # One node is far too small, and not because of attention: it cannot hold the weights, gradients, optimizer state and
 # activations. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
-# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden. (The planner's
-# thresholds are a little above section 6's, because it counts latency too.) Communication makes this *possible*; memory and
-# arithmetic are what you pay for. This command prints the same plan in a terminal, with alternatives and advice:
+# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden. Communication makes
+# this *possible*; memory and arithmetic are what you pay for. This command prints the same plan in a terminal, with
+# alternatives and advice:
 
 # %%
 print(chosen.request.command())
@@ -493,17 +494,19 @@ print(chosen.request.command())
 # there are enough heads to share out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of
 # these bytes are hidden behind attention, and heads are few.
 #
-# Go across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
-# communication exposed. Right of the heavy line a ring's hops are hidden: it is section 2's threshold with the link's latency
-# added. Each diamond is this threshold for a known machine on one of its links. Like section 2, the map uses the **peak**
-# FLOP/s, which no kernel reaches, and it begins with 32 query heads on 8 K/V heads. So for the same H100s on InfiniBand it
-# asks for more tokens than section 6 and the planner did:
+# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches, and it begins with 32 query heads on 8 K/V
+# heads. So for the same H100s on InfiniBand it asks for more tokens than section 6 and the planner did:
 
 # %%
 for link in (h100.inside, h100.between):
     without, added = (least_tokens_hidden(h100.peak("bfloat16"), link.bytes_per_s, Attention(),
                                           latency_s=latency) for latency in (0, link.latency_s))
     print(f"{link.name}: {without:,.0f} tokens per rank, {added:,.0f} with latency")
+
+# %% [markdown]
+# Go across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
+# communication exposed. Right of the heavy line a ring's hops are hidden. Each diamond is this threshold for a known machine
+# on one of its links.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)

@@ -79,7 +79,7 @@ show(rounding.steps(panels), rounding.describe_steps(panels))
 
 # %% [markdown]
 # Above 256 the lines are 2 apart. 256 + 1 is halfway between two lines, ties go to the even one, and the sum never
-# leaves 256. Adding 2.6 moves the sum, but by 2 each time: every addition loses 0.6.
+# leaves 256. Adding 2.6 moves the sum, but from 256 on by 2 each time: every addition loses 0.6.
 #
 # ## 2 · The ring is another order
 #
@@ -150,8 +150,9 @@ compare("10.bits", guesses[min(guesses, key=lambda guess: abs(math.log(factor / 
 show(rounding.bits(100.4), rounding.describe_bits(100.4))
 
 # %% [markdown]
-# bfloat16 is float32 with its tail cut off: the same exponents, so the same range, but 8 significant bits (7 in the
-# fraction, and a leading 1 that is not stored). float16 has 11 significant bits, and pays for them with range.
+# bfloat16 has the 8 exponent bits of float32, so the same range, but only 8 significant bits (7 in the fraction, and a
+# leading 1 that is not stored). float16 has 11 significant bits, and pays for them with range. Each keeps the number
+# that is nearest to 100.4 among those it has.
 #
 # The gap between neighbouring numbers near x is one *ulp*, a unit in the last place. Near 1 it is called **eps**.
 # Rounding to the nearest number is off by at most half a gap: the *unit roundoff*, eps / 2.
@@ -280,8 +281,8 @@ show(rounding.steps(panels), rounding.describe_steps(panels))
 
 # %% [markdown]
 # The running lse climbs by about 1/n at block n. After 20 blocks that is hardly more than the gap between two grey
-# lines. One gap is too little for a step and two gaps are too much, so the state can no longer follow. The gaps of out
-# are narrow beside its steps: it follows, with a small error at every merge.
+# lines, so each step is off by a good part of itself, and nothing ever corrects it: the state climbs beside the truth,
+# about one gap too high. The gaps of out are narrow beside its steps, so its errors are small.
 #
 # An error of lse is also worth more. lse is used in an exponent: if it is off by δ, the block's whole weight is off by
 # the factor $e^\delta \approx 1 + \delta$. So an **absolute** error of lse becomes a **relative** error of everything
@@ -304,8 +305,9 @@ show(error_curves.figure(panels), error_curves.describe(panels))
 
 # %% [markdown]
 # There are three kinds of inputs: scores of size 1; scores of size 8, where a few keys hold all the weight; and scores
-# that rise steadily along the keys. Read the *shape* of a curve first. If it is flat, the fault, if any, is not in the
-# merges. If it rises from P = 2 on, it is. Then read its *level*: lse is several times above out.
+# that rise steadily along the keys. Begin with plain scores, and with the *shape* of a curve. If it is flat there, the
+# fault, if any, is not in the merges. If it rises from P = 2 on, it is. Then read its *level*: lse is several times
+# above out.
 #
 # Why does the error of out grow like √P? At merge n the state is rounded again, by about the same fraction of itself.
 # These errors are independent, so their *squares* add up. From 2 to 32 blocks that is up to √16 = 4 times; we measured
@@ -328,8 +330,9 @@ error_curves.play()
 # - one rounding to bfloat16 costs 1.7e-3, norm over norm, and at most 3.9e-3 in a single number;
 # - a float32 state keeps the error there for any P, while a rounded state loses more at every merge.
 #
-# That is enough for [exercise 10](../exercises/10_numerics.ipynb), stages 10.error and 10.fold. The second half needs
-# only these three points, and the functions `error`, `blocks` and `states`.
+# That is enough for [exercise 10](../exercises/10_numerics.ipynb), stages 10.error and 10.fold. When you come back, run
+# the cells of the first half again: the second uses their functions and inputs, but no more of the text than these
+# three points.
 #
 # # Second half: the ring
 #
@@ -477,7 +480,7 @@ for name, product in (("float32", Q.float() * log2e), ("bfloat16", (Q.float() * 
 # ## 8 · Choosing a tolerance
 #
 # Here is a test as found in several packages: `allclose(x, truth, atol=1e-2)`. We feed it five results of a backward
-# pass: the right one; dK and dV swapped; dK halved; zeros; and one that was rounded to bfloat16 on the way.
+# pass: the right one; dK and dV swapped; dK halved; zeros; and one that was rounded to bfloat16.
 
 # %%
 right = tolerance.plainest(q, k, v, dout)
@@ -487,7 +490,7 @@ gradients = {
     "dk and dv swapped": right._replace(dk=right.dv, dv=right.dk),
     "dk halved": right._replace(dk=right.dk / 2),
     "zeros": right._replace(**zeros),
-    "bf16 on the way": tolerance.Results(*(x.bfloat16().float() for x in right)),
+    "rounded to bf16": tolerance.Results(*(x.bfloat16().float() for x in right)),
 }
 
 # %% tags=["nbval-ignore-output"]
