@@ -53,7 +53,7 @@ def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
     cells = [cell for cell in notebook.cells if cell.kind == "code"]
     for asked in cells:
         for key in re.findall(r'predict\(\s*"([^"]+)"', asked.source):
-            measured = next(cell for cell in cells if f'compare("{key}"' in cell.source)
+            measured = next(cell for cell in cells if re.search(rf'compare\(\s*"{key}"', cell.source))
             notebook.select(asked.index)
             assert any("measured" in output.get("text", "") for output in measured.outputs), key
             assert notebook.visible(asked.index + 1, measured.index) == [], key
