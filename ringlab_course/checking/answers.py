@@ -12,6 +12,8 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 Arrays = dict[str, np.ndarray]
+WHOLE = 1e15
+"""Whole numbers below this are printed with all their digits."""
 
 
 def expect_array(
@@ -215,7 +217,9 @@ def _worst(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
 
 
 def _told_apart(got: Any, expected: Any) -> tuple[str, str]:
-    """Return both numbers with four digits, or with as many more as it takes to see that they differ."""
+    """Return both numbers with four digits, or with as many more as it takes to see that they differ; counts whole."""
+    if all(float(x).is_integer() and abs(x) < WHOLE for x in (got, expected)):
+        return f"{int(got):,}", f"{int(expected):,}"
     pair = "", ""
     for digits in range(4, 18):
         pair = f"{float(got):.{digits}g}", f"{float(expected):.{digits}g}"

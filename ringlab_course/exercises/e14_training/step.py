@@ -139,6 +139,7 @@ MISTAKES = (
     mistake("mean_of_gradients", How(reduce=lambda parts, rank: sum(parts, torch.zeros_like(parts[0])) / len(parts))),
     mistake("own_gradient", How(reduce=lambda parts, rank: parts[rank])),
     mistake("means_of_means", How(divide=lambda counts, rank: counts[rank] * len(counts))),
+    mistake("sum_of_means", How(divide=lambda counts, rank: counts[rank])),
     mistake("local_positions", How(positions=lambda own: torch.arange(len(own)))),
     mistake("labels_after_the_cut", How(labels=labels_after_the_cut)),
     mistake("tells_its_share", How(loss=lambda shares, rank: shares[rank])),
