@@ -41,7 +41,7 @@ class Finding:
         return dict(self.__dict__)
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The findings about a target, check by check, and how it was run.
 
@@ -49,6 +49,8 @@ class Report:
     >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
     >>> report.ok, report.failed
     (False, ['lse'])
+    >>> report
+    Report(mine:attend: 1 checks, failed: lse)
     """
 
     target: str
@@ -60,6 +62,11 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """Return one line: a notebook shows the last value of a cell."""
+        verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
+        return f"Report({self.target}: {len(self.findings)} checks, {verdict})"
 
     @property
     def ok(self) -> bool:

@@ -37,7 +37,8 @@ def lesson_05(browser, lab) -> NotebookPage:
 def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
     notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb")
     notebook.run(notebook.find("import").index)
-    asked = next(cell for cell in notebook.cells if "predict(" in cell.source and "choices=" in cell.source)
+    questions = [cell for cell in notebook.cells if "predict(" in cell.source and "choices=" in cell.source]
+    asked = questions[-1]  # a guess is given once, and the lesson's test gives the first
     notebook.run(asked.index)
     cell = notebook.select(asked.index)
     cell.locator("button.jupyter-button").last.click()
