@@ -350,8 +350,9 @@ compare("09.clock", ends[1])
 traces, names = [straight.trace, hidden.trace], ["Compute, then send", "Couriers one step behind"]
 figure = gantt.compare(traces, names)
 lanes = (
-    "Below the blue bars, in step 0: K/V alone.\n"
-    "In steps 1 and 2: a courier in the upper lane,\n"
+    "Below the blue bars, in step 0:\n"
+    "K/V alone. In steps 1 and 2:\n"
+    "a courier in the upper lane,\n"
     "the next K/V in the lower one.\n"
     "From step 3 on: a courier alone."
 )
