@@ -167,12 +167,12 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     ax.set_xlabel(f"tokens per rank c; the dots are at c = {seen.c:,}")
     ax.set_ylabel("time per step")
     ax.text(0.02, 0.95, "exposed: the hop takes longer", transform=ax.transAxes, va="top", color=RED)
-    left = float(np.log(at / low) / np.log(high / low))  # how much of the axis lies left of c*
+    left = float(np.log(at / low) / np.log(high / low))  # how much of the axis lies left of the threshold
     hidden = "hidden: the block takes longer" if left < 0.62 else "hidden"
     ax.text(0.98, 0.05, hidden, transform=ax.transAxes, ha="right")
     flag: Any = {"textcoords": "offset points", "fontweight": "bold", "va": "bottom"}
     side = 1 if left < 0.35 else -1
-    ax.annotate(f"c* = {at:,.0f}", (at, bottom), (6 * side, 26), ha="left" if side > 0 else "right", **flag)
+    ax.annotate(f"threshold: {at:,.0f} tokens", (at, bottom), (6 * side, 26), ha="left" if side > 0 else "right", **flag)
 
 
 def describe(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0) -> str:

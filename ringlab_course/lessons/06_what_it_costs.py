@@ -9,8 +9,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Lesson 05 ended with a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
-# attention. Whether that holds on *your* machines decides whether ring attention is practical. People say that all that
-# communication makes it slow. Let us count.
+# attention. Whether that holds on *your* machines decides whether ring attention is practical. Let us count.
 
 # %%
 import math
@@ -25,7 +24,7 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_bytes, attention_work, kv_cache_bytes
 from ringlab.cost.models import model
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
-from ringlab.cost.papers import ring_minimum, striped_speedup
+from ringlab.cost.papers import striped_speedup
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
@@ -68,7 +67,7 @@ compare("06.flops", counted(attend, q, k, v))
 
 # %% [markdown]
 # **4 · c² · D** per head. There are *two* products, q·kᵀ and weights·V, and each of their c²·D multiply-adds is *two*
-# FLOPs. Both factors of two are easily lost. A write-up that counts 2·c²·D is off by a factor of two from there on.
+# FLOPs. Both factors of two are easily lost.
 #
 # Now the bytes. We measure them on a real ring: lesson 05's `my_ring` on four ranks of c tokens, with 4 query heads on one
 # K/V head.
@@ -111,7 +110,8 @@ print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, 2·c·D·K·e 
 # ## 2 · The threshold
 #
 # Take an NVIDIA A100 and bfloat16, so e = 2, with as many K/V heads as query heads and no mask. NVLink, a fast link, joins
-# the GPUs of one machine (a *node*). InfiniBand, a slower network, joins the nodes.
+# the GPUs of one machine (a *node*). InfiniBand, a slower network, joins the nodes. `hardware("a100")` is a row of the
+# package's table of machines.
 
 # %%
 a100 = hardware("a100")
@@ -131,6 +131,8 @@ predict("06.infiniband", "And how many to hide a hop over InfiniBand?", unit="to
 # and one c cancel, and what remains is
 #
 # $$c \;\ge\; \frac{e\,F}{2\,B}\cdot\frac{K}{H}.$$
+#
+# We check this against the package. Its `Attention` holds the sizes of a layer, here 32 query heads and as many K/V heads.
 
 # %%
 def threshold(F, B, e=2, group=1, causal=False):
@@ -151,10 +153,11 @@ compare("06.infiniband", threshold(F, infiniband))
 
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of 99,840
-# tokens. At such lengths one begins to *want* a ring. The longer the sequence, the better its communication is hidden. A
-# ring is impractical for short sequences on many ranks, and those do not need one.
+# tokens. A context of 8,320 tokens hardly needs a ring yet; at 99,840 one begins to *want* one. So where a ring is wanted,
+# its hops are usually hidden, and the longer the sequence, the better. A ring is impractical for short sequences on many
+# ranks, and those do not need one.
 #
-# Now try it yourself. The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
+# The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
 # with c. Drag c past the threshold. Then choose another machine, or your own F and B.
 
 # %% tags=["nbval-ignore-output"]
@@ -175,26 +178,23 @@ for name, (group, causal) in cases.items():
     print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   by ringlab: {same}")
 
 # %% [markdown]
-# Llama 3's 64 / 8 heads need only 260 tokens per rank to hide NVLink under a causal mask. Sharing each K/V head between
-# eight query heads matters more than the mask.
+# Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide NVLink under a causal mask. Sharing each
+# K/V head between eight query heads matters more than the mask.
 #
 # Read data sheets with care. A popular figure is 1,024 tokens, 1,040 rounded, "at 600 GB/s". It contains two mistakes:
 # NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the
 # threshold, the second doubles it:
 
 # %%
-print("right, 300 GB/s one way, 4·c²·D:       ", threshold(F, 300e9))
-print("600 GB/s taken for one direction:      ", threshold(F, 600e9))
-print("the same, and 2·c²·D FLOPs:            ", 2 * threshold(F, 600e9))
-print("InfiniBand's 200 Gb/s taken for GB/s:  ", threshold(F, 200e9))
-print("InfiniBand's 200 Gb/s, which are 25 GB/s:", threshold(F, 200e9 / 8))
-print(f"a block of 16,384 tokens:                 {block_s(mha, 16384, F) * 1e3:.1f} ms")
-print(f"a hop of 16,384 tokens at 600 GB/s:       {hop_s(mha, 16384, 600e9) * 1e3:.3f} ms")
+print(f"right, 300 GB/s one way, 4·c²·D:      {threshold(F, 300e9):8,.0f}")
+print(f"600 GB/s taken for one direction:     {threshold(F, 600e9):8,.0f}")
+print(f"the same, and 2·c²·D FLOPs:           {2 * threshold(F, 600e9):8,.0f}")
+print(f"InfiniBand's 200 Gb/s taken for GB/s: {threshold(F, 200e9):8,.0f}")
+print(f"InfiniBand's 200 Gb/s, 25 GB/s:       {threshold(F, 200e9 / 8):8,.0f}")
 
 # %% [markdown]
-# The mistakes cancel, so the figure looks right for the wrong reason. Somebody who corrects only one of them gets 520.
-# Another write-up has c = 16,384 at 600 GB/s, and prints 8.59 ms for the block and 0.22 ms for the hop. By our count they
-# take 14.1 ms and, even at that rate, 0.447 ms. Check every number that comes without its derivation.
+# The mistakes cancel, so the figure looks right for the wrong reason. Somebody who corrects only the second one
+# gets 520.
 #
 # ## 3 · With a clock
 #
@@ -257,12 +257,14 @@ def pair(c):
     return [runs[name] for name in names], names
 
 
-show(gantt.compare(*pair(12)), gantt.describe_all(*pair(12)))
+picture = gantt.compare(*pair(12))
+picture.axes[-1].set_xticks(range(0, 21, 2))
+show(picture, gantt.describe_all(*pair(12)))
 
 # %% [markdown]
 # Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its message: solid orange
-# while in transit, pale while it is posted but not in transit. At 12 tokens, below the threshold, double buffering helps,
-# but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
+# while in transit, pale while it is posted but not in transit. (Here nothing is pale; the next picture has such parts.) At 12
+# tokens, below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
@@ -290,7 +292,7 @@ print("FLOPs counted:        ", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3)
 # Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps **memory**
 # flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. In heads per token, q and
 # out are 2·H, and each K/V block is 2·K. The Ring Attention paper counts one block of others, the one that arrives:
-# 2·H + 4·K with the rank's own. Here that is for one layer of Llama 3 70B with 16,384 tokens per rank:
+# 2·H + 4·K with the rank's own. Here is that count for one layer of Llama 3 70B, with 16,384 tokens per rank:
 
 # %%
 llama = model("llama3-70b")
@@ -315,40 +317,26 @@ print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2
 # heads of 128.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.cache", "How large is its KV cache at 1,000,000 tokens, in bfloat16?", unit="GB")
+predict("06.cache", "How many tokens of its KV cache fill 80 GB, in bfloat16?", unit="tokens")
 
 # %%
-tokens = 1_000_000
 per_token = 2 * llama.layers * llama.K * llama.D * 2
 print(f"2 · {llama.layers} layers · {llama.K} heads · {llama.D} · 2 bytes: {per_token:,} per token")
-print("K alone:", llama.layers * llama.K * llama.D * 2 * tokens / 1e9, "GB")
-compare("06.cache", kv_cache_bytes(llama, tokens) / 1e9)
+compare("06.cache", round(80e9 / per_token))
+million = kv_cache_bytes(llama, 1_000_000) / 1e9
+print(f"a million tokens: {million:.0f} GB, K alone {million / 2:.2f} GB")
 
 # %% [markdown]
-# A published figure of 163 GB is K alone: it forgets V. The cache of one request, 328 GB, does not fit on any GPU, which is
-# a reason to shard the sequence in inference too.
+# Lesson 01's 328 GB for a million tokens fit on no GPU, which is a reason to shard the sequence in inference too. (A published
+# figure of 163 GB is K alone: it forgets V.)
 #
-# ## 5 · Published tables, recomputed
+# ## 5 · A published table, recomputed
 #
-# With a count that you trust you can check others. The Ring Attention paper (arXiv 2310.01889, table 2) gives the smallest
-# block, F/B, in thousands of tokens. That is our threshold with e = 2 and K = H. By the paper's count a host then holds 6
-# such blocks at once: one each of q, k, v and out, and the two that arrive.
-
-# %%
-PRINTED = {"A100 NVLink": (312, 300, 1.0, 6.2), "A100 InfiniBand": (312, 12.5, 24.5, 149.5),
-           "TPU v3": (123, 112, 1.1, 6.6), "TPU v4": (275, 268, 1.0, 6.2),
-           "TPU v5e": (196, 186, 1.1, 6.3)}
-errors = []
-for name, (tflops, gbytes, block, sequence) in PRINTED.items():
-    c, whole = ring_minimum(tflops * 1e12, gbytes * 1e9)
-    errors += [abs(block * 1e3 / c - 1), abs(sequence * 1e3 / whole - 1)]
-    print(f"{name:16} {tflops} TFLOP/s, {gbytes:5} GB/s: block {c / 1e3:5.2f} "
-          f"(printed {block}), sequence {whole / 1e3:6.2f} (printed {sequence})")
-print(f"largest difference: {max(errors):.1%}")
-
-# %% [markdown]
-# The printed figures, which are rounded, agree within 5%. (The paper's InfiniBand is half as fast as ours.) The Striped
-# Attention paper (arXiv 2311.09431, table 3) bounds what a balanced layout can gain on 4 A100. For its 1B model:
+# Section 7 will buy GPUs by these formulas. So they should first agree with somebody else's. The Striped Attention paper
+# (arXiv 2311.09431, table 3) asks what balance is worth. Under a causal mask and with contiguous shards the last rank has most
+# to compute, and the others wait for it; a balanced layout gives every rank the same work. The paper bounds the gain on 4
+# A100: the time of a forward with contiguous shards, divided by that with a balanced layout. There attention ran at half the
+# rate of the linear layers, hence `attention_weight=2`. For its 1B model:
 
 # %%
 printed = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}
@@ -365,26 +353,33 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 #
 # ## 6 · Many ranks: the simulator
 #
-# A real ring crosses nodes, and some of its ranks are slow. `simulate` runs the *real* ring program on tensors that have a
-# shape and no data. It charges blocks by their FLOPs, at the rate that published kernels reach, and messages by the bytes
-# and the latency of their link. We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced
-# zig-zag layout. First its thresholds: unlike section 2's, they use the rate that kernels reach, and they count latency.
+# So far all ranks and all links were alike. A real ring crosses nodes, some of its ranks are slow, and a delay spreads from rank
+# to rank. `simulate` runs the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs,
+# at the rate that published kernels reach, and messages by the bytes and the latency of their link.
+#
+# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced zig-zag layout. First the
+# thresholds at the rate that kernels reach, with latency:
 
 # %%
 h100 = hardware("h100")
 reached = h100.peak("bfloat16") * h100.reached.attention_forward
 for link in (h100.inside, h100.between):
     tokens = least_tokens_hidden(reached, link.bytes_per_s, layer, latency_s=link.latency_s)
-    print(f"{link.name}: hidden from {tokens:,.0f} tokens per rank, "
+    print(f"{link.name}: hidden from {math.ceil(tokens):,} tokens per rank, "
           f"at {reached / 1e12:.0f} TFLOP/s and {link.bytes_per_s / 1e9:g} GB/s")
+
+# %% [markdown]
+# Now the ring in one node, and over two:
+
+# %%
 for c in (256, 512, 1024, 2048, 4096, 8192):
     one, two = (simulate(layer, zigzag(c * P, P), h100) for P in (8, 16))
     shares = [f"{run.exposed_s / run.makespan_s:4.0%}" for run in (one, two)]
     print(f"c = {c:5,}: exposed {shares[0]} of the time in one node, {shares[1]} over two")
 
 # %% [markdown]
-# Two of the 16 hops go over InfiniBand, 7 → 8 and 15 → 0, and soon every rank waits for them in every step. Look at the
-# ranks beside the first of these two boundaries, at 2,048 tokens per rank:
+# Over two nodes InfiniBand's threshold decides, although only two of the 16 links are InfiniBand, 7 → 8 and 15 → 0. Look at
+# the ranks beside the first of them, at 2,048 tokens per rank:
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
@@ -395,24 +390,24 @@ show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing,
 # Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, one
 # rank further every other step, and in the end all ranks keep InfiniBand's pace.
 #
-# What about a slow *rank*? Say that rank 5 of 64 takes 1.5 times as long to compute, for instance because it is hot.
+# What about a slow *rank*?
 
 # %% tags=["nbval-ignore-output"]
 predict("06.slow", "One of 64 ranks takes 1.5 times as long to compute. The whole ring takes …",
         unit="times as long")
 
 # %%
-even, hot = (simulate(layer, zigzag(8192 * 64, 64), h100, slow=slow) for slow in ({}, {5: 1.5}))
+even, late = (simulate(layer, zigzag(8192 * 64, 64), h100, slow=slow) for slow in ({}, {5: 1.5}))
 print(f"ranks compute {even.busy_fraction:.0%} of the time")
-print(f"with one hot rank: {hot.busy_fraction:.0%}")
-compare("06.slow", hot.makespan_s / even.makespan_s)
+print(f"with one slow rank: {late.busy_fraction:.0%}")
+compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# 63 fast ranks wait for one, because every rank needs the block that it delays. A ring is as slow as its slowest rank, not as
-# the average one. That is why balance gets two lessons of its own.
+# A ring is as slow as its slowest rank, not as the average one: every rank needs the block that it delays. That is why balance
+# gets two lessons of its own.
 #
-# The last experiment is often forgotten. Keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with
-# it the computation that hides a hop:
+# So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
+# the computation that hides a hop:
 
 # %%
 eight = simulate(layer, zigzag(131072, 8), h100).makespan_s
@@ -424,25 +419,24 @@ for P in (8, 16, 32, 64, 128):
 
 # %% [markdown]
 # Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon nothing: every rank still has
-# to see the whole sequence, so the bytes that it receives do not shrink, and more hops add latency. 128 ranks are slower
-# than 64.
+# to see the whole sequence, and more hops add latency. 128 ranks are slower than 64.
 # **Scale ranks with the context, not against it.**
 #
 # ## 7 · Size a cluster
 #
-# Now the question behind all of this. You want to *train* Llama 3 70B on sequences of 1,000,000 tokens. Besides attention,
-# memory has to hold what training needs:
+# Now the question behind all of this: how many machines? You want to *train* Llama 3 70B on sequences of 1,000,000 tokens.
+# Besides attention, memory has to hold what training needs:
 #
 # | name | what it is |
 # |---|---|
-# | parameters, gradients, optimizer | the weights, their gradients, and what Adam keeps of both; each GPU has its share, as in FSDP |
+# | parameters, gradients, optimizer | the weights, their gradients, and Adam's float32 copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
 # | gathered weights | all weights of the layer at work, collected from all shares just before use |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
 #
-# The planner counts these, and some smaller ones, each by a formula in `ringlab.cost.memory`. Here they are for one node,
-# summed over its 8 GPUs. Most of them do not depend on the number of GPUs, so more GPUs share them. An "80 GB" H100 has
-# 80 GiB, which are 85.9 GB.
+# The planner counts these. It also counts the needs of the layer at work: its intermediate results, its gradients, and the
+# buffers of the ring. Each has a formula in `ringlab.cost.memory`. Here they are for one node, summed over its 8 GPUs. Most
+# of them do not depend on the number of GPUs, so more GPUs share them. An "80 GB" H100 shows 85.5 GB to programs.
 
 # %%
 def asked(nodes):
@@ -454,7 +448,8 @@ for entry in alone.best.ledger.entries:
     print(f"{8 * entry.bytes / 1e9:7,.0f} GB  {entry.name}")
 print(f"{8 * alone.best.ledger.total_bytes / 1e9:7,.0f} GB  together")
 usable, reserve = alone.request.usable_bytes / 1e9, alone.request.reserve
-print(f"{usable:7.1f} GB  may be used of each GPU; {reserve:.0%} stay in reserve")
+print(f"{h100.memory_bytes / 1e9:7.1f} GB  on each GPU")
+print(f"{usable:7.1f} GB  of it may be used; {reserve:.0%} stay in reserve")
 
 # %% tags=["nbval-ignore-output"]
 predict("06.nodes", "How many nodes of 8 such GPUs are needed at least?", unit="nodes")
@@ -478,35 +473,30 @@ for hop in chosen.hidden:
 print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
-# One node is far too small, and not because of attention: it cannot hold the weights, gradients, optimizer state and
-# activations. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
-# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden. Communication makes
-# this *possible*; memory and arithmetic are what you pay for. This command prints the same plan in a terminal, with
-# alternatives and advice:
+# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
+# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden, and
+# communication costs no time here. Memory sets the number of GPUs, and arithmetic the time of a step. This command prints the
+# same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())
 
 # %% [markdown]
-# What if your ranks are different? The map below shows all of them at once. Beside the ring and the all-gather it knows a
-# third way, **Ulysses** (arXiv 2309.14509). One exchange, in which every rank sends something to every other, gives each
-# rank *all* tokens of a few heads. The rank attends to them alone, and a second exchange brings the output home. While
-# there are enough heads to share out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of
-# these bytes are hidden behind attention, and heads are few.
+# ## 8 · One map
 #
-# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches, and it begins with 32 query heads on 8 K/V
-# heads. So for the same H100s on InfiniBand it asks for more tokens than section 6 and the planner did:
-
-# %%
-for link in (h100.inside, h100.between):
-    without, added = (least_tokens_hidden(h100.peak("bfloat16"), link.bytes_per_s, Attention(),
-                                          latency_s=latency) for latency in (0, link.latency_s))
-    print(f"{link.name}: {without:,.0f} tokens per rank, {added:,.0f} with latency")
-
-# %% [markdown]
-# Go across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
-# communication exposed. Right of the heavy line a ring's hops are hidden. Each diamond is this threshold for a known machine
-# on one of its links.
+# What if your machines are different? One map shows all speeds of link and all lengths, and whether a ring is the right way
+# at all.
+#
+# Beside the ring and the all-gather the map knows a third way, **Ulysses** (arXiv 2309.14509). One exchange, in which every
+# rank sends something to every other, gives each rank *all* tokens of a few heads. The rank attends to them alone, and a
+# second exchange brings the output home. For a fixed number of tokens per rank, and while there are enough heads to share
+# out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of these bytes are hidden behind
+# attention, and heads are few.
+#
+# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. So it asks for more tokens than section 6 did. Go
+# across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
+# communication exposed. The all-gather never does so on this map, so it has no colour. Right of the heavy line a ring's hops
+# are hidden. Each diamond is this threshold for a known machine on one of its links.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)
