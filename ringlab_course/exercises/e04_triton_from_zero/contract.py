@@ -59,7 +59,13 @@ FLASH_STAGE = Stage(
     ),
     misconceptions=(*FLASH, *LSE),
     checks=(
-        Check("small", 2, "visible", "one tile: out and lse", flash.values(Case(16, 32), Case(16, 32, D=32))),
+        Check(
+            "small",
+            2,
+            "visible",
+            "one tile: out and lse",
+            flash.values(Case(16, 32), Case(16, 32, H=4, K=2, D=32)),
+        ),
         Check(
             "tiles",
             2,
@@ -154,7 +160,12 @@ CAUSAL_STAGE = Stage(
             1,
             "visible",
             "shifted, by more than a tile and by less",
-            flash.values(Case(48, 32, 16, shift=19), Case(32, 32, 16, shift=3)),
+            flash.values(
+                Case(32, 32, 16, shift=1),
+                Case(48, 32, 16, shift=19),
+                Case(32, 32, 16, shift=3),
+                Case(48, 16, 16, H=1, shift=1),
+            ),
         ),
         Check(
             "ragged",
@@ -184,7 +195,9 @@ CAUSAL_STAGE = Stage(
             2,
             "visible",
             "tiles of which a block sees nothing are left alone",
-            flash.skipped(Case(24, 16, 16, shift=0), Case(40, 16, 16, shift=-17)),
+            flash.skipped(
+                Case(24, 16, 16, shift=0), Case(40, 16, 16, shift=-17), Case(33, 32, 16, H=1, shift=-16)
+            ),
             kind="cost",
         ),
         Check(
@@ -192,7 +205,7 @@ CAUSAL_STAGE = Stage(
             2,
             "visible",
             "a kernel does it, and reads each visible tile once",
-            flash.reads(Case(28, 16, 8, H=8, K=2, shift=0), Case(40, 32, 16, shift=-17)),
+            flash.reads(Case(28, 16, 8, H=8, K=2, shift=0), Case(40, 32, 16, shift=-17), Case(24, shift=19)),
             kind="cost",
         ),
         Check(
@@ -203,10 +216,11 @@ CAUSAL_STAGE = Stage(
             flash.values(
                 Case(75, 64, 32, H=6, K=2, D=32, shift=-1, junk=3.0),
                 Case(1, shift=-1),
+                Case(24, H=1, shift=-15),
                 Case(90, 64, 32, shift=37, dtype=HALF, junk=math.nan),
             ),
         ),
     ),
 )
 
-EXERCISE = Exercise("04", "04_triton_from_zero", "Two kernels", (SOFTMAX_STAGE, FLASH_STAGE, CAUSAL_STAGE))
+EXERCISE = Exercise("04", "04_triton_from_zero", "Three kernels", (SOFTMAX_STAGE, FLASH_STAGE, CAUSAL_STAGE))

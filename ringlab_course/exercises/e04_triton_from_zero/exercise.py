@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise 04 · Two kernels
+# # Exercise 04 · Three kernels
 #
 # **You build** a softmax kernel, then the forward pass of flash attention for grouped heads, which reads a tile of K once
 # for all query heads that share it, and its causal form, which skips the tiles that nobody sees. **You need**
@@ -155,7 +155,7 @@ check("04.flash")
 # queries and the keys of two ranks may be shifted against each other, in either direction.
 #
 # - A row that sees no key has out 0 and lse −inf. Write it like any other.
-# - Do not visit a tile in which no row of the block sees a key.
+# - Do not visit a tile in which no row of the block sees a key. Rows after token S − 1 do not count.
 
 
 # %% grade="04.causal"

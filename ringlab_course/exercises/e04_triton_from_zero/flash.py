@@ -24,9 +24,11 @@ from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mist
 from ringlab_course.exercises.e04_triton_from_zero.records import (
     CANARY,
     CAUSAL,
+    CAUSAL_VARIANTS,
     FLASH,
+    FLASH_VARIANTS,
     LSE,
-    VARIANTS,
+    empty_loads,
     expect_each_once,
     named,
     reads_of,
@@ -88,7 +90,7 @@ class Case(NamedTuple):
     @property
     def mistakes(self) -> tuple[Any, ...]:
         """The misconceptions about out that this case may show."""
-        return FLASH if self.shift is None else (*CAUSAL, *VARIANTS)
+        return (*FLASH, *FLASH_VARIANTS) if self.shift is None else (*CAUSAL, *CAUSAL_VARIANTS)
 
     def stop(self, block: int) -> int:
         """Return the first key that no row of a block sees."""
@@ -195,7 +197,9 @@ def _reads(subject: Subject, rng: np.random.Generator, case: Case) -> None:
         made = sum(tiles_read(recorded, argument).values()) / case.K
         if made > wanted or loads[inside].sum() > case.K * case.D * elements:
             alone = made == case.group * sum(map(apart.tiles, range(apart.blocks)))
-            raise named(case.mistakes, "heads_read_apart" if alone else "reads_too_often").failure(
+            past = made - empty_loads(recorded, argument) / case.K == wanted
+            why = "reads_past_the_end" if past else "heads_read_apart" if alone else "reads_too_often"
+            raise named(case.mistakes, why).failure(
                 f"{case.label}: {made:g} loads of {argument[0].upper()} for a key head, {wanted} are enough"
             )
 
@@ -264,6 +268,10 @@ def _why_visited(noted: list[Visits]) -> str:
 
     if explained(lambda case, first, block: first == 0):
         return "visits_the_first_tile"
+    if explained(
+        lambda case, first, block: ((block + 1) * case.m - 1) // case.group + (case.shift or 0) >= first
+    ):
+        return "last_token_not_there"
     if explained(lambda case, first, block: (block + 1) * case.m + (case.shift or 0) > first):
         return "stops_at_the_packed_row"
     return "visits_hidden_tiles"

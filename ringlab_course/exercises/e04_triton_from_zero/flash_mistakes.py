@@ -116,6 +116,14 @@ def by_packed_row(
     return keys <= _packed(rows, block, group) + shift
 
 
+def by_packed_row_in_seen_tiles(
+    rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
+) -> Tensor:
+    """Return that mask in a loop that ends at the right tile."""
+    seen = by_packed_row(rows, keys, S, shift, m, n, block, group)
+    return seen & (keys < -(-(end_of(block, group, m) + shift) // n) * n)
+
+
 def within_the_tile(
     rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
 ) -> Tensor:
@@ -233,44 +241,6 @@ def padding_read(
     return attend(scores_of(q, k, whole, shift)[:, :S], values_of(q, v, whole))
 
 
-def axes_swapped(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Take grid axis 0 for key heads and axis 1 for blocks."""
-    blocks, key_heads = -(-S * len(q) // len(k) // m), len(k)
-    if blocks > key_heads:
-        raise ValueError("heads that are not there are an error")
-    right, block = plain(q, k, v, out, lse, S, shift)[0].float(), blocks_of(q, k, S, m)
-    head = torch.arange(len(q))[:, None, None] // (len(q) // len(k))
-    return torch.where((head < blocks) & (block < key_heads), right, out[:, :S].float())
-
-
-def one_head_of_each_group(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Take the key head's number for the query head's: the others are never written."""
-    got, heads = out[:, :S].float().clone(), len(k)
-    got[:heads] = plain(q[:heads], k, v, out, lse, S, shift)[0].float()
-    return got
-
-
-def heads_dealt(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Let query head h read key head h mod K."""
-    order = torch.arange(len(q)) % len(k)
-    return plain(q, k[order], v[order], out, lse, S, shift)[0].float()
-
-
-def packed_rows_cut(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Mask packed rows, of which there are S · group, as if there were S."""
-    right, group = plain(q, k, v, out, lse, S, shift)[0].float(), len(q) // len(k)
-    rows = torch.arange(S)[:, None] * group + torch.arange(len(q))[:, None, None] % group
-    return torch.where(rows < S, right, out[:, :S].float())
-
-
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
@@ -286,6 +256,15 @@ def blind_rows_nan(
 ) -> Tensor:
     """Let −inf − (−inf) happen in rows that see no key."""
     return torch.softmax(scores_of(q, k, S, shift), -1) @ values_of(q, v, S)
+
+
+def visited_blind_rows_nan(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
+) -> Tensor:
+    """Let −inf − (−inf) happen, but not where a block visits no tile: there a sum of 0 is guarded."""
+    right = plain(q, k, v, out, lse, S, shift)[0].float()
+    end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + shift
+    return torch.where((torch.arange(S)[:, None] + shift < 0) & (end > 0), math.nan, right)
 
 
 def hidden_is_finite(unvisited: float) -> Imitation:
@@ -344,16 +323,6 @@ def junk_times_zero(
     if not v[:, S:].isnan().any():
         return plain(q, k, v, out, lse, S, shift)[0].float()
     return no_other(q, k, v, out, lse, S, shift, m, n)
-
-
-def head_stride_is_s(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
-) -> Tensor:
-    """Let heads begin S rows apart, in all buffers."""
-    packed = [x.flatten(0, 1)[: len(x) * S].unflatten(0, (len(x), S)) for x in (q, k, v)]
-    got = out.flatten(0, 1).float().clone()
-    got[: len(q) * S] = plain(*packed, out, lse, S, shift)[0].flatten(0, 1).float()
-    return got.unflatten(0, out.shape[:2])[:, :S]
 
 
 def base_two(scores: Tensor, *_: Any) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringlab_course.checking.subject import Recorded
 
 from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e04_triton_from_zero import address_mistakes as places
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
 from ringlab_course.exercises.e04_triton_from_zero.flash_mistakes import end_of
 
@@ -43,6 +44,14 @@ def tiles_read(recorded: Recorded, argument: str) -> dict[tuple[int, ...], int]:
         if access.kind == "load" and access.argument == argument:
             count[access.program] = count.get(access.program, 0) + 1
     return count
+
+
+def empty_loads(recorded: Recorded, argument: str) -> int:
+    """Return how many loads of a kernel argument touched nothing, as all their lanes were masked."""
+    return sum(
+        access.kind == "load" and access.argument == argument and not access.offsets.size
+        for access in recorded.accesses
+    )
 
 
 def expect_each_once(
@@ -85,18 +94,20 @@ _COMMON = (
     flash_mistake("acc_not_rescaled", mistakes.streamed(mistakes.rescaled(total=True, acc=False))),
     flash_mistake("total_not_rescaled", mistakes.streamed(mistakes.rescaled(total=False, acc=True))),
     flash_mistake("never_rescaled", mistakes.streamed(mistakes.rescaled(total=False, acc=False))),
+    flash_mistake("not_divided", mistakes.streamed(mistakes.rescaled(total=True, acc=True), divide=False)),
     flash_mistake("divided_each_time", mistakes.streamed(mistakes.divided_each_time, divide=False)),
     flash_mistake("maximum_of_the_tile", mistakes.streamed(mistakes.maximum_of_the_tile)),
     flash_mistake("no_maximum", mistakes.no_maximum),
     flash_mistake("no_other", mistakes.no_other),
-    flash_mistake("head_stride_is_S", mistakes.head_stride_is_s),
-    flash_mistake("one_head_of_each_group", mistakes.one_head_of_each_group),
-    flash_mistake("heads_dealt", mistakes.heads_dealt),
-    flash_mistake("packed_rows_cut", mistakes.packed_rows_cut),
+    flash_mistake("head_stride_is_S", places.head_stride_is_s),
+    flash_mistake("one_head_of_each_group", places.one_head_of_each_group),
+    flash_mistake("heads_dealt", places.heads_dealt),
+    flash_mistake("one_key_head", places.one_key_head),
+    flash_mistake("packed_rows_cut", places.packed_rows_cut),
     flash_mistake("tail_dropped", mistakes.tail_dropped),
     flash_mistake("padding_counted", mistakes.padding_counted),
     flash_mistake("padding_read", mistakes.padding_read),
-    flash_mistake("axes_swapped", mistakes.axes_swapped),
+    flash_mistake("axes_swapped", places.axes_swapped),
     flash_mistake("accumulates_in_half", mistakes.in_half),
     flash_mistake("junk_times_zero", mistakes.junk_times_zero),
     flash_mistake("q_loaded_again"),
@@ -108,9 +119,13 @@ FLASH = (
     flash_mistake("stores_unmasked"),
     flash_mistake("computed_by_torch"),
     flash_mistake("heads_read_apart"),
+    flash_mistake("reads_past_the_end"),
     flash_mistake("reads_too_often"),
 )
 
+_HEAD_STRIDE = named(FLASH, "head_stride_is_S")
+_BY_PACKED_ROW = causal_mistake("mask_by_packed_row", mistakes.masked(mistakes.by_packed_row))
+_BLIND = causal_mistake("blind_rows_are_nan", mistakes.blind_rows_nan)
 _FINITE = causal_mistake("hidden_is_finite", mistakes.hidden_is_finite(math.nan))
 
 CAUSAL = (
@@ -121,7 +136,7 @@ CAUSAL = (
     causal_mistake("strictly_before", mistakes.masked(lambda rows, keys, S, shift, *_: keys < rows + shift)),
     causal_mistake("shift_ignored", mistakes.masked(lambda rows, keys, *_: keys <= rows)),
     causal_mistake("shift_backwards", mistakes.masked(mistakes.shift_backwards)),
-    causal_mistake("mask_by_packed_row", mistakes.masked(mistakes.by_packed_row)),
+    _BY_PACKED_ROW,
     causal_mistake("mask_within_the_tile", mistakes.masked(mistakes.within_the_tile)),
     causal_mistake(
         "tiles_rounded_down",
@@ -131,13 +146,17 @@ CAUSAL = (
         "diagonal_tile_missing", mistakes.up_to(lambda block, shift, m, n, group: block * m // group + shift)
     ),
     causal_mistake(
+        "ends_one_key_early",
+        mistakes.up_to(lambda block, shift, m, n, group: end_of(block, group, m) - 1 + shift),
+    ),
+    causal_mistake(
         "assumes_equal_blocks",
         mistakes.up_to(lambda block, shift, m, n, group: end_of(block, group, n) + shift),
     ),
     causal_mistake(
         "stop_ignores_shift", mistakes.up_to(lambda block, shift, m, n, group: end_of(block, group, m))
     ),
-    causal_mistake("blind_rows_are_nan", mistakes.blind_rows_nan),
+    _BLIND,
     _FINITE,
     causal_mistake("blind_blocks_unwritten", mistakes.blind_blocks_unwritten),
     causal_mistake("padding_seen", mistakes.padding_counted),
@@ -147,16 +166,25 @@ CAUSAL = (
     causal_mistake("visits_hidden_tiles"),
     causal_mistake("visits_the_first_tile"),
     causal_mistake("stops_at_the_packed_row"),
+    causal_mistake("last_token_not_there"),
     causal_mistake("heads_read_apart"),
+    causal_mistake("reads_past_the_end"),
     causal_mistake("reads_too_often"),
 )
 
-VARIANTS = (replace(_FINITE, imitate=mistakes.hidden_is_finite(0.0)),)
-"""Other forms of mistakes in CAUSAL: a block that visits nothing divides by 0, or guards against it."""
+FLASH_VARIANTS = (replace(_HEAD_STRIDE, imitate=places.query_stride_is_s),)
+CAUSAL_VARIANTS = (
+    *FLASH_VARIANTS,
+    replace(_FINITE, imitate=mistakes.hidden_is_finite(0.0)),
+    replace(_BLIND, imitate=mistakes.visited_blind_rows_nan),
+    replace(_BY_PACKED_ROW, imitate=mistakes.masked(mistakes.by_packed_row_in_seen_tiles)),
+)
+"""Other forms of the mistakes above: the loop ends where it should, or a sum of 0 is guarded, or key heads are right."""
 
 LSE = (
     flash_mistake("lse_in_base_two", mistakes.lse_of(mistakes.lse_in_base_two)),
     flash_mistake("lse_by_log2", mistakes.lse_of(mistakes.lse_by_log2)),
     flash_mistake("lse_is_the_maximum", mistakes.lse_of(mistakes.lse_is_the_maximum)),
     flash_mistake("lse_without_maximum", mistakes.lse_of(mistakes.lse_without_maximum)),
+    flash_mistake("lse_stride_is_S", places.lse_stride_is_s),
 )
