@@ -113,11 +113,15 @@ def _sentence(one: Mosaic) -> str:
     tile = (
         "visible pairs" if one.tile is None else f"score elements in tiles of {one.tile[0]} × {one.tile[1]}"
     )
+    totals = f"rank {most} computes most, {one.totals[most]:,}, rank {least} least, {one.totals[least]:,}"
+    if (one.totals == one.totals[0]).all():
+        totals = f"all ranks compute {one.totals[0]:,}"
     maxima = ", ".join(f"{value:,}" for value in one.slowest[:16]) + (", …" if P > 16 else "")
+    alike = (one.work == one.slowest).all()
+    steps = "In every step all ranks compute alike," if alike else "The busiest rank of each step computes"
     return (
         f"{one.layout.name}, {one.layout.S:,} tokens on {P} ranks, counted in {tile}: "
-        f"rank {most} computes most, {one.totals[most]:,}, rank {least} least, {one.totals[least]:,}. "
-        f"The busiest rank of each step computes {maxima}: {one.slowest.sum():,} in all, "
+        f"{totals}. {steps} {maxima}: {one.slowest.sum():,} in all, "
         f"{one.ratio:.2f} times an even split of the visible pairs, {one.even:,.0f}."
     )
 

@@ -172,7 +172,13 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     ax.text(0.98, 0.05, hidden, transform=ax.transAxes, ha="right")
     flag: Any = {"textcoords": "offset points", "fontweight": "bold", "va": "bottom"}
     side = 1 if left < 0.35 else -1
-    ax.annotate(f"threshold: {at:,.0f} tokens", (at, bottom), (6 * side, 26), ha="left" if side > 0 else "right", **flag)
+    ax.annotate(
+        f"threshold: {at:,.0f} tokens",
+        (at, bottom),
+        (6 * side, 26),
+        ha="left" if side > 0 else "right",
+        **flag,
+    )
 
 
 def describe(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0) -> str:

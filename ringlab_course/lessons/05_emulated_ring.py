@@ -99,8 +99,9 @@ print("values on a rank:", q0.numel() + k0.numel() + v0.numel())
 
 # %% [markdown]
 # Cutting the sequence saved no FLOPs: the four pairs together cost what one device would have paid. But it *divided* the
-# work, two pairs for each rank. For that, something had to travel: rank 1's K/V block, 32 values, to rank 0. It could be
-# done the other way round: rank 0 sends its four queries to rank 1, which returns the partial `(out, lse)`.
+# work, two pairs for each rank. For that, something had to travel. To serve query 0, for instance, rank 1's K/V block, 32
+# values, went to rank 0. (Rank 0's block went to rank 1 as well.) It could be done the other way round: rank 0 sends its
+# four queries to rank 1, which returns the partial `(out, lse)`.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.values", "If rank 0's queries travel instead, how many values travel, there and back?",
@@ -256,10 +257,14 @@ small = contiguous(S=12, P=4)
 good, stale = ring_counts.counts(my_ring, small), ring_counts.counts(stale_ring, small)
 print("my ring: every pair once:", bool((good.round(6) == 1).all()))
 print("stale ring: counts that occur:", sorted(set(stale.round(6).ravel().tolist())))
+for program in (my_ring, stale_ring):
+    trace = VirtualCluster(4).run(on_shards, wide, program, *qkv).trace
+    print(f"{program.__name__}: {trace.rounds(0)} rounds, {trace.bytes_sent(0):,} bytes")
 
 # %%
 show(ring_counts.counted(stale, (3, 6, 9), "Stale ring: how often each query counts each key"),
-     "How often a stale ring counts each of 12 keys for each of 12 queries, in 4 by 4 blocks. "
+     "How often a stale ring counts each of 12 keys for each of 12 queries, in a grid of 4 by 4 "
+     "blocks, each of 3 by 3 tokens. "
      "The blocks on the diagonal are grey, counted once. In each row of blocks the block to the "
      "left, cyclically, shows the number 3; the other two are empty, never counted.")
 
@@ -276,8 +281,8 @@ predict("05.traffic", "Compared with an all-gather, how many bytes does a rank s
         choices=["fewer", "as many", "more"])
 
 # %% [markdown]
-# Let us take real text: 8,192 tokens, bytes of the Python standard library's own source, through one seeded layer with 8
-# query heads on 2 K/V heads. The package's `ring_attention` does what your ten lines do, and it also handles masks and
+# Let us take real text: 8,192 tokens, bytes of the Python standard library's own source, through one layer of random
+# weights from a fixed seed, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your ten lines do, and it also handles masks and
 # offers several schedules. We run it on 8 ranks with both schedules.
 
 # %%
@@ -305,7 +310,8 @@ same = ringed.trace.bytes_sent(0) == gather.trace.bytes_sent(0)
 compare("05.traffic", "as many" if same else "fewer")
 
 # %% [markdown]
-# They are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · e**, with 2 for K and V, and e bytes per element. Every rank
+# They are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · e** (times B, if there are B sequences), with 2 for K
+# and V, and e bytes per element. Every rank
 # has to see P − 1 other blocks, whatever the schedule. Note *Hkv*: K and V travel with their 2 heads, not with the 8 query
 # heads that share them. Our `attend` knows no such grouped heads yet. It would repeat each K/V head for its group of query
 # heads *inside* attend, never before sending.
@@ -413,7 +419,8 @@ except DeadlockError as error:
 # token 0. Which of the four blocks does each rank need?
 
 # %% tags=["nbval-ignore-output"]
-predict("05.future", "4 ranks, causal, rank r owns the r-th quarter. How many can rank 0 use?",
+predict("05.future", "4 ranks, causal, rank r owns the r-th quarter. How many "
+        "of the 4 K/V blocks can rank 0 use?",
         choices=["1", "2", "4"])
 
 # %%
@@ -430,9 +437,10 @@ for row in table:
 compare("05.future", str(sum(pairs > 0 for pairs in table[0])))
 
 # %% [markdown]
-# Rank 0 can use only its own block, yet it has to pass on all the others. Rank 3 uses all four. The mask of a pair is one
-# comparison of *positions*, and shows all of it, nothing, or a triangle. A mask by local row and column would put a
-# triangle of 10 into every pair. The probe from above shows what the package's causal ring counts:
+# Rank 0 can use only its own block, yet it has to pass on all the others. Rank 3 uses all four. The mask of a query block and
+# a K/V block is one comparison of *positions*. Here it lets through every pair, none, or a triangle. A mask by local row and
+# column would put a triangle of 10 into every one of the 16 blocks. The probe from above shows what the package's causal ring
+# counts:
 
 # %%
 causal = partial(package, layout=small, causal=True, return_lse=True)
@@ -441,7 +449,7 @@ title = "Causal ring: how often each query counts each key"
 show(ring_counts.counted(causal_counts, (3, 6, 9), title),
      "How often a causal ring counts each of 12 keys for each of 12 queries. The lower triangle "
      "with the diagonal is grey, counted once; nothing above it is counted. Lines cut the matrix "
-     "into 4 by 4 blocks: those above the diagonal of blocks are empty.")
+     "into a grid of 4 by 4 blocks: those above the diagonal of blocks are empty.")
 
 # %% [markdown]
 # Rank 0 has 10 of the 136 pairs, and rank 3 has 58. Other layouts share the same work evenly, for instance the zig-zag,
@@ -456,10 +464,8 @@ for rank in range(4):
 # %% [markdown]
 # ## 8 · Two things the ring is not
 #
-# **"It replaces FlashAttention."** Every step contains an ordinary attention of one query block on one K/V block. Any
-# implementation will do if it returns `(out, lse)`. `block=` chooses it: "naive" is your `attend`, "blockwise" is lesson
-# 03's, and "native" is PyTorch's own FlashAttention. The ring decides *which* block is here; the block attention decides
-# *how* to compute with it.
+# **"It replaces FlashAttention."** Every step contains an ordinary attention of one query block on one K/V block. `block=`
+# chooses who computes it: "naive" is your `attend`, "blockwise" is lesson 03's, and "native" is PyTorch's own FlashAttention.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.block", "Use PyTorch's FlashAttention in every step on 8 ranks. The result …",
@@ -476,6 +482,9 @@ exact = errors["native"] < 1e-5
 compare("05.block", "stays exact, up to rounding" if exact else "becomes an approximation")
 
 # %% [markdown]
+# So any attention will do if it returns `(out, lse)`. The ring decides *which* block is here; the block attention decides *how*
+# to compute with it.
+#
 # **"It needs special hardware."** It needs only something that carries messages. `launch` starts real processes on this
 # machine, joined by *gloo*, PyTorch's CPU transport. They run your function unchanged:
 
@@ -497,7 +506,7 @@ print("rounds and bytes of rank 0:", real.trace.rounds(0), real.trace.bytes_sent
 #   the block of rank (rank − step) mod P.
 # - In each step a rank attends to the block that is here and merges `(out, lse)`. There are P blocks and P − 1 hops, and
 #   every pair meets exactly once.
-# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · e bytes. Memory does not: beside its shard and its
+# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · e bytes (times B, if there are B sequences). Memory does not: beside its shard and its
 #   accumulators a rank holds one block in use and one in flight instead of the whole sequence.
 #   The FLOPs are divided, not reduced.
 # - Post the exchange, compute, then wait, and the hop is hidden. Post both ends together, equally often on every rank.

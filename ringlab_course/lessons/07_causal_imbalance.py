@@ -223,9 +223,9 @@ show(gantt.compare(*both), gantt.describe_all(*both))
 # earliest when its own computation of the step is done. Messages take no time here: a rank waits only until the ranks
 # beside it have posted their exchange of the same step.
 #
-# Rank 0 computes for 36 seconds. It has nothing to compute in step 1, so its second exchange has no width, and its pale bar
-# from 36 to 100 is the third one, that of step 2. This exchange needs ranks 1 and 3, and they begin step 2 at second 100.
-# So rank 0 waits until then, although it has nothing left to compute. After that it is done, but nothing is gained: the
+# At second 36 all ranks post the exchange of step 1. Rank 0 has nothing to compute in that step, so for rank 0 this exchange
+# is over at once, and its bar has no width. The pale bar from 36 to 100 is its exchange of step 2. This exchange needs ranks
+# 1 and 3, and they begin step 2 at second 100. So rank 0 waits until then, although it has nothing left to compute. After that it is done, but nothing is gained: the
 # output of the layer is complete when rank 3 is done, and only then does the next layer begin. Skipping saved energy on
 # three ranks, and very little time, because **rank 3 never skips**.
 
@@ -283,7 +283,9 @@ predict("07.busy", "8 ranks with 64 tokens each: for what percentage of the time
 wide, _ = run(contiguous(8 * 64, 8))
 chart = gantt.chart(wide.trace)
 name = "8 ranks, 64 tokens each"
-show(gantt.figure(wide.trace, name), gantt.describe(wide.trace, name))
+picture = gantt.figure(wide.trace, name)
+picture.axes[0].xaxis.set_major_formatter("{x:,.0f}")
+show(picture, gantt.describe(wide.trace, name))
 compare("07.busy", 100 * chart.busy_fraction)
 
 # %%
@@ -303,8 +305,8 @@ print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.
 # The links are not to blame, since ours took no time, and neither is the kernel.
 #
 # Is it the same for real sizes? `simulate`, from lesson 06, runs the package's own ring program on a clock with the speeds of
-# real hardware: tiles of 128 × 128, latencies, bandwidths. `hardware("h100")` is a row of the package's table. `Attention` holds
-# the sizes of the layer, here 32 query heads and 8 K/V heads. On eight H100s, with 65,536 tokens:
+# real hardware: tiles of 128 × 128, latencies, bandwidths. On eight H100s, for a layer of 32 query heads and 8 K/V heads with
+# 65,536 tokens:
 
 # %%
 sizes = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=True)
@@ -339,8 +341,8 @@ print(f"{end - after:.0f} s later than before; rank 0 computes for {busy:.0f} s"
 # %% [markdown]
 # **272**, 44 seconds later than before. **Idle time is not slack.** Follow rank 3. In step 1 it sends to rank 0, and a send is
 # over only when the receiver takes part. Rank 0 begins step 1 after 144 seconds, so rank 3 begins step 2 then, and not at
-# second 100. Rank 0 is idle *after* its work, but others need its exchanges *before* that. A rank may be late by one step, since
-# each rank posts before it computes, but not by more.
+# second 100. Rank 0 is idle *after* its work, but others need its exchanges *before* that. Each rank posts before it computes. So
+# a rank may fall behind by about the length of its neighbours' step before they notice, but not by more.
 
 # %%
 for factor in (2, 4):
@@ -395,7 +397,7 @@ except DeadlockError as error:
 # %% [markdown]
 # ## Part 2 · Any layout
 #
-# ## 5 · Four kinds of tile
+# ## 5 · Four ways in which two runs meet
 #
 # The imbalance comes from the contiguous layout, and nothing forces a rank to own neighbouring tokens. In the *striped*
 # layout rank r owns tokens r, r + 4, r + 8, … Begin with 8 tokens, two on each rank. Rank 0 has queries 0 and 4, and the
@@ -446,12 +448,13 @@ for queries in (Run(2, 4, 4), Run(1, 4, 4), Run(10, 4, 4)):
 # %% [markdown]
 # - **d = 0**: row i sees keys 0 to i. Causal.
 # - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
-# - **d = +2**: every row sees two keys more, but there are only four keys. This is neither causal nor full.
+# - **0 < d < n_k − 1**, with n_k keys (above: d = 2): row 0 already sees d + 1 keys, and the last rows see all. This is neither
+#   causal nor full.
 # - **d ≤ −n_q**, the number of rows: even the last row sees nothing. Skip.
-# - **d ≥ n_k − 1**, with n_k keys: even row 0 sees all keys. Full.
+# - **d ≥ n_k − 1**: even row 0 sees all keys. Full.
 #
-# The third case never occurs in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as all
-# published layouts are. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree
+# The third case never occurs in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as the
+# layouts of lesson 08 are. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree
 # everywhere? We try many dealt layouts, also with lengths that do not divide. `chunk` is the length of a piece; `folded` deals
 # every other turn backwards (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each rank: contiguous.
 
@@ -486,7 +489,7 @@ print(f"{checked:,} pairs of shards: tiles and masks agree, every visible pair o
 print("pairs of runs:", dict(sorted(kinds.items())))
 
 # %% [markdown]
-# Dealt layouts have four kinds of pair, and no others.
+# In all the dealt layouts that we tried there are these four kinds of pair, and no others.
 #
 # ## 6 · A ring on any layout
 #
@@ -508,8 +511,8 @@ for layout in (small, chance, striped(32, 4), zigzag(32, 4)):
 
 # %% [markdown]
 # Random shards are far better than contiguous ones: every rank gets early and late tokens. But they have many tiles. Each tile
-# is a launch of the kernel and a merge, and such small tiles keep no kernel busy. The last two layouts have both: little
-# waiting and few tiles.
+# is a launch of the kernel and a merge, and tiles this small leave most of the kernel idle. Striped and zig-zag have both:
+# little waiting and few tiles.
 #
 # So a good layout gives **every rank** the same work in **every step**, with few runs, all of one step. Lesson 08 shows how
 # striped and zig-zag do that, and which of them still does when a kernel computes whole tiles of 128 × 128.
