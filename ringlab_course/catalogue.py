@@ -47,7 +47,7 @@ PAPERS = (
         2018,
         "Online normalizer calculation for softmax",
         "1805.02867",
-        "softmax in one pass",
+        "maximum and sum in a single pass",
         ("transformer",),
     ),
     Paper(
@@ -272,7 +272,7 @@ LESSONS = (
         "ring_in_jax",
         "The same ring in JAX",
         PARTS[3],
-        60,
+        75,
         "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
         ("08", "09"),
     ),

@@ -1,7 +1,7 @@
 """Two programs side by side: lines that do the same job share a colour and a ribbon between the columns.
 
-The sources are those that ran. Colours are doubled by the job's number, so that none is needed to read it.
-Below: two ways of a gradient around the same ring, a panel each.
+The sources are those that ran. Colours are doubled by the job's number, so that none is needed to read it; a legend below
+says what each number does. Then: two ways of a gradient around the same ring, a panel each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ CHARACTER = 0.083
 """Width of one character in inches, at 9.5 points of DejaVu Sans Mono."""
 GAP = 6
 """Characters between the columns, for the ribbons."""
+KEY_COLUMNS = 2
+"""Of the legend, one below each program."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def lines_of(source: str, pieces: Sequence[str]) -> list[int]:
     return found
 
 
-def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job]) -> Figure:
+def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job], title: str = "") -> Figure:
     """Return both sources as text in two columns; job n has the number n + 1 and the colour of rank n.
 
     Raises: CourseError for a job that is not found in a source.
@@ -58,11 +60,14 @@ def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job
     texts = [_plain(source) for source in sources]
     widths = [max(map(len, text.splitlines())) + 3 for text in texts]
     height = max(text.count("\n") + 1 for text in texts)
+    key_rows, top = -(-len(jobs) // KEY_COLUMNS), 2.9 if title else 1.5
+    bottom = height + 0.8 + key_rows
     with styled():
-        drawn = new_figure(((sum(widths) + GAP) * CHARACTER + 0.2, (height + 1.8) * LINE))
+        drawn = new_figure(((sum(widths) + GAP) * CHARACTER + 0.2, (bottom + top) * LINE))
         ax = drawn.subplots()
-        ax.set(xlim=(0, sum(widths) + GAP), ylim=(height + 0.3, -1.5))
+        ax.set(xlim=(0, sum(widths) + GAP), ylim=(bottom, -top))
         ax.axis("off")
+        ax.text(0, -top + 0.7, title, fontsize=11.5, fontweight="bold", va="center")
         starts = (0, widths[0] + GAP)
         for number, job in enumerate(jobs):
             _draw_job(ax, number, job, texts, starts, widths)
@@ -70,6 +75,9 @@ def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job
             ax.text(start, -0.75, title, fontweight="bold", va="center")
             for row, line in enumerate(text.splitlines()):
                 _write(ax, start + 2, row + 0.5, line)
+        for number, job in enumerate(jobs):
+            column, row = divmod(number, key_rows)
+            _draw_key(ax, number, job, starts[column], height + 0.6 + row)
     return drawn
 
 
@@ -98,6 +106,15 @@ def _write(ax: Axes, x: float, y: float, line: str) -> None:
         x, y, line, family="DejaVu Sans Mono", fontsize=9.5, va="center",
         color=QUIET if line.lstrip().startswith("#") else INK,
     )  # fmt: skip
+
+
+def _draw_key(ax: Axes, number: int, job: Job, x: float, y: float) -> None:
+    """A band as behind the lines of a job, with its number and its name."""
+    from matplotlib.patches import Rectangle
+
+    ax.add_patch(Rectangle((x, y + 0.1), 1.8, 0.8, color=rank_colour(number), alpha=0.3, linewidth=0))
+    ax.text(x + 0.9, y + 0.5, str(number + 1), fontsize=8, va="center", ha="center", color=INK)
+    ax.text(x + 2.6, y + 0.5, job.name, fontsize=9.5, va="center", color=INK)
 
 
 def _draw_job(

@@ -8,8 +8,8 @@
 # You need no JAX: if you know NumPy, you can read this lesson. JAX is an extra of this course; if you do not have it, the
 # first cell says how to install it.
 #
-# **Minutes** 60 to read and run. A task at the end checks itself, and [exercise 17](../exercises/17_ring_in_jax.ipynb) is
-# graded.
+# **Minutes** 75 to read and run, with a task at the end that checks itself. [Exercise 17](../exercises/17_ring_in_jax.ipynb)
+# takes another 60.
 #
 # Ring attention was first published in JAX, and many beliefs about it come from there: that a ring needs no `send`, and
 # that its gradients come for free. This lesson writes the rings of lessons 05 and 09 in JAX, on eight *simulated* devices,
@@ -92,8 +92,8 @@ def program(x):
     return x
 
 
+on_all = on_ring(program)
 for _ in range(2):
-    on_all = on_ring(program) if not notes else on_all
     print("outside, x is", on_all(q).shape)
 print("inside:", *notes)
 compare("17.traced", len(notes))
@@ -203,7 +203,7 @@ print("merging it in changes nothing:", same)
 # %% [markdown]
 # ## 4 · The ring, twice
 #
-# First with messages, as you know it; then on the mesh.
+# First with messages, as you know it; then on the mesh. Both use the same names for the same jobs.
 
 # %%
 def attend_messages(q, k, v, mask):
@@ -214,15 +214,17 @@ def attend_messages(q, k, v, mask):
     return Partial(torch.exp(scores - finite) @ v, lse)
 
 
-def visible(layout, rank, origin):
-    return layout.positions(rank)[:, None] >= layout.positions(origin)
+def visible(ring, layout, step):
+    own, origin = layout.positions(ring.rank), layout.positions(ring.origin(step))
+    return own[:, None] >= origin
 
 
 def message_ring(ring, q, k, v, layout):
     state = Partial.identity(q)
     for step in range(layout.P):
-        mask = visible(layout, ring.rank, ring.origin(step))
-        state = merge_partials(state, attend_messages(q, k, v, mask))
+        mask = visible(ring, layout, step)
+        here = attend_messages(q, k, v, mask)
+        state = merge_partials(state, here)
         if step < layout.P - 1:
             k, v = ring.shift(k, v)
     return state.out, state.lse
@@ -236,7 +238,8 @@ def mesh_ring(q, k, v, layout):
     state = identity(q)
     for step in range(layout.P):
         mask = sees(layout, step)
-        state = merge(state, attend(q, k, v, mask))
+        here = attend(q, k, v, mask)
+        state = merge(state, here)
         if step < layout.P - 1:
             k, v = shift(k, v)
     return state
@@ -255,13 +258,15 @@ names = ("ranks with messages", "one array on a mesh")
 sources = inspect.getsource(message_ring), inspect.getsource(mesh_ring)
 jobs = [side_by_side.Job(*job) for job in (
     ("begin with no key seen", ("identity",), ("identity",)),
-    ("who sees whom in this step", ("mask =",), ("mask =",)),
-    ("attend to the block that is here, merge", ("state = merge",), ("state = merge",)),
+    ("mask: who sees whom in this step", ("mask =",), ("mask =",)),
+    ("attend to the block that is here", ("here =",), ("here =",)),
+    ("merge it into the state", ("state = merge",), ("state = merge",)),
     ("the last block need not travel", ("if step",), ("if step",)),
-    ("hand it on", ("ring.shift",), ("shift(",)),
-    ("this rank's rows", ("return",), ("return",)),
+    ("hand the block on", ("ring.shift",), ("shift(",)),
+    ("return this rank's rows", ("return",), ("return",)),
 )]
-show(side_by_side.figure(names, sources, jobs), side_by_side.describe(names, sources, jobs))
+drawn = side_by_side.figure(names, sources, jobs, title="The same ring, line by line")
+show(drawn, side_by_side.describe(names, sources, jobs))
 
 # %% [markdown]
 # The programs agree line by line. On the left the object `ring` knows the rank; on the right the axis name does. On the
@@ -270,14 +275,29 @@ show(side_by_side.figure(names, sources, jobs), side_by_side.describe(names, sou
 #
 # ## 5 · What the compiler sends
 #
-# `careless_ring` shifts after every step, the last one included. In lesson 05 these were 8 hops. Here the compiled program
-# decides, so `messages` reads it. A hop is two messages, K and V.
+# In lesson 05 the messages of a ring were those that its source wrote down. Here the compiler has the last word: it may
+# remove operations, join them, or put them into loops. So we count in the compiled program. It is a text, a list of
+# functions with one operation a line, and a `ppermute` has become a `collective-permute`:
 
 # %%
 def compiled(program, *arrays):
     return jax.jit(program).lower(*arrays).compile()
 
 
+ring_of_copies = compiled(on_ring(partial(mesh_ring, layout=even)), q, k, v)
+lines = ring_of_copies.as_text().splitlines()
+sends = [line for line in lines if " collective-permute(" in line]
+print(f"{len(sends)} lines of the program hold a collective-permute; the pairs of one are")
+print(*re.findall(r"source_target_pairs=(\S+\}),", sends[0]))
+
+# %% [markdown]
+# The pairs are those of our list. A hop is two such messages, K and V.
+#
+# A loop needs one more step. Its body is a function of its own, whose operations stand in the text once but run in every
+# turn. The line that calls the body says how many turns there are (`known_trip_count`). So `messages` first looks up the
+# turns of each body. Then it counts the collective-permutes of each function, times its turns.
+
+# %%
 def messages(machine_code):
     """Messages that each device sends; those in a loop's body count once for each turn."""
     text, total = machine_code.as_text(), 0
@@ -288,6 +308,12 @@ def messages(machine_code):
     return total
 
 
+print("mesh_ring:", messages(ring_of_copies), "messages")
+
+# %% [markdown]
+# `careless_ring` shifts after every step, the last one included. In lesson 05 these were 8 hops.
+
+# %%
 def careless_ring(q, k, v, layout):
     state = identity(q)
     for step in range(layout.P):
@@ -300,15 +326,15 @@ predict("17.loop", "careless_ring shifts 8 times. How many messages does a devic
         choices=["14", "16"])
 
 # %%
-print("mesh_ring    ", messages(compiled(on_ring(partial(mesh_ring, layout=even)), q, k, v)))
 sends = messages(compiled(on_ring(partial(careless_ring, layout=even)), q, k, v))
 print("careless_ring", sends)
 compare("17.loop", str(sends))
 
 # %% [markdown]
 # **14.** Nothing uses the result of the eighth shift, so the compiler removed it. But P copies of the body make a program
-# that grows with P and takes ever longer to compile. `lax.scan` compiles the body once. Its body takes what one turn hands
-# to the next, and one entry of an array; it returns both for the next turn and the output:
+# that grows with P and takes ever longer to compile. `lax.scan` compiles the body once. The body takes two
+# things: the value that the previous turn handed on, and one entry of an array. It returns two things: the value for the
+# next turn, and one entry of the output.
 
 # %%
 def add(total, number):
@@ -319,7 +345,7 @@ total, before_each = lax.scan(add, 0, jnp.array([3, 1, 4, 1, 5]))
 print("total", int(total), "  before each turn", before_each.tolist())
 
 # %% [markdown]
-# Rings in circulation use it like this. What one turn hands to the next is the state and the block:
+# Many published JAX rings use it like this. Each turn hands the state and the block to the next:
 
 # %%
 def scan_ring(q, k, v, layout):
@@ -409,7 +435,7 @@ compare("17.masked", "1" if branches else "8")
 # %% [markdown]
 # **8.** A mask hides scores that have been computed, and the one program that all devices run has no branch. `lax.cond`
 # adds one: each device decides at run time. We cut every shard into `pieces`, so that the two chunks of a zig-zag are
-# decided one by one, and let the devices count their tiles.
+# decided separately, and let the devices count their tiles.
 
 # %%
 def tile_by_tile(state, q, k, v, mask, pieces):
@@ -441,8 +467,8 @@ for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
     arrays = [dealt(layout, x) for x in text]
     out, count = on_ring(partial(thrifty_ring, layout=layout, pieces=pieces))(*arrays)
     right = abs(in_order(layout, out) - truth.out).max() < 1e-6
-    tiles = f"of {P * pieces**2} tiles by device: {count.ravel().tolist()}"
-    print(f"{layout.name:10} right {right}, computed {tiles}")
+    done = f"tiles computed by each device, of {P * pieces**2}: {count.ravel().tolist()}"
+    print(f"{layout.name:10} right: {right}, {done}")
 
 # %% [markdown]
 # With the contiguous layout, device 7 computes everything, so the ring finishes no sooner. With a zig-zag and whole blocks,
@@ -453,8 +479,9 @@ for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
 #
 # ## 7 · Gradients that nobody wrote
 #
-# `jax.vjp(f, x)` returns f(x) and a function that maps the gradient of f(x) to the gradient of x: the backward. JAX derives
-# it from the recorded operations, `ppermute` included. What is the backward of a message?
+# `jax.vjp(f, x)` returns f(x) and a function, the backward. The backward takes the gradient of a loss with respect to f(x),
+# and returns the one with respect to x. JAX derives it from the recorded operations, `ppermute` included. What is the
+# backward of a message?
 
 # %% tags=["nbval-ignore-output"]
 predict("17.way", "Blocks go to the next device. Which way does autodiff send their gradients?",
@@ -504,7 +531,7 @@ show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
 # more, *forwards*, and a sum that travels backwards would meet other blocks.
 #
 # The price of autodiff is the word *kept*. The backward function that `jax.vjp` returns holds the kept arrays. We add up
-# their bytes on one device, in units of a K/V block.
+# their bytes on one device, in units of a K/V block (K and V of one shard).
 
 # %% tags=["nbval-ignore-output"]
 predict("17.kept", "From 4 devices to 8, always 64 tokens on each: what one device keeps …",
@@ -540,10 +567,11 @@ compare("17.kept", "stays the same" if growth < 1.1 else grown)
 #
 # ## 8 · Couriers
 #
-# So we decide ourselves what is kept and what is sent, with `jax.custom_vjp`. The forward keeps q, k, v, out and lse, all of
-# a shard's size. In the backward, the blocks come around again, and dK and dV travel with them in float32. The loop has the
-# same form as in section 5: the own pair first, then P − 1 times *shift all four, add my term*. After that the couriers are
-# one device short of home, and they make the P-th hop alone.
+# So we decide ourselves which arrays are kept and which are sent. `jax.custom_vjp` takes a backward of our own in place of
+# the derived one. We build it in three parts: the terms of one pair of blocks, the ring around them, and the registration.
+#
+# First the terms. They are lesson 09's formulas: the weights again, from scores and lse, then dS = P ∘ (dO Vᵀ − delta). A
+# row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):
@@ -554,10 +582,18 @@ def attend_backward(dout, q, k, v, lse, delta, mask):
     dscores = weights * (dout @ v.mT - delta[..., None])
     return scale * (dscores @ k), scale * (dscores.mT @ q), weights.mT @ dout
 
+# %% [markdown]
+# Then the ring. The forward keeps q, k, v, out and lse, all of a shard's size (`saved`). In the backward, the blocks come
+# around again, and dK and dV travel with them in float32. The loop has the same form as in section 5:
+#
+# 1. Compute the own pair, without a hop.
+# 2. P − 1 times: shift all four (K, V, dK and dV), then add my terms.
+# 3. Now the couriers dK and dV are one device short of home. They make the P-th hop alone.
 
+# %%
 def backward(layout, unroll, saved, cotangents):
     (q, k, v, out, lse), (dout, dlse) = saved, cotangents
-    delta = (dout * out).sum(-1) - dlse  # lse is a result too
+    delta = (dout * out).sum(-1) - dlse  # lse is a result too: its gradient comes in here
 
     def body(carry, step):
         dq, k, v, dk, dv = carry[0], *shift(*carry[1:])
@@ -570,7 +606,9 @@ def backward(layout, unroll, saved, cotangents):
     return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))
 
 # %% [markdown]
-# `custom_vjp` needs three functions: the plain one, a forward that also returns what is kept, and the backward.
+# Last the registration. `custom_vjp` needs three functions: the plain one, a forward that also returns the arrays to keep,
+# and the backward. `nondiff_argnums` names the arguments without a gradient, layout and unroll. The backward gets these
+# first.
 
 # %%
 def plain(q, k, v, layout, unroll):
@@ -596,22 +634,23 @@ held = [round(float(x), 1) for x in curves["courier_ring"]]
 print(f"on {SIZES} devices keeps", held, "K/V blocks")
 
 # %%
+HELD = ("weights, blocks and states", "blocks and states", "its own shard")
 with styled():
-    figure = new_figure((6.4, 3.2))
+    figure = new_figure((6.8, 3.4))
     axes = figure.subplots()
-    for (name, curve), marker in zip(curves.items(), "os^", strict=True):
-        axes.plot(SIZES, curve, marker=marker, label=name)
+    for (name, curve), marker, held in zip(curves.items(), "os^", HELD, strict=True):
+        axes.plot(SIZES, curve, marker=marker, label=f"{name}: {held}")
     axes.set(xlabel="devices, with 64 tokens on each", xticks=SIZES, ylim=(0, None))
     axes.set_ylabel("kept on one device, in K/V blocks")
-    axes.set_title("What one device keeps for the backward")
+    axes.set_title("Kept for the backward, by one device")
     axes.legend()
 show(figure, "With couriers, what one device keeps does not depend on the number of devices. "
      "Horizontal: 2, 4 and 8 devices. Vertical: kept bytes in K/V blocks. ring rises steepest, in "
      "a straight line; remat_ring rises less than half as steeply; courier_ring is flat, at two.")
 
 # %% [markdown]
-# The curve of `courier_ring` is flat: about two blocks, whatever P is. The price is messages, because now K and V travel
-# twice.
+# The curve of `courier_ring` is flat: about two blocks, whatever P is (q, k, v and out are four shards, and a K/V block is
+# two). The price is messages, because now K and V travel twice.
 
 # %% tags=["nbval-ignore-output"]
 predict("17.messages", "Forward and backward on 8 devices: how many messages does a device send in "
@@ -656,7 +695,8 @@ for name, (on_4, on_8) in steps.items():
 # source, and not only what `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
 #
 # One more difference is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16,
-# then so are the sums that travel, and they are rounded at every stop.
+# then so are the sums that travel, and they are rounded at every stop. To see the types, we read the program as JAX recorded
+# it, before it is compiled. There each `ppermute` stands beside the type of its result.
 
 # %%
 def on_the_wire(program):
@@ -739,3 +779,6 @@ print(done)
 #
 # <details><summary>4. A colleague's `custom_vjp` keeps one shard, and training still runs out of memory as P grows. Where do
 # you look?</summary>In the compiled step: is each hop sent as often as it is written?</details>
+#
+# Now [exercise 17](../exercises/17_ring_in_jax.ipynb). After it only the [capstone](../exercises/18_capstone.ipynb) is left:
+# your own ring, against the whole suite.
