@@ -96,7 +96,8 @@ def draw_tokens(
 ) -> None:
     """Draw the sequence as a strip: every piece in its rank's colour and with the rank's number."""
     owner = owners(layout)
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    begins = np.cumsum([0, *documents[:-1]]) if documents else [0]
+    starts = np.union1d(np.flatnonzero(np.diff(owner, prepend=-1)), begins)
     if len(starts) > MOST_PIECES:
         ax.barh(0, layout.S, 1, color=PAPER, edgecolor=QUIET, hatch="|||||", linewidth=0.6)
         turns = ", ".join(str(owner[start]) for start in starts[: 2 * layout.P + 1])

@@ -137,10 +137,10 @@ show_steps(striped(64, 8))
 compare("08.striped", by_step(striped(64, 8)).max(axis=0).sum() - 64 * 65 // 2 // 8)
 
 # %% [markdown]
-# **28 more, 288.** Much nearer to the ideal, but not equal to it. Take two stripes. If the queries' stripe begins at or after
-# the keys', row i sees keys 0 to i. If it begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28,
-# and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as shards grow. Now the
-# fold, beside the others, with 32 tokens on 4 ranks:
+# **28 more, 288.** Take two stripes. If the queries' stripe begins at or after the keys', row i sees keys 0 to i. If it
+# begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28 (that the excess is 28 as well is
+# chance), and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as
+# shards grow. Now the fold, beside the others, with 32 tokens on 4 ranks:
 
 # %%
 picture = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
@@ -196,8 +196,8 @@ compare("08.tiles", share_computed(striped(2048, 8), 128))
 
 # %% [markdown]
 # **Three quarters.** A shard is two tiles wide, so each pair of shards has four tiles, and the diagonal leaves only one of
-# them empty. A picture shows it: 64 tokens on 4 ranks, with tiles of 4 × 4. Its upper half shows the owner of each token, its
-# lower half all scores, with each rank's queries and keys in the order in which it stores them.
+# them empty. Here are 64 tokens on 4 ranks, with tiles of 4 × 4. Above is the owner of each token, below are all scores,
+# with each rank's queries and keys in the order in which it stores them.
 
 # %%
 layouts = [contiguous(64, 4), striped(64, 4), zigzag(64, 4)]
@@ -228,8 +228,9 @@ for layout in (contiguous(S, P), striped(S, P), zigzag(S, P)):
 # compute 0.4 % too much. **Even is not the same as little**: half-empty tiles, spread evenly, are still waste. So compare with
 # the ideal, not with the mean.
 #
-# Striping does not "defeat" tile skipping, as some texts say: nearly half of the tiles are skipped. But more of the computed
-# tiles are *masked*. (The cell counts with S and the tile both 16 times smaller, which gives the same pattern of tiles.)
+# Some texts say that striping "defeats" tile skipping. It does not: nearly half of the tiles are skipped. But more of the
+# computed tiles are *masked*. (The cell counts with S and the tile both 16 times smaller, which gives the same pattern of
+# tiles.)
 
 # %%
 for layout in (striped(2048, 8), zigzag(2048, 8)):
@@ -261,7 +262,7 @@ with styled():
         ax.plot(chunks, above, color=colour, marker=mark, ms=size, label=name)
     ax.axvline(TILE[0], color=INK, linewidth=1, linestyle=":")
     ax.annotate("chunk = tile", (TILE[0], 40), (6, 0), textcoords="offset points")
-    for name, x, y in (("striped", 1, 4.2), ("zig-zag", 1300, 0.5), ("contiguous", 900, 80)):
+    for name, x, y in (("striped", 1, 4.2), ("zig-zag", 900, 0.5), ("contiguous", 900, 80)):
         ax.text(x, y, name, weight="bold")
     ax.set(xscale="log", yscale="log", xlabel="chunk (tokens)", ylabel="cost above ideal (%)",
            title="Cost of dealt layouts: 32,768 tokens, 8 ranks, tiles of 128", xticks=[])
@@ -274,12 +275,10 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
      "drops to 0.4 from 128 to 2,048, the zig-zag, and ends at 88 as well, contiguous.")
 
 # %% [markdown]
-# Read it from the left.
-#
 # - **Chunks smaller than the tile:** the fold gains nothing. It only reorders tokens inside tiles that are computed anyway.
 # - **At 128** the pieces fill tiles, and half-empty tiles become rare. The folded cost drops to 0.4 %. Round-robin gains
-#   nothing: now the ranks are uneven. In every step but the first, some ranks compute one more diagonal of pieces than others,
-#   and with pieces of one tile this costs as much as the half-empty tiles did.
+#   nothing: now the ranks are uneven. In every step but the first, some ranks compute one more diagonal of pieces than others.
+#   A piece is now as large as a tile, so this diagonal costs as much as the diagonal of half-empty tiles did before.
 # - **Larger chunks, round-robin:** this diagonal grows with the piece.
 # - **Larger chunks, folded:** the difference cancels, and only the diagonals of step 0 remain. The zig-zag is the last point of
 #   the flat part, and has the fewest pieces.
@@ -304,7 +303,8 @@ for layout in (contiguous(32, 4), striped(32, 4), zigzag(32, 4), token_fold):
 
 # %% tags=["nbval-ignore-output"]
 predict("08.launches", "A zig-zag rank has 2 runs, and so meets 2 × 2 pairs of runs in each of 4 "
-        "steps. With tiles joined where possible, how many launches does rank 1 make in all?",
+        "steps. With rectangles joined where they touch, how many launches does rank 1 make in "
+        "all?",
         unit="launches")
 
 # %%
@@ -526,8 +526,8 @@ for layout in packed:
     print(f"{layout.name:15} busiest/mean {busiest(layout, documents):.3f}  {owners(layout)}")
 
 # %% [markdown]
-# The digits are the owners of the 64 tokens. In document-major order rank 0 owns all of document 0. The table takes the busiest
-# rank of every step. The lines above the panels add up all steps first, and there striped ranks are even, too:
+# The digits are the owners of the 64 tokens. In document-major order rank 0 owns all of document 0. The table counts
+# visible pairs. The lines above the panels count whole tiles of 2 × 2, of which all striped ranks compute equally many:
 
 # %%
 shown = [packed[3], packed[2]]
@@ -548,8 +548,8 @@ for scale in (8, 64):
         print(f"{sum(longer):5} tokens, {layout.name:11} busiest/mean {even:.3f}")
 
 # %% [markdown]
-# 2P divides all these lengths. Otherwise some pieces are a token longer than others. In thousands of short documents that adds
-# up, if the same ranks always get the longer pieces. In the exercise you find a way to avoid that.
+# 2P divides all these lengths. Otherwise some pieces are a token longer than others. Over thousands of short documents that
+# adds up if the same ranks always get the longer pieces. In the exercise you find a way to avoid that.
 
 # %% [markdown]
 # ## Recap

@@ -32,8 +32,8 @@ from ringlab_course import check, hint
 # piece to each rank. Without `folded` every turn runs 0, 1, …, P − 1. With `folded` every other turn runs backwards:
 # 0, 1, …, P − 1, P − 1, …, 1, 0, 0, 1, …
 #
-# Return a list of P NumPy arrays of int64: the positions of each rank, ascending. Any length is allowed. A rank that gets
-# nothing has an empty array, also of int64.
+# Return a list of P NumPy arrays of integers: the positions of each rank, ascending. Any length is allowed. A rank that gets
+# nothing has an empty array, also of integers.
 
 # %% grade="08.deal"
 def deal(S, P, chunk, folded=False):
@@ -149,7 +149,7 @@ check("08.balance")
 # ## 08.packed · Several documents in one sequence
 #
 # Documents of these `lengths` are packed one after the other into one sequence. A query sees the keys at or before its own
-# position **in its own document**. Return a list of P int64 arrays of positions in the packed sequence, such that
+# position **in its own document**. Return a list of P arrays of integers, positions in the packed sequence, such that
 #
 # 1. every position is owned once;
 # 2. no rank owns more than two stretches of neighbouring positions of any document;

@@ -141,6 +141,31 @@ def _each_cut(
     )
 
 
+def _owners(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> np.ndarray:
+    owners = np.zeros(sum(lengths), dtype=np.int64)
+    for rank, share in enumerate(shares):
+        owners[share] = rank
+    return owners
+
+
+def unturned(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> Shares:
+    """Return the shares with each document's ranks renumbered, so that rank 0 owns its first token."""
+    owners = _owners(shares, lengths)
+    first = np.repeat(owners[begins(lengths)], lengths)
+    return [np.flatnonzero((owners - first) % len(shares) == rank) for rank in range(len(shares))]
+
+
+def _turned(name: str, make: Callable[[Cut], Callable[..., Shares]]) -> tuple[Misconception, ...]:
+    """Return the mistake for each cut, as `unturned` shows it: whichever rank a document begins with."""
+
+    def shown(imitate: Callable[..., Shares]) -> Callable[..., Shares]:
+        return lambda lengths, P: unturned(imitate(lengths, P), lengths)
+
+    return tuple(replace(m, imitate=shown(m.imitate)) for m in _each_cut(name, make) if m.imitate)
+
+
+_NOT_FOLDED = _partner(lambda rank, P: rank + P)
+
 MEASURED = (
     mistake("whole_documents"),
     mistake("stripes_documents"),
@@ -155,7 +180,7 @@ PACKED = (
     *_each_cut("document_major", _document_major),
     *_each_cut("balances_tokens", _stretches),
     *_each_cut("p_pieces", _p_pieces),
-    *_each_cut("not_folded", _partner(lambda rank, P: rank + P)),
+    *_each_cut("not_folded", _NOT_FOLDED),
     *_each_cut("fold_off_by_one", _partner(lambda rank, P: 2 * P - 2 - rank)),
     *_each_cut("forgets_the_offset", _forgets_offset),
     *_each_cut("same_ranks_first", lambda cut: partial(two_of_each, cut=cut), ("", "_longest_first")),
@@ -166,13 +191,14 @@ PACKED = (
     *MEASURED,
 )
 
+TURNED = (*_turned("p_pieces", _p_pieces), *_turned("not_folded", _NOT_FOLDED))
 
 EVEN = 1.01
 """The most that is allowed: the busiest rank against the mean, in tokens and in the work of each step."""
 FEWEST = 4096
 """Tokens a rank, on average, from which this must hold for any documents; below, only where 2P divides all lengths."""
-SHORT = 64
-"""Documents of fewer tokens than this times 2P count as short in a message."""
+SHORT = 3
+"""Documents of fewer tokens than this times 2P count as short in a message: a piece has a token or two, or none."""
 NAMED = {mistake.name: mistake for mistake in MEASURED}
 
 
@@ -218,7 +244,23 @@ def _explain(answered: list[Question], first: Question) -> Failure:
     few_first = sorted(answered, key=lambda a: len(a.inputs[0]))  # one short case rules most imitations out
     alike = [Question(a.inputs, a.got, None if a.truth else a.got, a.example) for a in few_first]
     mistake = mistake_in(alike, PACKED, lambda a, b: b is not None and same_sets(a, b))
+    if mistake is None:
+        mistake = _turned_mistake(few_first)
     return mistake.failure(failure.counterexample) if mistake else failure
+
+
+def _turned_mistake(answered: Sequence[Question]) -> Misconception | None:
+    """Return the mistake that explains every answer if the documents may begin at any rank, else None."""
+    alike = []
+    for one in answered:
+        lengths, P = one.inputs
+        try:
+            expect_owned_once(one.got, sum(lengths), one.example)
+        except Failure:
+            return None
+        got = unturned(one.got, lengths)
+        alike.append(Question((lengths, P), got, None if one.truth else got, one.example))
+    return mistake_in(alike, TURNED, lambda a, b: b is not None and same_sets(a, b))
 
 
 def _what_is_wrong(shares: list[np.ndarray], lengths: list[int], case: str) -> Failure | None:
@@ -244,12 +286,11 @@ def _what_is_wrong(shares: list[np.ndarray], lengths: list[int], case: str) -> F
 
 
 def _uneven(shares: list[np.ndarray], lengths: list[int], total: float, example: str) -> Failure:
-    owners = np.zeros(sum(lengths), dtype=np.int64)
-    for rank, share in enumerate(shares):
-        owners[share] = rank
+    owners = _owners(shares, lengths)
     if all(np.ptp(part) == 0 for part in np.split(owners, begins(lengths)[1:])):
         return NAMED["whole_documents"].failure(example)
-    if max(lengths) < SHORT * 2 * len(shares):  # even where totals agree, as they do on two ranks
+    divides = all(n % (2 * len(shares)) == 0 for n in lengths)
+    if not divides and max(lengths) < SHORT * 2 * len(shares):  # even where totals agree, as on two ranks
         return NAMED["remainders_add_up"].failure(example)
     if total <= EVEN:
         return NAMED["totals_only"].failure(example)
@@ -268,11 +309,11 @@ def _check_small(subject: Subject, rng: np.random.Generator) -> None:
         (_dividing(rng, P, number, most), P)
         for P, number, most in ((2, 3, 9), (3, 3, 9), (8, 5, 9), (1, 3, 400))
     ]
-    _judge_packed(subject, cases)
     lengths = _dividing(rng, 8, 9, 9)
     first, second = (expect_shares(subject.call(lengths, 8), 8) for _ in range(2))
     if not same_sets(first, second):
         raise NAMED["left_to_chance"].failure(f"lengths={_told(lengths)}, P=8, twice")
+    _judge_packed(subject, cases)
 
 
 def _dividing(rng: np.random.Generator, P: int, number: int, most: int) -> list[int]:
