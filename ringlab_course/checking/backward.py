@@ -173,10 +173,12 @@ def seen(rows: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> n
     return (distance >= 0) & (distance < (math.inf if window is None else window))
 
 
-def parts_of(problem: Problem, see: Any = None, here: Any = None, lse: Any = None) -> Parts:
+def parts_of(
+    problem: Problem, see: Any = None, here: Any = None, lse: Any = None, delta: float = 1.0
+) -> Parts:
     """The parts, if rank sees of the owner's block what see(rank, owner) says, and what lies there is here(rank, owner)'s.
 
-    `lse(rank, owner)` gives another lse than the final one.
+    `lse(rank, owner)` gives another lse than the final one; `delta` is a factor of delta.
     """
     see = see or problem.mask
     P = problem.world_size
@@ -193,7 +195,7 @@ def parts_of(problem: Problem, see: Any = None, here: Any = None, lse: Any = Non
                     problem.ks[there],
                     problem.vs[there],
                     total,
-                    problem.deltas[rank],
+                    delta * problem.deltas[rank],
                     see(rank, owner),
                 )
             )

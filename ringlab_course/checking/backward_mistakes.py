@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ringlab import oracle
 from ringlab_course.checking.backward import Gradients, Parts, Problem, parts_of, sum_over
@@ -171,6 +172,26 @@ def _block_lse(rank: int, problem: Problem) -> Gradients:
     return _assembled(rank, problem, parts_of(problem, lse=own))
 
 
+def _no_delta(rank: int, problem: Problem) -> Gradients:
+    return _assembled(rank, problem, parts_of(problem, delta=0.0))
+
+
+def _rounded_on_the_way(rank: int, problem: Problem) -> Gradients:
+    """Every hop rounds the courier to bfloat16."""
+    dq, dk, dv = _assembled(rank, problem, problem.parts)
+    if (P := problem.world_size) == 1:
+        return dq, dk, dv
+    dk, dv = np.zeros(dk.shape), np.zeros(dv.shape)
+    for step in range(P):
+        _, more_k, more_v = problem.parts[(rank + step) % P][rank]
+        dk, dv = _bfloat16(dk + more_k), _bfloat16(dv + more_v)
+    return dq, dk, dv
+
+
+def _bfloat16(x: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(x).bfloat16().double().numpy()
+
+
 SUMS = (
     mistake("goes_the_other_way", _other_way),
     mistake("ends_at_the_neighbour", _which(home=1)),
@@ -193,6 +214,8 @@ SUMS = (
     mistake("swaps_dk_and_dv", _swapped),
     mistake("scales_dq_again", _scaled_again),
     mistake("lse_of_the_block", _block_lse),
+    mistake("no_delta", _no_delta),
+    mistake("narrow_couriers", _rounded_on_the_way),
 )
 
 SEEN = (

@@ -64,8 +64,8 @@ predict(
 
 # %% [markdown]
 # Suppose that rank 3 wants the gradients that *its* queries and *rank 1's* keys give. Lesson 03 has the recipe for one
-# tile. It wrote P for the weights; here P counts ranks, so we write $W = e^{S - \mathrm{lse}}$, where S are the scores
-# (in code, S counts tokens), and again $\delta = \mathrm{rowsum}(dO \circ O)$:
+# tile. It wrote P for the weights. Here P counts ranks, so the weights are $W = e^{S-\mathrm{lse}}$. In formulas, S are
+# the scores; in code, S counts tokens. As before, $\delta = \mathrm{rowsum}(dO \circ O)$:
 #
 # $$dS = W\circ(dO\,V^\top - \delta),\qquad dQ = \mathrm{scale}\cdot dS\,K,\qquad dK = \mathrm{scale}\cdot dS^\top Q,\qquad dV = W^\top dO.$$
 #
@@ -167,8 +167,8 @@ compare("09.who", adds[2])
 #   every rank, which is what the ring was built to avoid.
 # - Every rank sends each term straight to the block's owner. But in step s the owner is s ranks away. Where the
 #   machines themselves form a ring, such a message takes s links, and loads every one of them.
-# - The terms are added **on the way**. A block visits exactly the ranks that have a term for it. So let the sum of
-#   these terms travel with the block.
+# - The terms are added **on the way**. A block visits every rank, and so every rank that has a term for it. So let
+#   the sum of these terms travel with the block.
 #
 # We call this travelling sum of one block, its dK and dV in float32, its *courier*.
 
@@ -362,9 +362,9 @@ show(figure, f"{gantt.describe_all(traces, names)} {lanes}")
 # %% [markdown]
 # Above, 4 computations and 7 hops take turns: after each block the hop of the courier, then that of K/V. Below, both
 # travel while their rank computes. A message is in transit for ½ s (solid), and pale for the rest of the time between
-# its post and its `wait`: that is slack. Every hop is hidden but one: when the last courier leaves, nothing is left to
-# compute. So a backward ring ends with one exposed hop, however fast the rest is. This clock charges ½ s for every
-# message, even for two at once; section 7 counts their bytes.
+# its post and its `wait`: that is slack. Every hop is hidden but one: when the last courier leaves, nothing is left
+# to compute. So this backward ring ends with one exposed hop, however fast the rest is: the last sum has to come
+# home. This clock charges ½ s for every message, even for two at once; section 7 counts their bytes.
 #
 # ## 7 · What it costs
 #
@@ -517,11 +517,12 @@ for fault in FAULTS:
     print(f"{fault:21}   {'   '.join(cells)}")
 
 # %% [markdown]
-# Read each line as a set of symptoms. *Scaled twice*: dQ alone is wrong. *The block's own lse*, *K/V of the first
-# step*: nothing is right, yet on one rank everything is. *No last hop*: dQ is right, dK and dV are the neighbour's.
-# *bfloat16*: errors of some thousandths, which a tolerance of 1e-2 accepts. (One rank alone shows them too, because
-# here it sends its courier to itself.) *Couriers go back*: only the last column shows it. So check **all three**
-# gradients, on **three ranks or more**, to **1e-5** in float32.
+# Read each line as a set of symptoms. *Scaled twice*: dQ alone is wrong. *Own block left out*: nothing is right, not
+# even on one rank. *The block's own lse*, *K/V of the first step*: nothing is right, yet on one rank everything is.
+# *No last hop*: dQ is right, dK and dV are the neighbour's. *bfloat16*: errors of some thousandths, which a tolerance
+# of 1e-2 accepts. (One rank alone shows them too, because here it sends its courier to itself.) *Couriers go back*:
+# only the columns of 4 ranks show it. So check **all three** gradients, on **three ranks or more**, to **1e-5** in
+# float32.
 #
 # Two more faults depend on timing, and may or may not show on a given day. A tensor that has been posted belongs to
 # the transport until `wait`: you may read it, but not write it. And a receive buffer holds nothing yet. `Strict`,
@@ -593,7 +594,7 @@ print("4 processes, bit for bit the virtual ranks:", same, "  hops:", hops(real.
 # Answer without scrolling up, then open.
 #
 # <details><summary>1. 5 ranks, step 2: whose courier does rank 0 send on, and which ranks have added to
-# it?</summary>Rank 3's, because 0 − 2 mod 5 is 3. Ranks 3, 4 and 0 have added.</details>
+# it?</summary>Rank 3's, because (0 − 2) mod 5 is 3. Ranks 3, 4 and 0 have added.</details>
 #
 # <details><summary>2. dQ is right; dK and dV are wrong on 4 ranks and right on 2. What do you suspect
 # first?</summary>The direction of the couriers.</details>

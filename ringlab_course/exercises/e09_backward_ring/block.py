@@ -168,27 +168,32 @@ def _compare_narrow(
     cases: Sequence[Answered], known: Sequence[Misconception], rounded: Misconception
 ) -> None:
     """Raise `rounded` for a 16-bit result or an error as small as bfloat16's; otherwise what is wrong."""
-    narrow = any(_dtypes(case) & {"bfloat16", "float16"} for case in cases)
+    narrow = next((text for case in cases if (text := _returned_narrow(case))), None)
     try:
         compare_all(cases, known)
     except Failure as failure:
         small = all(relative_error(case.answer, case.truth) < ROUNDED for case in cases)
         if failure.misconception is None and (narrow or small):
-            raise rounded.failure(failure.counterexample) from None
+            raise rounded.failure(narrow or failure.counterexample) from None
         raise
+    if narrow:
+        raise rounded.failure(narrow)
     for case in cases:
         parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
-        if narrow:
-            raise rounded.failure(
-                f"{case.text}: {', '.join(case.names)} in {', '.join(sorted(_dtypes(case)))}"
-            )
         for name, part in zip(case.names, parts, strict=True):
             expect_array(part, part.shape, name=name, dtype="float32")
 
 
-def _dtypes(case: Answered) -> set[str]:
+def _returned_narrow(case: Answered) -> str | None:
+    """Return in words which parts of the answer are in 16 bits, None if there are none."""
     parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
-    return {str(part.dtype).removeprefix("torch.") for part in parts}
+    dtypes = [str(part.dtype).removeprefix("torch.") for part in parts]
+    found = [
+        f"{name} is {dtype}"
+        for name, dtype in zip(case.names, dtypes, strict=True)
+        if dtype in ("bfloat16", "float16")
+    ]
+    return f"{case.text}: {', '.join(found)}, should be float32" if found else None
 
 
 @dataclass(frozen=True)

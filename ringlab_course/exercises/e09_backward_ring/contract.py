@@ -102,8 +102,9 @@ def _lengths(rng: np.random.Generator, P: int, most: int = 100) -> list[int]:
 
 
 def _check_equal(subject: Any, rng: np.random.Generator) -> None:
-    """Shards of one length, float32 and bfloat16."""
-    cases = [([int(rng.integers(1, 1000))] * P, itemsize) for P in (2, 3, 8) for itemsize in (4, 2)]
+    """Shards of one length, float32, bfloat16 and float64; and one rank alone."""
+    sizes = [(P, itemsize) for P in (2, 3, 8) for itemsize in (4, 2)]
+    cases = [([int(rng.integers(1, 1000))] * P, itemsize) for P, itemsize in (*sizes, (3, 8), (1, 4))]
     _verify(subject, [_asked(rng, *case) for case in cases])
 
 
@@ -139,7 +140,7 @@ TRAFFIC = Stage(
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("equal", 2, "visible", "shards of one length, float32 and bfloat16", _check_equal),
+        Check("equal", 2, "visible", "shards of one length, in three dtypes; one rank alone", _check_equal),
         Check("ragged", 1, "visible", "shards of different lengths", _check_ragged),
         Check("any", 1, "held-out", "one rank, float64, real sizes", _check_any),
     ),

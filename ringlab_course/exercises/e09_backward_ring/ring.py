@@ -28,12 +28,12 @@ BEHAVES = (
     mistake("never_waits"),
     mistake("leaves_the_ring"),
     mistake("assumes_equal_lengths"),
+    mistake("reshapes_nothing"),
     mistake("gathers_everything"),
     mistake("sends_kv_home"),
     mistake("sends_to_itself"),
     mistake("starts_after_the_owner"),
     mistake("repeats_heads_on_the_wire"),
-    mistake("narrow_couriers"),
     mistake("widens_the_blocks"),
     mistake("keeps_every_block"),
     mistake("splits_the_exchange"),
@@ -60,6 +60,8 @@ def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:
         return subject.run_ring(given.world_size, *given.per_rank, faults=faults, **others)
     except Crashed as crash:
         name = reason(crash, ragged=len(set(given.lengths)) > 1)
+        if "cannot reshape tensor of 0 elements" in crash.counterexample:
+            name = "reshapes_nothing"
         if name is None:
             raise
         raise NAMED[name].failure(f"{given.text}\n{crash.counterexample}") from None
