@@ -95,6 +95,7 @@ MISTAKES = (
 NAMED = {each.name: each for each in MISTAKES}
 IMITATED = (
     *MISTAKES,
+    mistake("against_the_blocks", _sent_home(lambda rank, step, P: (rank + step + 2) % P)),
     mistake("stays_where_it_was_computed", _sent_home(lambda rank, step, P: (rank + 1) % P)),
 )
 """Mistakes that can be made in two ways come twice."""
@@ -188,7 +189,7 @@ STAGE = Stage(
         Check("ring", 2, "visible", "messages of the compiled step", _check_ring, kind="cost"),
         Check("held", 2, "visible", "the memory that a device needs does not grow with P", _check_held, kind="cost"),
         Check("bfloat16", 1, "visible", "bfloat16 inputs: gradients rounded once", _check_bfloat16),
-        Check("wire", 1, "stress", "bfloat16 inputs: couriers in float32, K and V as they are", _check_wire, kind="cost"),
+        Check("wire", 1, "visible", "bfloat16 inputs: couriers in float32, K and V as they are", _check_wire, kind="cost"),
         Check("any", 1, "held-out", "3 devices, any layout", _check_any),
     ),
 )  # fmt: skip

@@ -58,6 +58,10 @@ def _as_contiguous(given: Case, rank: int, origin: int) -> np.ndarray:
     return (rank * given.length + own)[:, None] >= origin * given.length + own
 
 
+def _before(given: Case, rank: int, origin: int) -> np.ndarray:
+    return given.positions[rank][:, None] > given.positions[origin]
+
+
 MISTAKES = (
     mistake("open_ring", _ring(here=lambda rank, step, P: rank - step if rank >= step else None)),
     mistake("other_way", _ring(here=lambda rank, step, P: (rank + step) % P)),
@@ -68,6 +72,7 @@ MISTAKES = (
     mistake("forgets_its_own", _ring(steps=lambda given: range(1, given.ranks))),
     mistake("last_block_missing", _ring(steps=lambda given: range(max(1, given.ranks - 1)))),
     mistake("averages_blocks", _averaged(_half_and_half)),
+    mistake("strictly_before", _ring(mask=_before)),
     mistake("not_causal", _ring(mask=lambda given, rank, origin: np.ones((given.length, given.length), bool))),
     mistake("hops_of_the_last_block"),
     mistake("gathers"),
@@ -176,7 +181,7 @@ STAGE = Stage(
         Check("layouts", 2, "visible", "zig-zag, P = 4", _check_layouts),
         Check("messages", 1, "visible", "2(P − 1) messages in the compiled program", _check_messages, kind="cost"),
         Check("bfloat16", 1, "visible", "inputs in bfloat16: out and lse as exact as float32", _check_bfloat16),
-        Check("wire", 1, "stress", "bfloat16 on the wire, 2(P − 1) messages on 8 devices", _check_wire, kind="cost"),
+        Check("wire", 1, "visible", "bfloat16 on the wire, 2(P − 1) messages on 8 devices", _check_wire, kind="cost"),
         Check("any", 1, "held-out", "8 devices, any layout, large scores", _check_any),
     ),
 )  # fmt: skip

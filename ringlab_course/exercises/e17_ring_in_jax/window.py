@@ -85,6 +85,16 @@ def _fewer(given: Case) -> range:
     return range(max(1, len(of_contiguous(given)) - 1))
 
 
+def _skips(given: Case) -> Parts:
+    """A ring that hops only in steps that some device needs, so that its blocks lag behind the steps."""
+    P, mask, hops = given.ranks, sees(given.window), {0: 0}
+    for step in range(1, P):
+        rows = given.positions, np.roll(given.positions, step, axis=0)
+        if any(mask(queries, keys).any() for queries, keys in zip(*rows, strict=True)):
+            hops[step] = len(hops)
+    return walk(given, steps=lambda given: hops, here=lambda rank, step, P: (rank - hops[step]) % P)
+
+
 MISTAKES = (
     mistake("no_window", _by_age(lambda age, window: age >= 0)),
     mistake("one_key_more", _by_age(lambda age, window: (age >= 0) & (age <= window))),
@@ -94,6 +104,7 @@ MISTAKES = (
     mistake("a_hop_too_few", _ring(steps=_fewer)),
     mistake("asks_one_device", _ring(steps=_of_the_first)),
     mistake("stops_by_contiguous", _ring(steps=of_contiguous)),
+    mistake("skips_steps", _skips),
     mistake("lets_all_travel"),
     mistake("a_hop_too_many"),
     mistake("hull_of_the_positions"),
@@ -113,8 +124,9 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
     In the second layout all mistakes differ from each other.
     """
-    near, far = contiguous(L * 5, 5), zigzag(L * 4, 4)
-    verify(subject, [case(rng, near, window=6), case(rng, far, window=3)], IMITATED)
+    near, far, farther = contiguous(L * 5, 5), zigzag(L * 4, 4), zigzag(L * 5, 5)
+    asked = ((near, 6), (far, 3), (farther, 3))
+    verify(subject, [case(rng, deal, window=window) for deal, window in asked], IMITATED)
 
 
 def _count(subject: Any, given: Case, otherwise: str = "") -> None:
@@ -182,7 +194,7 @@ STAGE = Stage(
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("values", 2, "visible", "values with a window: contiguous, P = 5, and zig-zag, P = 4", _check_values),
+        Check("values", 2, "visible", "values with a window: contiguous, P = 5, and zig-zag, P = 4 and 5", _check_values),
         Check("sends", 2, "visible", "no hop that nobody needs: 2 of 4", _check_sends, kind="cost"),
         Check("layouts", 2, "stress", "values in other layouts, and with windows that end at a block's edge", _check_layouts),
         Check("edges", 1, "held-out", "no hop that nobody needs, at a block's edge and in any layout", _check_edges, kind="cost"),
