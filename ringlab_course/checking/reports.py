@@ -123,7 +123,11 @@ def after_helpers(stage: Stage, report: StageReport, earlier: Mapping[str, Stage
     wrong = [name for name in stage.helpers if name in earlier and _is_wrong(earlier[name])]
     if report.ok or report.status == "not written" or not wrong or not stage.waits:
         return report
-    message = f"First mend `{wrong[0]}` ({earlier[wrong[0]].stage}): `{stage.function}` may call it."
+    first = " and ".join(f"`{name}` ({earlier[name].stage})" for name in wrong)
+    which = "it" if len(wrong) == 1 else "them"
+    message = (
+        f"First mend {first}: `{stage.function}` may call {which}. Then this check can say what is left."
+    )
     checks = [
         check if check.ok else replace(check, message=message, counterexample="", misconception=None)
         for check in report.checks

@@ -35,7 +35,8 @@
 #    `shift`. Write everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
 #    merge and attention, and PyTorch's attention.
 #
-# You may add helper functions, in these five cells or in new ones. Write the five in any order; each is graded by itself.
+# You may add helper functions, in these five cells or in new ones. Write the five in any order. Each is graded by itself,
+# but a ring that calls your `attend_block` or `merge` inherits their faults.
 
 # %%
 import math

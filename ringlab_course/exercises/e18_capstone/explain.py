@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from ringlab import oracle
 from ringlab.conformance.runner import Finding
 from ringlab.conformance.runs import Ran, Run, expected, measure
-from ringlab_course.checking.backward import Problem
+from ringlab_course.checking.backward import Gradients, Problem, sum_over
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
@@ -99,6 +100,25 @@ def ring(
         return fold(parts, join, (np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)))
 
     return imitate
+
+
+def without_scale(rank: int, held: Problem) -> Gradients:
+    """Return gradients whose dS lacks the scale: dQ and dK are 1/scale times too large."""
+    dq, dk, dv = (sum_over(parts, n, x[rank]) for n, x, parts in _sums(rank, held))
+    scale = held.qs[rank].shape[-1] ** -0.5
+    return dq / scale, dk / scale, dv
+
+
+def _sums(rank: int, held: Problem) -> list[tuple[int, Any, Any]]:
+    own, met = held.parts[rank], [parts[rank] for parts in held.parts]
+    return [(0, held.qs, own), (1, held.ks, met), (2, held.vs, met)]
+
+
+def mean_of_heads(rank: int, held: Problem) -> Gradients:
+    """Return gradients whose dK and dV are means over the query heads that share a K/V head."""
+    dq, dk, dv = (sum_over(parts, n, x[rank]) for n, x, parts in _sums(rank, held))
+    group = held.qs[rank].shape[1] // held.ks[rank].shape[1]
+    return dq, dk / group, dv / group
 
 
 def problem(run: Run) -> Problem:
@@ -188,7 +208,10 @@ class Explainer:
         name = name or BY_FINDING.get(finding.name)
         if name is not None:
             return self.named[name].failure(example)
-        what = f"`{learners.subject.function}`: “{finding.name}” of the conformance suite does not hold: {finding.asks}."
+        asks = finding.asks.removesuffix(" where the target computes that")
+        what = (
+            f"`{learners.subject.function}`: “{finding.name}” of the conformance suite does not hold: {asks}."
+        )
         return Failure(what, example)
 
     def _by_values(self, learners: Learners) -> tuple[Failure | None, bool]:

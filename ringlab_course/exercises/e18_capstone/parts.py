@@ -31,6 +31,7 @@ from ringlab_course.exercises.e18_capstone.parts_mistakes import (
 )
 
 NAMES = ("out", "lse")
+PAIRED = "With a K/V head for each query head all is right, with fewer it is not. Query head h reads K/V head h // (H // K): neighbours share one."
 OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
 OF_MERGE = {mistake.name: mistake for mistake in MERGE}
 
@@ -188,9 +189,15 @@ def _check_blind(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
-    _attend(
-        subject, [_block(rng, (2, 3), (0, 3, 1), True, H=H, K=K, D=4) for H, K in ((2, 1), (4, 2), (6, 2))]
-    )
+    alone = _block(rng, (2, 3), (0, 3, 1), True, H=2, K=2, D=4)
+    shared = [_block(rng, (2, 3), (0, 3, 1), True, H=H, K=K, D=4) for H, K in ((2, 1), (4, 2), (6, 2))]
+    try:
+        _attend(subject, shared)
+    except Failure as failure:
+        if failure.misconception is not None:
+            raise
+        _attend(subject, [alone])  # what is wrong without groups too is no mistake of theirs
+        raise Failure(PAIRED, failure.counterexample) from None
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:

@@ -124,6 +124,7 @@ def _spread(of: Callable[[np.ndarray, int], np.ndarray]) -> Callable[..., State]
 BLOCK = (
     mistake("no_scale", _scaled(lambda scale, D: 1.0 if scale is None else scale)),
     mistake("scale_is_ignored", _scaled(lambda scale, D: None)),
+    mistake("scale_multiplies", _scaled(lambda scale, D: None if scale is None else scale * D**-0.5)),
     mistake("mask_by_index", _masked(lambda q, k: np.tri(len(q), len(k), dtype=bool))),
     mistake("no_mask", _masked(lambda q, k: np.ones((len(q), len(k)), bool))),
     mistake("strictly_before", _masked(lambda q, k: q[:, None] > k[None, :])),

@@ -14,14 +14,21 @@ import torch
 
 from ringlab.conformance.plan_runs import Check as SuiteCheck
 from ringlab.conformance.runs import Ran, Run, expected, join
-from ringlab_course.checking.backward import Gradients, Problem, sum_over
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.numbers import State
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e18_capstone.explain import Explainer, Held, is_wrong, ring, under_mask
+from ringlab_course.exercises.e18_capstone.explain import (
+    Explainer,
+    Held,
+    is_wrong,
+    mean_of_heads,
+    ring,
+    under_mask,
+    without_scale,
+)
 from ringlab_course.exercises.e18_capstone.suite import (
     BACKWARD,
     FORWARD,
@@ -89,6 +96,7 @@ VALUES = (
     _as_in_05(
         "sends_own_block_again", ring(here=lambda rank, owner, P: rank if owner == rank else (rank - 1) % P)
     ),
+    mistake("computes_with_the_next", ring(here=lambda rank, owner, P: owner if (rank - owner) % P == P - 1 else (owner - 1) % P)),
     _as_in_05("no_mask", ring(see=under_mask(_all))),
     _as_in_05("local_mask", ring(see=under_mask(_local))),
     _as_in_05("assumes_contiguous", ring(see=under_mask(_by_rank))),
@@ -97,16 +105,6 @@ VALUES = (
     _as_in_05("origin_plus_step", ring(see=under_mask(_plus_step))),
     _as_in_05("masks_own_block_only", ring(see=under_mask(_own_only))),
 )  # fmt: skip
-
-
-def _mean_of_heads(rank: int, held: Problem) -> Gradients:
-    """dK and dV are means over the query heads that share a K/V head."""
-    own, met = held.parts[rank], [parts[rank] for parts in held.parts]
-    group = held.qs[rank].shape[1] // held.ks[rank].shape[1]
-    dk, dv = (sum_over(met, n, x[rank]) / group for n, x in ((1, held.ks), (2, held.vs)))
-    return sum_over(own, 0, held.qs[rank]), dk, dv
-
-
 SHARED = (
     mistake("does_not_unpack"),
     mistake("assumes_equal_lengths"),
@@ -137,12 +135,14 @@ FORWARD_MISTAKES = (
     *SHARED,
     mistake("narrow_state"),
 )
+WITHOUT_SCALE = mistakes_of("18.backward")("dscores_without_scale", without_scale)
 _ONCE = "dQ has the factor 1/√D, or the given scale, twice. Apply it once."
 BACKWARD_MISTAKES = (
     *(replace(each, message=_ONCE) if each.name == "scales_dq_again" else each for each in COMPARED),
     *(replace(each, message=f"Backward: {each.message}") for each in SHARED),
     replace(_as_in_09("narrow_couriers"), name="narrow_sums"),
-    mistakes_of("18.backward")("averages_shared_heads", _mean_of_heads),
+    mistakes_of("18.backward")("averages_shared_heads", mean_of_heads),
+    WITHOUT_SCALE,
 )
 FORWARD_NAMED = {each.name: each for each in FORWARD_MISTAKES}
 BACKWARD_NAMED = {each.name: each for each in BACKWARD_MISTAKES}
@@ -152,7 +152,7 @@ Verify = Callable[[Any, np.random.Generator], None]
 STRANGE = ("token-fold", "chunk-3", "chunk-5-folded")
 EXPLAINERS = {
     FORWARD: Explainer(FORWARD_MISTAKES, FORWARD_NAMED, VALUES),
-    BACKWARD: Explainer(BACKWARD_MISTAKES, BACKWARD_NAMED, COMPARED),
+    BACKWARD: Explainer(BACKWARD_MISTAKES, BACKWARD_NAMED, (*COMPARED, WITHOUT_SCALE)),
 }
 
 
@@ -360,7 +360,7 @@ FORWARD_STAGE = _stage(
         Check("values", 2, "visible", "out and lse in full attention, P = 1, 2, 3; dtypes; scale", asks(FORWARD, "types", "forward", "lse", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
         Check("masks", 2, "visible", "causal by global position: contiguous, striped, zig-zag; nothing sees ahead", asks(FORWARD, "masks", "causality", ranks=(3,))),
         Check("ragged", 1, "visible", "lengths that do not divide, ranks without tokens, shared heads", asks(FORWARD, "ragged", "grouped heads")),
-        Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(FORWARD, "rounds", ranks=(4,), dtypes=("float32",)), kind="cost"),
+        Check("hops", 1, "visible", "every message goes to the next rank; no more messages or bytes than needed", asks(FORWARD, "rounds", "bytes", ranks=(4,), dtypes=("float32",)), kind="cost"),
         Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(FORWARD), kind="cost"),
         Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(FORWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag"))),
         Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8", asks(FORWARD, "error growth", ranks=(1, 8), causal=(False,))),
@@ -388,7 +388,7 @@ BACKWARD_STAGE = _stage(
         Check("values", 2, "visible", "dq, dk, dv in full attention, P = 1, 2, 3; dtypes; scale", asks(BACKWARD, "types", "dq", "dk", "dv", "scale", ranks=(1, 2, 3), dtypes=("float32", "bfloat16"), causal=(False,))),
         Check("masks", 2, "visible", "causal by global position, and no gradient from the past to the future", asks(BACKWARD, "masks", "causality", ranks=(3,))),
         Check("ragged", 1, "visible", "lengths that do not divide, ranks without tokens, shared heads", asks(BACKWARD, "ragged", "grouped heads")),
-        Check("hops", 1, "visible", "every message goes to the next rank, and there are no more than needed", asks(BACKWARD, "rounds", ranks=(4,), dtypes=("float32",)), kind="cost"),
+        Check("hops", 1, "visible", "every message goes to the next rank; no more messages or bytes than needed", asks(BACKWARD, "rounds", "bytes", ranks=(4,), dtypes=("float32",)), kind="cost"),
         Check("tiles", 1, "visible", "hidden tiles are never touched, contiguous and zig-zag, and cost nothing, contiguous", hidden_tiles(BACKWARD), kind="cost"),
         Check("stable", 2, "stress", "scores of hundreds, sloped, and of −16,000", asks(BACKWARD, "large logits", "sloped logits", "blind rows", layouts=("contiguous", "zigzag"))),
         Check("precision", 2, "stress", "errors that do not grow with P: float32, bfloat16, float64; P = 8", asks(BACKWARD, "error growth", ranks=(1, 8), causal=(False,))),
