@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ringlab import oracle
 from ringlab.layout import Layout, Run
@@ -51,7 +52,9 @@ def resumed(out: np.ndarray, lse: np.ndarray, wrong: Iterable[str] = ()) -> Stat
     total = np.where(np.isneginf(m), 0.0, 1.0)
     if "result_weighs_nothing" in wrong:
         total = np.zeros_like(total)
-    return State(np.array(out), m, total)
+    if "result_not_turned_into_a_sum" in wrong:
+        m, total = np.where(np.isneginf(lse), lse, 0.0), np.exp(lse)
+    return State(np.zeros_like(out) if "acc_of_result_forgotten" in wrong else np.array(out), m, total)
 
 
 def tile(state: State, q, k, ks, v, vs, visible, scale2: float, wrong: Iterable[str] = ()) -> State:
@@ -59,6 +62,8 @@ def tile(state: State, q, k, ks, v, vs, visible, scale2: float, wrong: Iterable[
     ks = np.ones_like(ks) if "key_scales_forgotten" in wrong else ks
     vs = np.ones_like(vs) if "value_scales_forgotten" in wrong else vs
     ks, vs = (vs, ks) if "scales_swapped" in wrong else (ks, vs)
+    if "scaled_query_rounded" in wrong:
+        q, scale2 = (torch.from_numpy(q).float() * scale2).bfloat16().double().numpy(), 1.0
     scores = (q @ k.swapaxes(-1, -2)) * ks[..., None, :] * (1.0 if "no_scale" in wrong else scale2)
     visible = ~visible if "mask_inverted" in wrong else visible | ("mask_ignored" in wrong)
     scores = np.where(visible, scores, 0.0 if "zero_for_hidden" in wrong else -np.inf)
@@ -86,7 +91,7 @@ def step(
     writes another's rows spoils what that one reads; on the first and the last step it does not.
     """
     group = q.shape[1] // block.k.shape[1]
-    arrays = [_spread(oracle.float64(x), group, "wrong_group" in wrong) for x in block[:4]]
+    arrays = [_spread(oracle.float64(x), group, q.shape[-2], wrong) for x in block[:4]]
     q = oracle.float64(q)
     before = nothing_seen(q.shape) if "drops_the_state" in wrong else state
     after = State(*(x.copy() for x in before))
@@ -104,12 +109,19 @@ def step(
     return after
 
 
-def _spread(x: np.ndarray, group: int, modulo: bool) -> np.ndarray:
-    """Return what each query head reads: K/V head h // group, or h modulo the number of all K/V heads."""
-    if not modulo:
-        return np.repeat(x, group, axis=1)
-    (B, K), rest = x.shape[:2], x.shape[2:]
-    return np.tile(x.reshape(B * K, *rest), (group, *[1] * len(rest))).reshape(B, group * K, *rest)
+def _spread(x: np.ndarray, group: int, rows: int, wrong: Iterable[str]) -> np.ndarray:
+    """Return what each query head reads: K/V head h // group, or what a wrong `base` makes of it."""
+    B, K, keys, *rest = x.shape
+    head = np.arange(B * K * group)
+    base = (head % (B * K) if "wrong_group" in wrong else head // group) * keys
+    if "base_without_length" in wrong:
+        base = head // group
+    if "base_by_query_length" in wrong:
+        base = head // group * rows
+    if "scales_without_base" in wrong and not rest:
+        base = 0 * head
+    flat = x.reshape(B * K * keys, *rest)
+    return flat[base[:, None] + np.arange(keys)].reshape(B, K * group, keys, *rest)
 
 
 def _segment(mine: State, q, arrays, segment, rows, scale2: float, wrong: Iterable[str]) -> State:

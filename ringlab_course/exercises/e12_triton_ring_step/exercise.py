@@ -132,8 +132,9 @@ check("12.tile")
 #
 # - **0, with nothing.** The state begins in registers; the content of ACC, M and TOTAL is garbage.
 # - **1, from the state** that the step before has stored.
-# - **2, from a result.** OUT and LSE hold what an earlier run returned for these rows, such as the part that survived a
-#   death in exercise 11: OUT normalised, LSE = ln Σ e^score. Both are float32. ACC, M and TOTAL hold garbage.
+# - **2, from a result.** OUT and LSE hold what an earlier run returned for these rows, such as a result that was saved
+#   before a rank died (exercise 11 has such a case): OUT normalised, LSE = ln Σ e^score. Both are float32. ACC, M and
+#   TOTAL hold garbage.
 #   What the result says must count as if its keys had been visited in this run.
 #
 # On the last step nothing will read the state again. Leave it alone, and store OUT = acc / total and

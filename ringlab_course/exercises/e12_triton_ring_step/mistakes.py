@@ -31,8 +31,18 @@ SHORT = _makes("drops_the_short_tile")
 GROUP = _makes("wrong_group")
 
 GROUP_FORGOTTEN = mistake("group_forgotten")
+UNCHANGED = mistake("result_unchanged")
+FOUR_COLUMNS = mistake("four_columns")
+
+MASKS = (
+    _makes("mask_ignored"),
+    _makes("mask_inverted"),
+    _makes("zero_for_hidden"),
+    _makes("clamps_the_maximum"),
+)
 
 TILE = (
+    *MASKS,
     _makes("key_scales_forgotten"),
     _makes("value_scales_forgotten"),
     _makes("value_scales_in_total"),
@@ -42,11 +52,8 @@ TILE = (
     _makes("total_not_rescaled"),
     _makes("never_rescaled"),
     _makes("no_scale"),
+    _makes("scaled_query_rounded"),
     _makes("natural_exponential"),
-    _makes("mask_ignored"),
-    _makes("mask_inverted"),
-    _makes("zero_for_hidden"),
-    _makes("clamps_the_maximum"),
     NAN_IN_BLIND_ROWS,
     OVERFLOWS,
     LOW_PRECISION_STATE,
@@ -60,6 +67,8 @@ ENDS = (
     _makes("lse_taken_for_base_two"),
     _makes("lse_turned_twice"),
     _makes("result_weighs_nothing"),
+    _makes("result_not_turned_into_a_sum"),
+    _makes("acc_of_result_forgotten"),
     FIRST_READS,
     LAST_WRITES_STATE,
     UNWRITTEN,
@@ -73,12 +82,16 @@ STEP = (
     _makes("normalises_every_step"),
     GROUP,
     GROUP_FORGOTTEN,
+    _makes("base_without_length"),
+    _makes("base_by_query_length"),
+    _makes("scales_without_base"),
+    UNCHANGED,
     TAIL,
     SHORT,
     ROUNDED_BETWEEN_STEPS,
     SEVERAL_LAUNCHES,
     READS_TWICE,
-    *TILE,
+    *(each for each in TILE if each not in MASKS),
     *ENDS,
 )
 
@@ -96,5 +109,7 @@ TABLE = (
     _makes("writes_foreign_rows"),
     READS_UNNAMED,
     HIDDEN_TILES,
+    FOUR_COLUMNS,
+    *MASKS,
     *STEP,
 )
