@@ -1,6 +1,6 @@
 """Watches a learner's function while it runs: does it call what is off limits, does it change its arguments?
 
-The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
+And asks whether gradients flow through its answer. The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
 """
 
 from __future__ import annotations
@@ -111,6 +111,24 @@ def _refuse(used: str) -> NoReturn:
     refuse(used)
 
 
+def with_gradient(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ring program whose answer comes with its gradient of the first argument after the ring.
+
+    None stands for the gradient where none flows, or where the answer is no single number.
+    """
+
+    def differentiated(ring: Any, first: Any, *others: Any, **shared: Any) -> tuple[Any, Any]:
+        answer = program(ring, first, *others, **shared)
+        if not getattr(answer, "requires_grad", False) or answer.numel() != 1:
+            return answer, None
+        import torch
+
+        (gradient,) = torch.autograd.grad(answer, [first], torch.ones_like(answer), allow_unused=True)
+        return answer.detach(), gradient
+
+    return differentiated
+
+
 def expect_unchanged(name: str, before: Prints, after: Prints, may_change: Sequence[str] = ()) -> None:
     """Return None if a call of the function `name` left its arguments as they were.
 
@@ -126,7 +144,7 @@ def changed(function: str, argument: str) -> Failure:
     which = f"its argument {argument}" if argument else "an argument"
     return Failure(
         f"`{function}` changed {which} in place. Its caller goes on with the changed array: make a new one, "
-        "as q = q / 2 does and q /= 2 does not."
+        "as x = x + y does and x += y does not."
     )
 
 

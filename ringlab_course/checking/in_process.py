@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure, NotWritten, as_failure, not_an_answer
-from ringlab_course.checking.guard import Guard, expect_unchanged, fingerprints, statements_of
+from ringlab_course.checking.guard import (
+    Guard,
+    expect_unchanged,
+    fingerprints,
+    statements_of,
+    with_gradient,
+)
 from ringlab_course.checking.subject import Measured, Recorded
 
 if TYPE_CHECKING:
@@ -83,9 +89,15 @@ class InProcessSubject:
         return _guarded(self.function, mesh.examine, self._function, *copied(args), **copied(kwargs))
 
     def run_ring(
-        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+        self,
+        world_size: int,
+        *per_rank: Sequence[Any],
+        faults: Faults | None = None,
+        gradient: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        return self._on_virtual_ranks(self._function, world_size, per_rank, faults, kwargs)
+        program = with_gradient(self._function) if gradient else self._function
+        return self._on_virtual_ranks(program, world_size, per_rank, faults, kwargs)
 
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
         """Return the FLOPs of the products of matrices that each rank makes in one run.

@@ -59,13 +59,19 @@ class Subject(Protocol):
         """
 
     def run_ring(
-        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+        self,
+        world_size: int,
+        *per_rank: Sequence[Any],
+        faults: Faults | None = None,
+        gradient: bool = False,
+        **kwargs: Any,
     ) -> Any:
         """Return the Outcome (results, trace, memory) of the learner's program on every rank.
 
         Each of `per_rank` holds `world_size` entries, one for each rank; `kwargs` go to all ranks.
         `faults` says what the network is like. Once a rank was killed nothing is raised for the ranks
         that break off: the result of each that did is an `Ended`, and there is no trace and no memory.
+        With `gradient`, a result is a pair: the answer, and its gradient of the rank's first argument, None if none flows.
         Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
         """
 

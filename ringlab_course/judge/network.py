@@ -101,8 +101,14 @@ class Network:
         self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.queued = self.kept = 0
 
-    def run(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> Outcome:
-        """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank.
+    def run(
+        self,
+        function: str,
+        arguments: Sequence[tuple[Any, ...]],
+        keywords: dict[str, Any],
+        gradient: bool = False,
+    ) -> Outcome:
+        """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank, with its `gradient` if asked.
 
         `memory` holds, per rank, what the operating system says the worker's process grew by,
         from the moment its arguments were there to the return of the function, at its highest:
@@ -115,7 +121,7 @@ class Network:
         ProtocolError. After the first two kinds the workers can take another call; of the others,
         those for which `idle` is false are to be killed.
         """
-        self._begin(function, arguments, keywords)
+        self._begin(function, arguments, keywords, gradient)
         while not all(rank.over for rank in self.ranks):
             self._step()
         if self.dead:
@@ -146,10 +152,14 @@ class Network:
             except RinglabError:
                 return
 
-    def _begin(self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any]) -> None:
+    def _begin(
+        self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any], gradient: bool
+    ) -> None:
         for rank, own in zip(self.ranks, arguments, strict=True):
             place = {"function": function, "rank": rank.rank, "world_size": len(self.ranks)}
             place["second"] = self.costs.compute(rank.rank, "", ())
+            if gradient:
+                place["gradient"] = True
             if self.faults.late:
                 place["late"] = self.faults.late_of(rank.rank)
             if self.faults.final or self.faults.timeout:

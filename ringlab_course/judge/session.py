@@ -253,14 +253,18 @@ class SandboxedSubject:
             raise self.session.lost(f"`{self.function}`", error) from None
 
     def run_ring(
-        self, world_size: int, *per_rank: Sequence[Any], faults: Faults | None = None, **kwargs: Any
+        self,
+        world_size: int,
+        *per_rank: Sequence[Any],
+        faults: Faults | None = None,
+        gradient: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        return self._on_network(world_size, per_rank, faults, kwargs)[0]
+        return self._on_network(world_size, per_rank, faults, kwargs, gradient)[0]
 
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
         """Return the CPU seconds of each rank's worker in one run, as the operating system counts them."""
-        network = self._on_network(world_size, per_rank, None, kwargs)[1]
-        return [rank.computed for rank in network.ranks]
+        return [rank.computed for rank in self._on_network(world_size, per_rank, None, kwargs)[1].ranks]
 
     def _on_network(
         self,
@@ -268,6 +272,7 @@ class SandboxedSubject:
         per_rank: tuple[Sequence[Any], ...],
         faults: Faults | None,
         kwargs: dict[str, Any],
+        gradient: bool = False,
     ) -> tuple[Any, Network]:
         from ringlab_course.judge.network import Network, RankRaised  # loads torch
 
@@ -278,7 +283,7 @@ class SandboxedSubject:
         network = Network(workers, self._next_call(), self.session.limit() - time.monotonic(), faults)
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
         try:
-            outcome = network.run(self.function, arguments, kwargs)
+            outcome = network.run(self.function, arguments, kwargs, gradient)
             if network.dead:
                 self._recover(network, workers)
             self._settle([worker for worker in workers if worker in self.session._loaded])
@@ -322,11 +327,9 @@ class SandboxedSubject:
                 self.session.discard(worker)
 
     def _ready(self, count: int) -> list[WorkerProcess]:
-        workers = self.session.workers(count)
-        if f"no code cell defines the function {self.function}" in self.session.notes:
-            raise NotWritten(
-                f"there is no function `{self.function}` in the notebook.", "\n".join(self.session.notes)
-            )
+        workers, notes = self.session.workers(count), self.session.notes
+        if f"no code cell defines the function {self.function}" in notes:
+            raise NotWritten(f"there is no function `{self.function}` in the notebook.", "\n".join(notes))
         return workers
 
     def _next_call(self) -> int:

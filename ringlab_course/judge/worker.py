@@ -2,7 +2,7 @@
 
 Everything here may be rewritten by the code that it runs. So the judge compares values itself, and measures memory,
 time and traffic itself. A hostile submission can lie about what is read here: what raised, which argument changed, which
-places a kernel accessed, what came of a program in JAX, and the lines of a function.
+places a kernel accessed, what came of a program in JAX, an answer's gradient, and the lines of a function.
 Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `begun`, `ended`, `abort`. Frames to
 it: `hello`, `loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
 """
@@ -19,7 +19,7 @@ import warnings
 from typing import Any
 
 from ringlab.errors import OffLimitsError
-from ringlab_course.checking.guard import changed_argument, fingerprints, statements_of
+from ringlab_course.checking.guard import changed_argument, fingerprints, statements_of, with_gradient
 from ringlab_course.judge.channel import CHANGED, Abort, Channel
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import written_down
@@ -81,6 +81,8 @@ def _answer(
                 answer = examine(function, *arguments, **keywords).as_dict()
             elif frame.fields.get("statements"):  # nothing is run
                 answer = statements_of(function)
+            elif frame.fields.get("gradient"):
+                answer = with_gradient(function)(*arguments, **keywords)
             else:
                 answer = function(*arguments, **keywords)
         if channel.misuse is not None:  # in a thread, where its error was lost

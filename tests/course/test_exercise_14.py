@@ -41,6 +41,9 @@ def test_shares_add_up_to_the_mean_that_pytorch_has(seed, valid, narrow):
     logits = torch.cat([x.double() for x in case.logits], dim=1).flatten(0, 1)
     mean = F.cross_entropy(logits, torch.cat(case.labels, dim=1).flatten(), ignore_index=-100)
     assert sum(case.totals) / sum(case.counts) == pytest.approx(mean.item(), rel=1e-12)
+    slopes = torch.cat([x.flatten(0, 1) for x in torch.autograd.grad(mean, case.logits)])
+    own = np.concatenate([case.slope(rank)[0] for rank in range(len(kept))])
+    assert relative_error(own, slopes.double()) < (2.0**-7 if narrow else 1e-6)
 
 
 @settings(max_examples=10, deadline=None)
@@ -126,7 +129,13 @@ def written(folder, code, stage):
 
 @pytest.mark.needs_bwrap
 @pytest.mark.parametrize(
-    "name", ["loss_nan_without_labels", "sum_leaves_out_none", "step_computes_everything"]
+    "name",
+    [
+        "loss_nan_without_labels",
+        "loss_without_a_gradient",
+        "sum_leaves_out_none",
+        "step_computes_everything",
+    ],
 )
 def test_the_judge_finds_in_the_sandbox_what_the_notebook_finds(tmp_path, name):
     wrong = submission(f"14/wrong_{name}")

@@ -8,7 +8,7 @@
 # | stage | function | what is checked |
 # |---|---|---|
 # | 14.shard | `shard_batch` | tokens, labels and positions in any layout; predictions that do not count |
-# | 14.loss | `loss_share` | shares that add up, ranks with nothing that counts, large logits, bfloat16 |
+# | 14.loss | `loss_share` | shares that add up, their gradients, ranks with nothing that counts, large logits, bfloat16 |
 # | 14.sum | `sum_gradients` | weights without a gradient, one reduction, bfloat16 |
 # | 14.step | `training_step` | loss and weights of one process to 1e-5, in any layout; the sequence is shared |
 #

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, relative_error
+from ringlab_course.checking.answers import compare_with, expect_array, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import random
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e14_training.shard import IGNORE
@@ -36,7 +37,8 @@ class Problem:
     @cached_property
     def totals(self) -> list[float]:
         """Return each rank's sum of −log p(label), float64."""
-        return [_total(x.double().numpy(), y.numpy()) for x, y in zip(self.logits, self.labels, strict=True)]
+        pairs = zip(self.logits, self.labels, strict=True)
+        return [_total(x.detach().double().numpy(), y.numpy()) for x, y in pairs]
 
     @cached_property
     def counts(self) -> list[int]:
@@ -46,9 +48,20 @@ class Problem:
     @property
     def bound(self) -> float:
         """Return the relative error a float32 answer may have: each −log p is off by the rounding of its logits."""
-        size = max(float(x.double().abs().max()) if x.numel() else 0.0 for x in self.logits)
+        size = max(float(x.detach().double().abs().max()) if x.numel() else 0.0 for x in self.logits)
         shares = [total / sum(self.counts) for total in self.totals if total]
         return 16 * float(np.finfo(np.float32).eps) * (1 + size) / min(1.0, *shares)
+
+    def slope(self, rank: int) -> np.ndarray:
+        """Return the gradient of a rank's share with respect to its logits: (softmax − onehot) / N where a label counts."""
+        logits, labels = self.logits[rank].detach().double(), self.labels[rank]
+        counted = labels != IGNORE
+        right = torch.nn.functional.one_hot(labels.masked_fill(~counted, 0), VOCABULARY)
+        return ((logits.softmax(-1) - right) * counted[..., None] / sum(self.counts)).numpy()
+
+
+Slope = tuple[Any, int, Problem, str]
+"""The gradient that came back, or None; the rank, the problem, and the case in words."""
 
 
 def _total(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -65,7 +78,7 @@ def problem(
     logits, labels = [], []
     for length, valid in kept:
         drawn = random(rng, 1, length, VOCABULARY, size=size)
-        logits.append(drawn.bfloat16() if narrow else drawn)
+        logits.append((drawn.bfloat16() if narrow else drawn).requires_grad_())
         own = torch.from_numpy(rng.integers(0, VOCABULARY, (1, length)))
         own[:, torch.from_numpy(rng.permutation(length)[valid:])] = IGNORE
         labels.append(own)
@@ -83,14 +96,24 @@ def _whole(rank: int, given: Problem) -> np.ndarray:
     return np.asarray(sum(given.totals) / sum(given.counts))
 
 
+def _shifted(rank: int, given: Problem) -> np.ndarray:
+    labels = [own[:, 1:].numpy() for own in given.labels]
+    total = _total(given.logits[rank].detach().double().numpy()[:, :-1], labels[rank])
+    return np.asarray(total / sum(int((own != IGNORE).sum()) for own in labels))
+
+
 MISTAKES = (
     mistake("own_mean", _divided(lambda given, rank: given.counts[rank])),
     mistake("mean_of_own_means", _divided(lambda given, rank: given.counts[rank] * len(given.counts))),
     mistake("divides_by_all_tokens", _divided(lambda given, rank: sum(labels.numel() for labels in given.labels))),
     mistake("not_divided", _divided(lambda given, rank: 1.0)),
     mistake("mean_over_ranks", _divided(lambda given, rank: sum(given.counts) * len(given.counts))),
+    mistake("times_ranks", _divided(lambda given, rank: sum(given.counts) / len(given.counts))),
     mistake("returns_the_whole_loss", _whole),
+    mistake("shifts_again", _shifted),
     mistake("wrong_sign", lambda rank, given: np.asarray(-given.totals[rank] / sum(given.counts))),
+    mistake("no_gradient"),
+    mistake("leaves_early"),
     mistake("nan_without_labels"),
     mistake("overflows"),
     mistake("narrow_loss"),
@@ -98,21 +121,42 @@ MISTAKES = (
 NAMED = {each.name: each for each in MISTAKES}
 
 
-def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
+def _results(subject: Any, given: Problem) -> list[Any]:
+    try:
+        return subject.run_ring(len(given.logits), given.logits, given.labels, gradient=True).results
+    except Crashed as crash:
+        if 0 in given.counts and re.search(r"DeadlockError|UnreceivedError|PeerDiedError", crash.message):
+            raise NAMED["leaves_early"].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise
+
+
+def _answers(subject: Any, cases: Iterable[Problem], slopes: list[Slope]) -> Iterator[Answered]:
     for given in cases:
-        results = subject.run_ring(len(given.logits), given.logits, given.labels).results
-        for rank, answer in enumerate(results):
+        for rank, (answer, slope) in enumerate(_results(subject, given)):
             answer = np.asarray(answer) if isinstance(answer, float) else answer
             got = expect_array(answer, (), name="the share")
             text = f"{given.text}: rank {rank}"
             truth = np.asarray(given.totals[rank] / sum(given.counts))
             if np.isnan(got) and 0 in given.counts:
                 raise NAMED["nan_without_labels"].failure(text)
+            slopes.append((slope, rank, given, text))
             yield Answered(got, truth, given.bound, (rank, given), ("the share",), text)
 
 
+def _expect_slopes(slopes: Iterable[Slope]) -> None:
+    """Return None if the right gradient flows through each share; in bfloat16, if one flows."""
+    for slope, rank, given, text in slopes:
+        if slope is None:
+            raise NAMED["no_gradient"].failure(text)
+        if given.logits[rank].dtype != torch.bfloat16:
+            right = given.slope(rank)
+            compare_with(slope, right, bound=given.bound, names=("the gradient of the share",), case=text)
+
+
 def _verify(subject: Any, *cases: Problem) -> None:
-    compare_all(_answers(subject, cases), MISTAKES)
+    slopes: list[Slope] = []
+    compare_all(_answers(subject, cases, slopes), MISTAKES)
+    _expect_slopes(slopes)
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -140,7 +184,8 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
     """Compare; an answer that no other mistake explains gets this name where its error may come of it."""
-    answers = list(_answers(subject, [given]))
+    slopes: list[Slope] = []
+    answers = list(_answers(subject, [given], slopes))
     try:
         compare_all(answers, MISTAKES)
     except Failure as failure:
@@ -148,6 +193,7 @@ def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[flo
         if failure.misconception is None and plausible(error):
             raise NAMED[name].failure(failure.counterexample) from None
         raise
+    _expect_slopes(slopes)
 
 
 STAGE = Stage(
@@ -163,9 +209,9 @@ STAGE = Stage(
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("values", 2, "visible", "shares that add up to the loss, P = 1, 2, 3", _check_values),
+        Check("values", 2, "visible", "shares that add up to the loss, and their gradients, P = 1, 2, 3", _check_values),
         Check("uneven", 2, "visible", "ranks without a label that counts, ranks without tokens", _check_uneven),
-        Check("large", 1, "stress", "logits of hundreds", _check_large),
+        Check("large", 1, "visible", "logits of hundreds", _check_large),
         Check("bfloat16", 1, "visible", "bfloat16 logits, a loss in float32", _check_bfloat16),
     ),
 )  # fmt: skip

@@ -43,6 +43,17 @@ def _rolled(tokens: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarr
     return np.where(counts, np.roll(tokens, -1, axis=1), IGNORE)[:, own]
 
 
+def _ends_with(last: Callable[[np.ndarray], Any]) -> Labels:
+    """Labels whose last column is not IGNORE, but `last` of the last tokens."""
+
+    def labels(tokens: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
+        every = shifted(tokens)
+        every[:, -1] = last(tokens[:, -1])
+        return np.where(counts, every, IGNORE)[:, own]
+
+    return labels
+
+
 def _before(tokens: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
     labels = np.full_like(tokens, IGNORE)
     labels[:, 1:] = tokens[:, :-1]
@@ -70,6 +81,8 @@ MISTAKES = (
     mistake("label_is_the_token", _imitation(lambda tokens, counts, own: np.where(counts, tokens, IGNORE)[:, own])),
     mistake("label_is_the_token_before", _imitation(_before)),
     mistake("wraps_around", _imitation(_rolled)),
+    mistake("zero_at_the_end", _imitation(_ends_with(np.zeros_like))),
+    mistake("repeats_the_last", _imitation(_ends_with(lambda last: last))),
     mistake("ignores_counts", _imitation(lambda tokens, counts, own: shifted(tokens)[:, own])),
     mistake("counts_of_the_label", _imitation(_counts_of_the_label)),
     mistake("positions_from_zero", _imitation(positions=lambda own: np.arange(len(own)))),

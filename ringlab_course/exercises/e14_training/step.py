@@ -143,6 +143,7 @@ MISTAKES = (
     mistake("local_positions", How(positions=lambda own: torch.arange(len(own)))),
     mistake("labels_after_the_cut", How(labels=labels_after_the_cut)),
     mistake("tells_its_share", How(loss=lambda shares, rank: shares[rank])),
+    mistake("averages_the_loss", How(loss=lambda shares, rank: sum(shares) / len(shares))),
     mistake("climbs", How(rate=-RATE)),
     mistake("ignores_the_rate", How(rate=1.0)),
     mistake("loss_after_the_step", How(after=True)),
@@ -244,7 +245,7 @@ STAGE = Stage(
     checks=(
         Check("values", 3, "visible", "loss and weights of one process, contiguous, P = 1, 2, 3", _check_values),
         Check("layouts", 2, "visible", "zig-zag and striped", _check_layouts),
-        Check("uneven", 2, "stress", "ranks with nothing that counts, with fewer tokens, with none", _check_uneven),
+        Check("uneven", 2, "visible", "ranks with nothing that counts, with fewer tokens, with none", _check_uneven),
         Check("float32", 1, "held-out", "float32 weights, four ranks", _check_float32),
         Check("shared", 2, "held-out", "the sequence is shared, not computed by every rank", _check_shared, kind="cost"),
     ),

@@ -93,6 +93,7 @@ MISTAKES = (
     mistake("counts_itself_twice", lambda rank, given: given.folded(lambda parts: sum(parts) + parts[rank])),
     mistake("takes_the_largest", lambda rank, given: given.folded(lambda parts: np.max(parts, axis=0))),
     mistake("leaves_out_none"),
+    mistake("keeps_none"),
     mistake("a_message_for_each"),
     mistake("narrow_sums"),
     mistake("another_dtype"),
@@ -121,6 +122,9 @@ def _of_run(results: Sequence[Any], given: Problem, bound: float) -> Iterator[An
     truth = given.folded(sum)
     for rank, answer in enumerate(results):
         parts = expect_tuple(answer, NAMES)
+        for part, own, name in zip(parts, given.gradients[rank], NAMES, strict=True):
+            if part is None and own is None:
+                raise NAMED["keeps_none"].failure(f"{given.text}: rank {rank}, {name}")
         got = tuple(
             expect_array(part, right.shape, name=name)
             for name, part, right in zip(NAMES, parts, truth, strict=True)
