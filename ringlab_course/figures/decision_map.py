@@ -120,7 +120,7 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
     ax.tick_params(labelsize=9)
     impossible = "\nUlysses: P ranks cannot share these heads" if asked.ulysses_refusal else ""
     free = f"{asked.memory_bytes / 1e9:,.0f} GB"
-    ax.set_xlabel(f"tokens per rank; fit into {free}: {_room(asked)}{impossible}", fontsize=9.5)
+    ax.set_xlabel(f"tokens per rank (at most, in {free}: {_room(asked)}){impossible}", fontsize=9.5)
     ax.set_ylabel("bandwidth, one way")
     ax.grid(visible=False)
     return there
@@ -129,7 +129,7 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
 def draw_machines(ax: Axes, known: list[Machine]) -> None:
     """Draw each machine's link where its own ring begins to hide, with its name to the right."""
     low, high = np.log(BANDWIDTH)
-    head = "a ring's hops are hidden\nfrom … tokens per rank"
+    head = "hops are hidden if a rank\nhas at least … tokens"
     ax.text(1.03, 1.0, head, transform=ax.transAxes, va="top", fontsize=8.5, color=QUIET)
     heights = _spread([(np.log(it.bytes_per_s) - low) / (high - low) for it in known], 0.055)
     for it, height in zip(known, heights, strict=True):
@@ -163,7 +163,7 @@ def describe(
         f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
         f"Most tokens per rank in {asked.memory_bytes / 1e9:,.0f} GB: {_room(asked)}. "
-        f"A ring's hops are hidden from so many tokens per rank: {points}."
+        f"A ring's hops are hidden if a rank has at least so many tokens: {points}."
     )
 
 

@@ -170,8 +170,8 @@ print(f"Ulysses: {ulysses_sent // shard} heads of a shard, 3 · (8 + 1 + 1) + 3 
 compare("15.times", ulysses_sent / ring_sent)
 
 # %% [markdown]
-# The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. Half of what Ulysses
-# sends is q and out, and these have as many heads as before. As long as P divides H and K,
+# The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. With 32 K/V heads, half of
+# the bytes that Ulysses sent were q and out, and these have as many heads as before. As long as P divides H and K,
 #
 # $$\frac{\text{ring}}{\text{Ulysses}} = \frac{(P-1)\cdot 2K}{\frac{P-1}{P}\,(2H + 2K)} = P\,\frac{K}{H + K}.$$
 #
@@ -204,7 +204,8 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 # **exposed**. The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is
 # done, and the second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its
 # all-to-alls, and the part of each hop that is longer than its block. `choose.weigh` counts that for every schedule. As
-# the map of lesson 06 does, it takes the GPU's peak rate. Real kernels are slower, so a ring hides from shorter shards.
+# the map of lesson 06 does, it takes the GPU's peak rate. Real kernels are slower, so in practice a
+# ring's hops are hidden even with shorter shards.
 
 # %%
 h100 = hardware("h100")
@@ -258,7 +259,7 @@ best = choose.weigh(llama, tokens, 16, h100.peak("bfloat16"), link.bytes_per_s, 
 compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
 
 # %% [markdown]
-# Rows of 2 halve the number of hops and double the work during each, which then hides most of it. The price is one
+# Rows of 2 halve the number of hops and double the work beside each, so that most of each hop is hidden. The price is one
 # small all-to-all. Larger rows send fewer bytes, but expose a larger part of them.
 #
 # **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
@@ -269,8 +270,8 @@ scenario(2048, 16, h100.inside)
 # %% [markdown]
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and the
 # colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as above, but
-# a block has half the work. As in lesson 06, a diamond is where the heavy line would be for another machine, at its own
-# FLOP/s; the colours are the H100's. Move K up to 32, then change P.
+# a block has half the work. As in lesson 06, each diamond belongs to one machine and link: it shows where the heavy
+# line would be at that machine's FLOP/s. The colours hold for the H100 only. Move K up to 32, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
@@ -284,10 +285,10 @@ show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or links
-# slow: hybrids win while K/V heads are few, Ulysses where they are many or shards are very short. In a sliver at the line,
-# and where memory leaves room for a ring only, an exposed ring is still the least. An all-gather
-# never wins on this map, but it has another merit: every mask is simple when a rank has all keys. Llama 3 was trained
-# with one (arXiv 2407.21783).
+# slow. Hybrids win while K/V heads are few. Ulysses wins where they are many, or where shards are so short and links so
+# fast that latency counts most. In a sliver at the line, and where memory leaves room for a ring only, an exposed ring
+# still exposes the least. An all-gather never wins on this map, but it has another merit: every mask is simple when a rank
+# has all keys. Llama 3 was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #
@@ -330,9 +331,10 @@ print(
 print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse")
 
 # %% [markdown]
-# So it is the *partial results* that travel: out and lse of one token. The query need not travel, since every rank has
-# computed it. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the fewest; all
-# ranks count alike, so they need not ask each other. (If the last rank took all new tokens, it alone would read ever more.)
+# So it is the *partial results* that travel: out and lse of one token. The query need not travel: all ranks run the model
+# on the new token, so each has its query. Only the cache is divided. `decode` does just that. `ShardedCache.append` gives
+# each new token to the rank that has the fewest; all ranks count alike, so they need not ask each other. (If the last rank
+# took all new tokens, it alone would read ever more.)
 
 
 # %%
@@ -411,9 +413,9 @@ print(f"{weights:.1f} GB of weights and {cache:.1f} GB of cache per GPU")
 #
 # ## 6 · A window instead
 #
-# A **sliding window** avoids the problem: each token sees only the last few, 4,096 in Mistral 7B. Then K/V blocks that
-# nobody sees need not travel. The shards must be contiguous: in a zig-zag, neighbours in the text lie on several ranks.
-# With 64 tokens per shard:
+# A **sliding window** makes the task itself smaller: each token sees only the last few, 4,096 in Mistral 7B. Then K/V
+# blocks that nobody sees need not travel. For that, the shards must be contiguous: in a zig-zag, neighbours in the text lie
+# on several ranks. With 64 tokens per shard:
 
 # %%
 layout = contiguous(S, P)
@@ -453,9 +455,10 @@ for layers, window in ((1, 4), (2, 4), (3, 4), (8, 16), (32, 16)):
 compare("15.window", reached(3, 4))
 
 # %% [markdown]
-# Each further layer adds window − 1 tokens. But **to reach is not to see**. What is far away is handed on once a layer, and mixed
-# with a whole window each time. Suppose that each layer takes the plain mean over its window. How much of the last
-# output comes from the furthest quarter of what it reaches?
+# Each further layer adds window − 1 tokens. But **to reach is not to see**. What is far away is handed on once a layer, and
+# mixed with a whole window each time. Suppose that each layer takes the plain mean over its window, and leave out the
+# residual connections, which pass each token on unchanged. How much of the last output comes from the furthest quarter of
+# what it reaches?
 
 # %%
 for layers in (1, 8, 32):
@@ -476,7 +479,7 @@ for layers in (1, 8, 32):
 # |---|---|---|
 # | ring | the part of each hop that is longer than its block | shards are long, or K/V heads are few |
 # | all-gather | everything | sequences are short, masks complicated |
-# | Ulysses | everything, but each tensor travels only once | K/V heads are many, links fast, shards very short |
+# | Ulysses | everything, but each tensor travels only once | K/V heads are many; or shards are so short, and links so fast, that latency counts most |
 # | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone does not hide; rows inside a node |
 # | decode | partial results, whose bytes do not grow with S | one token at a time |
 #
@@ -501,9 +504,9 @@ for layers in (1, 8, 32):
 # <details><summary>4. Decode with a batch of 64 sequences: what grows?</summary>The partial results and the reading of
 # the caches, 64 times each. The weights are read once for all sequences.</details>
 #
-# <details><summary>5. In decode with a window of 4,096, only the last rank of a contiguous cache has keys in the window.
-# What is lost?</summary>Parallel reading: one rank does all the work. If tokens are dealt in small pieces, all ranks
-# share it.</details>
+# <details><summary>5. In decode with a window of 4,096, on shards of at least 4,096 tokens, only the last rank of a
+# contiguous cache has keys in the window. What is lost?</summary>Parallel reading: one rank does all the work. If tokens
+# are dealt in small pieces, all ranks share it.</details>
 #
 # Now decide: [exercise 15](../exercises/15_choosing.ipynb) asks for the bytes of any schedule, a report with reasons, and
 # the decode step.

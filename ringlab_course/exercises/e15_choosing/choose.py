@@ -140,9 +140,20 @@ def _differences(wrong: Answered) -> tuple[str, list[str]]:
         columns |= set(ill)
         if ill:
             said = [_compared(name, answer, truth) for name in ill]
+            if "reason" in ill and MEMORY in (answer[2], truth[2]) and HEADS not in (answer[2], truth[2]):
+                said.append(_held(given, key))
             lines.append(f"  {_called(key)}: {'; '.join(said)}")
     shown = " and ".join("the order" if name == "place" else name for name in NAMES if name in columns)
     return f"The report is wrong in {shown}.", lines
+
+
+MEMORY, HEADS = (float(cost.REASONS.index(reason)) for reason in ("memory", "heads"))
+
+
+def _held(given: Problem, key: tuple[str, int]) -> str:
+    """Return what an option holds and what there is, in words."""
+    held = cost.way(sizes_of(given.layer), given.P, *key).held_bytes * (given.S // given.P)
+    return f"it holds {held / 1e6:.4g} MB, and the memory has {given.machine['memory_bytes'] / 1e6:.4g} MB"
 
 
 def _compared(name: str, answer: Sequence[float], truth: Sequence[float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import allgather_traffic, hybrid_traffic, ring_traffic
 from ringlab.errors import CostError
-from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import expect_number
@@ -63,7 +63,7 @@ class Rule:
 
     hops: of (ring). block: tokens × heads of a hop, of (ranks of a row, K/V heads of a rank, K). peers: of a trade,
     of (U, P). queries: how often q's heads travel in a trade. per_peer: H heads, divided by U. kv: K/V heads.
-    trips: how often K/V heads travel in a trade. ranks: of how many ranks the bytes are counted.
+    trips: how often K/V heads travel in a trade. row: how many shards' tokens are traded. ranks: of how many ranks the bytes are counted.
     """
 
     hops: Callable[[int, int], int] = lambda ring, P: ring - 1
@@ -79,6 +79,7 @@ class Rule:
     refused: float = NONE
     size: Callable[[int], int] = lambda itemsize: itemsize
     trips: int = 1
+    row: Callable[[int], int] = lambda U: 1
     ranks: Callable[[int], int] = lambda P: 1
 
     def __call__(self, layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarray:
@@ -92,7 +93,9 @@ class Rule:
         heads = self.heads(K, U)
         hops = self.hops(P // U, P) * self.tensors * self.block(U, heads, K)
         trades = (
-            self.peers(U, P) * (self.queries * self.share(H, U) + self.trips * self.tensors * heads)
+            self.row(U)
+            * self.peers(U, P)
+            * (self.queries * self.share(H, U) + self.trips * self.tensors * heads)
             if U > 1
             else 0
         )
@@ -121,7 +124,13 @@ MISTAKES = (
     mistake("hops_through_all", Rule(hops=lambda ring, P: P - 1 if ring > 1 else 0)),
     mistake("trades_with_all", Rule(peers=lambda U, P: P - 1)),
     mistake("always_two_bytes", Rule(size=lambda itemsize: 2)),
+    mistake("trades_the_rows_tokens", Rule(row=lambda U: U)),
 )  # fmt: skip
+WITHOUT_ROWS = (
+    *(each for each in MISTAKES if each.name != "trades_the_rows_tokens"),
+    mistake("one_hop_too_many", Rule(hops=lambda ring, P: ring, gathered=lambda P: P)),
+)
+"""Where there is one row, its tokens are those of all ranks. A hop too many may be counted in the all-gather as well."""
 NAMED = {each.name: each for each in MISTAKES}
 
 
@@ -134,7 +143,7 @@ def _answered(subject: Any, asked: Asked) -> Answered:
     return Answered(got, truth(*asked), 0.0, asked, ("bytes",), text)
 
 
-def _verify(subject: Any, cases: Iterable[Asked]) -> None:
+def _verify(subject: Any, cases: Iterable[Asked], mistakes: Sequence[Misconception] = WITHOUT_ROWS) -> None:
     seen: list[Answered] = []
 
     def answers() -> Iterator[Answered]:
@@ -143,7 +152,7 @@ def _verify(subject: Any, cases: Iterable[Asked]) -> None:
             yield seen[-1]
 
     try:
-        compare_all(answers(), MISTAKES)
+        compare_all(answers(), mistakes)
     except Failure as failure:
         if failure.misconception is None and _never_refuses(seen):
             raise NAMED["never_refuses"].failure(failure.counterexample) from None
@@ -211,6 +220,7 @@ def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
             (_layer(H, K, B=2), _tokens(rng, P), P, "ulysses" if U == P else "hybrid", U)
             for H, K, P, U in asked
         ],
+        MISTAKES,
     )
 
 
