@@ -132,13 +132,13 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> 
             ax.set(xlim=(-0.5, end - 0.5 + room), ylim=(len(instances) - 0.4, -0.6))
             ax.set_title(f"{label(argument)}: {_times(accesses, argument, shape)}", fontsize=10)
             ax.set_xlabel("element" if flat else "row (token)", fontsize=9)
-            ax.set_xticks(_ticks(length))
+            ax.set_xticks(_ticks(end if flat else length))
             ax.tick_params(axis="x", labelsize=8.5)
             ax.set_yticks(range(len(instances)), [_named(program) for program in instances], fontsize=8.5)
             ax.tick_params(length=0)
             ax.grid(visible=False)
         panels[0].set_ylabel("program")
-        title = f"Reads and writes of each program of the kernel {name}".rstrip()
+        title = (f'Kernel "{name}": the' if name else "The") + " reads and writes of each program"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         _legend(figure, others=False, dashed=" / ".join(sorted(dashed)), numbered=numbered)
     return figure

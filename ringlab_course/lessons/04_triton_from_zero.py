@@ -221,8 +221,8 @@ def values_kernel(p_ptr, v_ptr, out_ptr, S, D: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out_ptr + rows[:, None] * D + d[None, :], acc, mask=rows[:, None] < S)
 
 # %% [markdown]
-# `input_precision="ieee"` asks for exact float32 products, without those units; by default a GPU first rounds float32 inputs to about three
-# decimal digits (TF32). Here are the launches, and a meter:
+# `input_precision="ieee"` asks for full float32 products, computed without the tensor cores; by default a GPU first rounds
+# float32 inputs to about three decimal digits (TF32). Here are the launches, and a meter:
 
 # %%
 S, D = 256, 32
@@ -286,7 +286,8 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
 # %% [markdown]
 # Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the
 # lanes after the last key? The masks protect memory, and `other=0` keeps NaN out of both products. The `where` protects the
-# result: the product turns a key of zeros into a score of 0, not −∞, whatever `other` the load has.
+# result: a key of zeros has a score of 0, not −∞. No `other` of the load could help, because the score is computed from the
+# key afterwards.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.reads",
@@ -339,9 +340,9 @@ for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
 # %% [markdown]
 # Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and the
 # scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The command
-# `ringlab kernels --offline --arch sm_90 --kernel forward_step` compiles the kernel that `ringlab` ships, not ours, which
-# takes a few minutes. It lists what its blocks need of the two memories on the chip (*registers*, which hold what is being
-# computed, and *shared memory*), and *spills*: values that did not fit and went to main memory.
+# `ringlab kernels --offline --arch sm_90 --kernel forward_step` takes a few minutes. It compiles the kernel that `ringlab`
+# ships (not ours) for an H100-class chip, `sm_90`. It lists the need of its blocks for the two memories on the chip
+# (*registers*, for the numbers in use, and *shared memory*), and *spills*: values that did not fit and went to main memory.
 #
 # ## 6 · Causal: skip what nobody sees
 #
@@ -427,7 +428,7 @@ print("tiles visited by programs 0 to 3:", visited, "together", sum(visited))
 compare("04.tiles", kib(skipping, "load"))
 for name in ("q_ptr", "k_ptr", "v_ptr"):
     print(name, f"{kib([a for a in skipping if a.argument == name], 'load'):.0f} KiB")
-skip_figure = kernel_access.all_programs(skipping, maps, "causal, with skip")
+skip_figure = kernel_access.all_programs(skipping, maps, "causal: skip")
 show(skip_figure, kernel_access.describe(skipping, maps))
 
 # %% [markdown]
@@ -463,16 +464,16 @@ for name, accesses in ladder.items():
 # - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The
 #   reads shrink from 896 to 288 KiB, by a factor that grows little with S, because flash still reads
 #   S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
-# - **Larger BLOCK_M:** half of these reads, and half as many tiles, each twice as large.
+# - **Larger BLOCK_M:** half of the reads of K and V (Q is read once, as before), and half as many tiles, each twice as
+#   large.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share tends to one half.
 # - **Mask only the diagonal:** the traffic stays the same, but only 4 of 10 tiles compare positions. This change saves
 #   arithmetic: the number of cut tiles grows like S and that of all tiles like S², so the share with a mask falls.
 #
 # The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of e,
 # because the hardware computes those; a table of tiles, for any layout; and a state that is carried from one ring step to the
-# next. On a GPU the text of a kernel stays the same, apart from our `print`: there its first argument must be a string
-# and the others numbers or blocks, so the second string does not compile. Leave TRITON_INTERPRET unset, pass CUDA tensors, and
-# measure there.
+# next. On a GPU the text of a kernel stays the same, with one exception: there `print` takes one string, as its first
+# argument, and the `print` of section 2 has two. Leave TRITON_INTERPRET unset, pass CUDA tensors, and measure there.
 #
 # ## Recap
 #
