@@ -261,9 +261,8 @@ def figure(panels: Sequence[Panel]) -> Figure:
         for ax, one in zip(axes, panels, strict=True):
             _draw(ax, one, whole=panel(one.probe, "fp32", one.ranks) if one.dtype != "fp32" else None)
         axes[0].set_ylabel("relative error against float64")
-        drawing.suptitle(
-            "How wrong attention in P blocks is, by what its state is kept in", x=0.01, ha="left"
-        )
+        title = "Error of attention in P blocks, by the dtype of its state"
+        drawing.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return drawing
 
 

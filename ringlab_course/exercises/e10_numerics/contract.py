@@ -66,7 +66,7 @@ ACCEPT = Stage(
         Check("bf16", 2, "visible", "bfloat16 inputs: there it is no fault", accept.check_bf16),
         Check("units", 1, "visible", "v a thousand times smaller, or larger", accept.check_units),
         Check("not_finite", 1, "visible", "a NaN or an infinity is never right", accept.check_nan),
-        Check("luck", 1, "stress", "inputs on which the plainest is right by luck", accept.check_luck),
+        Check("luck", 1, "visible", "inputs on which the plainest is right by luck", accept.check_luck),
         Check("scores", 2, "visible", "large scores, and scores that rise", accept.check_scores),
         Check("any", 1, "held-out", "other lengths, dtypes and sizes", accept.check_any),
     ),

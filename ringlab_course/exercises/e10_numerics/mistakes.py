@@ -95,6 +95,7 @@ ERROR = (
     mistake("mean_of_entries", _mean_elementwise),
     mistake("largest_by_largest", _by_largest),
     mistake("in_the_narrow_dtype", _narrow),
+    mistake("in_float32"),
     mistake("drops_what_is_not_finite", _without_nan),
     mistake("nan_is_no_number"),
     mistake("infinities_subtract", _infinities),
@@ -151,10 +152,15 @@ def _not_rescaled(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) ->
     return out_a + out_b * torch.exp(lse_b - safe)[..., None], lse
 
 
+def _exchanged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Pair:
+    return merged(out_b, lse_a, out_a, lse_b)
+
+
 FOLD = (
     mistake("forgets_the_state", _forgetful),
     mistake("averages_parts", _average),
     mistake("out_not_rescaled", _by(_not_rescaled)),
+    mistake("weights_exchanged", _by(_exchanged)),
     mistake("skips_the_last", lambda out, lse, outs, lses: fold(out, lse, outs[:-1], lses[:-1])),
     mistake("lse_is_the_largest", _by(_maximum)),
     mistake("nan_for_nothing", _by(_unsafe)),
@@ -163,6 +169,7 @@ FOLD = (
     mistake("lse_follows_the_parts"),
     mistake("rounds_at_the_end"),
     mistake("sorts_the_parts"),
+    mistake("last_part_first"),
     mistake("wider_inside"),
     mistake("divides_at_the_end"),
     mistake("not_resumable"),
