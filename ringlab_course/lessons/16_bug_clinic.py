@@ -132,7 +132,9 @@ curves = {
     for dtype in ("float32", "bfloat16")
 }
 level = curves["willow", "dq", "float32"]
-print(f"willow, float32: from {min(level):.1e} to {max(level):.1e}")
+for dtype in ("float32", "bfloat16"):
+    errors = curves["willow", "dq", dtype]
+    print(f"willow, {dtype:8}: from {min(errors):.1e} to {max(errors):.1e}")
 print(f"the most that one rounding to bfloat16 changes a number: {2**-8:.1e} of it")
 compare("16.level", "stays where it is" if max(level) < 4 * min(level) else "grows with every rank")
 
@@ -160,7 +162,7 @@ show(
 # %% [markdown]
 # These are two kinds of curve.
 #
-# - A **level** between 10⁻³ and 4·10⁻³, whatever P and the dtype are: something is rounded to bfloat16, once. With bfloat16
+# - A **level** near 10⁻³, whatever P and the dtype are (here from 1.3 to 3.9 · 10⁻³): something is rounded to bfloat16, once. With bfloat16
 #   inputs every result is rounded so (see rowan on one rank), and willow counts as *well*.
 # - A **cliff** between one rank and two: a fault of the algorithm, which shows once there is a second block.
 #
@@ -208,7 +210,9 @@ predict(
 # A direction and a hop belong to the message, and dk was in it. A mean could have hit dv alone, but then its error would be
 # 1 − 1/P: 0.50 on two ranks and 0.67 on three. The errors above are 0.89 and 0.62. What is left is that the wrong one of two
 # tensors was taken for dv. To see it, use the instrument of lesson 09: probes that show, for each courier, whose terms of
-# which block it holds.
+# which block it holds. In the picture below, a box is the sum that a rank holds and sends on. Its colours say which ranks
+# have added to it, its numbers to whose block their terms belong. The probes run without a mask, so every rank has a term
+# for every block.
 
 # %%
 layout = contiguous(6, 3)
@@ -327,8 +331,8 @@ print(f"of all patients: {sum(map(usual, PATIENTS))} of {len(PATIENTS)}")
 compare("16.pass", sum(map(usual, known)))
 
 # %% [markdown]
-# (Rowan passed its owner's test because that one was absolute.) This test lacks a mask, another layout, a third rank, three more digits and a look at the bytes. Each gap lets some patient
-# through.
+# (Rowan passed its owner's test because that one was absolute.) This test lacks a mask, another layout, a third rank, three
+# more digits and a look at the bytes. Each gap lets some patient through.
 #
 # ## 7 · The kill matrix
 #
@@ -409,6 +413,7 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 # | NaN? | −∞ − (−∞), 0/0, overflow: which rows, and what do they see? |
 # | **Which** results? | lse right, out wrong: the merge. dq right, dk or dv wrong: couriers. Only dq: what stays at home |
 # | On **which ranks**? | all, every second one, the last: which ranks run other code? |
+# | Wrong on the first rank, right on the last? | a causal mask: which blocks did these ranks see, and in which steps? |
 # | Does the **layout** matter? | positions, masks |
 # | Does the **dtype** matter? | rounding; conversions; memory that is shared, or is not |
 # | **How** wrong? | 10⁻³: one rounding to bfloat16. A simple ratio, such as P or 2: a factor. About 1: unrelated numbers |

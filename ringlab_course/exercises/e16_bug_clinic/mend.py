@@ -258,9 +258,21 @@ def _assigned(lines: Iterable[str]) -> set[str]:
     return {name for line in lines for names in _TARGET.findall(line) for name in names.split(", ")}
 
 
+def _expect_wide_sums(subject: Any, patient: Patient, seed: int) -> None:
+    """Return if larch's gradients of bfloat16 inputs have the dtype of lse. Raises: Failure."""
+    given = Run(2, 4, "contiguous", True, H=1, K=1, D=4, dtype="bfloat16", seed=seed)
+    results, wide = _results(subject, patient, given)[0], shards_of(given).lses[0].dtype
+    for name, part in zip(patient.returns, results[0], strict=True):
+        if part.dtype != wide:
+            told = f"{given}: {name} is {part.dtype}, lse {wide}".replace("torch.", "")
+            raise named(patient.name, "sums_in_the_narrow_dtype").failure(told)
+
+
 def _values(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
         _verify(subject, patient, _plain(rng))
+        if patient.name == "larch":
+            _expect_wide_sums(subject, patient, int(rng.integers(1 << 30)))
         _expect_diagnosed(subject, patient.name, by_name=False)
         _expect_bounded_edit(subject, patient)
 
