@@ -158,6 +158,7 @@ TOGETHER = {
     "09.couriers:eight_ranks": (
         "shared heads and posts as late as a transport may make them, which no other check of values has."
     ),
+    "09.traffic:any": _FRESH,
     "10.error:scale": "the unit of the numbers is all that changes, so that the reason is plain to see.",
     "10.error:any": _FRESH,
     "10.fold:parts": "more than one part into a state, before parts are empty, narrow or large.",
