@@ -202,8 +202,8 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
         Rectangle((step.k_tile, step.q_tile), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4)
     )
     for i in range(n):
-        ax.add_patch(Rectangle((-1.25, i), 0.8, 1, **_look("now" if i == step.q_tile else "todo")))
-        ax.add_patch(Rectangle((i, -1.25), 1, 0.8, **_look("now" if i == step.k_tile else "todo")))
+        ax.add_patch(Rectangle((-1.25, i), 0.8, 1, **_look("held" if i == step.q_tile else "todo")))
+        ax.add_patch(Rectangle((i, -1.25), 1, 0.8, **_look("held" if i == step.k_tile else "todo")))
     ax.set(xlim=(-1.4, n + 0.1), ylim=(n + 0.1, -1.4), aspect="equal")
     ax.set_title(f"tile {index + 1} of {len(picture.steps)}: {step.kind}", fontsize=10.5)
     ax.set_xlabel(f"keys (tiles of {picture.tile} tokens)", fontsize=9)
@@ -232,7 +232,8 @@ def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.set_yticks(range(len(live)), list(live) if names else [""] * len(live), fontsize=9)
     ax.set(ylim=(len(live) - 0.5, -0.5), xlim=(0, 1.25 * square / BYTES_PER_KIB))
     ax.set_xlabel("KiB", fontsize=9)
-    ax.tick_params(labelsize=8 if not names else 9, length=0)
+    ax.tick_params(axis="x", labelsize=8)
+    ax.tick_params(length=0)
     ax.grid(visible=False)
     ax.set_title(f"live: {_kib(sum(live.values()))}\n(all scores: {_kib(picture.whole_bytes)})", fontsize=9.5)
 
@@ -261,11 +262,12 @@ def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) 
 
 
 def _look(state: str) -> dict[str, Any]:
-    """Fill and hatch of a tile in one of the four states; no two differ by colour alone."""
-    from ringlab.viz.style import PAPER, QUIET, RED, RULE, SKY
+    """Fill and hatch of a tile; no two in the grid differ by colour alone. Only the sides have "held"."""
+    from ringlab.viz.style import BLUE, PAPER, QUIET, RED, RULE, SKY
 
     looks: dict[str, dict[str, Any]] = {
         "now": {"facecolor": RED},
+        "held": {"facecolor": BLUE},
         "done": {"facecolor": SKY},
         "todo": {"facecolor": PAPER},
         "skip": {"facecolor": RULE, "hatch": "xxx"},
@@ -278,12 +280,15 @@ def _legend(figure: Figure) -> None:
 
     words = {
         "now": "being computed",
+        "held": "held during this tile",
         "done": "done and released",
         "todo": "to come",
         "skip": "hidden, never computed",
     }
     patches = [Patch(label=label, **_look(state)) for state, label in words.items()]
-    figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8.5, columnspacing=1.2
+    )
 
 
 def _kib(count: int) -> str:

@@ -181,7 +181,8 @@ for tile in (128, 32, 50, 1):
 # %% [markdown]
 # The result does not depend on the tile, not even on 50, which leaves a short tile at the end, or on 1. Tiling is not an
 # approximation: it adds the same terms in another order. Every row of a diagonal tile sees at least its own token, so
-# `attend` needs no guard against a row that sees nothing. The tiles of the exercise do.
+# `attend` needs no guard. In the exercise a tile may hold rows that see nothing. There, `attend` would return NaN and needs
+# a guard.
 #
 # In ringlab a *block* is one implementation of this computation, forward and backward, with the same interface as the
 # others. Every rank of the ring will run one. `Blockwise` does the same as the function above, and you can now read it, in
@@ -220,8 +221,8 @@ small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256)
 compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small: an H100
-# has 227 KiB of it for one program. In float32 the tile of 128 just fits there, and that of 256 does not. But the live set
+# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small: a kernel
+# on an H100 can use 227 KiB of it at a time. In float32 the tile of 128 just fits there, and that of 256 does not. But the live set
 # does not depend on S at all.
 #
 # The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
@@ -232,8 +233,8 @@ forward_scan = tile_scan.scan(1024, 128, 64)
 show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
-# The bars are the same at all four moments: that is the point. The blue area grows, but blue means *done and released*.
-# All that remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider
+# The bars are the same at all four moments: that is the point. The light blue area grows, but light blue means *done and
+# released*. All that remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider
 # tile by tile, and switch to *backward* when you have read section 8.
 
 # %% tags=["nbval-ignore-output"]
@@ -326,15 +327,15 @@ predict(
 share = 100 * flops(tiled_forward, *x, True, 0.25, 128) / naive
 compare("03.causal", share)
 whole = 100 * flops(attend, *x, True, 0.25) / naive
-print(f"naive, causal: {whole:.1f} %: it computes everything, then masks half")
+print(f"naive, causal: {whole:.2f} %: it computes everything, then masks half")
 for tile in (512, 128, 32):
     share = 100 * flops(tiled_forward, *x, True, 0.25, tile) / naive
-    print(f"tiled, causal, tile {tile:3}: {share:.1f} %")
+    print(f"tiled, causal, tile {tile:3}: {share:.2f} %")
 
 # %% [markdown]
 # With n tiles along a side, n(n+1)/2 of the n² tiles are visited: a share of ½ + 1/(2n). The ½ is the work that the mask
 # leaves. The rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles waste less,
-# but need more launches and more merges.
+# but need more calls and more merges.
 #
 # ## 7 · The backward
 #
@@ -378,6 +379,10 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 # $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
 # the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums
 # over them:
+#
+# $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij},$$
+#
+# and with $P_{ij}$ taken out:
 #
 # $$dS_{ij} = P_{ij}\Big(dP_{ij} - \sum_{j'} P_{ij'}\,dP_{ij'}\Big).$$
 #
@@ -467,7 +472,8 @@ saved_weights, saved_lse = 4 * 8192**2 / 2**20, 4 * 8192 / 2**20
 print(f"to keep for one head of 8,192 tokens: P {saved_weights:.0f} MiB, lse {saved_lse:.3f} MiB")
 
 # %% [markdown]
-# The live set is larger than in the forward, because P, dS and three gradients are in it, but it is just as constant:
+# The live set is larger than in the forward: two squares instead of one, a tile of dO, delta, and three gradients in place
+# of out. But it is just as constant:
 
 # %%
 backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
@@ -581,10 +587,10 @@ compare("03.price", tiled / naive)
 # Answer aloud, then open.
 #
 # <details><summary>A colleague masks each visited tile with a lower-triangular matrix. Which tiles are wrong?</summary>
-# All full ones: half of their pairs are hidden, though all are visible. Only the diagonal tiles are right.</details>
+# All full ones: almost half of their pairs are hidden, though all are visible. Only the diagonal tiles are right.</details>
 #
 # <details><summary>Why is it enough to keep lse, and not the maximum and the sum as well?</summary>
-# e^(S − m)/l = e^(S − m − ln l) = e^(S − lse): only this combination of them is used.</details>
+# e^(S − m)/total = e^(S − m − ln total) = e^(S − lse): only this combination of them is used.</details>
 #
 # <details><summary>You double the tile. What happens to the FLOPs of a causal forward, and to the number of
 # merges?</summary>A few more FLOPs on the diagonal; about a quarter of the merges.</details>

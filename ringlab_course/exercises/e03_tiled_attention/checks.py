@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Run = Callable[["Subject", np.random.Generator], None]
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
-FIRST = "Memory and traffic count once the values are right."
+FIRST = "Memory and work count once the values are right."
 
 
 class Case(NamedTuple):

@@ -25,7 +25,7 @@
 # | 03.forward | `tiled_forward` | values, short tiles, the causal mask, grouped heads, bfloat16, memory, work |
 # | 03.backward | `tiled_backward` | the same for dQ, dK and dV |
 #
-# `check` runs the visible checks here, in seconds. Memory and traffic count once the values are right.
+# `check` runs the visible checks here, in seconds. Memory and work count once the values are right.
 #
 # **Allowed** in both functions: ringlab's `merge` and its naive block, and functions of your own. **Not allowed:**
 # ringlab's other attention, PyTorch's (`scaled_dot_product_attention` and its relatives), and changing the arguments.

@@ -19,6 +19,8 @@ Visit: TypeAlias = Callable[[slice, slice, int], bool]
 """Whether the query tile `rows` visits the key tile `keys`, if query 0 is at position `start`."""
 Mask: TypeAlias = Callable[[slice, slice, int], Tensor]
 """The hidden pairs of a tile, True for hidden, with the arguments of `Visit`."""
+Part: TypeAlias = Callable[[int, int, int], tuple[int, int]]
+"""How many of M queries and N keys count, from (M, N, tile): the first ones."""
 
 
 def cuts(length: int, tile: int) -> list[slice]:
@@ -268,13 +270,17 @@ def forward_with(**faults: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     return lambda q, k, v, **how: forward(q, k, v, **{**how, **faults})
 
 
-def forward_no_tail(q: Tensor, k: Tensor, v: Tensor, *, tile: int, **how: Any) -> tuple[Tensor, Tensor]:
-    """Only whole tiles: the last M % tile queries and the last N % tile keys do not count."""
-    M, N = (x.shape[-2] // tile * tile for x in (q, k))
-    out, lse = torch.zeros_like(q), torch.zeros_like(q[..., 0])
-    head = (q[..., :M, :], k[..., :N, :], v[..., :N, :])
-    out[..., :M, :], lse[..., :M] = forward(*head, tile=tile, **how)
-    return out, lse
+def forward_on(part: Part, *, unseen: float = 0.0, guard: bool = False) -> Callable[..., Any]:
+    """Return the forward of a part; other queries get out 0 and lse `unseen`."""
+
+    def answer(q: Tensor, k: Tensor, v: Tensor, *, tile: int, **how: Any) -> tuple[Tensor, Tensor]:
+        M, N = part(q.shape[-2], k.shape[-2], tile)
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], unseen)
+        head = (q[..., :M, :], k[..., :N, :], v[..., :N, :])
+        out[..., :M, :], lse[..., :M] = forward(*head, tile=tile, guard=guard, **how)
+        return out, lse
+
+    return answer
 
 
 def own_scale(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
@@ -293,10 +299,11 @@ def lse_is_maximum(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor,
     return forward(q, k, v, **how)[0], _largest_score(q, k, **how)
 
 
-def lse_is_sum(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
-    """The running sum l is returned as lse, without ln and without the maximum."""
+def lse_is_sum(q: Tensor, k: Tensor, v: Tensor, *, ln: bool = False, **how: Any) -> tuple[Tensor, Tensor]:
+    """The running sum l, or ln l, is returned as lse, without the maximum."""
     out, lse = forward(q, k, v, **how)
-    return out, torch.exp(lse - _largest_score(q, k, **how))
+    rest = lse - _largest_score(q, k, **how)
+    return out, rest if ln else torch.exp(rest)
 
 
 def _largest_score(q: Tensor, k: Tensor, **how: Any) -> Tensor:
@@ -317,6 +324,7 @@ def backward(
     tile_lse: bool = False,
     tile_delta: bool = False,
     delta_weight: float = 1.0,
+    delta_outside: bool = False,
     q_scale: float | None = None,
     k_scale: float | None = None,
     assign: str = "",
@@ -338,7 +346,8 @@ def backward(
         weights = torch.exp(scores - total)
         dweights = dout[..., rows, :] @ v[..., keys, :].mT
         used = (weights * dweights).sum(-1, keepdim=True) if tile_delta else delta[..., rows, :]
-        dscores = weights * (dweights - delta_weight * used)
+        inside = 0.0 if delta_outside else delta_weight * used
+        dscores = weights * (dweights - inside) - (used if delta_outside else 0.0)
         for name, gradient, place in (("q", dq, rows), ("k", dk, keys), ("v", dv, keys)):
             if name in assign:
                 gradient[..., place, :] = 0.0
@@ -373,15 +382,16 @@ def backward_first_head(*tensors: Tensor, **how: Any) -> Gradients:
     return dq, dk, dv
 
 
-def backward_no_tail(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, tile: int, **how: Any
-) -> Gradients:
-    """Only whole tiles: the last M % tile queries and the last N % tile keys get and give no gradient."""
-    M, N = (x.shape[-2] // tile * tile for x in (q, k))
-    of_rows, of_keys = (x[..., :M, :] for x in (dout, q, out)), (x[..., :N, :] for x in (k, v))
-    dout, q_head, out = of_rows
-    parts = backward(dout, q_head, *of_keys, out, lse[..., :M], tile=tile, **how)
-    grads = tuple(torch.zeros_like(x) for x in (q, k, v))
-    for full, part in zip(grads, parts, strict=True):
-        full[..., : part.shape[-2], :] = part
-    return grads
+def backward_on(part: Part) -> Callable[..., Gradients]:
+    """Return the backward of a part: other queries and keys get and give no gradient."""
+
+    def answer(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *state: Tensor, tile: int, **how: Any) -> Any:
+        M, N = part(q.shape[-2], k.shape[-2], tile)
+        head = (dout[..., :M, :], q[..., :M, :], k[..., :N, :], v[..., :N, :])
+        parts = backward(*head, state[0][..., :M, :], state[1][..., :M], tile=tile, **how)
+        grads = tuple(torch.zeros_like(x) for x in (q, k, v))
+        for full, each in zip(grads, parts, strict=True):
+            full[..., : each.shape[-2], :] = each
+        return grads
+
+    return answer

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e03_tiled_attention import mistakes
-from ringlab_course.exercises.e03_tiled_attention.mistakes import backward_with, forward_with
+from ringlab_course.exercises.e03_tiled_attention.mistakes import (
+    Part,
+    backward,
+    backward_on,
+    backward_with,
+    forward_on,
+    forward_with,
+)
+
+PARTS: dict[str, Part] = {
+    "drops_tail": lambda M, N, tile: (M // tile * tile, N // tile * tile),
+    "drops_last_queries": lambda M, N, tile: (M // tile * tile, N),
+    "drops_last_keys": lambda M, N, tile: (M, N // tile * tile),
+}
+"""How many queries and keys are left where a number of tiles is rounded down."""
+
+
+def _first_keys(M: int, N: int, tile: int) -> tuple[int, int]:
+    return M, min(M, N)
+
+
+def _without_mask(imitate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an imitation that cannot be made under a causal mask: there the mistake is `from_the_corner`."""
+
+    def answer(*tensors: Any, causal: bool, **how: Any) -> Any:
+        if causal:
+            raise ValueError("it has another name")
+        return imitate(*tensors, causal=causal, **how)
+
+    return answer
+
 
 backward_mistake = mistakes_of("03.backward")
 forward_mistake = mistakes_of("03.forward")
@@ -40,10 +74,12 @@ FORWARD_MISTAKES = (
     forward_mistake("out_not_rescaled", mistakes.out_not_rescaled),
     forward_mistake("lse_is_maximum", mistakes.lse_is_maximum),
     forward_mistake("lse_is_sum", mistakes.lse_is_sum),
+    forward_mistake("lse_without_maximum", partial(mistakes.lse_is_sum, ln=True)),
     forward_mistake("lse_to_base_two", mistakes.lse_to_base_two),
     forward_mistake("no_scale", forward_with(scale=1.0)),
     forward_mistake("own_scale", mistakes.own_scale),
-    forward_mistake("drops_tail", mistakes.forward_no_tail),
+    forward_mistake("keys_of_the_queries", _without_mask(forward_on(_first_keys))),
+    *(forward_mistake(name, forward_on(part)) for name, part in PARTS.items()),
     forward_mistake(
         "from_the_corner", forward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
     ),
@@ -74,6 +110,7 @@ FORWARD_MISTAKES = (
 
 FORWARD_VARIANTS = (
     *FORWARD_MISTAKES,
+    *(forward_mistake(name, forward_on(part, unseen=-math.inf, guard=True)) for name, part in PARTS.items()),
     forward_mistake("empty_row", mistakes.merged_with(mistakes.with_maximum)),
     forward_mistake("no_maximum", mistakes.merged_with(mistakes.without_maximum)),
     forward_mistake("no_maximum", mistakes.merged_with(mistakes.lse_without_maximum)),
@@ -101,6 +138,11 @@ BACKWARD_MISTAKES = (
     backward_mistake("tile_lse", backward_with(tile_lse=True)),
     backward_mistake("no_delta", backward_with(delta_weight=0.0)),
     backward_mistake("plus_delta", backward_with(delta_weight=-1.0)),
+    backward_mistake("delta_outside", backward_with(delta_outside=True)),
+    backward_mistake(
+        "delta_is_a_mean",
+        lambda dout, *rest, **how: backward(dout, *rest, delta_weight=1 / dout.shape[-1], **how),
+    ),
     backward_mistake("unscaled_dk", backward_with(k_scale=1.0)),
     backward_mistake("unscaled_dq", backward_with(q_scale=1.0)),
     backward_mistake("scaled_twice", mistakes.scaled_twice),
@@ -108,7 +150,8 @@ BACKWARD_MISTAKES = (
     backward_mistake("overwrites", backward_with(assign="kv")),
     backward_mistake("overwrites_dq", backward_with(assign="q")),
     backward_mistake("overwrites_all", backward_with(assign="qkv")),
-    backward_mistake("drops_tail", mistakes.backward_no_tail),
+    backward_mistake("keys_of_the_queries", _without_mask(backward_on(_first_keys))),
+    *(backward_mistake(name, backward_on(part)) for name, part in PARTS.items()),
     backward_mistake(
         "from_the_corner", backward_with(visit=mistakes.without_start, mask=mistakes.hidden_from_the_corner)
     ),
