@@ -57,6 +57,9 @@ class StepPicture:
     block_m: int
     block_n: int
     programs: tuple[Program, ...]
+    S: int
+    P: int
+    causal: bool = True
 
     def count(self, kind: Kind) -> int:
         """How many tiles of this kind all programs visit."""
@@ -90,7 +93,8 @@ def step_picture(
     rows, keys = layout.length(rank), layout.length(origin)
     ends = step in (0, layout.P - 1)
     programs = tuple(_programs(layout, rank, origin, causal, block_m, block_n, ends))
-    return StepPicture(name or layout.name, rank, step, origin, rows, keys, block_m, block_n, programs)
+    shape = rows, keys, block_m, block_n
+    return StepPicture(name or layout.name, rank, step, origin, *shape, programs, layout.S, layout.P, causal)
 
 
 def _programs(
@@ -145,7 +149,7 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
 
     with styled():
         figure = new_figure((2.6 * len(pictures) + 0.6, 4.1))
-        figure.suptitle(_title(pictures), fontsize=10.5)
+        figure.suptitle(_title(pictures), x=0.01, ha="left", fontweight="bold", fontsize=11)
         for number, (ax, picture) in enumerate(
             zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True)
         ):
@@ -157,10 +161,16 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
 def _title(pictures: Sequence[StepPicture]) -> str:
     """Return what all of the pictures show, as far as they agree."""
     first = pictures[0]
-    sizes = {(picture.rank, picture.step, picture.block_m, picture.block_n) for picture in pictures}
-    place = f"Rank {first.rank} in step {first.step} of the ring: " if len(sizes) == 1 else ""
-    tiles = f", in tiles of {first.block_m} rows by {first.block_n} keys" if len(sizes) == 1 else ""
-    return f"{place}{'which' if place else 'Which'} scores its kernel computes{tiles}"
+    shown = {
+        (each.rank, each.step, each.block_m, each.block_n, each.S, each.P, each.causal) for each in pictures
+    }
+    if len(shown) > 1:
+        return "The scores that a rank's kernel computes in one step"
+    setting = f"{first.S:,} tokens, {'causal' if first.causal else 'without a mask'}"
+    return (
+        f"Rank {first.rank} of {first.P} in step {first.step}, {setting}: the scores that its kernel computes, "
+        f"in tiles of {first.block_m} × {first.block_n}"
+    )
 
 
 def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:

@@ -31,7 +31,7 @@ needs_triton()
 import triton
 import triton.language as tl
 
-from ringlab import VirtualCluster, oracle, ring_attention, zigzag
+from ringlab import VirtualCluster, dealt, oracle, ring_attention, zigzag
 from ringlab.blocks.triton import configs, kernels, offline
 from ringlab.blocks.triton.accesses import record_accesses
 from ringlab.blocks.triton.visits import row_visits
@@ -92,6 +92,7 @@ layout = zigzag(S, P)  # which tokens a rank owns: it does not matter before sec
 text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=1, head_dim=D))
 shards = [layout.shard(text, each) for each in range(P)]
 q, blocks = shards[rank][0], [shards[(rank - step) % P][1:] for step in range(P)]
+# R rows of queries on this rank, N keys in a block
 R, N, SCALE = q.shape[2], blocks[0][0].shape[2], math.log2(math.e) / math.sqrt(D)
 truth = oracle.attention(q, *text[1:])
 print(f"q {tuple(q.shape)}, a block's k {tuple(blocks[0][0].shape)}")
@@ -112,9 +113,10 @@ def add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D: tl.c
     return acc, new, total * old + tl.sum(weights, 1)
 
 # %% [markdown]
-# The exponentials are powers of two, because that is what the hardware has; `scale` contains log₂e. It multiplies the
-# float32 scores. If it were folded into a bfloat16 q, it would be rounded. The block kernel around it has one program for
-# 64 rows of one head.
+# The exponentials are powers of two, because that is what the hardware has; `scale` contains log₂e. So m is in base 2, and
+# ln 2 = 0.6931… turns a log₂ into the natural lse. `scale` multiplies the float32 scores. If it were multiplied into a
+# bfloat16 q beforehand, that product would be rounded. The block kernel around the tile has one program for 64 rows of one
+# head.
 
 # %%
 @triton.jit
@@ -132,7 +134,8 @@ def block_kernel(Q, K, V, PART, PART_LSE, group, R, N, scale, D: tl.constexpr, B
         acc, m, total = add_tile(
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
     tl.store(PART + wide, acc / total[:, None], mask=own[:, None])
-    tl.store(PART_LSE + at, (m + tl.math.log2(total)) * 0.6931471805599453, mask=own)
+    lse = (m + tl.math.log2(total)) * 0.6931471805599453  # times ln 2
+    tl.store(PART_LSE + at, lse, mask=own)
 
 # %%
 @triton.jit
@@ -195,8 +198,9 @@ print("4 steps of 4·(D + 1) float32 numbers a row:", 4 * H * R * 4 * (D + 1) * 
 
 # %% [markdown]
 # K and V are not in this count: every program reads them, and programs that run side by side share them through the cache.
-# State has one reader. There are four passes over something as large as out: the block kernel writes its partial; the merge
-# reads it, reads the running out, and writes it. There are two launches a step.
+# The state of a row is read by one program only, so no cache helps. There are four passes over something as large as out:
+# the block kernel writes its partial; the merge reads the partial, reads the running out, and writes the new one. There are
+# two launches a step.
 #
 # ## 3 · Second version: carry the state
 #
@@ -359,8 +363,16 @@ print("the formula:", H * R * (carried_bytes(P, D) - 4) == ends, " (no lse here,
 # - **zig-zag**: the sequence is cut into 2P stretches, and rank r owns the r-th and the r-th from the end;
 # - **token fold**: tokens are dealt like cards, but back and forth: 0, 1, …, P − 1, then P − 1, …, 1, 0, and again.
 #
-# A rank's rows are its tokens in this order: with zig-zag first those of its early stretch, then those of its late one. A
-# tile of the score matrix is then visible as a whole, hidden as a whole, or cut by the mask.
+# A rank's rows are ordered in *runs*, stretches of evenly spaced tokens. With zig-zag its early stretch comes first, then
+# its late one. With token fold the tokens of the forward rounds come first, then those of the backward rounds:
+
+# %%
+print("zig-zag, rank 0:   ", zigzag(32, 4).positions(0).tolist())
+print("token fold, rank 0:", dealt(32, 4, chunk=1, folded=True).positions(0).tolist())
+
+# %% [markdown]
+# Within a run positions rise evenly. So a tile of the score matrix is visible as a whole, hidden as a whole, or cut by the
+# mask along one diagonal. From here on the pictures use 1,024 tokens, so that there are more tiles.
 
 # %% tags=["nbval-ignore-output"]
 predict("12.masked", "1,024 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of rank 1 "
@@ -397,15 +409,18 @@ show(ring_step.grid(later), ring_step.describe_grid(later))
 
 # %% [markdown]
 # Compare the steps. Striped and token fold mask diagonals in *every* step; contiguous, after the first step, has all tiles
-# or none. In step 2 the early half of a zig-zag rank's rows sees no key, so it has no program.
+# or none. In token fold two runs of queries meet two runs of keys, in four quarters, each with a diagonal of its own: eight
+# masked tiles in place of four. In step 2 the early half of rank 1's rows sees no key under zig-zag, so it has no program.
 #
-# The pictures are drawn from two tables that the kernels get. `ringlab.plan.tiles` compares the runs of tokens of two ranks
-# and returns the visible rectangles and triangles; `row_visits` cuts them for programs. `PROGRAMS` says which rows a program
+# The pictures are drawn from two tables that the kernels get. `ringlab.plan.tiles` compares the runs of two ranks and
+# returns the visible rectangles and triangles; `row_visits` cuts them for programs. `PROGRAMS` says which rows a program
 # owns and which *segments* of keys it visits. The longest walks come first, so that no long one begins when the others are
 # done. `SEGMENTS` says from where to where a segment goes, up to which key no mask is needed, and a *shift*: row i sees key
-# j where **j ≤ i + shift**. No position is loaded, and another layout is only another table.
+# j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here are the tables of step 0
+# at our 512 tokens:
 
 # %%
+# True: every row gets a program, as in the first and last step
 visits = row_visits(tiles(layout, rank, rank), R, BLOCK, BLOCK, True, q.device)
 print("programs: rows from, to, segments from, to\n", visits.programs.tolist())
 print("segments: keys from, unmasked up to, to, shift\n", visits.segments.tolist())
@@ -455,8 +470,8 @@ print(*ladder, sep="\n")
 
 # %% [markdown]
 # Hidden tiles are not computed and not even read. Rows that see nothing in a step have no program in it, so their state is
-# not moved; that saves the last bytes. Only the first and the last step have a program for every row, because each row has
-# to be written there.
+# not moved: 186 KiB in place of 220. Only the first and the last step have a program for every row, because each row has to
+# be written there.
 #
 # Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
 # `row_stop`: the rows after it belong to another program, which would add its tiles to a state that has them already.
@@ -512,7 +527,7 @@ show(figure, "Error of the result with one part of the state in bfloat16, over t
 # %% [markdown]
 # **m**, although any number near the maximum would do. acc and total were added up relative to the *unrounded* m. If m is off
 # by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. bfloat16 numbers between 8 and 16 are
-# 1/16 apart, so δ is up to 1/32, and the factor up to 2 %. All three curves climb, because further steps round again. So acc,
+# 1/16 apart, so δ is up to 1/32, and the weight is off by up to 2 %. All three curves climb, because further steps round again. So acc,
 # m and total are float32 between steps, and the flat curve is the price of bfloat16 weights in front of V, paid once. The
 # *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
 #
@@ -603,7 +618,8 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # %% [markdown]
 # Each *thread* holds its part of acc, of the scores and of the weights in **registers**, and it can have at most 255. What
 # does not fit is **spilled**: written to memory, and read again where it is needed. With half as many warps each thread has
-# twice as much to hold, and hundreds of bytes are spilled in every pass through the loop.
+# twice as much to hold, and 464 bytes of each thread do not fit. Bytes that are spilled inside the loop are written and read
+# in every pass.
 #
 # q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The
 # 128 KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. A kernel without wgmma would leave most of the
