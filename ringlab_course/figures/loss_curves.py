@@ -84,7 +84,7 @@ def describe(curves: Curves, title: str) -> str:
     """Return the picture in words, without a value of the loss: texts differ from one Python to the next."""
     (first, losses), *_ = curves.items()
     course = "falls" if losses[-1] < losses[0] else "does not fall"
-    sentences = [f"{title}. The loss of {first} {course} in {len(losses)} steps."]
+    sentences = [f"{title}. The loss of {first} {course} over {len(losses)} steps."]
     for name, found in differences(curves).items():
         if max(found) <= SAME:
             sentences.append(f"The curve of {name} lies on it, nowhere further than 1e-5 from it.")
