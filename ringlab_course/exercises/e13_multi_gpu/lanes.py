@@ -169,6 +169,12 @@ def _all_ranks(events: Array, rank: int) -> Answer:
     return truth(np.column_stack([np.full(len(events), rank), events[:, 1:]]), rank)
 
 
+def _steps_of_others(events: Array, rank: int) -> Answer:
+    steps = events[events[:, 1] == STEP]
+    steps = np.column_stack([np.full(len(steps), rank), steps[:, 1:]])
+    return truth(np.concatenate([events[events[:, 1] != STEP], steps]), rank)
+
+
 def _as_end(events: Array, rank: int) -> Answer:
     lengths = np.maximum(events[:, 3] - events[:, 2], 0.0)
     return truth(np.column_stack([events[:, :3], lengths]), rank)
@@ -205,6 +211,7 @@ STEPS = (
 RANKS = (
     mistake("all_ranks", _all_ranks),
     mistake("others_hide", _others_hide),
+    mistake("steps_of_others", _steps_of_others),
 )  # fmt: skip
 NOTHING = mistake("nothing_copied")
 MISTAKES = (*LANES, *EXPOSED, *STEPS, *RANKS, NOTHING)
@@ -290,7 +297,8 @@ def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
         (0, STEP, 0, 200), (1, STEP, 10, 170),
     )  # fmt: skip
     events = drawn(rng, 3, 5)
-    _compare(subject, [(two, 0), (two, 1), *((events, rank) for rank in range(3))])
+    idle = _events(rng, (0, 0, 10, 20), (1, 1, 15, 20), (0, STEP, 0, 40), (1, STEP, 5, 40))
+    _compare(subject, [(two, 0), (two, 1), *((events, rank) for rank in range(3)), (idle, 0)])
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
@@ -318,7 +326,7 @@ STAGE = Stage(
         Check("lanes", 1, "visible", "spans that overlap, nest, leave gaps, in any order", _check_lanes),
         Check("exposed", 1, "visible", "copying with and without a computation at that moment", _check_exposed),
         Check("steps", 2, "visible", "spans outside a step, and over its edges", _check_steps),
-        Check("ranks", 1, "visible", "several ranks in one trace", _check_ranks),
+        Check("ranks", 1, "visible", "several ranks in one trace, one of which copies nothing", _check_ranks),
         Check("edges", 1, "stress", "ranks that copy nothing, compute nothing, have no step", _check_edges),
     ),
 )  # fmt: skip

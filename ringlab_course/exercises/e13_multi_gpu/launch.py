@@ -192,6 +192,8 @@ MISTAKES = (
     mistake("only_doubles", _without("rank", _twice("RANK"))),
     mistake("agreement_is_enough", _without("world size", _differ("WORLD_SIZE"))),
     mistake("localhost_is_everywhere", _without("rendezvous", _differ("MASTER_ADDR", "MASTER_PORT"))),
+    mistake("localhost_is_never_fine", _without("rendezvous", lambda ps: _differ("MASTER_ADDR", "MASTER_PORT")(ps) or any(
+            p["MASTER_ADDR"] in LOCAL for p in ps))),
     mistake("ignores_the_port", _without("rendezvous", lambda ps: _differ("MASTER_ADDR")(ps) or "rendezvous" in problems(
             [{**p, "MASTER_PORT": 0} for p in ps]))),
     mistake("nothing_at_any_problem", lambda processes: (truth(processes)[0], 0 if truth(processes)[0] else truth(processes)[1])),
@@ -243,6 +245,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
     sound = started(2, 2)
     _compare(subject, rng, [
         (sound, "2 machines with 2 each"),
+        (started(1, 3, master="localhost"), "one machine, with localhost: no problem"),
         (changed(sound, RANK=2), "two processes are rank 2"),
         (changed(sound, WORLD_SIZE=8), "one process has another WORLD_SIZE"),
         (changed(sound, MASTER_ADDR="node1"), "one process has another MASTER_ADDR"),

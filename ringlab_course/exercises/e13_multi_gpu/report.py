@@ -93,6 +93,7 @@ EFFICIENCY = (
     mistake("counts_tokens", lambda run: run.seconds[0] * run.tokens[1] / run.tokens[0] / (run.ranks * run.seconds[1])),
     mistake("speedup", lambda run: RIGHT.efficiency(run) * run.ranks),
     mistake("upside_down", lambda run: 1 / RIGHT.efficiency(run)),
+    mistake("work_upside_down", lambda run: Way(pairs=lambda S, causal: 1 / RIGHT.pairs(S, causal)).efficiency(run)),
     mistake("per_cent", lambda run: 100 * RIGHT.efficiency(run)),
 )  # fmt: skip
 MFU = (
@@ -105,11 +106,13 @@ MFU = (
     mistake("peak_of_one", Way(devices=lambda run: 1).mfu),
     mistake("multiply_adds", Way(per_pair=lambda run: RIGHT.per_pair(run) / 2).mfu),
     mistake("flops_of_kv_heads", Way(flop_heads=lambda run: run.kv_heads).mfu),
+    mistake("doubles_the_peak", Way(peak=lambda run: run.peak_tflops * 1e12 * (2 if run.sparse else 1)).mfu),
     mistake("sparse_peak", Way(peak=lambda run: run.peak_tflops * 1e12).mfu),
 )  # fmt: skip
 LINK = (
     mistake("keys_only", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) / 2).link),
     mistake("bytes_of_query_heads", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.heads / run.kv_heads).link),
+    mistake("hop_of_one", lambda run: RIGHT.link(replace(run, tokens=(run.tokens[0], run.tokens[0])))),
     mistake("whole_sequence", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.ranks).link),
     mistake("binary_giga", Way(rate=lambda run: RIGHT.rate(run) * 2**30 / 1e9).link),
     mistake("both_directions", Way(rate=lambda run: run.link_gb_per_s * 1e9).link),
@@ -176,6 +179,7 @@ def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
         runs = [
             replace(
                 DEEP,
+                heads=24,  # six to a K/V head: a peak that is doubled is off by four
                 sparse=True,
                 directions=2,
                 peak_tflops=float(rng.uniform(50, 2000)),

@@ -37,6 +37,8 @@ MISTAKES = (
     mistake("rank_zero", _of(lambda counted: np.median(counted[:, 0]))),
     mistake("mean_of_ranks", _of(lambda counted: np.median(counted.mean(axis=1)))),
     mistake("fastest_rank", _of(lambda counted: np.median(counted.min(axis=1)))),
+    mistake("largest_over_rounds", _of(lambda counted: np.median(counted.max(axis=0)))),
+    mistake("adds_ranks", _of(lambda counted: np.median(counted.sum(axis=1)))),
     mistake("medians_first", _of(lambda counted: np.median(counted, axis=0).max())),
     mistake("median_of_all", _of(np.median)),
     mistake("counts_warm_up", lambda times_s, warmup: seconds(times_s, 0)),

@@ -198,6 +198,13 @@ def _senders_post(given: Trace) -> Answer:
     return found if found != SOUND else of_computing(rates(own))
 
 
+def _own_post_last(given: Trace) -> Answer:
+    """Computations first: a late rank is found before it can be taken for a slow link."""
+    own = at_barrier(given)
+    found = of_computing(rates(own))
+    return found if found != SOUND else of_links(own["arrived"] - own["posted"], own["hop_s"])
+
+
 def _until_done(given: Trace) -> Answer:
     own = at_barrier(given)
     found = of_computing(rates(own))
@@ -245,6 +252,7 @@ MISTAKES = (
     mistake("longest_bar", _longest_bar),
     mistake("from_own_post", _own_post),
     mistake("from_senders_post", _senders_post),
+    mistake("receivers_post_only", _own_post_last),
     mistake("until_done", _until_done),
     mistake("compares_with_itself", _with_itself),
     mistake("idle_steps_too", _changed(_idle_too)),
@@ -311,13 +319,15 @@ def _check_compute(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_link(subject: Any, rng: np.random.Generator) -> None:
-    """A link that is exposed, one that hides, a late rank beside sound links, and nothing at all."""
+    """A link that is exposed, one that hides, a late rank beside sound links, nothing at all; ends that post at other times."""
     _compare(subject, [
         (Fault("link", 1, EVERY, 6.0), 4, "zigzag", 0.5),
         (Fault("link", 3, EVERY, 1.7), 4, "zigzag", 0.4),
         (Fault("compute", 0, EVERY, 2.0), 4, "zigzag", 0.5),
         (Fault("compute", 3, 1, 2.0), 4, "zigzag", 0.5),
         (Fault(), 4, "zigzag", 0.5),
+        (Fault(), 6, "contiguous", 0.3),
+        (Fault("link", 2, EVERY, 5.0), 6, "contiguous", 0.3),
     ], rng)  # fmt: skip
 
 
@@ -359,7 +369,7 @@ STAGE = Stage(
     checks=(
         Check("compute", 2, "visible", "a rank that computes slowly, always or once", _check_compute),
         Check("link", 2, "visible", "a link that is slow, in sight or hidden", _check_link),
-        Check("clocks", 1, "stress", "clocks that differ", _check_clocks),
+        Check("clocks", 1, "visible", "clocks that differ", _check_clocks),
         Check("any", 1, "held-out", "other numbers of ranks, other faults", _check_any),
     ),
 )  # fmt: skip
