@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringlab import oracle
-from ringlab_course.checking.numbers import State, attend, fold
+from ringlab_course.checking.numbers import State, attend, fold, merged
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("05")
@@ -79,6 +79,16 @@ def _forgets_first(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Pos
     return _over(rank, qs, ks, vs, _order(rank, len(ks))[1:])
 
 
+def _own_twice(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
+    return _over(rank, qs, ks, vs, [rank, *_order(rank, len(ks))])
+
+
+def _from_zero(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
+    """Begins with a key of score 0 and value 0."""
+    out, lse = truth(rank, qs, ks, vs)
+    return merged((np.zeros_like(out), np.zeros_like(lse)), (out, lse))
+
+
 def _next_for_own(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions = None) -> State:
     """Takes the block that arrives before it has used the one that leaves; the last block counts twice."""
     order = _order(rank, len(ks))
@@ -102,6 +112,8 @@ FORWARD = (
     mistake("averages_blocks", _mean_of_blocks),
     mistake("forgets_last_block", _forgets_last),
     mistake("forgets_own_block", _forgets_first),
+    mistake("own_block_twice", _own_twice),
+    mistake("starts_at_zero", _from_zero),
     mistake("waits_too_early", _next_for_own),
     mistake("never_uses_the_visitor", _own_block_always),
     mistake("sends_own_block_again", _sends_own),

@@ -30,6 +30,11 @@ def _adds(q, k, v, out, lse, mask=None) -> State:
     return oracle.float64(out) + here[0], np.logaddexp(oracle.float64(lse), here[1])
 
 
+def _old_without_weight(q, k, v, out, lse, mask=None) -> State:
+    right = merged((np.zeros(np.shape(out)), oracle.float64(lse)), attend(q, k, v, mask))
+    return oracle.float64(out) + right[0], right[1]
+
+
 def _drops_state(q, k, v, out, lse, mask=None) -> State:
     return attend(q, k, v, mask)
 
@@ -56,6 +61,7 @@ def _wrong_groups(q, k, v, out, lse, mask=None) -> State:
 STEP = (
     mistake("averages_partials", _averages),
     mistake("adds_partials", _adds),
+    mistake("old_without_weight", _old_without_weight),
     mistake("drops_the_state", _drops_state),
     mistake("forgets_the_scale", _no_scale),
     mistake("nan_in_blind_rows"),
@@ -213,6 +219,6 @@ STAGE = Stage(
         Check("masked", 2, "visible", "rows that see no key of the block", _check_masked),
         Check("grouped", 1, "visible", "fewer K/V heads than query heads", _check_grouped),
         Check("state", 1, "visible", "bfloat16 inputs, float32 state", _check_state),
-        Check("large", 1, "stress", "scores in the hundreds and thousands", _check_large),
+        Check("large", 1, "visible", "scores in the hundreds and thousands", _check_large),
     ),
 )

@@ -62,6 +62,14 @@ def _always_overlaps(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
     return makespan(compute_s, hop_s, True)
 
 
+def _exchanged(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return makespan(compute_s, hop_s, not overlapped)
+
+
+def _transposed(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
+    return makespan(np.transpose(compute_s), hop_s, overlapped)
+
+
 def _first_step_late(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
     """Hides a step's hop behind the NEXT step's computation, so the first hop is paid in full."""
     if not overlapped or len(compute_s) == 1:
@@ -164,6 +172,7 @@ UNIFORM = (
     mistake("p_hops", _p_hops),
     mistake("adds_instead_of_max", _never_overlaps),
     mistake("always_overlaps", _always_overlaps),
+    mistake("buffers_exchanged", _exchanged),
     mistake("hops_are_free", _hops_are_free),
     mistake("no_waiting", _no_waiting),
     mistake("all_behind_all", _all_behind_all),
@@ -171,6 +180,7 @@ UNIFORM = (
     mistake("sums_over_ranks", _sums_over_ranks),
 )
 UNEQUAL = (
+    mistake("rows_are_steps", _transposed),
     mistake("slowest_alone", _slowest_alone),
     mistake("barrier_every_step", _barrier),
     mistake("mean_rank", _mean_rank),

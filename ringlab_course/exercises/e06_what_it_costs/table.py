@@ -96,6 +96,7 @@ COUNTS = (
     mistake("multiply_adds", _with(linear_factor=0.5)),
     mistake("whole_sequence", _with(chunk=lambda model, ranks, tokens: tokens)),
     mistake("linear_whole_sequence", _with(linear_factor=lambda model, ranks, tokens: ranks)),
+    mistake("all_tokens", _with(chunk=lambda *given: given[2], linear_factor=lambda *given: given[1])),
     mistake("layers_in_attention", _with(attention_factor=lambda model, ranks, tokens: 1 / model["layers"])),
     mistake("layers_in_linear", _one_linear_layer),
     mistake("no_vocabulary", _with(vocabulary_times=0.0)),

@@ -87,6 +87,8 @@ PLAIN = (
 SHEET = (
     mistake("both_directions", _times(lambda sheet: 1 / sheet.directions)),
     mistake("bits_as_bytes", _times(lambda sheet: 1 / 8 if sheet.unit == "Gbit/s" else 1)),
+    mistake("bits_times_eight", _times(lambda sheet: 1 / 64 if sheet.unit == "Gbit/s" else 1)),
+    mistake("times_directions", _times(lambda sheet: 1 / sheet.directions**2)),
 )
 ELEMENTS = mistake("ignores_element_bytes", _times(lambda sheet: 2 / sheet.element_bytes))
 GROUPS = (

@@ -47,7 +47,7 @@ runs_of(striped(16, 4))
 # pairs of the queries of `rank` and the keys that are there in this step of the ring, those of rank (rank − step) mod P.
 #
 # - Build no mask: memory may grow with the number of tokens, but not with the number of pairs. A million tokens have to be
-#   counted within the time of a check.
+#   counted, too. A loop over rows will do; a formula for each pair of runs is faster.
 # - Layouts need not be dealt: runs differ in length, are shifted by any number of rows, and come in any order. A rank may
 #   own no run at all.
 # - Positions need not begin at 0: the tokens may be a part of a longer sequence.

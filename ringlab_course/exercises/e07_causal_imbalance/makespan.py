@@ -93,6 +93,20 @@ def _busy(seconds: np.ndarray, hop: float) -> Answer:
     return truth(seconds, hop)[0], np.asarray(seconds, dtype=np.float64).sum(axis=1)
 
 
+def _rows_are_steps(seconds: np.ndarray, hop: float) -> Answer:
+    return _answer(seconds, truth(np.transpose(seconds), hop)[0])
+
+
+def _open_ring(starts: np.ndarray, ends: np.ndarray, hop: float) -> np.ndarray:
+    padded = np.pad(starts, 1)
+    return np.maximum(ends, np.maximum(starts, np.maximum(padded[:-2], padded[2:])) + hop)
+
+
+def _idle_share(seconds: np.ndarray, hop: float) -> Answer:
+    makespan, idle = truth(seconds, hop)
+    return makespan, idle / makespan
+
+
 MISTAKES = (
     mistake("averages_the_ranks", _average),
     mistake("busiest_rank_only", _busiest),
@@ -117,13 +131,16 @@ MISTAKES = (
     mistake("looks_at_one_rank", _first_rank),
     mistake("idle_until_own_end", _until_own_end),
     mistake("busy_for_idle", _busy),
+    mistake("ignores_hop", lambda seconds, hop: truth(seconds, 0.0)),
+    mistake("rows_are_steps", _rows_are_steps),
+    mistake("open_ring", _by(_open_ring)),
+    mistake("idle_as_share", _idle_share),
 )
 NAMED = {each.name: each for each in MISTAKES}
 COMPARED = (*MISTAKES, replace(NAMED["averages_the_ranks"], imitate=_plain_average))
 """What wrong answers are compared with: an average may ignore the hops."""
-FREE = tuple(
-    m for m in COMPARED if m.name not in ("waits_for_nobody", "computes_then_sends", "one_hop_too_many")
-)
+HOPS = ("waits_for_nobody", "computes_then_sends", "one_hop_too_many", "ignores_hop")
+FREE = tuple(m for m in COMPARED if m.name not in HOPS)
 """The mistakes that show where hops take no time: the others differ from these, or from the truth, by hops."""
 
 

@@ -117,6 +117,7 @@ MISTAKES = (
     mistake("shifted_is_causal", _by_shift(_never_negative_one)),
     mistake("always_causal", _local),
     mistake("truncates", truncated),
+    mistake("shift_reversed", _by_shift(lambda q, k: shift_of(k, q))),
     mistake("forgets_the_step", _by_shift(lambda q, k: q[0] - k[0])),
     mistake("by_start_only", _by_start),
     mistake("drops_the_rest", _triangle_only),

@@ -264,7 +264,7 @@ STAGE = Stage(
         Check(
             "traffic",
             1,
-            "held-out",
+            "visible",
             "exactly the bytes of K and V, heads not repeated",
             _check_traffic,
             kind="cost",

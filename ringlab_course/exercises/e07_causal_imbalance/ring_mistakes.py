@@ -139,6 +139,13 @@ def _first_runs(rank, origin, positions, runs) -> np.ndarray:
     return np.tri(n, m, _shift(runs[rank][0], runs[origin][0])).astype(bool)
 
 
+def _first_query_run(rank, origin, positions, runs) -> np.ndarray:
+    seen = global_mask(rank, origin, positions)
+    assert seen is not None
+    first = runs[rank][0][2] if runs[rank] else 0
+    return seen & (np.arange(len(seen)) < first)[:, None]
+
+
 def _last_block_missing(rank, qs, ks, vs, positions, runs) -> State:
     order = [(rank - step) % len(ks) for step in range(max(1, len(ks) - 1))]
     return fold(attend(qs[rank], ks[o], vs[o], global_mask(rank, o, positions)) for o in order)
@@ -203,6 +210,7 @@ SEEN = (
     mistake("assumes_contiguous", _as_in_05("assumes_contiguous")),
     mistake("origin_plus_step", _as_in_05("origin_plus_step")),
     mistake("first_run_only", _over(_first_runs)),
+    mistake("first_query_run", _over(_first_query_run)),
     mistake("own_block_is_a_triangle", _over(_own_triangle)),
     mistake("shifted_is_causal", _by_runs(_shifted_is_causal)),
     mistake("shifted_is_skip", _by_runs(_shifted_is_skip)),

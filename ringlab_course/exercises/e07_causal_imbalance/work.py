@@ -193,6 +193,10 @@ def _four_kinds(rows: bool) -> Callable[[Run, Run], np.ndarray]:
     return relation
 
 
+def _rows(q: Run, k: Run) -> np.ndarray:
+    return (q[0] - k[0]) // q[1] + 1 + np.arange(q[2])
+
+
 MISTAKES = (
     mistake("counts_hidden_pairs", _counted(_all)),
     mistake("strictly_before", _counted(_strict)),
@@ -204,6 +208,8 @@ MISTAKES = (
     mistake("origin_plus_step", _counted(_visible, lambda rank, step, P: (rank + step) % P)),
     mistake("only_four_kinds", _counted(_by_pairs(_four_kinds(rows=True)))),
     mistake("positive_is_full", _counted(_by_pairs(positive_is_full))),
+    mistake("not_capped", _counted(_by_pairs(lambda q, k: np.maximum(_rows(q, k), 0)))),
+    mistake("negative_rows", _counted(_by_pairs(lambda q, k: np.minimum(_rows(q, k), k[2])))),
     mistake("truncates", _counted(_by_pairs(truncated))),
     mistake("assumes_contiguous", _counted(_by_rank)),
     mistake("first_run_only", _counted(_first_run)),
