@@ -127,7 +127,7 @@ def test_masked_lanes_stick_out_behind_the_end() -> None:
 
 def test_boxes_have_numbers_where_a_program_touches_an_array_twice() -> None:
     figure = all_programs(causal(), SHAPES, "causal")
-    assert "kernel causal" in figure.get_suptitle()
+    assert 'Kernel "causal"' in figure.get_suptitle()
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts[-1] == "numbers: order of a program's accesses to this array"
     assert [text.get_text() for text in figure.axes[1].texts] == ["1", "1", "2"]
