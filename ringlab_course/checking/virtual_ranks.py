@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ringlab.comm.protocol import Comm
+from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.wrappers.strict import Strict
+from ringlab.errors import CommError
 from ringlab_course.checking.faults import Bereft, Ended, Faults, Killed, Mortal
+from ringlab_course.judge.judge_comm import COMPUTING, KEPT, in_a_thread, misuse, require_messages
+
+T = TypeVar("T")
 
 
 def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults | None = None) -> Outcome:
@@ -31,6 +37,8 @@ def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults 
         if not run.killed or any(ended == Ended(NotImplementedError.__name__) for ended in run.ends.values()):
             raise
         return Outcome([run.ends[rank] for rank in range(world_size)], Trace(world_size), [])
+    finally:
+        run.over = True
 
 
 class _Run:
@@ -39,10 +47,13 @@ class _Run:
     def __init__(self, program: Callable[[Ring], Any], faults: Faults) -> None:
         self.program, self.faults = program, faults
         self.ends: dict[int, Any] = {}
-        self.killed = False
+        self.threads: dict[int, int] = {}
+        self.misuse: dict[int, CommError] = {}
+        self.killed = self.over = False
 
     def rank(self, ring: Ring) -> Any:
-        comm: Comm = ring.comm
+        self.threads[ring.rank] = threading.get_ident()
+        comm: Comm = _Ruled(ring.comm, self)
         kill, timeout, final = self.faults.kill, self.faults.timeout, self.faults.final
         if kill and kill[0] == ring.rank:
             comm = Mortal(comm, kill[1])
@@ -52,6 +63,8 @@ class _Run:
             self.ends[ring.rank] = self.program(Ring(Strict(comm)))
             if isinstance(comm, Mortal):
                 comm.require_life()
+            if ring.rank in self.misuse:  # in a thread, where its error was lost
+                raise self.misuse[ring.rank]
         except Killed:
             self.killed, self.ends[ring.rank] = True, Ended(Killed.__name__)
             raise
@@ -59,6 +72,74 @@ class _Run:
             self.ends[ring.rank] = _ended(error)
             raise
         return self.ends[ring.rank]
+
+
+class _Ruled(Comm):
+    """`comm`, with the judge's rules: the program itself exchanges, and tensors that can be sent."""
+
+    def __init__(self, comm: Comm, run: _Run) -> None:
+        self.inner, self._run = comm, run
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self._thread, self._computing = threading.get_ident(), 0
+
+    def exchange(
+        self,
+        *,
+        send: Sequence[Tensor] = (),
+        to: int | None = None,
+        receive: Sequence[Tensor] = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        self.require_program("exchange")
+        require_messages(send)
+        require_messages(receive)
+        return _RuledWork(
+            self, self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+        )
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if threading.get_ident() != self._thread and not self._run.over:
+            return function(*args, **kwargs)  # a computation inside a computation
+        self.require_program("compute")
+
+        @functools.wraps(function)  # it may be marked as `side_by_side`
+        def computing(*args: Any, **kwargs: Any) -> T:
+            self._computing = threading.get_ident()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._computing = 0
+
+        return self.inner.compute(label, computing, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def require_program(self, what: str) -> None:
+        """Return if the program itself asks. Raises: CommError, which the run keeps too: a thread may lose it."""
+        here = threading.get_ident()
+        if self._run.over:
+            got, remedy = KEPT
+        elif here == self._computing:
+            got, remedy = COMPUTING
+        elif here != self._thread and here in self._run.threads.values():
+            got, remedy = f"a call of rank {self.rank}'s ring by another rank", KEPT[1]
+        elif here != self._thread:
+            got, remedy = in_a_thread()
+        else:
+            return
+        error = self._run.misuse.setdefault(self.rank, misuse(what, self.rank, got, remedy))
+        raise error
+
+
+class _RuledWork(Work):
+    def __init__(self, comm: _Ruled, inner: Work) -> None:
+        self._comm, self._inner = comm, inner
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self._comm.require_program("wait")
+        return self._inner.wait()
 
 
 class Elements(TorchDispatchMode):

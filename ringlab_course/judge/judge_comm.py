@@ -23,6 +23,9 @@ from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.protocol import ITEMSIZE, LIMITS, ProtocolError
 
 T = TypeVar("T")
+KEPT = ("a ring of an earlier run", "use the ring that your function is given, and keep none")
+COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.compute(...), not inside it")
+"""What went wrong, and the remedy."""
 
 
 class JudgeComm(Comm):
@@ -47,7 +50,7 @@ class JudgeComm(Comm):
         self._require_program("exchange")
         to, source = (self._peer(*end) for end in (("to", to, send), ("source", source, receive)))
         for tensors in (send, receive):
-            self._require_messages(tensors)
+            require_messages(tensors)
         wanted = [[_dtype(t), list(t.shape)] for t in receive]
         fields = {"index": self._count, "to": to, "source": source, "tag": str(tag)[:200], "receive": wanted}
         try:
@@ -79,21 +82,14 @@ class JudgeComm(Comm):
         Raises: CommError. One in another thread may be lost there, so that the channel keeps it.
         """
         if self._channel.call != self._call:
-            got, remedy = (
-                "a ring of an earlier run",
-                "use the ring that your function is given, and keep none",
-            )
+            got, remedy = KEPT
         elif threading.get_ident() != self._thread:
-            got = f"a call from the thread '{threading.current_thread().name}'"
-            remedy = (
-                "let the function's own thread exchange: ring.post returns at once, and work.wait() waits"
-            )
+            got, remedy = in_a_thread()
         elif self._computing:
-            got = "a call from inside ring.compute"
-            remedy = "exchange before or after ring.compute(...), not inside it"
+            got, remedy = COMPUTING
         else:
             return
-        error = CommError(f"{what} from the program of rank {self.rank} itself", got, remedy)
+        error = misuse(what, self.rank, got, remedy)
         self._channel.misuse = self._channel.misuse or error
         raise error
 
@@ -109,20 +105,32 @@ class JudgeComm(Comm):
             raise WorldSizeError(f"{name}= a rank from 0 to {self.world_size - 1}", repr(peer))
         return rank
 
-    def _require_messages(self, tensors: Sequence[Tensor]) -> None:
-        """Return if these can be sent and received. Raises: CommError."""
-        got = f"{len(tensors)} of them" if len(tensors) > LIMITS.arrays else ""
-        for tensor in tensors:
-            if _dtype(tensor) not in ITEMSIZE:
-                got = f"a tensor of {_dtype(tensor)}"
-            elif tensor.ndim > LIMITS.dimensions:
-                got = f"a tensor of {tensor.ndim} dimensions"
-        if got:
-            needed = f"at most {LIMITS.arrays} tensors of at most {LIMITS.dimensions} dimensions, {', '.join(ITEMSIZE)}"
-            raise CommError(needed, got, "convert what you exchange")
-
     def now(self) -> float:
         return self._time  # the virtual clock, as in a notebook
+
+
+def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
+    """Return the error for a ring that somebody else than its program asks for `what`."""
+    return CommError(f"{what} from the program of rank {rank} itself", got, remedy)
+
+
+def in_a_thread() -> tuple[str, str]:
+    """Return what went wrong where this thread uses a ring that is another thread's, and the remedy."""
+    got = f"a call from the thread '{threading.current_thread().name}'"
+    return got, "let the function's own thread exchange: ring.post returns at once, and work.wait() waits"
+
+
+def require_messages(tensors: Sequence[Tensor]) -> None:
+    """Return if these can be sent and received. Raises: CommError."""
+    got = f"{len(tensors)} of them" if len(tensors) > LIMITS.arrays else ""
+    for tensor in tensors:
+        if _dtype(tensor) not in ITEMSIZE:
+            got = f"a tensor of {_dtype(tensor)}"
+        elif tensor.ndim > LIMITS.dimensions:
+            got = f"a tensor of {tensor.ndim} dimensions"
+    if got:
+        needed = f"at most {LIMITS.arrays} tensors of at most {LIMITS.dimensions} dimensions, {', '.join(ITEMSIZE)}"
+        raise CommError(needed, got, "convert what you exchange")
 
 
 def _dtype(tensor: Tensor) -> str:
