@@ -371,8 +371,8 @@ print("zig-zag, rank 0:   ", zigzag(32, 4).positions(0).tolist())
 print("token fold, rank 0:", dealt(32, 4, chunk=1, folded=True).positions(0).tolist())
 
 # %% [markdown]
-# Within a run positions rise evenly. So a tile of the score matrix is visible as a whole, hidden as a whole, or cut by the
-# mask along one diagonal. From here on the pictures use 1,024 tokens, so that there are more tiles.
+# A tile of the score matrix is then visible as a whole, hidden as a whole, or cut by the mask. The pictures use 1,024
+# tokens, so that there are more tiles.
 
 # %% tags=["nbval-ignore-output"]
 predict("12.masked", "1,024 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of rank 1 "
@@ -416,8 +416,7 @@ show(ring_step.grid(later), ring_step.describe_grid(later))
 # returns the visible rectangles and triangles; `row_visits` cuts them for programs. `PROGRAMS` says which rows a program
 # owns and which *segments* of keys it visits. The longest walks come first, so that no long one begins when the others are
 # done. `SEGMENTS` says from where to where a segment goes, up to which key no mask is needed, and a *shift*: row i sees key
-# j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here are the tables of step 0
-# at our 512 tokens:
+# j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here is step 0 at 512 tokens:
 
 # %%
 # True: every row gets a program, as in the first and last step
@@ -618,8 +617,8 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # %% [markdown]
 # Each *thread* holds its part of acc, of the scores and of the weights in **registers**, and it can have at most 255. What
 # does not fit is **spilled**: written to memory, and read again where it is needed. With half as many warps each thread has
-# twice as much to hold, and 464 bytes of each thread do not fit. Bytes that are spilled inside the loop are written and read
-# in every pass.
+# twice as much to hold, and 464 bytes of each thread do not fit. Spills inside the loop are written and
+# read in every pass.
 #
 # q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The
 # 128 KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. A kernel without wgmma would leave most of the
