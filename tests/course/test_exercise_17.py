@@ -361,6 +361,8 @@ def test_the_submissions_names_say_what_they_are():
             "at_the_end": "averages_blocks",
             "anywhere": "no_lower_mask",
             "but_for_the_last_hop": "stays_where_it_was_computed",
+            "until_the_last_hop": "against_the_blocks",
+            "counts_the_needed_steps": "stops_by_contiguous",
         }
         name = next((name for end, name in same.items() if wrong.stem.endswith(end)), None)
         assert (

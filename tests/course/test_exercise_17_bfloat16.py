@@ -46,7 +46,7 @@ WIRES = {
 @pytest.mark.parametrize("name", WIRES)
 def test_what_is_narrow_or_wide_on_a_part_of_its_way_only_is_noticed(name):
     edit, misconception = WIRES[name]
-    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="stress")
+    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="visible")
     (check,) = (check for check in report.checks if check.id == "wire")
     assert not check.ok and check.misconception == misconception, check
 
