@@ -162,7 +162,7 @@ show(
 # %% [markdown]
 # These are two kinds of curve.
 #
-# - A **level** near 10⁻³, whatever P and the dtype are (here from 1.3 to 3.9 · 10⁻³): something is rounded to bfloat16, once. With bfloat16
+# - A **level** near 10⁻³, whatever P and the dtype are (here 1.3 · 10⁻³ and 3.7 · 10⁻³): something is rounded to bfloat16, once. With bfloat16
 #   inputs every result is rounded so (see rowan on one rank), and willow counts as *well*.
 # - A **cliff** between one rank and two: a fault of the algorithm, which shows once there is a second block.
 #
