@@ -95,8 +95,8 @@ check("11.order")
 #
 # - Attend to each block by one `ring.compute(label, attend, q, k, v, out, lse)`. While it runs, the exchange that brings
 #   the next block is under way: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
-# - Each rank makes P − 1 exchanges of K and V together, all with the next rank, without padding. To make lengths known,
-#   a rank may send 64 · P bytes more.
+# - Each rank makes P − 1 exchanges of K and V together, all with the next rank, without padding. To make lengths known
+#   (`ring.all_gather(x)` returns every rank's x; or shift them around), a rank may send 64 · P bytes more.
 # - Memory: your shard, a block in use and one that arrives.
 
 

@@ -43,6 +43,7 @@ LOST = (
     mistake("scales_the_part"),
     mistake("names_steps"),
     mistake("names_the_other_way"),
+    mistake("another_order"),
     mistake("forgets_the_own_block"),
     *(
         OF_ANY_RING[name]
@@ -153,10 +154,12 @@ def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], exa
 def _misnamed(case: Shards, rank: int, seen: list[int], order: list[int], count: int) -> Misconception:
     """Return the mistake in naming the first `count` blocks of `order`."""
     P = case.world_size
-    if seen == list(range(count)):
+    if seen == list(range(count)) and (count == P or sorted(seen) != sorted(order[:count])):
         return MISTAKES["names_steps"]
     if seen == [(rank + step) % P for step in range(count)]:
         return MISTAKES["names_the_other_way"]
+    if sorted(seen) == sorted(order[:count]):
+        return MISTAKES["another_order"]
     if seen and seen == order[1:count]:
         return MISTAKES["forgets_the_own_block"]
     missing = set(seen) - set(order[:count])

@@ -6,6 +6,7 @@ part. So an order that deadlocks does so here every time, and not only from some
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,13 @@ def reason(crash: Crashed, P: int) -> str | None:
         return "all_send_first"
     if len(waiting) == P and all(" expects " in line for line in waiting):
         return "all_receive_first"
+    ends = [found for line in waiting if (found := _EXPECTS.search(line))]
+    if P > 2 and any(int(source) == (int(rank) + 1) % P for rank, source in (end.groups() for end in ends)):
+        return "receives_from_the_next"
     return "order_with_a_circle"
+
+
+_EXPECTS = re.compile(r" waits: rank (\d{1,4}) expects \S+ from rank (\d{1,4}) ")
 
 
 def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
@@ -75,14 +82,17 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         if result.dtype != xs[0].dtype:
             raise MISTAKES["receives_another_form"].failure(f"{text}: {result.dtype} on rank {rank}")
     if whose != [(rank - 1) % P for rank in range(P)]:
-        got = ", ".join(f"rank {r} of {'nobody' if o is None else f'rank {o}'}" for r, o in enumerate(whose))
+        got = ", ".join(
+            f"rank {r} returned the x of {'nobody' if o is None else f'rank {o}'}"
+            for r, o in enumerate(whose)
+        )
         name = next((name for name, made in _MADE.items() if whose == made(P)), None)
         failure: Callable[[str], Failure] = (
             MISTAKES[name].failure
             if name
             else lambda example: Failure("A rank returns another x than the previous rank's.", example)
         )
-        raise failure(f"{text}: the x that {got} was returned on each")
+        raise failure(f"{text}: {got}")
     return outcome
 
 
@@ -173,7 +183,7 @@ STAGE = Stage(
         Check(
             "three_hops",
             2,
-            "stress",
+            "visible",
             "eight and nine ranks are done in three messages' time",
             _check_three_hops,
             kind="speed",

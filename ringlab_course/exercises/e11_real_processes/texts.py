@@ -18,6 +18,7 @@ ORDER = (
     mistake("all_send_first"),
     mistake("all_receive_first"),
     mistake("order_with_a_circle"),
+    mistake("receives_from_the_next"),
     mistake("leaves_somebody_waiting"),
     mistake("sends_to_itself"),
     mistake("passes_on_what_arrived"),
