@@ -25,6 +25,8 @@ WORDS = {
     "copy": "copies while it computes: hidden",
     "exposed": "copies and computes nothing: exposed",
 }
+EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
+"""Between the bars of a run whose computations are numbered: without it, steps would melt into one."""
 # An exposed stretch too thin for its hatching stays unhatched; the figures beside the rows count it.
 ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
 """(top, height) of a rank's two lanes in a row of height 1."""
@@ -111,9 +113,14 @@ def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
 
 def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, name: str) -> None:
     scale, unit = time_unit(end)
+    apart = all(_step(span) for span in spans if span.lane == "compute")
     for place, rank in enumerate(ranks):
         for which in ("compute", "copy"):
-            _bars(ax, lane(spans, rank, which), which, which, place, scale)
+            each = [(s.start, s.end) for s in spans if (s.rank, s.lane) == (rank, which)]
+            bars, edge = (each, EDGE) if apart else (lane(spans, rank, which), {})
+            _bars(ax, bars, which, which, place, scale, **edge)
+        if apart:
+            _number(ax, [s for s in spans if (s.rank, s.lane) == (rank, "compute")], place, scale, end)
         seen = [(start, until) for start, until in exposed(spans, rank) if until - start > end / 300]
         _bars(ax, seen, "exposed", "copy", place, scale)
         found = overlap(spans, rank)
@@ -140,11 +147,28 @@ def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, nam
     ax.spines["left"].set_visible(False)
 
 
-def _bars(ax: Axes, intervals: Sequence[Interval], look: str, row: str, place: int, scale: float) -> None:
+def _step(span: Span) -> str:
+    """Return the step's number that ends a computation's name, "" if there is none."""
+    last = span.name.split()[-1:]
+    return last[0] if last and last[0].isdigit() else ""
+
+
+def _number(ax: Axes, computations: Sequence[Span], place: int, scale: float, end: float) -> None:
+    """Write its step's number into each bar that has room."""
+    top, height = ROWS["compute"]
+    for span in computations:
+        if span.end - span.start > end / 60:
+            at = (span.start + span.end) / 2 / scale, place + top + height / 2
+            ax.text(*at, _step(span), ha="center", va="center", fontsize=8, color=INK)
+
+
+def _bars(
+    ax: Axes, intervals: Sequence[Interval], look: str, row: str, place: int, scale: float, **edge: Any
+) -> None:
     top, height = ROWS[row]
     bars = [(start / scale, (end - start) / scale) for start, end in intervals]
     if bars:
-        ax.broken_barh(bars, (place + top, height), gid=f"{look} {place}", **LOOKS[look])
+        ax.broken_barh(bars, (place + top, height), gid=f"{look} {place}", **{**LOOKS[look], **edge})
 
 
 def _legend(drawn: Figure) -> None:

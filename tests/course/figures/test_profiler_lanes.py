@@ -34,6 +34,13 @@ def test_every_rank_has_two_lanes_and_what_is_exposed_is_hatched():
     assert {text.get_text() for text in above.texts} == {"33% hidden", "100% hidden"}
 
 
+def test_steps_that_touch_stay_apart_and_bear_their_numbers():
+    steps = [Span(0, "compute", f"attend {step}", step, step + 1.0) for step in range(3)]
+    (only,) = profiler_lanes.figure({"one": [*steps, Span(0, "copy", "kv 0", 0.0, 2.0)]}).axes
+    assert bars(only, "compute") == [3]
+    assert [text.get_text() for text in only.texts if text.get_text().isdigit()] == ["0", "1", "2"]
+
+
 def test_one_rank_alone_is_drawn_and_told():
     (only,) = profiler_lanes.figure({"one": LANES}, rank=1).axes
     assert len(only.get_yticks()) == 2
