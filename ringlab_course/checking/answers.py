@@ -12,6 +12,8 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 Arrays = dict[str, np.ndarray]
+Bound = float | Sequence[float]
+"""The relative error that is allowed: one for all parts of an answer, or one for each."""
 WHOLE = 1e15
 """Whole numbers below this are printed with all their digits."""
 
@@ -73,14 +75,14 @@ def compare_with(
     answer: Any,
     truth: Any,
     *,
-    bound: float,
+    bound: Bound,
     misconceptions: Iterable[Misconception] = (),
     inputs: Sequence[Any] = (),
     keywords: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
     case: str = "",
 ) -> None:
-    """Return None when `answer` equals `truth` up to the relative error `bound`.
+    """Return None when `answer` equals `truth` up to the relative error `bound`, one for all parts or one for each.
 
     Both are an array or a tuple of arrays; `names` calls the parts by name. When they differ, the
     `misconceptions` are tried on `inputs` and `keywords`: the first whose imitation gives the
@@ -90,20 +92,21 @@ def compare_with(
     Raises: Failure, with the misconception's name and message where one fits.
     """
     got, expected = _aligned(answer, truth, names)
-    if all(_error(got[name], expected[name]) <= bound for name in expected):
+    bounds = _of_parts(bound, expected)
+    if all(_error(got[name], expected[name]) <= bounds[name] for name in expected):
         return
-    example = _counterexample(got, expected, bound, case)
+    example = _counterexample(got, expected, bounds, case)
     for misconception in misconceptions:
         if explains(misconception, answer, truth, bound, inputs, keywords):
             raise misconception.failure(example)
-    raise Failure(_generic(got, expected, bound), example)
+    raise Failure(_generic(got, expected, bounds), example)
 
 
 def explains(
     misconception: Misconception,
     answer: Any,
     truth: Any,
-    bound: float,
+    bound: Bound,
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
 ) -> bool:
@@ -115,8 +118,15 @@ def explains(
             imitation = misconception.imitate(*inputs, **(keywords or {}))
         except (ArithmeticError, ValueError, TypeError, IndexError):
             return False  # the mistake cannot be made on this input
-    near = max(4 * bound, 1e-6)
-    return relative_error(answer, imitation) <= near and relative_error(imitation, truth) > near
+    return resembles(answer, imitation, bound) and not resembles(imitation, truth, bound)
+
+
+def resembles(got: Any, expected: Any, bound: Bound) -> bool:
+    """Return whether `got` is `expected` up to four times `bound`, as the answer of a known mistake is."""
+    left, right = named_arrays(got), named_arrays(expected)
+    nears = [max(4 * each, 1e-6) for each in _of_parts(bound, right).values()]
+    pairs = zip(left.values(), right.values(), nears, strict=False)
+    return len(left) == len(right) and all(_error(a, b) <= near for a, b, near in pairs)
 
 
 def named_arrays(value: Any, names: Sequence[str] = (), *, widen: bool = True) -> Arrays:
@@ -161,6 +171,12 @@ def _aligned(answer: Any, truth: Any, names: Sequence[str]) -> tuple[Arrays, Arr
     return got, expected
 
 
+def _of_parts(bound: Bound, parts: Iterable[str]) -> dict[str, float]:
+    names = list(parts)
+    bounds = [bound] * len(names) if isinstance(bound, (int, float)) else bound
+    return dict(zip(names, map(float, bounds), strict=True))
+
+
 def _error(got: np.ndarray, expected: np.ndarray) -> float:
     if got.shape != expected.shape:
         return float("inf")
@@ -173,8 +189,8 @@ def _error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(got[finite] - expected[finite]), initial=0.0) / (scale or 1.0))
 
 
-def _generic(got: Arrays, expected: Arrays, bound: float) -> str:
-    wrong = [name for name in expected if _error(got[name], expected[name]) > bound]
+def _generic(got: Arrays, expected: Arrays, bounds: Mapping[str, float]) -> str:
+    wrong = [name for name in expected if _error(got[name], expected[name]) > bounds[name]]
     label = " and ".join(wrong)
     held = [name for name in expected if name not in wrong]
     rest = f"; {' and '.join(held)} {'is' if len(held) == 1 else 'are'} right" if held else ""
@@ -185,11 +201,11 @@ def _generic(got: Arrays, expected: Arrays, bound: float) -> str:
     return f"{label}: wrong values{rest}."
 
 
-def _counterexample(got: Arrays, expected: Arrays, bound: float, case: str) -> str:
+def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], case: str) -> str:
     lines = [case] if case else []
     for name, right in expected.items():
         error = _error(got[name], right)
-        if error <= bound:
+        if error <= bounds[name]:
             continue
         where = _worst(got[name], right)
         index = ", ".join(map(str, where))
@@ -198,7 +214,7 @@ def _counterexample(got: Arrays, expected: Arrays, bound: float, case: str) -> s
         lines.append(f"{place}: got {left}, expected {should}")
         finite = right[np.isfinite(right)]
         if np.isfinite(error) and (finite != np.round(finite)).any():  # counts and masks are right or wrong
-            allowed = bound * (np.max(np.abs(finite)) or 1.0)
+            allowed = bounds[name] * (np.max(np.abs(finite)) or 1.0)
             lines.append(f"off by {abs(got[name][where] - right[where]):.1e}, at most {allowed:.1e} allowed")
     return "\n".join(lines)
 

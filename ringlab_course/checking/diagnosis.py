@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.answers import compare_with, relative_error
+from ringlab_course.checking.answers import Bound, compare_with, resembles
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
@@ -19,7 +19,7 @@ class Answered:
 
     answer: Any
     truth: Any
-    bound: float
+    bound: Bound
     inputs: Sequence[Any]
     names: Sequence[str]
     text: str
@@ -65,6 +65,6 @@ def _matches(misconception: Misconception, case: Answered) -> bool:
     with np.errstate(all="ignore"):
         try:
             imitation = misconception.imitate(*case.inputs, **case.keywords)
-            return relative_error(case.answer, imitation) <= max(4 * case.bound, 1e-6)
+            return resembles(case.answer, imitation, case.bound)
         except (ArithmeticError, ValueError, TypeError, IndexError):
             return False  # the mistake cannot be made on this input, or the answer holds no numbers

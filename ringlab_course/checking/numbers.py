@@ -74,6 +74,16 @@ def rounding(truth: Any, size: float = 8.0) -> float:
     return EPS * max(size, 8.0) / min([1.0, *(scale for scale in scales if scale > 0)])
 
 
+def roundings(truth: tuple[Any, Any], size: float = 8.0) -> tuple[float, float]:
+    """Return the relative errors of (out, lse) that numbers of magnitude `size` leave, known to EPS · size.
+
+    An lse that is off by this much is so in absolute terms, and the weights e^(s − lse) are in relative ones. So
+    of an lse near 1000 it is a thousandth of what it is of out.
+    """
+    out, lse = truth
+    return rounding(out, size), EPS * max(size, 8.0) / (largest(lse) or 1.0)
+
+
 def rounding_bound(q: Any, k: Any, v: Any, right: tuple[np.ndarray, np.ndarray]) -> float:
     """Return the relative error that a float32 computation of `right` may have, whatever the order of its sums.
 

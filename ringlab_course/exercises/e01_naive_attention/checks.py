@@ -6,6 +6,7 @@ plainest float32 implementation over eight orders of its sums, so that honest ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ringlab import oracle
 from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.numbers import largest, rounding
+from ringlab_course.checking.numbers import largest, rounding, roundings
 from ringlab_course.exercises.e01_naive_attention import mistakes
 
 if TYPE_CHECKING:
@@ -195,14 +196,13 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> None:
     truth = softmax_truth(scores)
-    plain = (mistakes.softmax(scores[..., order]) for order in _orders(scores.shape[-1]))
-    reference = (softmax_truth(scores[..., order]) for order in _orders(scores.shape[-1]))
-    bound = 2 * max(map(relative_error, plain, reference), default=0.0)
+    orders = _orders(scores.shape[-1])
+    plain = ((mistakes.softmax(scores[..., order]), softmax_truth(scores[..., order])) for order in orders)
     answer = expect_tuple(subject.call(scores), ("weights", "lse"))
     compare_with(
         answer,
         truth,
-        bound=max(bound, rounding(truth, _size(truth[1]))),
+        bound=_bounds(plain, truth, scores.shape[-1]),
         misconceptions=mistakes.SOFTMAX,
         inputs=(scores,),
         names=("weights", "lse"),
@@ -210,13 +210,16 @@ def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> No
     )
 
 
-def _size(lse: np.ndarray) -> float:
-    """Return the size of the numbers whose rounding an answer may show.
+def _bounds(plain: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: int) -> list[float]:
+    """Return the errors allowed to out (or weights) and lse: twice the worst of `plain`, pairs (result, truth).
 
-    e^(score − lse) is an honest weight, and as wrong as lse, which is rounded when the maximum is added
-    and, with np.logaddexp, at every key.
+    None is below four units in the last place of lse, as adding the maximum rounds it. np.logaddexp rounds it
+    at every key by up to half a unit, and these add up like a random walk. e^(score − lse) is an honest weight,
+    and as wrong as lse.
     """
-    return 2 * max(8.0, largest(lse))
+    worst = [[relative_error(*part) for part in zip(*pair, strict=True)] for pair in plain]
+    least = roundings(truth, max(4.0, math.sqrt(keys) / 2) * max(8.0, largest(truth[1])))
+    return [max(low, *(2 * error for error in errors)) for low, *errors in zip(least, *worst, strict=True)]
 
 
 def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -318,12 +321,11 @@ def _expect_attention(
     answer: Any, q: Any, k: Any, v: Any, mask: Any, known: tuple[Misconception, ...], case: str
 ) -> None:
     truth = oracle.attention(q, k, v, mask=mask)
-    orders = _orders(k.shape[2])
-    bound = 2 * max(relative_error(_reordered(q, k, v, mask, order), truth) for order in orders)
+    plain = ((_reordered(q, k, v, mask, order), truth) for order in _orders(k.shape[2]))
     compare_with(
         answer,
         truth,
-        bound=max(bound, rounding(truth, _size(truth.lse))),
+        bound=_bounds(plain, truth, k.shape[2]),
         misconceptions=known,
         inputs=(q, k, v),
         keywords={"mask": mask},

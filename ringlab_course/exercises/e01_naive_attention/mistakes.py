@@ -74,6 +74,11 @@ def _nan_row(scores: np.ndarray) -> Pair:
     return powers / total, (np.log(total) + top)[..., 0]
 
 
+def _nan_to_num(scores: np.ndarray) -> Pair:
+    weights, lse = _nan_row(scores)
+    return np.nan_to_num(weights), np.nan_to_num(lse)
+
+
 def _zero_by_zero(scores: np.ndarray) -> Pair:
     top = scores.max(-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isfinite(top), top, np.zeros_like(top)))
@@ -114,6 +119,15 @@ def _base_two(scores: np.ndarray) -> Pair:
 def _maximum_from_zero(scores: np.ndarray) -> Pair:
     top = scores.max(-1, keepdims=True, initial=0)
     return _divide(np.exp(scores - top), top)
+
+
+def _mask_repeated(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray | None = None) -> Pair:
+    """A group's heads stacked along the tokens meet a mask that was not stacked as a whole."""
+    if mask is None:
+        return grouped(q, k, v)
+    K, group = k.shape[1], q.shape[1] // k.shape[1]
+    stacked = np.repeat(mask, group, axis=0).reshape(group, *mask.shape)
+    return grouped(q, k, v, mask=np.tile(stacked, (K, 1, 1)))
 
 
 def _mask_after(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray | None = None) -> Pair:
@@ -172,6 +186,7 @@ SOFTMAX = (
     mistake("one_maximum_for_all", _one_maximum),
     mistake("one_maximum_guarded", _one_maximum_guarded),
     mistake("masked_row_is_nan", _nan_row),
+    mistake("lse_of_nothing_is_zero", _nan_to_num),
     mistake("masked_row_is_uniform", _uniform_row),
     mistake("adds_to_the_sum", _added_to_the_sum(1e-9)),
     *(
@@ -185,6 +200,11 @@ SOFTMAX = (
     mistake("wrong_axis", _wrong_axis),
     mistake("lse_without_maximum", _bare_lse),
     mistake("lse_in_base_two", _base_two),
+    replace(
+        mistake("lse_in_base_two"),
+        name="all_of_lse_in_base_two",
+        imitate=lambda scores: (softmax(scores)[0], softmax(scores)[1] / np.log(2)),
+    ),
     mistake("maximum_at_least_zero", _maximum_from_zero),
 )
 
@@ -194,6 +214,10 @@ CAUSAL = (
     mistake("true_means_hidden", lambda queries, keys: (keys > queries[:, None]).astype(float)),
     mistake("transposed", lambda queries, keys: (keys[:, None] <= queries).astype(float)),
     mistake("indices_for_positions", lambda queries, keys: np.tri(len(queries), len(keys))),
+    mistake(
+        "triangle_shifted",
+        lambda queries, keys: np.tri(len(queries), len(keys), int(queries[0] - keys[0])),
+    ),
 )
 
 WINDOW = (
@@ -249,6 +273,12 @@ CAP = (
         ),
     ),
     mistake(
+        "cap_without_its_factor",
+        lambda q, k, v, *, mask, cap: grouped(
+            q, k, v, rows=lambda scores: softmax(_hide(np.tanh(scores / cap), mask))
+        ),
+    ),
+    mistake(
         "clips_at_the_cap",
         lambda q, k, v, *, mask, cap: grouped(
             q, k, v, rows=lambda scores: softmax(_hide(np.clip(scores, -cap, cap), mask))
@@ -265,6 +295,7 @@ GROUPED = (
         lambda q, k, v, *, mask=None: grouped(q, k[[0] * len(k)], v[[0] * len(k)], mask=mask),
     ),
     mistake("forgets_the_mask", lambda q, k, v, *, mask=None: grouped(q, k, v)),
+    mistake("mask_repeated", _mask_repeated),
     mistake("finite_number_for_hidden", _finite_hidden(-1e9)),
     mistake("blind_row_is_nan", _with(_nan_row)),
 )

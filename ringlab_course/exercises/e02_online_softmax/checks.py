@@ -25,7 +25,7 @@ from ringlab_course.checking.answers import (
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.growth import measured as grown
-from ringlab_course.checking.numbers import fold, largest, rounding
+from ringlab_course.checking.numbers import EPS, fold, largest, rounding, roundings
 from ringlab_course.exercises.e02_online_softmax import mistakes
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def check_worked(subject: Subject, rng: np.random.Generator) -> None:
     shift = round(float(rng.uniform(-9, 9)), 2)
     scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
     example = (
-        "scores [2, 1] with values [10, 20], merged with score [3] and value [30]; all scores are shifted by "
-        f"{shift:g}, so that out is as in the lesson and lse is {abs(shift):g} {'more' if shift > 0 else 'less'}"
+        "scores [2, 1] with values [10, 20], merged with score [3] and value [30] (the lesson's example; all scores "
+        f"shifted by {shift:g}: out stays, lse {'rises' if shift > 0 else 'falls'} by {abs(shift):g})"
     )
     cases = [
         _merge_case(subject, _parts(scores, values, (2,)), _truth(scores, values), example),
@@ -68,6 +68,7 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
         (slice(0, 4), "neither has seen a key"),
     ):
         scores = _normal(rng, 2, 4)
+        scores[0, hidden] += 5  # who drops this part for row 1 loses the heavier one of row 0
         scores[1, hidden] = -math.inf
         _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"in row 1 {note}, ")
     rows, D = (int(n) for n in rng.integers(2, 100, 2))
@@ -123,12 +124,15 @@ def check_many(subject: Subject, rng: np.random.Generator) -> None:
     scores[1, :60] = -math.inf
     scores[2] -= 500
     _compare_cuts(subject, scores, values, (3, 4, 20, 50, 51, 80), "seven parts, some without keys, ")
+    scores = _normal(rng, 4, 30) + torch.tensor([[-1000.0], [-600.0], [600.0], [1000.0]])
+    _compare_cuts(subject, scores, _normal(rng, 30, 8), (4, 17), "lse from -1000 to 1000, ")
 
 
 def check_first(subject: Subject, rng: np.random.Generator) -> None:
     """The first block."""
-    for rows, keys in ((1, 2), (3, 5)):
-        _compare_update(subject, _normal(rng, rows, keys), _normal(rng, keys, 2), (), "the first block, ")
+    for rows, keys, shift in ((1, 2, 0), (3, 5, 0), (2, 3, -9)):
+        note = "the first block, all scores below 0, " if shift else "the first block, "
+        _compare_update(subject, _normal(rng, rows, keys) + shift, _normal(rng, keys, 2), (), note)
 
 
 def check_rise(subject: Subject, rng: np.random.Generator) -> None:
@@ -291,7 +295,9 @@ def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> 
     """Return the learner's merge of all parts at once, beside the truth."""
     inputs = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
     answer = expect_tuple(subject.call(*inputs), NAMES)
-    bound = rounding(truth, 4 * max(largest(lse) for _, lse in parts))  # four roundings of lse reach a weight
+    bound = roundings(
+        truth, 4 * max(largest(lse) for _, lse in parts)
+    )  # four roundings of lse reach a weight
     _expect_last_axis(answer, inputs, case)
     return Answered(answer, truth, bound, inputs, NAMES, case)
 
@@ -328,10 +334,11 @@ def _compare_update(
         inputs = (*state, scores[:, a:b], values[a:b])
         state = expect_tuple(subject.call(*inputs), STATE)
         truth = _state_truth(scores[:, :b], values[:b])
+        size = 2 * max(8, largest(scores))
         compare_with(
             state,
             truth,
-            bound=rounding(truth, 2 * max(8, largest(scores))),
+            bound=(4 * EPS, rounding(truth[1], size), rounding(truth[2], size)),
             misconceptions=mistakes.UPDATE,
             inputs=inputs,
             names=STATE,
@@ -359,10 +366,15 @@ def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> 
     truth, D = _attention_truth(q, k, v), q.shape[-1]
     size = 2 * float((q.float().abs() @ k.float().abs().T).max()) * D**-0.5
     once_a_block = len(k) / block * torch.finfo(torch.float32).eps / 2  # each block rounds the state
+    size = max(size, math.sqrt(len(k)) / 2 * largest(truth[1]))  # logaddexp, key by key, is a random walk
+    plain, least = mistakes.stream(q, k, v, block), roundings(truth, size)
+    bounds = [
+        max(bound_from(*pair), low + once_a_block) for *pair, low in zip(plain, truth, least, strict=True)
+    ]
     compare_with(
         answer,
         truth,
-        bound=max(bound_from(mistakes.stream(q, k, v, block), truth), rounding(truth, size) + once_a_block),
+        bound=bounds,
         misconceptions=mistakes.STREAM,
         inputs=(q, k, v, block),
         names=NAMES,

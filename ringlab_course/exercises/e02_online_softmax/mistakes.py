@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -104,6 +105,42 @@ def _pair_by_pair(merge: Callable[[Tensor, Tensor, Tensor, Tensor], Pair]) -> Me
     return imitate
 
 
+def _right(outs: Tensor, lses: Tensor) -> Pair:
+    lse = lses.logsumexp(0)
+    return _weighted(outs, torch.exp(lses - lse).masked_fill(lses == -math.inf, 0.0)), lse
+
+
+def _part_dropped(outs: Tensor, lses: Tensor) -> Pair:
+    kept = ~torch.isneginf(lses).flatten(1).any(1)
+    if not kept.any():
+        return torch.zeros_like(outs[0]), torch.full_like(lses[0], -math.inf)
+    return _right(outs[kept], lses[kept])
+
+
+def _first_two(outs: Tensor, lses: Tensor) -> Pair:
+    return _right(outs[:2], lses[:2])
+
+
+def _wrong_sign(outs: Tensor, lses: Tensor) -> Pair:
+    lse = lses.logsumexp(0)
+    return _weighted(outs, torch.exp(lse - lses)), lse
+
+
+def _sigmoid_from_nothing(outs: Tensor, lses: Tensor) -> Pair:
+    nothing = torch.zeros_like(outs[:1]), torch.full_like(lses[:1], -math.inf)
+    return _pair_by_pair(_sigmoid)(torch.cat([nothing[0], outs]), torch.cat([nothing[1], lses]))
+
+
+def _starts_at(number: float) -> Merge:
+    """Return the merge whose first state has this lse in place of -inf."""
+
+    def imitate(outs: Tensor, lses: Tensor) -> Pair:
+        start = torch.zeros_like(outs[:1]), torch.full_like(lses[:1], number)
+        return _empty_twice(torch.cat([start[0], outs]), torch.cat([start[1], lses]))
+
+    return imitate
+
+
 def _log_of_one_plus(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Pair:
     lse = lse_a + torch.log(1 + torch.exp(lse_b - lse_a))
     return out_a * torch.exp(lse_a - lse)[..., None] + out_b * torch.exp(lse_b - lse)[..., None], lse
@@ -173,6 +210,16 @@ def _masked_nan(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, val
     return new, total * factor + fresh, acc * factor[:, None] + mass
 
 
+def _old_maximum(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> State:
+    return maximum, *update(maximum, total, acc, scores, values)[1:]
+
+
+def _never_below_zero(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> State:
+    new, fresh, mass = _block(maximum.clamp(min=0), scores, values)
+    factor = torch.exp(maximum - new)
+    return new, total * factor + fresh, acc * factor[:, None] + mass
+
+
 def _block(maximum: Tensor, scores: Tensor, values: Tensor) -> State:
     new = torch.maximum(maximum, scores.amax(-1))
     powers = torch.exp(scores - new[:, None])
@@ -209,7 +256,10 @@ MERGE = (
     mistake("averages", _average),
     mistake("adds", _add),
     mistake("weights_swapped", _swapped),
+    mistake("part_dropped_for_one_row", _part_dropped),
     mistake("winner_takes_all", _winner),
+    mistake("first_two_parts_only", _first_two),
+    mistake("exponent_of_the_wrong_sign", _wrong_sign),
     mistake("lse_is_the_maximum", _maximum_for_lse),
     mistake("lses_added", _lses_added),
     mistake("softmax_over_queries", _over_queries),
@@ -218,6 +268,14 @@ MERGE = (
     mistake("exp_of_lse", _unprotected),
     mistake("log_of_one_plus_exp", _pair_by_pair(_log_of_one_plus)),
     mistake("sigmoid_form", _pair_by_pair(_sigmoid)),
+    mistake("nan_from_nothing", _sigmoid_from_nothing),
+    mistake("finite_number_for_nothing", _starts_at(-1e9)),
+    *(
+        replace(
+            mistake("finite_number_for_nothing"), name=f"starts_at_{number:.0e}", imitate=_starts_at(number)
+        )
+        for number in (-1e4, -1e10, -1e20, -1e30, float(torch.finfo(torch.float32).min))
+    ),
     mistake("state_in_bf16"),
     mistake("state_forced_to_float32"),
 )
@@ -233,6 +291,8 @@ UPDATE = (
     mistake("maximum_of_the_block", _block_maximum),
     mistake("block_against_its_own", _own_maximum),
     mistake("normalises_acc", _normalised),
+    mistake("returns_the_old_maximum", _old_maximum),
+    mistake("maximum_at_least_zero", _never_below_zero),
 )
 
 STREAM = (
