@@ -19,7 +19,7 @@ from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("00")
 
-SPLIT_SIZES = ((1, 3, 2, 2), (1, 2, 3, 2), (2, 5, 3, 4))
+SPLIT_SIZES = ((1, 3, 2, 2), (2, 2, 3, 2), (2, 5, 3, 4))
 """(B, S, H, D), smallest first. S and H differ, so that exchanged axes show in the shape."""
 
 
@@ -80,6 +80,11 @@ def _reshaped_only(x: np.ndarray, heads: int) -> np.ndarray:
     return x.reshape(B, heads, S, width // heads)
 
 
+def _turned_too_early(x: np.ndarray, heads: int) -> np.ndarray:
+    B, S, width = x.shape
+    return x.swapaxes(1, 2).reshape(B, heads, S, width // heads)
+
+
 def _dealt(x: np.ndarray, heads: int) -> np.ndarray:
     B, S, width = x.shape
     return x.reshape(B, S, width // heads, heads).transpose(0, 3, 1, 2)
@@ -90,10 +95,11 @@ def _first_sequence(x: np.ndarray, heads: int) -> np.ndarray:
 
 
 RESHAPED_ONLY = mistake("reshaped_only", _reshaped_only)
+TURNED_TOO_EARLY = mistake("turned_too_early", _turned_too_early)
 DEALT_HEADS = mistake("dealt_heads", _dealt)
 ONE_SEQUENCE = mistake("one_sequence", _first_sequence)
 TOKENS_FIRST = mistake("tokens_first")
-SPLIT_MISTAKES = (RESHAPED_ONLY, DEALT_HEADS, ONE_SEQUENCE, TOKENS_FIRST)
+SPLIT_MISTAKES = (RESHAPED_ONLY, TURNED_TOO_EARLY, DEALT_HEADS, ONE_SEQUENCE, TOKENS_FIRST)
 
 
 def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tuple[int, ...]]) -> None:
@@ -110,8 +116,8 @@ def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tup
         )  # fmt: skip
 
 
-def check_one_sequence(subject: Subject, rng: np.random.Generator) -> None:
-    """Shapes and values for one sequence."""
+def check_shape(subject: Subject, rng: np.random.Generator) -> None:
+    """Shapes and values, for one sequence and for two."""
     _check_split(subject, rng, SPLIT_SIZES[:2])
 
 
@@ -164,12 +170,17 @@ def _shifts(number: int) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     )
 
 
+def _one_missing(xs: Sequence[np.ndarray]) -> np.ndarray:
+    return _shifts(max(len(xs) - 2, 0))(xs)
+
+
 FORWARDS_THE_TOTAL = mistake("forwards_the_total", _forwards_the_total)
 OWN_TWICE = mistake("own_twice", _own_twice)
 OWN_NEVER = mistake("own_never", _own_never)
 NEIGHBOUR_ONLY = mistake("neighbour_only", _neighbour_only)
 SAME_AGAIN = mistake("same_again", _same_again)
 ONE_SHIFT_TOO_MANY = mistake("one_shift_too_many")
+ONE_MISSING = mistake("one_shift_missing", _one_missing)
 FIXED_NUMBER = mistake("fixed_number_of_shifts", _shifts(3))
 RING_MISTAKES = (
     NEIGHBOUR_ONLY,
@@ -177,6 +188,7 @@ RING_MISTAKES = (
     FORWARDS_THE_TOTAL,
     OWN_TWICE,
     OWN_NEVER,
+    ONE_MISSING,
     FIXED_NUMBER,
     *(replace(FIXED_NUMBER, name=f"{n}_shifts_always", imitate=_shifts(n)) for n in (2, 4, 7)),
 )
@@ -204,7 +216,7 @@ def _answered(subject: Subject, xs: Sequence[np.ndarray]) -> Answered:
 def _summed(outcome: Any, xs: Sequence[np.ndarray]) -> Answered:
     parts = [expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(outcome.results)]
     values = ", ".join(f"rank {rank}: {x.ravel()[0]:g} …" for rank, x in enumerate(xs))
-    case = f"P={len(xs)}; the values are {values}"
+    case = f"P={len(xs)}; the values are {values} (below, the first index is the rank)"
     return Answered(np.stack(parts), ring_sum(xs), 1e-12, (xs,), ("the sum",), case)
 
 
@@ -259,8 +271,8 @@ EXERCISE = Exercise(
             function="split_heads",
             title="From (B, S, H·D) to (B, H, S, D)",
             checks=(
-                Check("one-sequence", 2, "visible", "one sequence: shape and values", check_one_sequence),
-                Check("batch", 2, "held-out", "several sequences, other sizes", check_batch),
+                Check("shape", 2, "visible", "one sequence and two: shape and values", check_shape),
+                Check("batch", 2, "held-out", "other numbers of sequences, tokens and heads", check_batch),
             ),
             hints=(
                 "In memory, which number comes after x[b, s, i]: the next feature of this token, or the next token?",
