@@ -17,6 +17,7 @@ from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.notebook.predictions import is_right
 from ringlab_course.notebook.progressfile import ProgressFile
 
+PASS = "visible checks pass"
 RUNGS = ("a question", "a direction", "a line of mathematics")
 
 
@@ -143,13 +144,13 @@ def _stages(stage_id: str) -> tuple[Exercise, tuple[Stage, ...]]:
 def _exercise_row(exercise: Exercise, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
     begun = [checks[stage.id] for stage in exercise.stages if stage.id in checks]
     right = sum(entry.get("status") == "ok" for entry in begun)
-    status = f"{right} of {len(exercise.stages)} functions right" if begun else "not begun"
+    status = f"{PASS}: {right} of {len(exercise.stages)} functions" if begun else "not begun"
     return _row(f"{exercise.id}  {exercise.title}", status, exercise.stages, checks, hints, grades)
 
 
 def _stage_row(stage: Stage, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
     status = checks.get(stage.id, {}).get("status", "not begun")
-    return _row(f"    {stage.id}", status, (stage,), checks, hints, grades)
+    return _row(f"    {stage.id}", PASS if status == "ok" else status, (stage,), checks, hints, grades)
 
 
 def _row(

@@ -199,8 +199,13 @@ def test_the_table_of_progress(exercise, capsys, file):
     progress()
     printed = capsys.readouterr().out.splitlines()
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
-    assert lines[1][0] == "91" and lines[1][2:] == ["1 of 2 functions right", "1 of 2", "1", "1 of 3"]
-    assert lines[2] == ["91.four", "ok", "1 of 1", "1", "1 of 3"]
+    assert lines[1][0] == "91" and lines[1][2:] == [
+        "visible checks pass: 1 of 2 functions",
+        "1 of 2",
+        "1",
+        "1 of 3",
+    ]
+    assert lines[2] == ["91.four", "visible checks pass", "1 of 1", "1", "1 of 3"]
     assert lines[3] == ["91.five", "not begun", "0 of 1", "0", "–"]
     assert lines[4] == ["predictions: 1 made and measured, 1 of them right"]
 
