@@ -106,7 +106,9 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     ax.set_yscale("log")
     ax.set_xticks([2**power for power in POWERS[::4]], [thousands(2**power) for power in POWERS[::4]])
     ax.set(
-        title="Bytes of one attention layer", xlabel="S (tokens), logarithmic", ylabel="bytes, logarithmic"
+        title="Bytes of one attention layer",
+        xlabel="S (tokens, 1k = 1,024), logarithmic",
+        ylabel="bytes, logarithmic",
     )
     ax.set_ylim(top=layer.ledger(tokens[-1])["scores"] * 10)
     ax.yaxis.set_major_formatter(lambda value, _: readable(value))
@@ -121,7 +123,7 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     for row, (name, count) in enumerate(books.items()):
         ax.barh(row, count, color=COLOURS[name], hatch="//" if count > memory else "", edgecolor="white")
         past = memory if count < memory < right else count  # the black line must not cross the words
-        ax.text(past + 0.02 * right, row, readable(count), va="center", fontsize=9)
+        ax.text(past + 0.02 * right, row, _measure(count, memory, right), va="center", fontsize=9)
     if memory < right:
         ax.axvline(memory, color=INK, linewidth=1.2)
     place = "black line" if memory < right else "beyond this axis"
@@ -134,6 +136,13 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     ax.set(
         title=f"Each tensor at S = {thousands(S)}", xlabel=f"bytes (one device, {readable(memory)}: {place})"
     )
+
+
+def _measure(count: int, memory: int, right: float) -> str:
+    """Return the label of a bar, which says so where the bar is too short to be seen."""
+    if count > 0.004 * right:
+        return readable(count)
+    return f"{readable(count)}: {'fits, ' if count < memory else ''}too short to see"
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:

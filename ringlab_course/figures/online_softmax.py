@@ -85,13 +85,16 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
             edgecolor="white",
             linewidth=0.5,
         )
+        ax.plot(
+            keys, scores[keys], ".", color=INK if seen else QUIET, markersize=6
+        )  # a score of 0 has no bar
         if seen:
             ax.hlines(step.maximum, keys[0] - 0.5, keys[-1] + 0.5, color=INK, linewidth=2)
         ax.text(keys.mean(), top, f"{step.block + 1}", ha="center", fontsize=9, color=INK if seen else QUIET)
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(
         title=f"Scores of one query, in {len(steps)} blocks",
-        xlabel="key (black line: running maximum m)",
+        xlabel="key (numbers on top: blocks; black line: maximum m)",
         ylabel="score",
         xlim=(-0.7, len(scores) - 0.3),
         ylim=(floor, top + 0.45),
@@ -150,6 +153,7 @@ def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int 
     upto = len(steps) - 1 if upto is None else upto
     with styled():
         figure = new_figure((11.2, 3.6))
+        figure.set_layout_engine("constrained", wspace=0.05)
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.1, 0.9))
         draw_scores(left, scores, steps, block, upto)
         draw_shares(middle, steps, upto)

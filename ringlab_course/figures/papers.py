@@ -29,7 +29,7 @@ _NAMES = {
     "flash": "FlashAttention", "blockwise": "Blockwise Transformer", "ring": "Ring Attention",
     "ulysses": "Ulysses", "striped": "Striped Attention", "zigzag": "Zig-zag (Llama 3)", "decode": "Tree Attention",
 }  # fmt: skip
-_KEY = "An arrow leads from an idea to the next one that needs it. Blue: the subject of this course."
+_KEY = "An arrow leads from an idea to one that builds on it or answers it. Blue: the subject of this course."
 
 
 def paper_map() -> None:
@@ -80,7 +80,7 @@ def _text(paper: Paper) -> str:
 def _box(axes: Axes, paper: Paper) -> None:
     is_goal = paper.key == "ring"
     box = {
-        "boxstyle": "round,pad=0.45",
+        "boxstyle": "round,pad=0.7",
         "facecolor": BLUE if is_goal else PAPER,
         "edgecolor": INK,
         "linewidth": 1.2,
@@ -94,7 +94,7 @@ def _box(axes: Axes, paper: Paper) -> None:
 def _arrow(axes: Axes, source: Paper, target: Paper) -> None:
     """Draw an arrow from the lower edge of one box to the upper edge of another."""
     (x, y), (to_x, to_y) = _PLACES[source.key], _PLACES[target.key]
-    begin, end = (0.045 + 0.058 * (_text(paper).count("\n") + 1) for paper in (source, target))
+    begin, end = (0.065 + 0.058 * (_text(paper).count("\n") + 1) for paper in (source, target))
     style = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", xy=(to_x, to_y + end), xytext=(x, y - begin), arrowprops=style, zorder=1)
 

@@ -17,9 +17,9 @@
 # has met every other piece. It approximates nothing, and no machine ever holds the whole text.
 #
 # In this course you write ring attention yourself: first plain attention in NumPy, in the end a program that runs on
-# many GPUs. **You write the ring program only once.** You debug it in a notebook, where one process simulates all the
-# members of the circle, which are called *ranks*. The grader runs the same function, and so do real processes on
-# real machines.
+# many GPUs. **You write the ring program only once.** You debug it in a notebook, where one process simulates every
+# member of the circle. The members are called *ranks*. The grader runs the same function, and so do real processes
+# on real machines.
 #
 # This first lesson teaches no mathematics. It checks that your machine works, shows how a lesson proceeds, and
 # gives you a map of the course. Run the cells one by one with Shift+Enter.
@@ -38,7 +38,7 @@ from ringlab_course.figures.papers import paper_map
 #
 # Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one
 # letter, and the letter is the same in the lessons, in error messages and in the source of the package. Here is the
-# list of letters, as it is printed at the top of one source file.
+# list, from the top of one source file.
 
 # %%
 print(types.__doc__)
@@ -49,8 +49,8 @@ print(types.__doc__)
 # second rank it breaks, so the course keeps the two apart from the start. Lesson 01 explains heads, queries, keys,
 # values and lse.
 #
-# Now we make some tensors with these axes. The text is real, and it is already on your machine: the source of Python's
-# standard library, in which one byte is one token. A small layer with fixed random weights turns the
+# Now we make some tensors with these axes. The text is the source of Python's standard library, in which
+# one byte is one token. A small layer with fixed random weights turns the
 # tokens into queries, keys and values.
 
 # %%
@@ -76,7 +76,7 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 #
 # ## How a lesson goes: predict, run, see, explain
 #
-# You soon forget a result that you only read. You remember a result that contradicts your own guess.
+# You remember a result that contradicts your own guess.
 # So before a measurement the lesson asks for your guess. Click one of the buttons; where there are no buttons,
 # add your guess to the call, as in `predict(…, answer=7)`. Your guesses are kept in a file of your own, and nobody
 # grades them. A question is open until you have seen its measurement; `predict(…, reopen=True)` opens it again.
@@ -88,7 +88,7 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 # %% tags=["nbval-ignore-output"]
 predict(
     "00.shifts",
-    "After how many steps has every rank heard all four notes?",
+    "After how many steps does every rank know all four notes? It knows its own from the start.",
     choices=["2", "3", "4"],
 )
 
@@ -98,23 +98,23 @@ predict(
 
 
 # %%
-def listen(ring, note):
-    heard = [int(note)]
-    while len(heard) < ring.world_size:
+def gather_notes(ring, note):
+    known = [int(note)]
+    while len(known) < ring.world_size:
         note = ring.shift(note)
-        heard.append(int(note))
-    return heard
+        known.append(int(note))
+    return known
 
 
 # %% [markdown]
 # `VirtualCluster` runs it on as many ranks as you like, inside this notebook. The ranks take turns in a fixed
-# order, so every run is the same. It also counts: `rounds(0)` is the number of shifts in which rank 0 took part.
+# order, so every run is the same. The cluster also counts: `rounds(0)` is the number of shifts in which rank 0 took part.
 
 # %%
 notes = [torch.tensor([10]), torch.tensor([11]), torch.tensor([12]), torch.tensor([13])]
-outcome = VirtualCluster(4).run(lambda ring: listen(ring, notes[ring.rank]))
-for rank, heard in enumerate(outcome.results):
-    print(f"rank {rank} heard", heard)
+outcome = VirtualCluster(4).run(lambda ring: gather_notes(ring, notes[ring.rank]))
+for rank, known in enumerate(outcome.results):
+    print(f"rank {rank} knows, in this order,", known)
 
 # %%
 compare("00.shifts", str(outcome.trace.rounds(0)))
@@ -124,13 +124,13 @@ compare("00.shifts", str(outcome.trace.rounds(0)))
 # more step would bring each note back to where it began. The whole course uses this pattern: **P ranks,
 # P − 1 shifts.** Replace the notes by blocks of keys and values, and it is ring attention.
 #
-# Look at the order, too. Rank 0 hears 13 before 12: notes travel towards higher ranks, so each arriving note
-# began one rank further *below* (below rank 0 comes the last rank). After `step` shifts, rank r holds what began on rank
-# (r − step) mod P. We call that rank the **origin**. A wrong sign in this formula is one of the commonest bugs in ring
-# programs.
+# Look at the order, too. Rank 0 receives 13 before 12. Notes travel towards higher ranks. So each note that arrives comes
+# from one rank further *down* than the note before it, and below rank 0 comes the last rank. After `step` shifts, rank r
+# holds what began on rank (r − step) mod P. We call that rank the **origin**. A wrong sign in this formula is one of the
+# commonest bugs in ring programs.
 #
-# The cluster has counted what was sent. With these counts you can *prove* that a program sends what it
-# should, and the grader uses them too. A note is one 64-bit integer:
+# The cluster has counted what was sent. With these counts the grader sees whether a program sends
+# what it should. A note is one 64-bit integer:
 
 # %%
 for exchange in outcome.trace.exchanges(rank=0):
@@ -139,7 +139,7 @@ for exchange in outcome.trace.exchanges(rank=0):
 
 # %% [markdown]
 # What if one rank shifts once less than the others? On real machines the program usually hangs without a word: somebody
-# waits for a message that nobody sends. Here it does not hang. We let rank 0 stop early:
+# waits for a message that nobody sends. Here we let rank 0 stop early:
 
 
 # %%
@@ -154,13 +154,13 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# The error names who waits for whom. Rank 3 wants to send to rank 0 and rank 1 wants to receive from it, but rank 0 has
-# finished.
+# The error names who waits for whom. Exchanges are counted from 0, so exchange 2 is the third shift: rank 3 wants to send
+# to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two.
 #
 # ## The whole course as one ring
 #
 # The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson with the slider to
-# see which lessons come before it, and for which it is needed next.
+# see which lessons lead to it, and which lessons need it next.
 
 # %% tags=["nbval-ignore-output"]
 course_ring("05")
@@ -168,9 +168,10 @@ course_ring("05")
 # %% [markdown]
 # ## The papers, as a map
 #
-# Ring attention is a late step in a row of ideas. After attention itself came a softmax that needs only one pass, then
-# attention that never stores the whole table, then tiles that fit into a fast memory. Only then could the tiles be divided
-# among machines. The map gives the lessons that explain each idea. Each paper is at `arxiv.org/abs/` and its number.
+# Ring attention is a late step in a row of ideas. After attention itself came a way to find the maximum and the sum of a
+# softmax in a single pass, then attention that never stores the whole table, then tiles that fit into a fast memory. Only
+# then could the tiles be divided among machines. The map gives the lessons that explain each idea. Each paper is at
+# `arxiv.org/abs/` and its number.
 
 # %%
 paper_map()
@@ -187,13 +188,14 @@ paper_map()
 # | `hint("00.ring")` | shows a question; called again, a direction; called again, a line of mathematics |
 # | `progress()` | shows how far you are |
 #
-# A failing check says more than "wrong". It computes the results of the common mistakes. If one of them is your
+# A failing check computes the results of the common mistakes. If one of them is your
 # result, it names that mistake and shows the smallest input on which it appears.
 #
 # To **submit**, save the notebook and run `ringlab grade exercises/00_start_here.ipynb` in a terminal (in JupyterLab:
 # File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them in
 # a sandboxed process, with new random inputs and with some hidden checks in addition to the visible ones. Therefore
-# `check` says "visible checks passed", and only the grader says "passed".
+# `check` and `progress` say only that the visible checks pass. `progress` shows the grades of
+# notebooks in `exercises/`.
 #
 # Your exercise files are yours: the project never overwrites one that you have edited. If you want to start again,
 # `ringlab exercise fresh 00` writes a clean copy and keeps yours beside it. The folder `solutions/` has a worked solution

@@ -33,8 +33,9 @@ rng = np.random.default_rng(1)
 #
 # $$ s_j = \frac{q \cdot k_j}{\sqrt D}, \qquad w_j = \frac{e^{s_j}}{\sum_i e^{s_i}}, \qquad \mathrm{out} = \sum_j w_j v_j $$
 #
-# Why $\sqrt D$? A dot product of $D$ random pairs of numbers of size one has a spread of $\sqrt D$. Without the division,
-# scores grow with the head dim; softmax then picks a single key, and hardly any gradient is left.
+# Why $\sqrt D$? The dot product of two vectors of $D$ independent random numbers with mean 0 and standard deviation 1 has
+# the standard deviation $\sqrt D$. Without the division, scores grow with the head dim; softmax then picks a single key,
+# and hardly any gradient is left.
 
 # %%
 scores = np.array([1.0, 0.0, 1.0, 0.0]) / 2**0.5  # four dot products, D = 2
@@ -47,16 +48,19 @@ print("weights", np.round(powers / powers.sum(), 3))
 #
 # ## The same for all queries
 #
-# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. NumPy's `@` multiplies the last two axes and
-# repeats over the rest. So two matrix products, with a softmax between them, give the output for all queries of all heads.
-# The first product makes a matrix with a row for every query and a column for every key. Keep an eye on it.
+# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. A *head* is one complete attention with queries,
+# keys and values of its own, D numbers each; a layer runs H of them side by side on the same tokens.
+#
+# NumPy's `@` multiplies the last two axes and repeats over the rest. So two matrix products, with a softmax between them,
+# give the output for all queries of all heads. The first product makes a matrix with a row for every query and a column
+# for every key. Keep an eye on it.
 
 
 # %%
 def first_attention(q, k, v):
     scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     powers = np.exp(scores)
-    return powers / powers.sum(-1, keepdims=True) @ v
+    return (powers / powers.sum(-1, keepdims=True)) @ v
 
 
 q, k, v = rng.standard_normal((3, 1, 2, 6, 4)).astype(np.float32)
@@ -168,7 +172,7 @@ def attention(q, k, v, mask=None):
     log_total = np.full_like(total, -np.inf)
     np.log(total, out=log_total, where=total > 0)
     lse = (m + log_total)[..., 0]  # -inf + -inf = -inf where no key was seen
-    return powers / np.where(total > 0, total, 1) @ v, lse
+    return (powers / np.where(total > 0, total, 1)) @ v, lse
 
 
 mask = causal_mask(np.arange(6), np.arange(6))
@@ -232,10 +236,12 @@ for S, peak in peaks.items():
 compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 
 # %% [markdown]
-# Each doubling of S quadruples the peak: a term in S² dominates. There are three matrices at the worst moment. When `exp`
-# writes its result, the scores are still there, and so are the differences `scores - m`, which have no name. An
-# implementation that frees the differences holds two: the scores and the weights. One that writes the weights over the
-# scores holds one, and fits a text that is longer by a factor of √2. We count two from here on.
+# Each doubling of S quadruples the peak: a term in S² dominates. There are three matrices at the worst moment, and that
+# moment comes twice. When `exp` writes its result, the scores and the differences `scores - m`, which have no name, are
+# still there. When the division writes the weights, the scores and `powers` are still there.
+#
+# An implementation that does both steps in place holds two matrices, the scores and the weights. One that writes the
+# weights over the scores holds one, and fits a text that is longer by a factor of √2. We count two from here on.
 #
 # ## The ledger
 #
@@ -266,7 +272,8 @@ show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072
 # paragraph, whatever the number of heads and the dtype. From there on the two matrices are larger. At the wall they
 # take nearly all of the 80 GB, although nobody asked for them: they are neither input nor output.
 #
-# Both axes of the left picture are logarithmic, so a quadratic term is a line with twice the slope. The right picture has a
+# Both axes of the left picture are logarithmic, so a linear term is a straight line, and a quadratic term is one with
+# twice its slope. The right picture has a
 # linear axis, and on it only the two matrices can be seen. Move the sliders of the next cell: a narrower dtype or fewer
 # heads move the wall to the right, but only by the square root of what they save.
 
@@ -316,15 +323,18 @@ for tokens in (1024, 8192, 131_072):
     books = layer.ledger(tokens)
     inputs_and_out = books["q"] + books["k and v"] + books["out"]
     naive, least = layer.flops(tokens) / layer.traffic(tokens), layer.flops(tokens) / inputs_and_out
-    print(f"S = {tokens:7,}: naive {naive:5.1f} FLOP/byte, without the scores {least:9,.0f}")
+    print(f"S = {tokens:7,}: naive {naive:4.1f} FLOP/byte, without the scores at best {least:,.0f}")
 print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.039 TB/s)")
 
 # %% [markdown]
 # With growing S, naive attention approaches 64 FLOP per byte and never exceeds it. Both its work and its traffic grow as
-# S². Each pair of a query and a key costs $4D$ FLOP. Its number is written and read as a score, then written and read as a
-# weight: four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches break-even, so the device waits for its
-# own memory. Without the scores the ratio grows with S. So *not storing that matrix* wins twice, in space and in time.
-# Note that the number of FLOPs is the same in both columns.
+# S². Each pair of a query and a key costs $4D$ FLOP. The pair also has one number in each matrix: it is written and read as
+# a score, then written and read as a weight. That is four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches
+# break-even, so the device waits for its own memory.
+#
+# Without the scores the ratio could grow with S, if each tensor is read or written only once. A real kernel reads k and v
+# several times, but still far exceeds break-even. So *not storing that matrix* wins twice, in space and in time. Note that
+# the number of FLOPs is the same in both columns.
 #
 # ## And then the linear terms
 #

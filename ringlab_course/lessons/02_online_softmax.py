@@ -2,7 +2,7 @@
 # # 02 · Online softmax
 #
 # **Afterwards you can** compute a softmax in pieces that you never see together, derive and write the merge of two partial
-# results (out, lse), name four ways in which it goes wrong, and say why ring attention is exact.
+# results (out, lse), name four ways in which it goes wrong, and say whether ring attention is exact, and how one can tell.
 #
 # **You need first** [lesson 01](01_naive_attention.ipynb): softmax with its maximum subtracted, lse, and the row that
 # sees no key. **Minutes** 60.
@@ -70,7 +70,7 @@ predict(
 
 # %%
 million = torch.zeros(1_000_000)
-_, lse_million = block_attention(million, million)
+_, lse_million = block_attention(million, million)  # the values do not matter here
 compare("02.outweigh", round(lse_million.item(), 1))
 weights = torch.softmax(torch.cat([million, lse_million[None]]), -1)
 print(f"weight of the single key: {weights[-1]:.2f}")
@@ -145,7 +145,7 @@ print(f"relative error: one block {one:.1e}, 64 blocks {many:.1e}")
 print(f"in units of float32's eps: {one / eps:.1f} and {many / eps:.1f}")
 
 # %% [markdown]
-# eps is one unit in the last digit of float32. Both errors are tiny, but 64 blocks are several times worse than
+# eps is the step from 1 to the next float32 number. Both errors are tiny, but 64 blocks are several times worse than
 # one. Does the cut itself cost that accuracy, or is it only rounding? float64 can tell.
 
 # %% tags=["nbval-ignore-output"]
@@ -177,7 +177,7 @@ print(f"eps is smaller by a factor of {eps / eps64:.1e}")
 #
 # ## Block by block, with a running maximum
 #
-# Kernels prefer another form of the same sum. They carry the maximum $m$, the sum
+# Kernels, the programs that run on a GPU, prefer another form of the same sum. They carry the maximum $m$, the sum
 # $\mathrm{total} = \sum e^{s-m}$ and the undivided $\mathrm{acc} = \sum e^{s-m} v$, and divide once at the end. When a
 # block brings a larger maximum, all older terms were measured against the wrong number. One factor repairs them:
 #
@@ -199,7 +199,8 @@ online_softmax.play(picture_scores, picture_values, block=4)
 
 # %% [markdown]
 # Here is the same in code, for one query. It starts with a state that has seen nothing: maximum $-\infty$, sum 0,
-# accumulator 0. The first block needs no special case, because the factor $e^{-\infty - m'}$ is 0.
+# accumulator 0. If the first block has a visible key, it needs no special case: the factor $e^{-\infty - m'}$ is 0. If all
+# its keys are hidden, $m'$ is $-\infty$ as well, and the difference has no value; the exercise asks you for that case.
 
 # %%
 m, total, acc = -math.inf, 0.0, 0.0
@@ -223,8 +224,8 @@ print(f"at once: out {at_once:.3f}, lse {lse:.3f} = m + ln(sum) {m + math.log(to
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.rescales",
-    "1,024 blocks in random order: how often, on average, is a block's maximum a new one? "
-    "Count the first block too.",
+    "1,024 blocks in random order: how often, on average, does a block set a new maximum, "
+    "larger than all before it? The first block counts.",
     unit="times",
 )
 
@@ -268,7 +269,7 @@ laws = {
     "commutative": (merge(*a, *b), merge(*b, *a)),
     "identity": (merge(*a, *identity), a),
 }
-bits = {name: torch.equal(left[0], right[0]) for name, (left, right) in laws.items()}
+bits = {name: all(map(torch.equal, left, right)) for name, (left, right) in laws.items()}
 for name, (left, right) in laws.items():
     near = torch.allclose(left[0], right[0], atol=1e-6)
     print(f"{name:12} up to rounding {near}, bit for bit {bits[name]}")
@@ -277,12 +278,13 @@ compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 
 # %% [markdown]
 # Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. The identity has the
-# weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded. So to get the same bits on every
-# run, fix which parts are merged with which. Here the order of the two does not matter, because each product is rounded by
-# itself. In a kernel that fuses a multiplication with the addition (FMA), only one of the two products is rounded, and
-# the order matters as well.
+# weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded.
 #
-# One product of the table is left. Under a causal mask a row may see nothing in the first block and nothing in the second.
+# Only the grouping changes bits. So to get the same bits on every run, fix which parts are merged with which. Here the
+# order of the two does not matter, because each product is rounded by itself. In a kernel that fuses a multiplication
+# with the addition (FMA), only one of the two products is rounded, and the order matters as well.
+#
+# One case is left. Under a causal mask a row may see nothing in the first block and nothing in the second.
 # By the third law, identity · identity should be the identity. What does our `merge` return?
 
 # %% tags=["nbval-ignore-output"]
@@ -309,7 +311,8 @@ print("out:", nothing[0][0, 0].item(), " lse:", nothing[1][0].item())
 #
 # **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ the merge becomes $\mathrm{out}_a - \sigma(\mathrm{lse}_b -
 # \mathrm{lse}_a)(\mathrm{out}_a - \mathrm{out}_b)$ and $\mathrm{lse} = \mathrm{lse}_a - \ln \sigma(\mathrm{lse}_a -
-# \mathrm{lse}_b)$. It is elegant, it is in use, and it fails whenever side $a$ is empty: with $\mathrm{lse}_a = -\infty$
+# \mathrm{lse}_b)$. It is elegant, the package ring-flash-attention uses it, and it fails whenever side $a$ is empty: with
+# $\mathrm{lse}_a = -\infty$
 # the second formula is $-\infty - \ln 0 = -\infty + \infty$, which has no value.
 #
 # **3. log(1 + exp(x)).** $\mathrm{lse} = \mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$ is the same formula
@@ -333,7 +336,7 @@ finite = block_attention(torch.full((4,), -1e9), torch.tensor([1.0, 2.0, 3.0, 4.
 print(f"4. a row that sees no key: out {finite[0].item()}, lse {finite[1].item():.0e}")
 
 # %% [markdown]
-# One rule avoids all four: use $-\infty$ and nothing else for hidden scores, build lse with `logaddexp`, and give
+# Three habits avoid all four: use $-\infty$ and nothing else for hidden scores, build lse with `logaddexp`, and give
 # weight 0 to every part with lse $-\infty$. `ringlab.merge` does the same.
 
 
@@ -353,7 +356,7 @@ out, lse = merge(*identity, *identity)
 print("both empty: out", out[0, 0].item(), " lse", lse[0].item())
 
 # %% [markdown]
-# From here on the lessons import it.
+# From here on the lessons import `ringlab.merge`.
 #
 # ## The dtype of the state
 #
@@ -379,8 +382,8 @@ def growth(P, bad_out=False, bad_lse=False):
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.bf16",
-    "As the blocks go from 2 to 32: which rounding's error grows?",
-    choices=["neither", "only out's", "only lse's", "both, out's more", "both, lse's more"],
+    "From 2 blocks to 32: which rounding lets the error grow?",
+    choices=["neither", "only that of out", "only that of lse", "both, out more", "both, lse more"],
 )
 
 # %% tags=["nbval-ignore-output"]
@@ -390,11 +393,12 @@ for P in (2, 4, 8, 16, 32):
     print("{:6}   {:10.1e}   {:8.1e}   {:8.1e}".format(P, *errors))
 
 # %%
-out_factor = growth(32, bad_out=True) / growth(32)
-lse_factor = growth(32, bad_lse=True) / growth(32)
-harmful = [name for name, factor in (("out's", out_factor), ("lse's", lse_factor)) if factor > 1.2]
-worse = "lse's" if lse_factor > out_factor else "out's"
-found = ["neither", f"only {worse}", f"both, {worse} more"][len(harmful)]
+out_factor = growth(32, bad_out=True) / growth(2, bad_out=True)
+lse_factor = growth(32, bad_lse=True) / growth(2, bad_lse=True)
+print(f"the error grows {out_factor:.1f} times with out, {lse_factor:.1f} times with lse in bf16")
+harmful = [factor for factor in (out_factor, lse_factor) if factor > 1.2]
+worse = "lse" if lse_factor > out_factor else "out"
+found = ["neither", f"only that of {worse}", f"both, {worse} more"][len(harmful)]
 compare("02.bf16", found)
 typical = float(truth.lse.mean())
 spacing = torch.finfo(torch.bfloat16).eps * 2 ** math.floor(math.log2(typical))
