@@ -129,8 +129,8 @@ def test_every_line_but_docstrings_is_drawn_and_every_job_has_its_number() -> No
     texts = [text.get_text() for text in drawn.axes[0].texts]
     assert {"def ring(x):", "    for step in range(3):", "def mesh(x):", "left", "right"} <= set(texts)
     assert not any("What it returns" in text for text in texts)
-    assert texts.count("1") == texts.count("2") == 2
-    assert len(drawn.axes[0].patches) == 2 * (2 + 1)  # a band on each side, and a ribbon
+    assert texts.count("1") == texts.count("2") == 3 and {"begin", "add"} <= set(texts)
+    assert len(drawn.axes[0].patches) == 2 * (2 + 1 + 1)  # a band on each side, a ribbon, and a place in the key
     assert len(png(drawn)) > 1000
 
 
