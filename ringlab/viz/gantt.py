@@ -49,7 +49,7 @@ LOOKS: dict[str, dict[str, Any]] = {  # in the order in which they are drawn
 }
 WORDS = {
     "forward": "attention, in step …",
-    "backward": "its backward, in step …",
+    "backward": "attention backward, in step …",
     "other": "other computation",
     "wait": "waits for a message",
     "message": "message: posted … complete",
