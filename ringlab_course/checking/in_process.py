@@ -99,8 +99,8 @@ class InProcessSubject:
         program = with_gradient(self._function) if gradient else self._function
         return self._on_virtual_ranks(program, world_size, per_rank, faults, kwargs)
 
-    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Return the FLOPs of the products of matrices that each rank makes in one run.
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
+        """Return the Outcome of one run and the FLOPs of the products of matrices that each rank makes in it.
 
         Where no rank makes any, the elements that torch's operators write: a product by hand is an element each.
         """
@@ -118,8 +118,8 @@ class InProcessSubject:
             flops[ring.rank], elements[ring.rank] = metered.meter.flops, written.count
             return result
 
-        self._on_virtual_ranks(counted, world_size, per_rank, None, kwargs)
-        return flops if any(flops) else elements
+        outcome = self._on_virtual_ranks(counted, world_size, per_rank, None, kwargs)
+        return outcome, flops if any(flops) else elements
 
     def _on_virtual_ranks(
         self,

@@ -75,8 +75,11 @@ class Subject(Protocol):
         Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
         """
 
-    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Return how much each rank computes in one run, for comparing ranks with each other; arguments as in `run_ring`."""
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
+        """Return the Outcome of one run and how much each rank computes in it, for comparing ranks with each other.
+
+        Arguments as in `run_ring`.
+        """
 
     def statements(self) -> list[str]:
         """Return the lines of the function's body without comments, layout and docstring; [] if it has no text."""

@@ -262,9 +262,10 @@ class SandboxedSubject:
     ) -> Any:
         return self._on_network(world_size, per_rank, faults, kwargs, gradient)[0]
 
-    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Return the CPU seconds of each rank's worker in one run, as the operating system counts them."""
-        return [rank.computed for rank in self._on_network(world_size, per_rank, None, kwargs)[1].ranks]
+    def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
+        """Return the Outcome of one run and the CPU seconds of each rank's worker, as the operating system counts them."""
+        outcome, network = self._on_network(world_size, per_rank, None, kwargs)
+        return outcome, [rank.computed for rank in network.ranks]
 
     def _on_network(
         self,

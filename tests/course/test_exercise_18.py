@@ -114,7 +114,8 @@ def test_a_ring_that_computes_where_nobody_counts_is_left_to_the_judge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A few elements of bookkeeping, the same on all ranks, say nothing about its products."""
-    monkeypatch.setattr(InProcessSubject, "efforts", lambda self, world_size, *_, **__: [900.0] * world_size)
+    counted = InProcessSubject.efforts
+    monkeypatch.setattr(InProcessSubject, "efforts", lambda *a, **k: (counted(*a, **k)[0], [900.0] * a[1]))
     _expect_less_work(learners(solution_code("18"), FORWARD), seed=0)
 
 

@@ -279,7 +279,8 @@ def _expect_less_work(learners: Learners, seed: int) -> None:
     )  # one multiplication per pair and dimension
     shares = []
     for _ in range(TRIES):
-        efforts = learners.efforts(run)
+        ran, efforts = learners.efforts(run)
+        _expect_right([ran])
         if efforts[-1] <= least:
             return  # it computes where nobody counts, in NumPy say: then the values alone tell
         shares.append(efforts[0] / efforts[-1])

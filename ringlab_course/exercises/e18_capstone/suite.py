@@ -96,8 +96,10 @@ class Learners:
             return Ran(run, trouble=Trouble("hung" if ended else "raised", told))
         if any(isinstance(result, Ended) for result in outcome.results):
             return _after_a_death(run, outcome.results)
-        parts = [self._part(run, rank, outcome) for rank in range(run.P)]
-        return join(run, parts)
+        return self._joined(run, outcome)
+
+    def _joined(self, run: Run, outcome: Any) -> Ran:
+        return join(run, [self._part(run, rank, outcome) for rank in range(run.P)])
 
     def outcome(self, run: Run) -> Any:
         """Return the outcome of one run on all ranks."""
@@ -105,9 +107,10 @@ class Learners:
             run.P, *shards_of(run, self.names), faults=_faults(run), **_keywords(run)
         )
 
-    def efforts(self, run: Run) -> list[float]:
-        """Return how much each rank computes in one run, in whatever the subject counts."""
-        return list(self.subject.efforts(run.P, *shards_of(run, self.names), **_keywords(run)))
+    def efforts(self, run: Run) -> tuple[Ran, list[float]]:
+        """Return what came of one run, and how much each rank computes in it, in whatever the subject counts."""
+        outcome, efforts = self.subject.efforts(run.P, *shards_of(run, self.names), **_keywords(run))
+        return self._joined(run, outcome), efforts
 
     def _part(self, run: Run, rank: int, outcome: Any) -> RankResult:
         arrays = self._arrays(run, rank, outcome.results[rank])
