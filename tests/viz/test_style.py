@@ -23,6 +23,13 @@ def draw(values=(1, 3, 2)):
     return figure
 
 
+def test_all_words_are_the_alternative_text_and_their_first_sentence_the_caption():
+    words = "Bars of 0.5 <s> each, i.e. short ones. Rank 0 waits."
+    image, _, caption = style.as_html(draw(), words).partition("<p")
+    assert 'alt="Bars of 0.5 &lt;s&gt; each, i.e. short ones. Rank 0 waits."' in image
+    assert caption.endswith(">Bars of 0.5 &lt;s&gt; each, i.e. short ones.</p>")
+
+
 def test_a_figure_is_the_same_bytes_twice_and_names_no_software():
     assert style.png(draw()) == style.png(draw()) != style.png(draw((1, 2, 3)))
     assert b"Software" not in style.png(draw()) and b"matplotlib" not in style.png(draw()).lower()
