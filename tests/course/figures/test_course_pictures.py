@@ -130,7 +130,7 @@ def test_every_line_but_docstrings_is_drawn_and_every_job_has_its_number() -> No
     assert {"def ring(x):", "    for step in range(3):", "def mesh(x):", "left", "right"} <= set(texts)
     assert not any("What it returns" in text for text in texts)
     assert texts.count("1") == texts.count("2") == 3 and {"begin", "add"} <= set(texts)
-    assert len(drawn.axes[0].patches) == 2 * (2 + 1 + 1)  # a band on each side, a ribbon, and a place in the key
+    assert len(drawn.axes[0].patches) == 2 * (2 + 1 + 1)  # two bands, a ribbon, a key
     assert len(png(drawn)) > 1000
 
 
