@@ -61,7 +61,7 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        self.settled = 0  # tasks once the code is loaded
+        self.settled = self._quiet = 0  # tasks before the code is loaded, and when it was last looked at
         self._mark = secrets.token_hex(16)  # by which a process that was started without a sandbox is known
         # The launcher may complain. Not into a file: without root a worker can open bubblewrap's open files.
         self._complaints, self._complain = os.pipe()
@@ -252,12 +252,20 @@ class WorkerProcess:
 
         Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first.
         """
-        if self.arrays == "jax" or self.tasks() <= self.settled:  # JAX keeps threads of its own
+        tasks = self.tasks()
+        if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps threads of its own
             return False
-        time.sleep(LOOK_S / 2)
+        if tasks <= self._quiet and not self._computes_for(LOOK_S / 5):
+            return False
+        going = self._computes_for(LOOK_S)
+        self._quiet = 0 if going else tasks
+        return going
+
+    def _computes_for(self, seconds: float) -> bool:
+        time.sleep(seconds / 2)
         before = self.clock()
-        time.sleep(LOOK_S)
-        return self.clock() - before > LOOK_S / 100
+        time.sleep(seconds)
+        return self.clock() - before > seconds / 100
 
     def reset_peak(self) -> None:
         """Begin a new peak, where the system lets us."""

@@ -129,6 +129,7 @@ class Session:
         while len(self._loaded) < count:
             worker = self._starting.pop(0)
             worker.ready()
+            worker.settled = worker.tasks()
             self.watch.add(worker)
             self._load(worker)
         return self._loaded[:count]
@@ -147,7 +148,6 @@ class Session:
             raise self.lost("the notebook's code", error) from None
         if not self.concealed:
             self.notes = [shown(note)[:500] for note in frame.value[:20]]
-        worker.settled = worker.tasks()
         self.allowance.add(worker)
         self._loaded.append(worker)
 

@@ -350,3 +350,29 @@ def test_an_answer_is_none_while_a_thread_goes_on(session) -> None:
     with pytest.raises(Crashed, match="a thread that it has started goes on computing"):
         SandboxedSubject(session, "goes_on_in_a_thread").run_ring(2, shards(2))
     assert not session.condemned
+
+
+SPIN = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+def spin():
+    while True: pass
+"""
+STARTED = "STARTED = Thread(target=spin, daemon=True)\nSTARTED.start()\ndef f(x): return STARTED and x"
+IN_THE_CALL = "def f(x):\n    Thread(target=spin, daemon=True).start()\n    return x"
+WAITING = "POOL = ThreadPoolExecutor(2)\nPOOL.submit(int)\ndef f(x): return POOL and x"
+
+
+@pytest.mark.parametrize("source", [STARTED, IN_THE_CALL], ids=["while loading", "in the call"])
+def test_a_function_of_one_process_is_held_to_the_same(source) -> None:
+    with Session([SPIN + source], ["f"], torch=False, seconds=60) as session:
+        with pytest.raises(Crashed, match="a thread that it has started goes on computing"):
+            SandboxedSubject(session, "f").call(1)
+        assert not session.condemned
+
+
+def test_threads_that_wait_cost_nothing() -> None:
+    with Session([SPIN + WAITING], ["f"], torch=False, seconds=60) as session:
+        assert [SandboxedSubject(session, "f").call(x) for x in range(3)] == [0, 1, 2]
+        (worker,) = session.workers(1)
+        assert worker.tasks() > worker.settled
