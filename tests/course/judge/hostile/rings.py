@@ -207,6 +207,29 @@ def wire(ring, mine):
         return
     return os.read(WATCH, 4096)[:256]
 """,
+    "wakes who waits at a file of the system": """
+import ctypes, glob, mmap
+import numpy as np
+FILE = open(max(glob.glob("/usr/lib/*-linux-gnu/*.so*"), key=os.path.getsize), "rb")
+WORDS = np.frombuffer(mmap.mmap(FILE.fileno(), 1 << 16, mmap.MAP_SHARED, mmap.PROT_READ), np.uint32)
+HEARD = []
+def futex(place, command, value):
+    call, seconds = 202 if os.uname().machine == "x86_64" else 98, (ctypes.c_long * 2)(1, 0)
+    at = ctypes.c_void_p(WORDS.ctypes.data + 4 * place)
+    return ctypes.CDLL(None).syscall(call, at, command, ctypes.c_uint(value), seconds, None, 0)
+def wire(ring, mine):
+    for start in range(0, len(mine or b""), 16):
+        for at, byte in enumerate(mine[start : start + 16]):
+            place = (ring.rank * 16 + at) * 256 + byte
+            threading.Thread(target=futex, args=(place, 0, int(WORDS[place])), daemon=True).start()
+        time.sleep(0.05)
+        ring.barrier()
+        for at in range(16):
+            first = ((1 - ring.rank) * 16 + at) * 256
+            HEARD.append([futex(first + byte, 1, 1) for byte in range(256)].index(1))
+        ring.barrier()
+    if not mine: return bytes(HEARD)
+""",
     "finds the other rank among the processes": """
 import glob
 def wire(ring, mine):
