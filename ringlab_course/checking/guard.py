@@ -27,6 +27,8 @@ Prints = dict[str, tuple[object, ...]]
 """Fingerprints of arguments by name."""
 _HOOKS = ("__torch_dispatch__", "__torch_function__")
 """Methods of meters that PyTorch calls on its own."""
+_BY_OPERATOR = ("decompose", "redispatch")
+"""Methods of PyTorch's operators that run a kernel of theirs."""
 
 
 class Guard:
@@ -67,6 +69,9 @@ class Guard:
     def _of_code(self, frame: FrameType) -> str:
         """Return the dotted name of a Python function that is off limits, "" for any other."""
         code = frame.f_code
+        if code.co_name in _BY_OPERATOR and frame.f_globals.get("__name__") == "torch._ops":
+            operator = getattr(frame.f_locals.get("self"), "__name__", "").partition(".")[0]
+            return f"torch.{operator}" if self._limits.refuses("torch", operator) else ""
         if code not in self._seen:
             module, name = str(frame.f_globals.get("__name__", "")), code.co_qualname
             if code.co_name == "__init__":  # of a dataclass it bears no name of the class

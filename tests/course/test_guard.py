@@ -39,10 +39,13 @@ BORROWED = {
     "SDPA": "import torch\ndef f(x): return torch.nn.functional.scaled_dot_product_attention(x, x, x)",
     "SDPA by name": "from torch.nn.functional import scaled_dot_product_attention\ndef f(x): return scaled_dot_product_attention(x, x, x)",
     "SDPA by a text": "import torch\ndef f(x): return getattr(torch.nn.functional, 'scaled_dot_' + 'product_attention')(x, x, x)",
+    "its decomposition": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math.default.decompose(x, x, x)",
+    "its kernel": "import torch\ndef f(x):\n    op, keys = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, torch._C\n    return op.redispatch(keys.DispatchKeySet(keys.DispatchKey.CPU), x, x, x)",
     "a module": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
 }  # fmt: skip
 HONEST = {
     "a function of that name": "def scaled_dot_product_attention(q, k, v): return q\ndef f(x): return scaled_dot_product_attention(x, x, x)",
+    "another decomposition": "import torch\ndef f(x): return torch.ops.aten.matmul.default.decompose(x, x)",
     "a layout": "from ringlab import contiguous\ndef f(x): return contiguous(4, 2).S",
     "imports that it does not use": "import torch\nfrom ringlab import oracle, ring_attention\ndef f(x):\n    from ringlab import merge\n    return torch.softmax(x, -1)",
     "what the package has elsewhere": "def f(x):\n    from ringlab import Ring\n    from ringlab.errors import ShapeError\n    return Ring.__name__ + ShapeError.__name__",

@@ -58,6 +58,10 @@ USES = {
     "quantizable attention": (
         "def f(x):\n    from torch.ao.nn.quantizable import MultiheadAttention as M\n    return M(4, 1)(x[0], x[0], x[0])[0]"
     ),
+    "quantizable attention, loaded again": (
+        "def f(x):\n    import importlib, torch.ao.nn.quantizable.modules.activation as a\n"
+        "    return importlib.reload(a).MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]"
+    ),
     "the library opened again": (
         "import gc, ringlab_course.judge.offlimits as o, torch\ndef f(x):\n    getattr(o, '_libraries', []).clear()\n"
         "    gc.collect()\n    return torch.nn.functional.scaled_dot_product_attention(x, x, x)"
