@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 def grade_into_book(request: Request) -> None:
     """Grade what has no result yet into the book (or one in memory), write what was asked for, and end."""
-    from ringlab_course.gradebook.collect import collect
-    from ringlab_course.gradebook.readable import shown_name
+    from ringlab_course.gradebook.collect import collect, learner_called
     from ringlab_course.gradebook.store import Gradebook
 
     if request.regrade and request.book is None:
@@ -37,7 +36,7 @@ def grade_into_book(request: Request) -> None:
         from ringlab_course.gradebook.pages import require_pages
 
         require_pages()  # before a class is graded for pages that cannot be written
-    learner = None if request.learner is None else shown_name(request.learner)
+    learner = None if request.learner is None else learner_called(request.learner)
     with Gradebook(request.book) as book:
         _settle(book, request)
         collection = collect(request.paths, request.only, learner)

@@ -32,9 +32,11 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what counts, also while a run is writing it."""
+    from ringlab_course.gradebook.collect import learner_called
     from ringlab_course.gradebook.export import entry_data, ungraded_data
     from ringlab_course.gradebook.store import Gradebook
 
+    learner = None if learner is None else learner_called(learner)
     with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         entries, ungraded = grades.entries(exercise, learner), grades.ungraded()
         ungraded = [each for each in ungraded if learner in (None, each.learner)]
@@ -82,6 +84,7 @@ def override(
     as_json: Json = False,
 ) -> None:
     """Override a score; the earned score stays in the book."""
+    from ringlab_course.gradebook.collect import learner_called
     from ringlab_course.gradebook.export import entry_data
     from ringlab_course.gradebook.readable import headline
     from ringlab_course.gradebook.store import Gradebook
@@ -90,7 +93,7 @@ def override(
         if (score is None) != clear:
             raise CourseError("a score, or --clear", "both" if clear else "neither")
         with Gradebook(book, create=False) as grades:
-            entry = grades.override(learner, exercise, score, reason, by or getpass.getuser())
+            entry = grades.override(learner_called(learner), exercise, score, reason, by or getpass.getuser())
         if as_json:
             print_json({"ok": True, "entry": entry_data(entry)})
         else:

@@ -37,10 +37,17 @@ def learner_of(path: Path, root: Path, exercise: str) -> str:
 
     In nbgrader's tree it is the folder below submitted/, else the first folder below `root` that is
     not called as an exercise is. A notebook without such a folder is called after its learner, as in
-    alice_05.ipynb; if it is called as the exercise is, its folder is the learner's. Names are in the composed
-    form of Unicode: macOS decomposes é in file names, and it is one learner all the same.
+    alice_05.ipynb; if it is called as the exercise is, its folder is the learner's.
     """
-    return shown_name(unicodedata.normalize("NFC", _named(path, root, exercise)))
+    return learner_called(_named(path, root, exercise))
+
+
+def learner_called(name: str) -> str:
+    """Return the learner that goes by `name`, in the composed form of Unicode.
+
+    macOS decomposes é in file names, and it is one learner all the same.
+    """
+    return shown_name(unicodedata.normalize("NFC", name))
 
 
 def _named(path: Path, root: Path, exercise: str) -> str:
@@ -238,7 +245,7 @@ def handed_in(path: Path, root: Path, exercise: str | None = None, learner: str 
     except OSError:
         digest = ""  # whoever grades it tries again
     submitted_at, stamped = _submitted_at(path, root)
-    whose = learner or learner_of(path, root, taken_for)
+    whose = learner_called(learner) if learner else learner_of(path, root, taken_for)
     return HandedIn(path, root, whose, taken_for, digest, submitted_at, stamped, says)
 
 

@@ -105,6 +105,17 @@ def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) ->
     assert status == 1 and "seed" in json.loads(out)["error"]["needed"]
 
 
+def test_a_learner_is_found_by_the_decomposed_name_too(tmp_path: Path) -> None:
+    composed, decomposed, book = "ren\u00e9", "rene\u0301", tmp_path / "grades.db"
+    write(tmp_path / "one", "x", "5")
+    assert call("grade", tmp_path / "one", "--book", book, "--learner", decomposed)[0] == 0
+    for name in (composed, decomposed):
+        shown = json.loads(call("gradebook", "show", book, "--learner", name, "--json")[1])
+        assert [each["learner"] for each in shown["entries"]] == [composed]
+    changed = call("gradebook", "override", book, decomposed, "05", 9, "--reason", "seen", "--json")
+    assert changed[0] == 0 and json.loads(changed[1])["entry"]["learner"] == composed
+
+
 def test_what_could_not_be_graded_is_told_and_is_no_zero(folder: Path, tmp_path: Path) -> None:
     write(folder, "bob", "bug")
     book = tmp_path / "grades.db"
