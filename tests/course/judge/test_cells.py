@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,16 @@ def test_a_definition_that_takes_too_long_is_named() -> None:
     cells = ["import time\nT = time.sleep(60)", "def f(): return T"]
     notes = load(cells, ["f"], seconds=0.05)[1]
     assert notes == ["cell 1, line 2 was broken off: it ran for more than 0.05 s"]
+
+
+def test_slow_definitions_have_a_time_together() -> None:
+    slow = [f"import time\nT{n} = time.sleep(60)" for n in range(10)]
+    cells = [*slow, "N = 7", f"def f(): return N, {', '.join(f'T{n}' for n in range(10))}"]
+    before = time.monotonic()
+    namespace, notes = load(cells, ["f"], seconds=0.5)
+    assert time.monotonic() - before < 4 * 0.5, "what loading may take"
+    assert namespace["N"] == 7 and len(notes) == 10
+    assert [note.rpartition("than ")[2] for note in notes] == ["0.5 s"] * 2 + ["0.01 s"] * 8
 
 
 EXERCISES = ("01", "05", "10")
