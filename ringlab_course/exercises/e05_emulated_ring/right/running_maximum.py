@@ -1,11 +1,20 @@
-"""Another form of the merge: running maximum and running sum."""
+"""Another form of the merge: running maximum and running sum. Some names are Greek, and arguments bear their shapes."""
 
 import math
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 
-def ring_step(q, k, v, out, lse, mask=None):
+def ring_step(
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B K T D"],
+    v: Float[Tensor, "B K T D"],
+    out: Float[Tensor, "B H L D"],
+    lse: Float[Tensor, "B H L"],
+    mask=None,
+) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L"]]:
     """The merge with a maximum instead of logaddexp, one head at a time."""
     group, dtype = q.shape[1] // k.shape[1], out.dtype
     heads = []
@@ -22,9 +31,9 @@ def _merge_scores(scores, v, out, lse):
     top = torch.cat([scores, lse[..., None]], dim=-1).amax(-1)
     top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
     weights, before = torch.exp(scores - top[..., None]), torch.exp(lse - top)
-    total = weights.sum(-1) + before
-    divisor = torch.where(total == 0, torch.ones_like(total), total)[..., None]
-    return (weights @ v + before[..., None] * out) / divisor, torch.log(total) + top
+    Σ = weights.sum(-1) + before
+    δ = torch.where(Σ == 0, torch.ones_like(Σ), Σ)[..., None]
+    return (weights @ v + before[..., None] * out) / δ, torch.log(Σ) + top
 
 
 def nothing_yet(q):
