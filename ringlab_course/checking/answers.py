@@ -61,6 +61,14 @@ def relative_error(got: Any, expected: Any) -> float:
     return max((_error(a, b) for a, b in zip(left.values(), right.values(), strict=True)), default=0.0)
 
 
+def is_close(got: Any, expected: Any, bound: Bound) -> bool:
+    """Return whether each part of `got` is that of `expected` up to its relative error `bound`."""
+    left, right = named_arrays(got), named_arrays(expected)
+    limits = _of_parts(bound, right).values()
+    triples = zip(left.values(), right.values(), limits, strict=False)
+    return len(left) == len(right) and all(_error(a, b) <= limit for a, b, limit in triples)
+
+
 def bound_from(plain: Any, truth: Any) -> float:
     """Return the tolerance for an answer: twice the error of the plainest implementation.
 
@@ -123,10 +131,8 @@ def explains(
 
 def resembles(got: Any, expected: Any, bound: Bound) -> bool:
     """Return whether `got` is `expected` up to four times `bound`, as the answer of a known mistake is."""
-    left, right = named_arrays(got), named_arrays(expected)
-    nears = [max(4 * each, 1e-6) for each in _of_parts(bound, right).values()]
-    pairs = zip(left.values(), right.values(), nears, strict=False)
-    return len(left) == len(right) and all(_error(a, b) <= near for a, b, near in pairs)
+    nears = _of_parts(bound, named_arrays(expected)).values()
+    return is_close(got, expected, [max(4 * each, 1e-6) for each in nears])
 
 
 def named_arrays(value: Any, names: Sequence[str] = (), *, widen: bool = True) -> Arrays:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
@@ -173,7 +173,7 @@ def _check_killed(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _expect_whole(one: Answered, example: str) -> None:
-    if relative_error(expect_tuple(one.answer, NAMES), one.truth) > one.bound:
+    if not is_close(expect_tuple(one.answer, NAMES), one.truth, one.bound):
         raise MISTAKES["goes_on_without_the_dead"].failure(example)
 
 

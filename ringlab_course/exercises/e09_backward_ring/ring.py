@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringlab import layout as layouts
-from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
 from ringlab_course.checking.backward import NAMES, Problem, problem
 from ringlab_course.checking.backward_mistakes import COMPARED, WINDOWS
 from ringlab_course.checking.contract import Check, Stage
@@ -167,7 +167,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 def _rounded_on_the_way(answers: Iterable[Answered]) -> bool:
     """Whether all that stays at home is right, and all that travels is off by no more than roundings to bfloat16."""
     return all(
-        relative_error(each.answer[0], each.truth[0]) <= each.bound
+        is_close(each.answer[0], each.truth[0], each.bound)
         and relative_error(each.answer[1:], each.truth[1:]) < ROUNDED
         for each in answers
     )
@@ -190,14 +190,22 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
         expect_rounds(trace, given)
 
 
+LONG = (1536, 2), (4, 64)
+"""Tokens and ranks, heads and head dim, of a run that takes long."""
+
+
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
-    """Each rank computes with the blocks of which it sees a key, and with no other."""
-    for layout, window in (
-        (layouts.contiguous(6, 3), None),
-        (layouts.contiguous(12, 4), 3),
-        (layouts.zigzag(16, 4), 4),
+    """Each rank computes with the blocks of which it sees a key, and with no other.
+
+    The last case takes so long that the judge sees whether the work is done where the ring says that it computes.
+    """
+    for layout, window, H, D in (
+        (layouts.contiguous(6, 3), None, 1, 4),
+        (layouts.contiguous(12, 4), 3, 1, 4),
+        (layouts.zigzag(16, 4), 4, 1, 4),
+        (layouts.zigzag(*LONG[0]), None, *LONG[1]),
     ):
-        given = problem(rng, layout, window=window)
+        given = problem(rng, layout, H, H, D, window=window)
         expect_work(_right(subject, given).trace, given)
 
 
@@ -302,8 +310,8 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
     """On the virtual clock, 1 s a block and ½ s a hop, only the last hop of the couriers is exposed."""
-    for P in (2, 5):
-        given = problem(rng, layouts.zigzag(4 * P, P))
+    for S, P, H, D in ((8, 2, 1, 4), (20, 5, 1, 4), (*LONG[0], *LONG[1])):
+        given = problem(rng, layouts.zigzag(S, P), H, H, D)
         trace = _right(subject, given).trace
         expect_work(trace, given)
         ends = [e.end for e in trace.computes()] + [e.done for e in trace.exchanges()]

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import compare_with, expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import (
+    compare_with,
+    expect_array,
+    expect_tuple,
+    is_close,
+    relative_error,
+    resembles,
+)
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Failure
@@ -224,7 +231,7 @@ def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
 
 def is_wrong(case: Answered) -> bool:
     """Return whether the answer is another one than the truth."""
-    return relative_error(case.answer, case.truth) > case.bound
+    return not is_close(case.answer, case.truth, case.bound)
 
 
 def _failure(case: Answered) -> Failure | None:
@@ -244,9 +251,9 @@ def _makes(mistake: Misconception, case: Answered) -> bool:
             imitation = mistake.imitate(*case.inputs)
         except IndexError:  # it reaches outside of memory
             return False
-        if is_wrong(case) and relative_error(imitation, case.truth) <= case.bound:
+        if is_wrong(case) and is_close(imitation, case.truth, case.bound):
             return False
-        return relative_error(case.answer, imitation) <= max(4 * case.bound, 1e-6)
+        return resembles(case.answer, imitation, case.bound)
 
 
 def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:

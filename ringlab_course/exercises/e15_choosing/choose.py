@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringlab.cost import choose as cost
-from ringlab_course.checking.answers import relative_error
+from ringlab_course.checking.answers import is_close
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
@@ -118,7 +118,7 @@ def _verify(subject: Any, cases: Sequence[Problem]) -> None:
     try:
         compare_all(answers(), MISTAKES)
     except Failure as failure:
-        wrong = next((each for each in seen if relative_error(each.answer, each.truth) > each.bound), None)
+        wrong = next((each for each in seen if not is_close(each.answer, each.truth, each.bound)), None)
         if wrong is None:
             raise
         message, lines = _differences(wrong)
@@ -133,9 +133,7 @@ def _differences(wrong: Answered) -> tuple[str, list[str]]:
     lines, columns = [], set()
     for key, answer, truth in zip(given.options, got, right, strict=True):
         ill = [
-            name
-            for name, a, b in zip(NAMES, answer, truth, strict=True)
-            if relative_error(a, b) > wrong.bound
+            name for name, a, b in zip(NAMES, answer, truth, strict=True) if not is_close(a, b, wrong.bound)
         ]
         columns |= set(ill)
         if ill:
