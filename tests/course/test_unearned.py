@@ -9,6 +9,7 @@ import inspect
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,56 @@ class Noted:
         return noted
 
 
+class Zeroed:
+    """A subject whose runs are the right ones, with their traffic, memory and time, and whose answers are zero.
+
+    zeroed: whether any number but zero was among them.
+    """
+
+    def __init__(self, subject: Any, parent: Zeroed | None = None) -> None:
+        self._subject, self._parent, self.zeroed = subject, parent or self, False
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._subject, name)
+        if name == "other":
+            return lambda function: Zeroed(made(function), self._parent)
+        if name not in ("call", "measure", "record", "examine", "run_ring", "efforts"):
+            return made
+
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            found = made(*args, **kwargs)
+            if name == "call":
+                return self._zero(found)
+            if name == "efforts":
+                return replace(found[0], results=self._zero(found[0].results)), found[1]
+            part = "results" if name in ("run_ring", "examine") else "answer"
+            return replace(found, **{part: self._zero(getattr(found, part))})
+
+        return answered
+
+    def _zero(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._zero(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._zero, value))
+        if hasattr(value, "dtype") or (isinstance(value, int | float) and not isinstance(value, bool)):
+            self._parent.zeroed |= bool((value != 0).any() if hasattr(value, "any") else value != 0)
+            return value * 0
+        return value
+
+
+def unlooked_at(exercise_id: str) -> list[str]:
+    """Return the checks of cost and speed that hold although the answers of the right run are zero."""
+    space, found = solution_code(exercise_id), []
+    for stage in load_exercise(exercise_id).stages:
+        for check in (each for each in stage.checks if each.kind != "correctness"):
+            subject = Zeroed(InProcessSubject(stage, space))
+            (report,) = run_stage(_alone(stage, check), subject, tier="all", seed=5).checks
+            if report.broken or (report.ok and subject.zeroed):
+                found.append(f"{stage.id}:{check.id} {report.message}")
+    return found
+
+
 def digest(value: Any) -> str:
     """Return a hash of what a function is given: the bytes of its arrays, the text of all else."""
     return hashlib.sha256(b"\0".join(_parts(value))).hexdigest()
@@ -133,8 +184,6 @@ def drawn(exercise_id: str, seed: int) -> dict[str, Counter[str]]:
 
 
 def _alone(stage: Stage, check: Any) -> Any:
-    from dataclasses import replace
-
     return replace(stage, checks=(replace(check, tier="visible", kind="correctness"),))
 
 
@@ -154,6 +203,11 @@ def repeated(exercise_id: str) -> list[str]:
 def test_the_code_of_the_lesson_earns_less_than_half(exercise_id):
     best = best_pasted(exercise_id)
     assert 2 * sum(earned for earned, _ in best.values()) < load_exercise(exercise_id).points, best
+
+
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+def test_cost_and_speed_earn_nothing_with_zeros_for_values(exercise_id):
+    assert not unlooked_at(exercise_id)
 
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()[1:]))

@@ -297,7 +297,8 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
             (3, 6, "striped"),
         ):
             given = Run(P, S, layout, True, H=2, K=2, D=4, seed=int(rng.integers(1 << 30)))
-            trace = _results(subject, patient, given)[1].trace
+            results, outcome = _results(subject, patient, given)
+            trace = outcome.trace
             most = 2 * (P - 1) if patient.is_forward else 4 * P - 2
             for rank in range(P):
                 sends = [event for event in trace.exchanges(rank) if event.bytes_sent]
@@ -312,6 +313,8 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
                     raise named(patient.name, "as_it_was").failure(example)
                 if sent > needed or len(sends) > most:
                     raise Failure(f"{patient.name} sends more than needed.", example)
+            if _wrong(patient, given, results):
+                raise Failure("The values are wrong in the very run whose messages are counted.", str(given))
 
     return run
 
