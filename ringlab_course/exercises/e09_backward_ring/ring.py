@@ -200,9 +200,9 @@ def _check_work(subject: Any, rng: np.random.Generator) -> None:
     The last case takes so long that the judge sees whether the work is done where the ring says that it computes.
     """
     for layout, window, H, D in (
-        (layouts.contiguous(6, 3), None, 1, 4),
-        (layouts.contiguous(12, 4), 3, 1, 4),
-        (layouts.zigzag(16, 4), 4, 1, 4),
+        (layouts.contiguous(6, 3), None, 1, 2),
+        (layouts.contiguous(12, 4), 3, 1, 2),
+        (layouts.zigzag(16, 4), 4, 1, 2),
         (layouts.zigzag(*LONG[0]), None, *LONG[1]),
     ):
         given = problem(rng, layout, H, H, D, window=window)
@@ -310,7 +310,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
     """On the virtual clock, 1 s a block and ½ s a hop, only the last hop of the couriers is exposed."""
-    for S, P, H, D in ((8, 2, 1, 4), (20, 5, 1, 4), (*LONG[0], *LONG[1])):
+    for S, P, H, D in ((8, 2, 1, 2), (20, 5, 1, 2), (*LONG[0], *LONG[1])):
         given = problem(rng, layouts.zigzag(S, P), H, H, D)
         trace = _right(subject, given).trace
         expect_work(trace, given)

@@ -101,7 +101,9 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    cases = [shards(rng, lengths, 1, 1, 2) for lengths in ((2, 2), (1, 3, 2))]
+    """The last case takes so long that the judge sees whether the work is done where the ring says that it computes."""
+    sizes = ((2, 2), 1, 2), ((1, 3, 2), 1, 2), ((768, 760), 4, 64)
+    cases = [shards(rng, lengths, H, H, D) for lengths, H, D in sizes]
     for case, outcome in zip(cases, _verify(subject, *cases), strict=True):
         expect_overlap(blocks_only(outcome.trace), case.text)
 

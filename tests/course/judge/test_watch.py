@@ -259,5 +259,17 @@ def test_computing_in_name_alone_hides_no_hop() -> None:
     told = source("06/right_plain").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
     told = told.replace('ring.compute("last", attend, ', "told(ring, ")
     assert told.count("told(ring, ") == 2
-    told += "\n\ndef told(ring, *own):\n    ring.compute('block', int)\n    return attend(*own)\n"
-    assert failing("06.overlap", told) == {"eight_ranks": "computes_unseen"}
+    computed = "\n\ndef told(ring, *own):\n    ring.compute('block', int)\n    return attend(*own)\n"
+    unseen = "computes_unseen"
+    assert failing("06.overlap", told + computed) == {"order": unseen, "eight_ranks": unseen}
+
+
+def test_computing_in_name_alone_is_found_in_the_other_rings_too() -> None:
+    for stage, name, label, attend, checks in (
+        ("11.uneven", "11/right_solution", 'f"attend {step}"', "attend", {"order"}),
+        ("09.couriers", "09/right_two_buffers", '"block"', "block_backward", {"work", "hidden"}),
+    ):
+        told = source(name).replace(f"ring.compute({label}, {attend}, ", "told(ring, ")
+        assert told.count("told(ring, ") == 1
+        told += f"\n\ndef told(ring, *own):\n    ring.compute('block', int)\n    return {attend}(*own)\n"
+        assert failing(stage, told) == dict.fromkeys(checks, "computes_unseen")
