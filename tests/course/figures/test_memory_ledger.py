@@ -181,7 +181,7 @@ def test_the_line_stands_at_the_threshold_and_the_curves_cross_there() -> None:
     signs = [h > b for b, h in zip(block.get_ydata(), hop.get_ydata(), strict=True)]
     crossing = [x for x, longer in zip(hop.get_xdata(), signs, strict=True) if longer][-1]
     assert crossing <= 1040 <= crossing * 1.2
-    assert "c* = 1,040" in [t.get_text() for t in ax.texts]
+    assert "threshold: 1,040 tokens" in [t.get_text() for t in ax.texts]
     dots = {tuple(line.get_xydata()[0]) for line in ax.lines[3:]}
     assert dots == {(512, block_s(MHA, 512, 312e12)), (512, hop_s(MHA, 512, 300e9))}
 
