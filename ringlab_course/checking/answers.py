@@ -203,7 +203,7 @@ def _generic(got: Arrays, expected: Arrays, bounds: Mapping[str, float]) -> str:
     if any(np.isnan(got[n]).any() and not np.isnan(expected[n]).any() for n in wrong):
         return f"{label}: there is a NaN where there should be none."
     if any(not np.array_equal(np.isinf(got[n]), np.isinf(expected[n])) for n in wrong):
-        return f"{label}: an infinity is missing, or stands where there should be none."
+        return f"{label}: an infinity is missing, or there is one where there should be none."
     return f"{label}: wrong values{rest}."
 
 

@@ -74,7 +74,7 @@ FAULTS = {
     "mean over ranks": "a sum over ranks is divided by their number",
     "no last hop": "dK and dV stop one rank before home",
     "one hop too many": "K and V travel further than they are needed",
-    "scaled twice": "the scale is applied to the scores and to the gradient",
+    "scaled twice": "the gradients of q and k contain the scale twice",
     "sent for received": "what was sent is kept in place of what arrived",
     "shared memory": "a sum lies in memory that is written again",
     "weights of the block": "the backward takes the lse of the block, not the final one",

@@ -137,7 +137,7 @@ print(causal_mask(np.arange(4, 6), np.arange(2, 6)).astype(int))
 
 # %% [markdown]
 # Now suppose that a query may see **no** key at all. With a causal mask over one whole text that never happens, since
-# every token sees itself. On a ring it happens all the time: the block that has just arrived may lie wholly in the future.
+# every token sees itself. On a ring it happens all the time: the block that has just arrived may be entirely in the future.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -209,7 +209,7 @@ for name, out in (("repeat", grouped_attention(q8, k, v, mask)[0]), ("tile", til
 # %% [markdown]
 # ## What grows?
 #
-# Attention is correct now. Next we let it grow: we double S and read from NumPy how many bytes `attention` holds at its
+# Attention is correct now. Next we let it grow: we double S and read from Python's `tracemalloc` how many bytes `attention` holds at its
 # worst moment. Look at its code once more before you guess. q, k and v are not counted, because they are there before.
 
 # %% tags=["nbval-ignore-output"]
@@ -240,8 +240,8 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 # moment comes twice. When `exp` writes its result, the scores and the differences `scores - m`, which have no name, are
 # still there. When the division writes the weights, the scores and `powers` are still there.
 #
-# An implementation that does both steps in place holds two matrices, the scores and the weights. One that writes the
-# weights over the scores holds one, and fits a text that is longer by a factor of √2. We count two from here on.
+# An implementation that takes exp and divides in place holds two matrices, the scores and the weights. One that writes the
+# weights over the scores as well holds one, and its text can be √2 times as long as with two. We count two from here on.
 #
 # ## The ledger
 #
@@ -268,8 +268,8 @@ for S in (full, 131_072):
 show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072, layer))
 
 # %% [markdown]
-# Scores and weights have S² elements per head, q has S · D. So they are equal at S = D, here 128 tokens: a short
-# paragraph, whatever the number of heads and the dtype. From there on the two matrices are larger. At the wall they
+# Scores and weights have S² elements per head, q has S · D. So each of them is as large as q at S = D, here 128 tokens: a short
+# paragraph, whatever the number of heads and the dtype. From there on each of them is larger. At the wall they
 # take nearly all of the 80 GB, although nobody asked for them: they are neither input nor output.
 #
 # Both axes of the left picture are logarithmic, so a linear term is a straight line, and a quadratic term is one with

@@ -238,7 +238,7 @@ print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum
 
 # %% [markdown]
 # Block $n$ sets a new maximum with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm.
-# Nearly all rescalings multiply by one, so a kernel may skip them.
+# For one query, nearly all rescalings multiply by one. A kernel may skip a rescaling if no row of its tile needs it.
 #
 # ## A monoid
 #
@@ -280,7 +280,7 @@ compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 # Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. The identity has the
 # weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded.
 #
-# Only the grouping changes bits. So to get the same bits on every run, fix which parts are merged with which. Here the
+# Only the grouping changes bits. In a chain of three or more blocks, another order of arrival is also another grouping. So to get the same bits on every run, fix which parts are merged with which. Here the
 # order of the two does not matter, because each product is rounded by itself. In a kernel that fuses a multiplication
 # with the addition (FMA), only one of the two products is rounded, and the order matters as well.
 #

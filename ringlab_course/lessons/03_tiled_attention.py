@@ -114,7 +114,7 @@ print(f"naive: peak grows as S^{fitted_exponent(SIZES, naive_peaks):.2f}")
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.masked",
-    "1,024 tokens, tiles of 128, causal: how many of the 64 tiles need a mask at all?",
+    "1,024 tokens, tiles of 128, causal: how many of the 64 tiles are partly visible?",
     unit="tiles",
 )
 
@@ -288,7 +288,7 @@ show(
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.flops",
-    "Without a mask: how many FLOPs does the tiled forward need, compared with the naive one?",
+    "Without a mask: how many FLOPs do the tiled forward's products need, beside the naive one's?",
     choices=["far fewer", "about half", "exactly as many", "more"],
 )
 
@@ -365,7 +365,7 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 # %% [markdown]
 # Autograd keeps whatever each operation needs in its backward. For every tile, that includes P, the softmax weights, and other
 # tensors of its size. All tiles together are matrices of S × S: the wall is back. The way out is **not to store P but to compute it again**, tile
-# by tile, when the backward needs it. The lse of lesson 02 makes that cheap.
+# by tile, when the backward needs it. The lse makes that cheap.
 #
 # **P from lse.** Let $S_{ij}$, with two indices, be a score, as in the papers (S alone remains the number of tokens). In
 # each tile, the softmax over the *whole* row is
@@ -373,9 +373,16 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
 # The sum runs over all keys, and its logarithm is the final lse. So one number per row replaces all the other tiles, and
-# this time no running maximum is needed.
-#
-# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
+# this time no running maximum is needed. Here is a tile in the middle of the matrix, without the tiles beside it:
+
+# %%
+weights = torch.softmax(scale * (q @ k.mT), -1)  # no mask here
+full_out, full_lse = attend(q, k, v, False, scale)
+tile_again = torch.exp(scale * (q[..., :32, :] @ k[..., 64:96, :].mT) - full_lse[..., :32, None])
+print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]))
+
+# %% [markdown]
+# **The gradients.** We want dS of a tile without looking at the other tiles. Only one term is in the way. Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
 # $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
 # the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums
 # over them:
@@ -393,14 +400,9 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 #
 # where $\circ$ multiplies element by element. It is known before the first tile, from the *final* out. With scores
 # scale·QKᵀ the rest follows: $dS = P\circ(dP - \delta)$, $dQ = \mathrm{scale}\cdot dS\,K$ and
-# $dK = \mathrm{scale}\cdot dS^\top Q$. We check both claims before we build on them.
+# $dK = \mathrm{scale}\cdot dS^\top Q$. We check that the two sums are equal before we build on it:
 
 # %%
-weights = torch.softmax(scale * (q @ k.mT), -1)  # no mask here
-full_out, full_lse = attend(q, k, v, False, scale)
-tile_again = torch.exp(scale * (q[..., :32, :] @ k[..., 64:96, :].mT) - full_lse[..., :32, None])
-print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]))
-
 delta = (dout * full_out).sum(-1)
 print("delta is rowsum(P∘dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
 
@@ -587,7 +589,7 @@ compare("03.price", tiled / naive)
 # Answer aloud, then open.
 #
 # <details><summary>A colleague masks each visited tile with a lower-triangular matrix. Which tiles are wrong?</summary>
-# All full ones: almost half of their pairs are hidden, though all are visible. Only the diagonal tiles are right.</details>
+# All full ones: the matrix hides almost half of their pairs, although the queries may see every key. Only the diagonal tiles are right.</details>
 #
 # <details><summary>Why is it enough to keep lse, and not the maximum and the sum as well?</summary>
 # e^(S − m)/total = e^(S − m − ln total) = e^(S − lse): only this combination of them is used.</details>

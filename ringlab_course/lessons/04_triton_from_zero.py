@@ -143,7 +143,7 @@ print("8 programs, one after the other:", counter.item())
 # %% [markdown]
 # On a GPU all of them may load before any has stored. Then the result is 1, or any other number up to 8. The interpreter's
 # seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count **traffic**, the bytes
-# that move between memory and chip. Traffic decides how fast such kernels are, and we count it below.
+# that programs load and store. (A GPU's cache serves some of the repeated loads; we count as if there were none.) Traffic decides how fast such kernels are, and we count it below.
 #
 # ## 3 · Softmax: the lanes after the row
 #
@@ -312,7 +312,7 @@ print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 
 # %% [markdown]
 # **Once per block of queries**, so ⌈S / BLOCK_M⌉ times: not once, although a single kernel does all the work, and not once
-# per query either. Programs share nothing with each other. Move the slider over the programs; in each array, boxes are
+# per query either. No program can use a value that another one has loaded. Move the slider over the programs; in each array, boxes are
 # numbered in the order in which the program reads or writes them.
 
 # %% tags=["nbval-ignore-output"]
@@ -350,7 +350,7 @@ for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
 # still computes tiles in which no row sees any key.
 #
 # The second change is the end of the loop: the block's last row sees no key after its own place. The third change: below
-# the diagonal every row sees every key, so those tiles need no mask at all. One loop becomes two.
+# the diagonal every row sees every key, so those tiles need no `where`. One loop becomes two.
 
 # %%
 @triton.jit
@@ -372,8 +372,8 @@ def add_tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.con
 # `add_tile` is the body of the loop, moved out: a kernel may call other `@triton.jit` functions. Only the `where` has
 # changed: it is now under `if MASK`, and it compares positions. `MASK` is a constexpr,
 # so the compiler makes two versions, and neither decides at run time. `STEP` chooses how many of the three changes are in.
-# Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no mask, the tile at
-# 128 has one, and the tile at 192 is not visited.
+# Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no causal mask, the
+# tile at 128 has one, and the tile at 192 is not visited.
 
 # %%
 @triton.jit

@@ -208,7 +208,8 @@ for event in run.trace.exchanges():
 # Each rank made one hop of 2 · 64 bytes: 32 values. The last block to arrive need not travel home. A program that shifts P
 # times is also correct, but it pays for a hop that nobody needs.
 #
-# Is the result still exact on more ranks? Merging is associative, so the cuts cannot matter, up to rounding.
+# Is the result still exact on more ranks? Merging is associative and commutative, so neither the cuts
+# nor the order of arrival matter, up to rounding.
 
 # %%
 torch.manual_seed(0)
@@ -283,7 +284,7 @@ predict("05.traffic", "Compared with an all-gather, how many bytes does a rank s
 # %% [markdown]
 # Let us take real text: 8,192 tokens, bytes of the Python standard library's own source, through one layer of random
 # weights from a fixed seed, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your ten lines do, and it also handles masks and
-# offers several schedules. We run it on 8 ranks with both schedules.
+# offers several schedules. We run it on 8 ranks as a ring and as an all-gather.
 
 # %%
 S, P, H, Hkv, D = 8192, 8, 8, 2, 64
@@ -347,8 +348,8 @@ for ranks in (2, 4, 8, 16):
 # The ring's peak soon stops growing. A rank's own shard is not counted here. Of the other ranks' K/V blocks it holds two,
 # one in use and one in flight (a single one if there are only two ranks). The all-gather holds all P − 1 of them. The
 # rest is as large as 7 blocks under both schedules: the accumulators and what updating them needs. It is that large
-# because out has 8 heads, as many as two K/V blocks, and an update holds the old out, the new one and the block's own at
-# the same time. So the ring sends the same bytes with a constant peak. And no rank ever holds a tensor as large as the
+# because out has 8 heads, as many as two K/V blocks. An update holds the old out, the new one and the block's own at the
+# same time, and some smaller tensors. So the ring sends the same bytes with a constant peak. And no rank ever holds a tensor as large as the
 # scores of one block pair, because the package's block attention works by tiles:
 
 # %%
@@ -394,7 +395,7 @@ compare("05.clock", finished(overlapped))
 # The hops are hidden behind the computation, as long as a hop takes no longer than a block's attention. Lesson 06 shows how
 # that depends on tokens per rank, FLOP/s and bandwidth.
 #
-# Why do `post` and `shift` send and receive *together*? A send is over only when its message has been received. So let us
+# Why do `post` and `shift` send and receive *together*? A send may be over only when its message has been received. So let us
 # try to send first on every rank, and to receive afterwards:
 
 # %%
@@ -409,7 +410,7 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently. A virtual cluster
+# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently, sometimes only once messages no longer fit a buffer. A virtual cluster
 # reports it at once, because it knows when no rank can continue. The cure: post both ends at once, and equally often on
 # all ranks. Even a rank that has no use for a block must pass it on.
 #
@@ -465,7 +466,7 @@ for rank in range(4):
 # ## 8 · Two things the ring is not
 #
 # **"It replaces FlashAttention."** Every step contains an ordinary attention of one query block on one K/V block. `block=`
-# chooses who computes it: "naive" is your `attend`, "blockwise" is lesson 03's, and "native" is PyTorch's own FlashAttention.
+# chooses who computes it: "naive" is your `attend` with grouped heads, "blockwise" is lesson 03's, and "native" is PyTorch's own FlashAttention.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.block", "Use PyTorch's FlashAttention in every step on 8 ranks. The result …",

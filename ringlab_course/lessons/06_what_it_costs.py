@@ -8,7 +8,7 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Lesson 05 ended with a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
+# Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
 # attention. Whether that holds on *your* machines decides whether ring attention is practical. Let us count.
 
 # %%
@@ -178,8 +178,7 @@ for name, (group, causal) in cases.items():
     print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   by ringlab: {same}")
 
 # %% [markdown]
-# Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide NVLink under a causal mask. Sharing each
-# K/V head between eight query heads matters more than the mask.
+# Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over NVLink under a causal mask.
 #
 # Read data sheets with care. A popular figure is 1,024 tokens, 1,040 rounded, "at 600 GB/s". It contains two mistakes:
 # NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the
@@ -262,15 +261,15 @@ picture.axes[-1].set_xticks(range(0, 21, 2))
 show(picture, gantt.describe_all(*pair(12)))
 
 # %% [markdown]
-# Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its message: solid orange
-# while in transit, pale while it is posted but not in transit. (Here nothing is pale; the next picture has such parts.) At 12
+# Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its
+# exchange, sent and received: solid orange in transit, pale otherwise. (Here nothing is pale; the next picture has such parts.) At 12
 # tokens, below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
 
 # %% [markdown]
-# Not a second is lost: 72 s are four blocks of 18 s. The pale part of each lane is the slack: a hop of 12 s has arrived 6 s
+# Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has arrived 6 s
 # before the rank needs it. The price was another K/V block in memory, and two lines of code in another order. In the
 # exercise you predict such makespans for ranks that are *not* alike.
 #
@@ -403,8 +402,8 @@ print(f"with one slow rank: {late.busy_fraction:.0%}")
 compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# A ring is as slow as its slowest rank, not as the average one: every rank needs the block that it delays. That is why balance
-# gets two lessons of its own.
+# A ring is as slow as its slowest rank, not as the average one: every rank needs the block that it delays. So balance gets two
+# lessons of its own.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
 # the computation that hides a hop:
@@ -493,7 +492,8 @@ print(chosen.request.command())
 # out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of these bytes are hidden behind
 # attention, and heads are few.
 #
-# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. So it asks for more tokens than section 6 did. Go
+# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. It counts latency too, and its layer has 4 query
+# heads for each K/V head, section 6's had 8. So it asks for more tokens. Go
 # across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
 # communication exposed. The all-gather never does so on this map, so it has no colour. Right of the heavy line a ring's hops
 # are hidden. Each diamond is this threshold for a known machine on one of its links.
@@ -508,7 +508,7 @@ decision_map.play("h100", P=8)
 # - A hop is hidden from c = e·F/(2·B) · K/H tokens per rank, and from twice that under a balanced causal mask. B is one
 #   direction of the link, in bytes per second.
 # - Double buffered, a uniform ring takes (P − 1) · max(block, hop) + block; with one buffer P · block + (P − 1) · hop.
-# - Traffic is an all-gather's. Memory is c tokens and two K/V blocks of others, whatever P is. A KV cache holds K *and* V.
+# - Traffic is an all-gather's. Memory is c tokens and two K/V blocks of others (from 3 ranks on). A KV cache holds K *and* V.
 # - One slow link or one slow rank sets the pace of all.
 #
 # ## Self-check

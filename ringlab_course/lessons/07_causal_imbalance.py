@@ -9,8 +9,8 @@
 #
 # **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
-# A causal mask hides almost half of all pairs of a query and a key. Lesson 05 ended with a suspicion: in a ring, the hidden
-# half is not spread evenly over the ranks. Part 1 measures who computes, who waits, and how long the ring takes. Part 2
+# A causal mask hides almost half of all pairs of a query and a key. In lesson 05's ring, the
+# last of four ranks computed almost six times as many pairs as the first. What does that cost in *time*? Part 1 measures who computes, who waits, and how long the ring takes. Part 2
 # leaves contiguous shards behind, and finds the work of any layout without building a mask.
 
 # %%
@@ -301,7 +301,7 @@ print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.
 # The chart is a staircase: you pay for eight ranks and get the work of 4.3. Rank 0 computes least, and yet it leaves the ring
 # later than ranks 1 to 3. Rank 7 sends to it, and rank 7 is late.
 #
-# For large c, rank 0 computes for 1/(2P − 1) of the time, and all ranks together for P/(2P − 1), which approaches one half.
+# For large c, rank 0 computes for 1/(2P − 1) of the time, and all ranks together for P/(2P − 1), which approaches one half as P grows.
 # The links are not to blame, since ours took no time, and neither is the kernel.
 #
 # Is it the same for real sizes? `simulate`, from lesson 06, runs the package's own ring program on a clock with the speeds of
@@ -450,10 +450,11 @@ for queries in (Run(2, 4, 4), Run(1, 4, 4), Run(10, 4, 4)):
 # - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
 # - **0 < d < n_k − 1**, with n_k keys (above: d = 2): row 0 already sees d + 1 keys, and the last rows see all. This is neither
 #   causal nor full.
+# - **−n_q < d < −1**: the first −d rows see nothing. Shifted by more than one.
 # - **d ≤ −n_q**, the number of rows: even the last row sees nothing. Skip.
 # - **d ≥ n_k − 1**: even row 0 sees all keys. Full.
 #
-# The third case never occurs in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as the
+# The third and fourth cases never occur in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as the
 # layouts of lesson 08 are. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree
 # everywhere? We try many dealt layouts, also with lengths that do not divide. `chunk` is the length of a piece; `folded` deals
 # every other turn backwards (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each rank: contiguous.
@@ -511,7 +512,7 @@ for layout in (small, chance, striped(32, 4), zigzag(32, 4)):
 
 # %% [markdown]
 # Random shards are far better than contiguous ones: every rank gets early and late tokens. But they have many tiles. Each tile
-# is a launch of the kernel and a merge, and tiles this small leave most of the kernel idle. Striped and zig-zag have both:
+# is a launch of the kernel and a merge, and tiles this small leave most of the chip idle. Striped and zig-zag have both:
 # little waiting and few tiles.
 #
 # So a good layout gives **every rank** the same work in **every step**, with few runs, all of one step. Lesson 08 shows how

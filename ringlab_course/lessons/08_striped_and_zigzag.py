@@ -138,8 +138,7 @@ compare("08.striped", by_step(striped(64, 8)).max(axis=0).sum() - 64 * 65 // 2 /
 
 # %% [markdown]
 # **28 more, 288.** Take two stripes. If the queries' stripe begins at or after the keys', row i sees keys 0 to i. If it
-# begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28 (that the excess is 28 as well is
-# chance), and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as
+# begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28, and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as
 # shards grow. Now the fold, beside the others, with 32 tokens on 4 ranks:
 
 # %%
@@ -212,7 +211,7 @@ show(layout_view.figure(layouts, tile=4), layout_view.describe(layouts, tile=4))
 layout_view.play(tiles=(4, 8, 16))
 
 # %% [markdown]
-# Are the striped ranks out of balance? Not at all. From here on we take more tokens, 32,768 on 8 ranks. A shard is then 32
+# Counted in tiles, are the striped ranks out of balance? Not at all. From here on we take more tokens, 32,768 on 8 ranks. A shard is then 32
 # tiles wide, and a diagonal weighs less. (`imbalance` is the cost over the ideal.)
 
 # %%
@@ -224,13 +223,12 @@ for layout in (contiguous(S, P), striped(S, P), zigzag(S, P)):
     print(f"{layout.name:30} {total.max() / total.mean():19.3f} {cost:12.3f}")
 
 # %% [markdown]
-# The two columns differ. Striped ranks are *perfectly even*, 1.000, and yet all of them compute 3.1 % too much; the zig-zag's
+# The two columns differ. Counted in tiles, striped ranks are *perfectly even*, 1.000, and yet all of them compute 3.1 % too much; the zig-zag's
 # compute 0.4 % too much. **Even is not the same as little**: half-empty tiles, spread evenly, are still waste. So compare with
 # the ideal, not with the mean.
 #
 # Some texts say that striping "defeats" tile skipping. It does not: nearly half of the tiles are skipped. But more of the
-# computed tiles are *masked*. (The cell counts with S and the tile both 16 times smaller, which gives the same pattern of
-# tiles.)
+# computed tiles are *masked*. (The cell takes S and tile 16 times smaller: the same pattern.)
 
 # %%
 for layout in (striped(2048, 8), zigzag(2048, 8)):
@@ -289,6 +287,7 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
 # A kernel needs rows in memory and a simple mask, not a list of positions. So a rank stores its tokens as a few **runs**,
 # `(start, step, length)`, one after the other. Lesson 07 showed how two runs of one step meet: nothing is visible, everything
 # is, causal, or causal shifted by one. That holds for the whole family, so a kernel needs only one flag, `causal`.
+# (Nothing: no launch. Shifted by one: leave out the first row and the last key, and it is causal.)
 
 # %%
 token_fold = dealt(32, 4, chunk=1, folded=True, name="token fold")
@@ -353,8 +352,8 @@ for name, (chunk, folded) in members.items():
 #
 # ## 5 · On the clock
 #
-# Pairs and tiles are a coarse model of time. Lesson 06's simulator has a finer one: the real ring program on eight H100s, with
-# their links and the speed that kernels reach.
+# Pairs and tiles are a coarse model of time. Lesson 06's simulator has a finer one: the real ring program on a
+# simulated clock, with the speeds of eight H100s.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.clock", "32,768 tokens on 8 H100s: how many times as fast as contiguous is the "
@@ -535,7 +534,8 @@ show(layout_view.figure(shown, tile=2, documents=documents),
      layout_view.describe(shown, tile=2, documents=documents))
 
 # %% [markdown]
-# Folding documents by themselves is not enough: in document-major order, pieces that belong together get to different ranks.
+# Folding documents by themselves is not enough. In document-major order ranks get tokens of different documents,
+# and those of a long one see more keys.
 # Two pieces of *every* document are exactly even. Striping ignores documents, and is nearly even in each. Its price is the
 # diagonal in every pair of shards: 1.30 scores computed for each visible one, where two of each needs 1.11. With longer
 # documents:
@@ -549,7 +549,7 @@ for scale in (8, 64):
 
 # %% [markdown]
 # 2P divides all these lengths. Otherwise some pieces are a token longer than others. Over thousands of short documents that
-# adds up if the same ranks always get the longer pieces. In the exercise you find a way to avoid that.
+# adds up if the same ranks always get the longer pieces. The exercise avoids that.
 
 # %% [markdown]
 # ## Recap
@@ -558,7 +558,7 @@ for scale in (8, 64):
 # - A layout's cost is the work of the slowest rank of each step, added up: an upper bound of the time. The ideal is
 #   S (S + 1) / 2 / P. Even totals are not enough, and even steps are not enough if all ranks waste alike.
 # - Counted in tokens, striping is nearly ideal. Counted in tiles, it has masked tiles in all ranks and steps; the zig-zag has
-#   diagonals only in step 0. The coarser the tiles, the larger the difference.
+#   diagonals only in step 0.
 # - Two runs of one step meet in four ways, so a kernel needs one flag. Few runs make few launches.
 # - The data loader deals the tokens once, and traffic stays the same. Positions stay global.
 # - Packed documents: each rank gets two pieces of every document.

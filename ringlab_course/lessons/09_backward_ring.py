@@ -301,7 +301,7 @@ show(courier_view.figure(reverse, title), courier_view.describe(reverse))
 # %% [markdown]
 # Blocks and couriers run past each other. They are together at the start and, if P is even, once more half-way round:
 # in step 2 here. In every other step a courier meets a rank that holds *another* block, so its sum mixes terms of
-# several blocks (dashed boxes). Shapes fit, nothing crashes, and dQ is right. **With two ranks everything is right**:
+# several blocks (dashed boxes; those of step 2 stay dashed because of what they already hold). Shapes fit, nothing crashes, and dQ is right. **With two ranks everything is right**:
 # next and previous are the same rank, so a test on two ranks finds nothing.
 #
 # Where does the idea of "reverse" come from? The backward of *send* is *receive*. Autograd through a ring of sends
@@ -599,7 +599,7 @@ print("4 processes, bit for bit the virtual ranks:", same, "  hops:", hops(real.
 # <details><summary>2. dQ is right; dK and dV are wrong on 4 ranks and right on 2. What do you suspect
 # first?</summary>The direction of the couriers.</details>
 #
-# <details><summary>3. Why may rank 0 not skip a step in which it sees nothing of the block?</summary>The courier
+# <details><summary>3. Why must rank 0 take part even in a step in which it sees nothing of the block?</summary>The courier
 # passes through it, even if it adds nothing. Only the computation may be skipped.</details>
 #
 # <details><summary>4. What would you have to keep to run the backward without sending K and V

@@ -58,8 +58,8 @@ compare("10.three", ((big + one) + one - big).item())
 print("small ones first:", (big + (one + one) - big).item())
 
 # %% [markdown]
-# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. From 250, we add 1 again and again, and then
-# 2.6. A grey line is a number that bfloat16 has. Between two lines there is nothing: after every addition the sum
+# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. From 250 we add 1 again and again; then 2.6, again
+# from 250. A grey line is a number that bfloat16 has. Between two lines there is nothing: after every addition the sum
 # must choose the nearer line.
 
 # %%
@@ -154,8 +154,9 @@ show(rounding.bits(100.4), rounding.describe_bits(100.4))
 # bfloat16 has the 8 exponent bits of float32, so the same range, but only 8 significant bits (7 in the fraction, and a
 # leading 1 that is not stored). float16 has 11 significant bits, and pays for them with range.
 #
-# The gap between neighbouring numbers near x is one *ulp*, a unit in the last place. Near 1 it is called **eps**.
-# Rounding to the nearest number is off by at most half a gap: the *unit roundoff*, eps / 2.
+# The gap between neighbouring numbers near x is one *ulp*, a unit in the last place. Just above 1 it is called **eps**.
+# Rounding to the nearest number is off by at most half a gap. Relative to the number, that is at most eps / 2, the *unit
+# roundoff*.
 
 # %%
 for name, dtype in DTYPES.items():
@@ -304,8 +305,7 @@ for S in (1024, 2**20):
     print(f"{S:9,} keys: lse {lse:4.1f}, ulp {ulp:.4f}, a weight is off by up to {percent:.1f} %")
 
 # %% [markdown]
-# For out, the same rounding is at most 0.4 % of each number, and signs cancel across a row's D numbers. A wrong weight
-# shifts the whole row one way. The curves over P show both:
+# For out, the same rounding is at most 0.4 % of each number. A wrong weight shifts its whole row one way. The curves over P show both:
 
 # %%
 panels = [error_curves.panel(probe) for probe in PROBES]
@@ -388,7 +388,7 @@ def backward(rows):
     """What these query rows add to (dq, dk, dv)."""
     mine = dout[..., rows, :], q[..., rows, :]
     final = final_out[..., rows, :], lse[..., rows], delta[..., rows]
-    return block.backward(BackwardRows(*mine, *final), k, v, causal=False, scale=0.125)
+    return block.backward(BackwardRows(*mine, *final), k, v, causal=False, scale=64**-0.5)
 
 
 def travelled(P, dtype):
@@ -432,7 +432,7 @@ near_out, near_lse = (torch.from_numpy(x).float() for x in (near.out, near.lse))
 near_delta = (dout * near_out).sum(-1)
 for name, used in (("float32", near_delta), ("bfloat16", near_delta.bfloat16().float())):
     rows = BackwardRows(dout, q, near_out, near_lse, used)
-    dq = block.backward(rows, k, shifted, causal=False, scale=0.125)[0]
+    dq = block.backward(rows, k, shifted, causal=False, scale=64**-0.5)[0]
     off = error(dq, near.dq)
     print(f"delta in {name:8}: error of dq {'below 1e-5' if off < 1e-5 else f'{off:.0e}'}")
 
@@ -460,9 +460,9 @@ for dtype in (torch.float16, torch.bfloat16):
 
 # %% [markdown]
 # float16 ends at 65,504. A score before scaling can reach that, and so can an exponential from which no maximum was
-# subtracted. bfloat16 does not overflow, but it cannot count to 257. **Overflow is loud, lost digits are silent.**
+# subtracted. bfloat16 overflows near 3·10³⁸ only, but it cannot count to 257. **Overflow is loud, lost digits are silent.**
 #
-# The traps of lesson 02 lie in the merge. Here is one before it: fast kernels compute $2^x$ instead of $e^x$, and
+# The traps of lesson 02 are in the merge. Here is one before it: fast kernels compute $2^x$ instead of $e^x$, and
 # multiply scale · log₂e into q beforehand. That costs nothing in float32. But what if the product is rounded back to
 # bfloat16?
 
@@ -558,7 +558,7 @@ for name, result in gradients.items():
 # plainest bfloat16 attention:
 
 # %%
-plainest = torch.softmax(inputs[0] @ inputs[1].T / 8, -1) @ inputs[2]
+plainest = torch.softmax(inputs[0] @ inputs[1].T / 64**0.5, -1) @ inputs[2]
 exact = error_curves.truth(*inputs)
 honest = error(plainest, exact)
 ends = [list(states(blocks(*inputs, P), out=narrow))[-1].out for P in (8, 32)]

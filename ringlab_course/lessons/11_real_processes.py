@@ -326,7 +326,7 @@ for rank in (0, 1, 3):
 
 # %% [markdown]
 # The other three got a `PeerDiedError` that names the dead rank, and so did rank 0, which never talked to it. Look at the
-# seconds: nobody waited for a timeout, which for one message is three quarters of the 120 s that we allowed. The system
+# seconds: nobody waited for a timeout. For one message it would be 90 s, three quarters of the 120 s that we allowed the whole run. The system
 # closes a dead process's connections, so its neighbours know in a moment. Rank 0 learns it when *they* have gone; failed
 # ranks stay for two seconds, so that their last output arrives. `launch` then raises *one* error, that of the rank which
 # failed first, with the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed
@@ -373,7 +373,7 @@ predict("11.slow", "Three steps of 0.5 s on ranks 0 and 2, of 1.5 s on rank 1. "
 
 # %% [markdown]
 # This time the timeline is drawn **while** the processes run: they report each event as it ends, and the chart grows.
-# (Drawing uses the two cores on which the ranks run. These ranks sleep, so it does not disturb them.)
+# (This machine has two cores, and drawing uses them as well. These ranks sleep, so it does not disturb them.)
 
 # %% tags=["nbval-ignore-output"]
 def work_for(seconds):
@@ -446,9 +446,11 @@ compare("11.isend", f"{ends['B']} s")
 
 # %% [markdown]
 # `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**. That is a necessary
-# condition; on the virtual clock, where links work by themselves, it is also sufficient. On real machines somebody has to
+# condition; on the virtual clock, where links work by themselves, it is also sufficient if the computation is as long as the hop. On real machines somebody has to
 # move the bytes. For gloo that is a thread on *your* processor. NCCL takes some of the GPU's multiprocessors, the units that
-# also compute; a *copy engine*, a part of the GPU that only moves data, takes neither. Measured here, on two processes:
+# also compute; a *copy engine*, a part of the GPU that only moves data, takes neither. Measured here, on two processes.
+# Compare the hatched time, the waiting, and not the ends: the blocks themselves are not equally long, because the machine has
+# other work:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):
@@ -470,11 +472,10 @@ for number, name in enumerate(ORDERS):
     hops = [measured.exchanges(rank)[number + 1] for rank in range(2)]
     computed = [event for event in measured.computes() if event.label.startswith(name)]
     parts.append(Trace(2, computed + hops))
-names = [f"{name}: {', '.join(order)}" for name, order in ORDERS.items()]
+names = [f"{name} ({', '.join(order)})" for name, order in ORDERS.items()]
 show(gantt.compare(parts, names), gantt.describe_all(parts, names))
 
 # %% [markdown]
-# Compare the hatched time, not the ends: the blocks themselves are not equally long, because the machine has other work.
 # Run the cell again, and these numbers move. A rank waits for the *other rank* as well as for the bytes. With two ranks on two
 # cores no core is left for gloo's threads, so the computation may pay for what a hidden hop saves. The order of the events
 # is what you can rely on without a stopwatch, and the exercise looks at that. For speed, measure on the machine that you
@@ -526,7 +527,7 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 
 # %% [markdown]
 # The function is the one of lesson 05, to the letter. On several machines the command names the rendezvous,
-# `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 program.py`, and on GPUs `connect("nccl")` takes gloo's
+# `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 program.py`, and on GPUs `connect("nccl")` takes gloo's
 # place. When a rank fails, torchrun ends all others, and can start all of them again from what you saved.
 #
 # ## Recap

@@ -391,7 +391,7 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # %% [markdown]
 # **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Take a
 # block with stretches 0 and 7: all of its rows see stretch 0, and none sees stretch 7. Take one with 3 and 4: the early half
-# of the rows sees neither, the late half both. In general L/b tiles are cut, for L tokens a rank and tiles of b tokens,
+# of the rows sees neither, the late half both. (The last step needs all rows.) In general L/b tiles are cut, for L tokens a rank and tiles of b tokens,
 # whatever P is.
 #
 # Here are all four layouts at one step; in a live notebook, move the sliders over step and rank.
@@ -583,8 +583,8 @@ excerpt(kernels.forward_step, "for segment", "offsets")
 # `begin`, `split`, `end` and `shift` in the tables that you printed.
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
-# computed once before the ring starts. There is nothing to merge: P = e^(S − lse) is right at once, whatever other blocks
-# hold. (The kernel takes powers of two: its `lse` and its `scale` have been multiplied by log₂e.) So dQ is a plain sum over
+# computed once before the ring starts. There is nothing to merge: the weights, e^(score − lse), are right at once, whatever other
+# blocks hold. (The kernel takes powers of two: its `lse` and its `scale` have been multiplied by log₂e.) So dQ is a plain sum over
 # the steps, carried like acc. One tile of it:
 
 # %% tags=["nbval-ignore-output"]

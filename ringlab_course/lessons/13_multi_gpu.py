@@ -288,7 +288,7 @@ copies = " and ".join(f"{1e3 * lanes.overlap(first, rank).copy_s:.0f} ms" for ra
 print(f"\npost, wait, compute: over after {1e3 * lanes.duration(first):.0f} ms; copies {copies}")
 
 # %% [markdown]
-# Both programs post at once, and yet the first one hides nothing: **`isend` does not mean overlap**. The second hides
+# Both programs post before they compute, and yet the first one hides nothing: **`isend` does not mean overlap**. The second hides
 # 92% of its copying or more.
 
 # %% tags=["nbval-ignore-output"]
@@ -525,7 +525,8 @@ print(f"of a perfect split of the same work: {np.median(RANKS * one / ring_s):.0
 
 # %% [markdown]
 # Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the other
-# process waited, and on CPUs all cores share caches, memory and clock, so figures above 100% happen. Lab L2 measures
+# process waited. Cores share caches, memory and clock, so alone it may be faster than beside a neighbour. A few percent,
+# above 100% too, are noise. Lab L2 measures
 # against another standard, torch's own attention: on CPUs with as many threads as there are processes, on GPUs one
 # device's time over P. There a slow block counts against the ring. Its recorded run, forward and backward:
 
@@ -558,10 +559,9 @@ print(f"all pairs, against a peak three times as high: {2 * once / 3:.0%}")
 print(f"forward and backward, HFU over MFU: {(4 + 10) / (4 + 8):.2f}")
 
 # %% [markdown]
-# **A number above 100% is a counting mistake until you know better.** A ring that runs at a third of its peak
-# hides the same mistake: 57% looks like a result. Two more such factors of two: a data sheet's peak "with sparsity" is
-# twice what dense matrices can reach, and a link's rate is often the sum of both directions. (And its GB is 10⁹ bytes,
-# 7% less than 2³⁰.)
+# **A number above 100% is a counting mistake until you know better.** If the block itself reaches a third of the chip's peak,
+# nothing looks wrong: 57% looks like a result. Two more such factors of two: a data sheet's peak "with sparsity" is
+# twice what dense matrices can reach, and a link's rate is often the sum of both directions.
 #
 # ## 7 · Which number of many
 #

@@ -402,8 +402,8 @@ print("Adam, mean: the curve of the sum, to 1e-3:", same(by_mean, by_sum, 1e-3))
 
 # %% [markdown]
 # **Adam hides it.** It divides a gradient by the gradient's own size, so a factor of 4 cancels. Such a bug can live for
-# years, until somebody clips gradients by their norm, changes the optimizer, or doubles the ranks and finds that another
-# learning rate is best. So compare *gradients* with one process, not curves.
+# years, until somebody clips gradients by their norm, or changes the optimizer: then each number of ranks needs another
+# learning rate. So compare *gradients* with one process, not curves.
 #
 # ## 5 · Training runs
 #
@@ -554,7 +554,8 @@ for name in sent:
 #   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
 #
 # The table does not show that PP pays in time. Cut a batch into m *microbatches* that follow one another through the
-# stages. At the end the first stage waits, at the beginning the last one:
+# stages. In the forward pass the last stage waits at the beginning, the first one at the end; in the backward it is the other
+# way round:
 
 # %%
 for m in (1, 8, 32):
@@ -615,7 +616,9 @@ print("cp × tp on processes: the curve of one process to 1e-5:", same(real, fir
 # wider than the model itself. Two remedies trade time for memory:
 #
 # - **Recompute** keeps a layer's input only, and runs the layer again before its backward, *its ring included*.
-# - The **blockwise feed-forward** of the Ring Attention paper takes some tokens at a time.
+# - The **blockwise feed-forward** of the Ring Attention paper takes some tokens at a time, keeps none of their hidden
+#   values, and computes them again in the backward. (Here it is 16 times as wide as the model; 3 to 4 times is usual, and
+#   saves less.)
 #
 # A rank's peak in one step, measured:
 
@@ -650,7 +653,8 @@ print("the same loss, to 1e-6:", same(losses, losses[:1] * 4, 1e-6))
 # ## 9 · Resuming on other ranks
 #
 # Long runs are interrupted, and afterwards other machines may be free, or fewer. So a checkpoint should not depend on how
-# many ranks wrote it. Weights are stored whole, or described shard by shard. The position in the data is *the number of
+# many ranks wrote it. Weights and the optimizer's state are stored whole, or described shard by
+# shard. The position in the data is *the number of
 # the next batch*, which is the same on every rank. The layout is not stored at all: the next step may deal out its tokens
 # in another one. Six steps on four ranks, the rest on two, in another layout:
 

@@ -259,8 +259,8 @@ best = choose.weigh(llama, tokens, 16, h100.peak("bfloat16"), link.bytes_per_s, 
 compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
 
 # %% [markdown]
-# Rows of 2 halve the number of hops and double the work beside each, so that most of each hop is hidden. The price is one
-# small all-to-all. Larger rows send fewer bytes, but expose a larger part of them.
+# Rows of 2 leave 7 hops of 15, with twice the work beside each, so that most of each hop is hidden. The price is two
+# all-to-alls in a row of 2, most of the time that stays exposed. Larger rows expose a larger part of their bytes.
 #
 # **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
 
@@ -271,7 +271,7 @@ scenario(2048, 16, h100.inside)
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and the
 # colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as above, but
 # a block has half the work. As in lesson 06, each diamond belongs to one machine and link: it shows where the heavy
-# line would be at that machine's FLOP/s. The colours hold for the H100 only. Move K up to 32, then change P.
+# line would be at that machine's FLOP/s. The colours hold for the H100 only, with the latency of NVLink. Move K up to 32, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
@@ -285,9 +285,9 @@ show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or links
-# slow. Hybrids win while K/V heads are few. Ulysses wins where they are many, or where shards are so short and links so
-# fast that latency counts most. In a sliver at the line, and where memory leaves room for a ring only, an exposed ring
-# still exposes the least. An all-gather never wins on this map, but it has another merit: every mask is simple when a rank
+# slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Further left Ulysses wins, or where
+# shards are so short and links so fast that latency counts most. In a sliver at the line, and where memory leaves room for a ring only, an exposed ring
+# still exposes the least. An all-gather never wins on either map, but it has another merit: every mask is simple when a rank
 # has all keys. Llama 3 was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
@@ -306,8 +306,8 @@ for name in ("llama2-7b", "llama3-8b"):
 
 # %% [markdown]
 # The two models are of about the same size; the second has a quarter of the K/V heads. Both take
-# about as long, with different splits. **Grouped heads and long sequences
-# both favour the ring.** If there are rows, they lie inside a node: *what nothing hides goes on the fastest links*.
+# about as long. Up to 131,072 tokens their splits differ; with a million, both are a ring of 16. **Grouped heads and long sequences
+# both favour the ring.** If there are rows, they are inside a node: *what nothing hides goes on the fastest links*.
 #
 # ## 5 · Decode
 #
@@ -425,7 +425,7 @@ for window in (256, 128, 64, 16):
     print(f"window {window:3} of {S} tokens: hops {hops}, bytes {sent:7,}")
 
 # %% [markdown]
-# One hop remains even for the smallest window: the first tokens of a shard see across its border. What does a window
+# One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. What does a window
 # cost the model? A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
 
 # %% tags=["nbval-ignore-output"]
@@ -471,7 +471,7 @@ for layers in (1, 8, 32):
 # %% [markdown]
 # A quarter in one layer, and less than a millionth through 32. A trained model does better than a plain mean, but it must
 # carry each fact from window to window before it knows who will ask for it. So many current models mix layers with a
-# window and layers with full attention, and the latter still need a ring.
+# window and layers with full attention, and the latter still need one of the schedules above.
 #
 # ## Recap
 #

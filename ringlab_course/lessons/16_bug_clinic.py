@@ -78,8 +78,9 @@ for change in ({}, {"causal": False}, {"dtype": "bfloat16"}, {"layout": "striped
     print(f"2 ranks, 1 token each, {change or 'as usual'}:", circle[0] if circle else "ends")
 
 # %% [markdown]
-# Two ranks with one token each hang, and no other setting matters. That is a whole chart. Write it down so that a machine
-# can try it:
+# Two ranks with one token each hang, without a mask and in bfloat16 too. (All layouts deal one token a rank alike, so the
+# last line could not differ.) That is a whole chart: the fault, the smallest ill case, a check of the test suite that finds it
+# (section 7), and the settings that matter (none). Write it down so that a machine can try it:
 
 # %%
 yew = {"fault": "deadlock", "check": "forward", "case": {"ranks": 2, "tokens": 1}, "matters": []}
@@ -282,7 +283,8 @@ print("blocks in the dv that each rank returns:", home)
 #   hand, and the line between ill and well is most of the diagnosis. If a patient is well on two ranks and ill on three,
 #   look for something that two ranks cannot tell apart.
 # - **What matters.** From there change *one* thing: layout, mask or dtype. If the patient gets well, the fault involves
-#   that thing. If nothing changes, the fault does not involve it. Both shorten the list above.
+#   that thing. If it stays ill, the fault does not involve it, unless the case is so small
+#   that the setting changes nothing. Both shorten the list above.
 # - **A check.** Not every check sees every fault. If none sees it, the fault goes into production.
 
 
@@ -425,7 +427,7 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 #
 # - First the complaint, then measurements, then a name, then the source. If you read first, you see what the author meant.
 # - Look for the line between ill and well: shrink the case, then change one thing at a time.
-# - Levels are rounding, cliffs are algorithms, slopes are sums that are rounded again and again.
+# - A level near 10⁻³ is rounding, a large level a factor, a cliff the algorithm, a slope a sum that is rounded again and again.
 # - You can follow what travels: let it carry who added what.
 # - No single check finds everything. Masks in several layouts find most; one check must count bytes as well.
 # - A failing check is a symptom. What it saw leads to the cause.

@@ -178,7 +178,7 @@ def attend(q, k, v, mask):
 
 
 def merge(a, b):
-    """The state over the keys of both; the weights are e^(La − L) and e^(Lb − L)."""
+    """The state over the keys of both; the weights are e^(lse_a − lse) and e^(lse_b − lse)."""
     lse = jnp.logaddexp(a[1], b[1])
     finite = jnp.where(lse == -jnp.inf, 0, lse)
     weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))
@@ -293,7 +293,7 @@ print(*re.findall(r"source_target_pairs=(\S+\}),", sends[0]))
 # %% [markdown]
 # The pairs are those of our list. A hop is two such messages, K and V.
 #
-# A loop needs one more step. Its body is a function of its own, whose operations stand in the text once but run in every
+# A loop needs one more step. Its body is a function of its own, whose operations appear in the text once but run in every
 # turn. The line that calls the body says how many turns there are (`known_trip_count`). So `messages` first looks up the
 # turns of each body. Then it counts the collective-permutes of each function, times its turns.
 
@@ -534,7 +534,7 @@ show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
 # their bytes on one device, in units of a K/V block (K and V of one shard).
 
 # %% tags=["nbval-ignore-output"]
-predict("17.kept", "From 4 devices to 8, always 64 tokens on each: what one device keeps …",
+predict("17.kept", "From 4 devices to 8, 64 tokens on each: what one keeps for the backward …",
         choices=["stays the same", "about doubles", "about quadruples"])
 
 # %%
@@ -560,7 +560,8 @@ grown = "about doubles" if growth < 2.5 else "about quadruples"
 compare("17.kept", "stays the same" if growth < 1.1 else grown)
 
 # %% [markdown]
-# `ring` keeps the weights of every pair of blocks: over all devices, that is the S × S matrix of lesson 01. With
+# `ring` keeps several arrays of the size of the weights (scores, weights, steps between them) for every pair of blocks:
+# over all devices, several S × S matrices like that of lesson 01. With
 # `jax.checkpoint` the backward recomputes each step ("rematerialises" it), and the weights are not kept. But the *blocks
 # that came by* still are, and so is the state after each step. An all-gather would keep P blocks; this keeps more. Under
 # autodiff, a ring saves no memory.
@@ -696,7 +697,7 @@ for name, (on_4, on_8) in steps.items():
 #
 # One more difference is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16,
 # then so are the sums that travel, and they are rounded at every stop. To see the types, we read the program as JAX recorded
-# it, before it is compiled. There each `ppermute` stands beside the type of its result.
+# it, before it is compiled. There each `ppermute` appears beside the type of its result.
 
 # %%
 def on_the_wire(program):
@@ -753,9 +754,9 @@ print(done)
 #
 # ## Recap
 #
-# - `shard_map` makes you a rank, and `ppermute` is `ring.shift`. The rank is computed with, never asked by `if`. A missing
+# - `shard_map` makes you a rank, and `ppermute` is `ring.shift`. Compute with the rank; never branch on it with Python's `if`. A missing
 #   pair brings zeros.
-# - All devices run one program. A mask hides work, `lax.cond` avoids it. Messages stay outside branches.
+# - All devices run one program. A mask hides scores that were computed; `lax.cond` avoids computing them. Messages stay outside branches.
 # - A scan whose body ends in a shift sends P times. Meet your own block before the loop, and P − 1 hops are enough.
 # - Autodiff's gradients retrace every hop, backwards. That is right because every block was kept where it was met, so memory
 #   grows with P.

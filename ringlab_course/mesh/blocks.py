@@ -31,7 +31,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> State:
 
 
 def merge(a: State, b: State) -> State:
-    """Return the state over the keys of both; the weights are e^(La − L) and e^(Lb − L)."""
+    """Return the state over the keys of both; the weights are e^(lse_a − lse) and e^(lse_b − lse)."""
     lse = jnp.logaddexp(a[1], b[1])
     finite = jnp.where(lse == -jnp.inf, 0, lse)
     weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))

@@ -122,7 +122,7 @@ def test_everybody_who_tells_of_a_check_says_that_it_is_not_counted():
     assert "  ○ P − 1 exchanges" in text and "once the values are right" in text
     (view,) = view_of(result).stages
     waiting = [check for check in view.checks if not check.counted]
-    assert {check.id for check in waiting} == {"rounds", "memory"}
+    assert {check.id for check in waiting} == {"rounds", "growth", "memory"}
     assert all(check.ok and check.earned == 0 for check in waiting) and said in str(waiting[0].message)
     assert "○ P − 1 exchanges" in str(told_by_nbgrader(view)) and "once the values are right" in str(
         told_by_nbgrader(view)

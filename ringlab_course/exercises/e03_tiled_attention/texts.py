@@ -62,7 +62,7 @@ BACKWARD_HINTS = (
     "K: what does that make of its gradient?",
     "delta is one sum per query row, taken before the loops. Inside, per tile: scores again (masked as in the "
     "forward), P from the final lse, dP, dS; then three products, each added to its slice of dQ, dK or dV.",
-    r"$P = e^{S - L}$, $\delta = \mathrm{rowsum}(dO \circ O)$, $dS = P\circ(dO\,V^\top - \delta)$, "
+    r"$P = e^{S - \mathrm{lse}}$, $\delta = \mathrm{rowsum}(dO \circ O)$, $dS = P\circ(dO\,V^\top - \delta)$, "
     r"$dQ \mathrel{+}= \text{scale}\cdot dS\,K$; over the query heads $h$ that share a key head, "
     r"$dK \mathrel{+}= \text{scale}\cdot \sum_h dS_h^\top Q_h$ and $dV \mathrel{+}= \sum_h P_h^\top dO_h$.",
 )

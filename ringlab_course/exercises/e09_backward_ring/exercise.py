@@ -100,7 +100,7 @@ check("09.block")
 # - **Messages.** The window saves no message. Everything goes to the next rank. K and V make P − 1 hops, in the
 #   dtype in which they came. dK and dV of a block travel with it, in the dtype of `lse`, starting at its owner, and
 #   make P hops. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank
-#   makes 2P − 1 exchanges, or as few as P. **One rank alone sends nothing**, not even to itself.
+#   makes 2P − 1 exchanges, or as few as P + 1 with hidden hops. **One rank alone sends nothing**, not even to itself.
 # - **Lengths.** Shards may have different lengths, and some may be empty. `ring.post(x, y, length=n)` receives n
 #   tokens.
 # - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving. Memory must not

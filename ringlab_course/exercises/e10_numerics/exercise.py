@@ -190,7 +190,7 @@ check("10.diagnose")
 
 # %%
 q, k, v = error_curves.inputs("plain", 4)
-scores = q @ k.T / 8
+scores = q @ k.T / q.shape[-1] ** 0.5
 lses = torch.stack([part.logsumexp(-1) for part in scores.chunk(16, -1)])
 parts = zip(scores.chunk(16, -1), v.chunk(16), strict=True)
 outs = torch.stack([part.softmax(-1) @ values for part, values in parts])

@@ -135,7 +135,7 @@ check("12.tile")
 # - **2, from a result.** OUT and LSE hold what an earlier run returned for these rows, such as a result that was saved
 #   before a rank died (exercise 11 has such a case): OUT normalised, LSE = ln Σ e^score. Both are float32. ACC, M and
 #   TOTAL hold garbage.
-#   What the result says must count as if its keys had been visited in this run.
+#   The result must count as if its keys had been visited in this run.
 #
 # On the last step nothing will read the state again. Leave it alone, and store OUT = acc / total and
 # LSE = ln Σ e^score, float32, with the **natural** logarithm. On all other steps store the state, and nothing else. A row

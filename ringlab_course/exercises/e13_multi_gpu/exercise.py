@@ -75,7 +75,7 @@ check("13.launch")
 # ## 13.lanes · Lanes of a profile
 #
 # A profile also holds what happens before, between and after the steps that you want to measure: warming up, saving,
-# reading data. So the profiler marks each step with a span of its own, and only what lies inside a step counts.
+# reading data. So the profiler marks each step with a span of its own, and only time inside a step counts.
 #
 # `events` (n, 4), float64, has one row for each span of all ranks, in any order: rank, kind, begin and *duration* in
 # microseconds. Kind 0 is computing, 1 copying, 2 a step. Spans of one kind may overlap or lie inside one another, and

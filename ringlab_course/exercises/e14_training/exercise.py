@@ -2,7 +2,7 @@
 # # Exercise 14 · Training a model in parallel
 #
 # **You build** a training step on sequences that are spread over ranks, equal to that of one process: a shard of the
-# batch, a share of the loss, the sum of gradients, and the step made of them.
+# batch, a share of the loss, the gradients of all ranks, and the step made of them.
 # **You need** [lesson 14](../notebooks/14_training.ipynb). **Minutes** 60.
 #
 # | stage | function | what is checked |
@@ -105,7 +105,7 @@ check("14.loss")
 # Stuck? `hint("14.loss")` in a new cell helps.
 
 # %% [markdown]
-# ## 14.sum · The sum of gradients
+# ## 14.sum · The gradients of all ranks
 #
 # `weights` is a list of tensors, equal on all ranks. `gradients` is a list of the same length: the gradients of this
 # rank's share, with None for a weight that its tokens did not touch. Return the list of the gradients of the *loss*, the

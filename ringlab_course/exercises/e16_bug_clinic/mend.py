@@ -34,7 +34,7 @@ HINTS = {
     "ash": (
         "In the smallest case, which rows are NaN? What do just these rows see of the block that is being processed?",
         "Their maximum is −∞, and −∞ − (−∞) is NaN. Such a row must add nothing: weights of 0 and an lse of −∞. Subtract something finite instead, and take care where you divide by a sum that may be 0.",
-        r"$m = \max_j s_j,\quad m' = 0$ where $m = -\infty$, else $m;\quad w_j = e^{s_j - m'},\quad L = m' + \log \sum_j w_j = -\infty$ there",
+        r"$m = \max_j s_j,\quad m' = 0$ where $m = -\infty$, else $m;\quad w_j = e^{s_j - m'},\quad \mathrm{lse} = m' + \log \sum_j w_j = -\infty$ there",
     ),
     "birch": (
         "On paper: two ranks with two tokens each, no mask, all scores 0 and all values 1. What should out be, and what is it after each block?",

@@ -336,7 +336,7 @@ MERGE_STAGE = _stage(
     (
         "Both parts are normalised already. Which number of each part says how much it counts?",
         "The joint lse by logaddexp; each out times e^(its lse − the joint one). Where both lse are −inf the difference is NaN: think of those rows.",
-        r"$L = \mathrm{logaddexp}(L_1, L_2)$, $\;O = O_1 e^{L_1 - L} + O_2 e^{L_2 - L}$",
+        r"$\mathrm{lse} = \mathrm{logaddexp}(\mathrm{lse}_1, \mathrm{lse}_2)$, $\;O = O_1 e^{\mathrm{lse}_1 - \mathrm{lse}} + O_2 e^{\mathrm{lse}_2 - \mathrm{lse}}$",
     ),
     (
         Check("values", 1, "visible", "two parts by their lse", _check_merge),

@@ -215,7 +215,7 @@ def test_sliders_move_the_picture_and_its_words() -> None:
     (step, rank), picture = widget.children[0].children, widget.children[1]
     before = picture.value
     step.value, rank.value = 3, 2
-    assert picture.value != before and '<img alt="Rank 2 in step 3' in picture.value
+    assert picture.value != before and '<img alt="Rank 2 of 4 in step 3' in picture.value
 
 
 @pytest.mark.parametrize("P", [2, 4])
