@@ -200,10 +200,9 @@ SOFTMAX = (
     mistake("wrong_axis", _wrong_axis),
     mistake("lse_without_maximum", _bare_lse),
     mistake("lse_in_base_two", _base_two),
-    replace(
-        mistake("lse_in_base_two"),
-        name="lse_in_base_two",
-        imitate=lambda scores: (softmax(scores)[0], softmax(scores)[1] / np.log(2)),
+    mistake(
+        "all_of_lse_in_base_two",
+        lambda scores: (softmax(scores)[0], softmax(scores)[1] / np.log(2)),
     ),
     mistake("maximum_at_least_zero", _maximum_from_zero),
 )
