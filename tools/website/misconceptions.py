@@ -174,6 +174,7 @@ TOGETHER = {
     "12.table:ragged": "rows and keys that fill no tile, and foreign rows beside them.",
     "12.table:heads": "grouped heads by the table; 12.step:grouped looks at another kernel.",
     "12.table:without_mask": _FRESH,
+    "13.lanes:edges": "profiles that nobody would record; the other checks meet each edge among other things.",
     "17.couriers:any": "an odd number of devices and positions in no order; the visible check has a zig-zag of four.",
 }
 """By stage and check."""
