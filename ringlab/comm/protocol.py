@@ -132,9 +132,6 @@ class Comm(ABC):
         more of them than another rank.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
-        inner = getattr(self, "inner", None)  # the transport that a wrapper is made of
-        if isinstance(inner, Comm):
-            return inner.name_call(among)
         counts: Counter[tuple[int, ...]] = self.__dict__.setdefault("_named_calls", Counter())
         counts[among] += 1
         over = "" if among == tuple(range(self.world_size)) else f" over ranks {', '.join(map(str, among))}"
@@ -185,3 +182,37 @@ class Comm(ABC):
     def barrier(self) -> None:
         """Return once every rank has called this."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8), tag=CONTROL + "barrier")
+
+
+class Wrapper(Comm):
+    """`inner`, with everything passed on to it. A subclass overrides the methods in which it differs."""
+
+    def __init__(self, inner: Comm) -> None:
+        self.inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+
+    def exchange(
+        self,
+        *,
+        send: Tensors = (),
+        to: int | None = None,
+        receive: Tensors = (),
+        source: int | None = None,
+        tag: str = "",
+    ) -> Work:
+        return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
+
+    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.inner.compute(label, function, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+
+    def name_call(self, ranks: Sequence[int] | None = None) -> str:
+        return self.inner.name_call(ranks)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)

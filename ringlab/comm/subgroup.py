@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Tensors, Work
+from ringlab.comm.protocol import Comm, Tensors, Work, Wrapper
 from ringlab.comm.virtual.waiting import where
 from ringlab.errors import WorldSizeError
 
-T = TypeVar("T")
 
-
-class SubGroup(Comm):
+class SubGroup(Wrapper):
     """The ranks `ranks` of `comm`, numbered 0, 1, … in this order; this rank is one of them.
 
     Each member makes its own, and nothing is exchanged for it. Messages are those of `comm`: traces, meters and errors
@@ -25,7 +22,8 @@ class SubGroup(Comm):
     """
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
-        self.inner, self.ranks = comm, tuple(ranks)
+        super().__init__(comm)
+        self.ranks = tuple(ranks)
         there = all(0 <= rank < comm.world_size for rank in self.ranks)
         if not there or len(set(self.ranks)) < len(self.ranks) or comm.rank not in self.ranks:
             raise WorldSizeError(
@@ -50,20 +48,8 @@ class SubGroup(Comm):
         to, source = self.ranks[where(to, self, "to")], self.ranks[where(source, self, "source")]
         return self.inner.hand_over(send=send, to=to, receive=receive, source=source, tag=tag)
 
-    def now(self) -> float:
-        return self.inner.now()
-
-    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return self.inner.compute(label, function, *args, **kwargs)
-
-    def chose(self, asked: str, chosen: str) -> None:
-        self.inner.chose(asked, chosen)
-
     def name_call(self, ranks: Sequence[int] | None = None) -> str:
         return self.inner.name_call(self.ranks if ranks is None else [self.ranks[rank] for rank in ranks])
-
-    def fail(self, error: BaseException) -> None:
-        self.inner.fail(error)
 
     def _outside(self, rank: int | None, tensors: Sequence[Tensor], name: str) -> int | None:
         """Return the number of `rank` in the transport, or None if no tensor goes there."""

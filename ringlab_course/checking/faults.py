@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.comm.protocol import CONTROL, Comm, Work, Wrapper
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import CommError, PeerDiedError, TransportTimeout, WorldSizeError
@@ -90,12 +90,12 @@ class Killed(BaseException):
         super().__init__("it was killed, as a fault of this run")
 
 
-class Bereft(Comm):
+class Bereft(Wrapper):
     """`comm`, with a number `timeout` of an exchange that is waited for in vain, and no exchange after a death if `final`."""
 
     def __init__(self, comm: Comm, timeout: int | None, final: bool) -> None:
-        self.inner, self.timeout, self.final = comm, timeout, final
-        self.rank, self.world_size = comm.rank, comm.world_size
+        super().__init__(comm)
+        self.timeout, self.final = timeout, final
         self.bereft, self._count = False, 0
 
     def exchange(
@@ -117,12 +117,6 @@ class Bereft(Comm):
         work = self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
         return _BereftWork(self, work, not control and number == self.timeout)
 
-    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return self.inner.compute(label, function, *args, **kwargs)
-
-    def now(self) -> float:
-        return self.inner.now()
-
 
 class _BereftWork(Work):
     def __init__(self, comm: Bereft, inner: Work, in_vain: bool) -> None:
@@ -140,13 +134,12 @@ class _BereftWork(Work):
             raise
 
 
-class Mortal(Comm):
+class Mortal(Wrapper):
     """`comm` of a rank that dies before its exchange number `exchange`, and stays dead."""
 
     def __init__(self, comm: Comm, exchange: int) -> None:
-        self.inner, self.exchange_of_death = comm, exchange
-        self.rank, self.world_size = comm.rank, comm.world_size
-        self.dead, self._count = False, 0
+        super().__init__(comm)
+        self.exchange_of_death, self.dead, self._count = exchange, False, 0
 
     def exchange(
         self,
@@ -166,9 +159,6 @@ class Mortal(Comm):
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         self.require_life()
         return self.inner.compute(label, function, *args, **kwargs)
-
-    def now(self) -> float:
-        return self.inner.now()
 
     def require_life(self) -> None:
         """Return while the rank lives. Raises: Killed."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Work, Wrapper
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
@@ -74,13 +74,12 @@ class _Run:
         return self.ends[ring.rank]
 
 
-class _Ruled(Comm):
+class _Ruled(Wrapper):
     """`comm`, with the judge's rules: the program itself exchanges, and tensors that can be sent."""
 
     def __init__(self, comm: Comm, run: _Run) -> None:
-        self.inner, self._run = comm, run
-        self.rank, self.world_size = comm.rank, comm.world_size
-        self._thread, self._computing = threading.get_ident(), 0
+        super().__init__(comm)
+        self._run, self._thread, self._computing = run, threading.get_ident(), 0
 
     def exchange(
         self,
@@ -112,9 +111,6 @@ class _Ruled(Comm):
                 self._computing = 0
 
         return self.inner.compute(label, computing, *args, **kwargs)
-
-    def now(self) -> float:
-        return self.inner.now()
 
     def require_program(self, what: str) -> None:
         """Return if the program itself asks. Raises: CommError, which the run keeps too: a thread may lose it."""

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Work
+from ringlab.comm.protocol import Comm, Work, Wrapper
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.errors import CommError
@@ -124,12 +124,12 @@ class _Sent:
     tensors: tuple[Tensor, ...]
 
 
-class _Watching(Comm):
+class _Watching(Wrapper):
     """`comm`, with a copy of everything that is sent."""
 
     def __init__(self, comm: Comm, log: list[_Sent]) -> None:
-        self.inner, self.log = comm, log
-        self.rank, self.world_size = comm.rank, comm.world_size
+        super().__init__(comm)
+        self.log = log
 
     def exchange(
         self,
@@ -143,12 +143,6 @@ class _Watching(Comm):
         self.log.append(_Sent(tag, to, tuple(t.detach().float() for t in send)))
         self.log[-1] = _Sent(tag, to, tuple(t.clone() for t in self.log[-1].tensors))
         return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
-
-    def compute(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.inner.compute(label, function, *args, **kwargs)
-
-    def now(self) -> float:
-        return self.inner.now()
 
 
 def _frame(logs: list[list[_Sent]], step: int) -> Frame:

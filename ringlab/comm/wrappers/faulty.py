@@ -30,15 +30,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work
+from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work, Wrapper
 from ringlab.errors import CommError, WorldSizeError
-
-T = TypeVar("T")
 
 KINDS = ("drop", "delay", "duplicate", "reorder", "corrupt", "kill")
 
@@ -95,7 +93,7 @@ def _raise_killed(fault: Fault) -> None:
     )
 
 
-class Faulty(Comm):
+class Faulty(Wrapper):
     """`comm`, with this rank's share of `faults`.
 
     Wrap all ranks or none, because both ends must number the messages. `die` ends this rank for a kill; by default it
@@ -107,8 +105,8 @@ class Faulty(Comm):
     def __init__(
         self, comm: Comm, faults: Sequence[Fault], die: Callable[[Fault], None] = _raise_killed
     ) -> None:
-        self.inner, self.die = comm, die
-        self.rank, self.world_size = comm.rank, comm.world_size
+        super().__init__(comm)
+        self.die = die
         self.fired: list[Fault] = []
         self._faults = _by_exchange(faults, comm)
         self._count = 0
@@ -184,15 +182,6 @@ class Faulty(Comm):
         number = counts[peer]
         counts[peer] += 1
         return _End(f"{tag} (message {number})", tensors, peer)
-
-    def now(self) -> float:
-        return self.inner.now()
-
-    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return self.inner.compute(label, function, *args, **kwargs)
-
-    def fail(self, error: BaseException) -> None:
-        self.inner.fail(error)
 
 
 @dataclass(frozen=True)

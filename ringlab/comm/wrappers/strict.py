@@ -7,24 +7,20 @@ holds NaN until `wait` fills it, and a changed tensor is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work
+from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work, Wrapper
 from ringlab.errors import CommError
 
-T = TypeVar("T")
 
-
-class Strict(Comm):
+class Strict(Wrapper):
     """`comm`, with checks of what the program does to tensors that are under way."""
 
     def __init__(self, comm: Comm) -> None:
-        self.inner = comm
-        self.rank, self.world_size = comm.rank, comm.world_size
+        super().__init__(comm)
         self._count = 0
 
     def exchange(
@@ -56,18 +52,6 @@ class Strict(Comm):
                 buffer.detach().fill_(float("nan"))
         work = self.inner.exchange(send=send, to=to, receive=arriving, source=source, tag=tag)
         return _StrictWork(work, f"exchange {index} of rank {self.rank}", send, receive)
-
-    def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return self.inner.compute(label, function, *args, **kwargs)
-
-    def now(self) -> float:
-        return self.inner.now()
-
-    def chose(self, asked: str, chosen: str) -> None:
-        self.inner.chose(asked, chosen)
-
-    def fail(self, error: BaseException) -> None:
-        self.inner.fail(error)
 
 
 class _StrictWork(Work):

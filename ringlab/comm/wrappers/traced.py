@@ -8,19 +8,18 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Tensors, Work
+from ringlab.comm.protocol import Comm, Tensors, Work, Wrapper
 from ringlab.comm.trace import Choice, Compute, Exchange, Trace
 
 T = TypeVar("T")
 
 
-class Traced(Comm):
+class Traced(Wrapper):
     """`comm`, with every exchange and computation appended to `trace`."""
 
     def __init__(self, comm: Comm, trace: Trace) -> None:
-        self.inner, self.trace = comm, trace
-        self.rank, self.world_size = comm.rank, comm.world_size
-        self.count = 0
+        super().__init__(comm)
+        self.trace, self.count = trace, 0
 
     def exchange(
         self,
@@ -82,12 +81,6 @@ class Traced(Comm):
     def chose(self, asked: str, chosen: str) -> None:
         self.inner.chose(asked, chosen)
         self.trace.events.append(Choice(self.rank, asked, chosen, self.now()))
-
-    def now(self) -> float:
-        return self.inner.now()
-
-    def fail(self, error: BaseException) -> None:
-        self.inner.fail(error)
 
 
 class _TracedWork(Work):
