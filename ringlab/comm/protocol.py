@@ -185,22 +185,14 @@ class Comm(ABC):
 
 
 class Wrapper(Comm):
-    """`inner`, with everything passed on to it. A subclass overrides the methods in which it differs."""
+    """A transport made of `inner`. A subclass says what becomes of an exchange.
+
+    `hand_over`, `relay` and the collectives go through that exchange unless they are overridden, too. All else is passed on.
+    """
 
     def __init__(self, inner: Comm) -> None:
         self.inner = inner
         self.rank, self.world_size = inner.rank, inner.world_size
-
-    def exchange(
-        self,
-        *,
-        send: Tensors = (),
-        to: int | None = None,
-        receive: Tensors = (),
-        source: int | None = None,
-        tag: str = "",
-    ) -> Work:
-        return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return self.inner.compute(label, function, *args, **kwargs)

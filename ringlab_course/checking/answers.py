@@ -131,7 +131,10 @@ def explains(
 
 def resembles(got: Any, expected: Any, bound: Bound) -> bool:
     """Return whether `got` is `expected` up to four times `bound`, as the answer of a known mistake is."""
-    nears = _of_parts(bound, named_arrays(expected)).values()
+    parts = named_arrays(expected)
+    if not isinstance(bound, (int, float)) and len(bound) != len(parts):
+        return False
+    nears = _of_parts(bound, parts).values()
     return is_close(got, expected, [max(4 * each, 1e-6) for each in nears])
 
 

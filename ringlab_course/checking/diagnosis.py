@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,3 +68,22 @@ def _matches(misconception: Misconception, case: Answered) -> bool:
             return resembles(case.answer, imitation, case.bound)
         except (ArithmeticError, ValueError, TypeError, IndexError):
             return False  # the mistake cannot be made on this input, or the answer holds no numbers
+
+
+def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:
+    """Check heads that share a K/V head by `shared`; `alone` checks heads that have one each.
+
+    Raises: the Failure of `shared`. Wrong values that no known mistake explains, of an answer that passes `alone`, are said to
+    come of the sharing.
+    """
+    try:
+        shared()
+    except Failure as failure:
+        if failure.misconception is not None or "wrong values" not in failure.message:
+            raise
+        alone()  # an answer that is wrong without groups too has another mistake
+        raise Failure(
+            "Your answer is right where each query head has a K/V head of its own, and wrong where several share one. "
+            "Query head h should read K/V head h // (H // K): neighbours share one.",
+            failure.counterexample,
+        ) from None

@@ -1,6 +1,8 @@
 """Watches a learner's function while it runs: does it call what is off limits, does it change its arguments?
 
-And asks whether gradients flow through its answer. The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
+`with_gradient` also asks whether gradients flow through its answer.
+
+The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def rounding(truth: Any, size: float = 8.0) -> float:
 def roundings(truth: tuple[Any, Any], size: float = 8.0) -> tuple[float, float]:
     """Return the relative errors of (out, lse) that numbers of magnitude `size` leave, known to EPS · size.
 
-    An lse that is off by this much is so in absolute terms, and the weights e^(s − lse) are in relative ones. So
-    of an lse near 1000 it is a thousandth of what it is of out.
+    The error of lse is absolute: if lse is off by x, the weights e^(s − lse) are off by the fraction x. So an lse near 1000
+    may have a relative error a thousand times smaller than that of out.
     """
     out, lse = truth
     return rounding(out, size), EPS * max(size, 8.0) / (largest(lse) or 1.0)

@@ -110,7 +110,7 @@ class JudgeComm(Comm):
 
 
 def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
-    """Return the error for a ring that somebody else than its program asks for `what`."""
+    """Return the error for a call of `what` that does not come from the ring's own program."""
     return CommError(f"{what} from the program of rank {rank} itself", got, remedy)
 
 

@@ -57,7 +57,8 @@ def load(
     Of all cells only those statements run that define the functions or a name that they need, or that change
     such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of check(), plots and
     experiments do not run. Magic and shell lines are left out, and cells of another language. A statement that
-    runs longer than `seconds` is broken off. Once all of them together have run for twice as long, each has next to no time.
+    runs longer than `seconds` is broken off. Once such statements have run for twice as long together, each of the rest
+    has a fiftieth of `seconds`.
     """
     statements, notes = _parsed(cells)
     left, least = 2 * seconds, seconds / 50

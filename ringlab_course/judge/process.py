@@ -61,7 +61,9 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        self.settled = self._quiet = 0  # tasks before the code is loaded, and when it was last looked at
+        self.settled = self._quiet = (
+            0  # numbers of tasks: before the code is loaded, and when it was last found idle
+        )
         self._mark = secrets.token_hex(16)  # by which a process that was started without a sandbox is known
         # The launcher may complain. Not into a file: without root a worker can open bubblewrap's open files.
         self._complaints, self._complain = os.pipe()
@@ -248,7 +250,7 @@ class WorkerProcess:
         return held(self.processes())[1]
 
     def goes_on(self) -> bool:
-        """Whether it computes in a thread that it has started since it was settled, although it should wait for a call.
+        """Whether it computes in a thread that it has started since before the code was loaded, although it should wait for a call.
 
         Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first.
         """

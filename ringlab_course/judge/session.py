@@ -229,8 +229,7 @@ class SandboxedSubject:
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
         """Return the answer, and the most that the worker's process grew by during the call.
 
-        The operating system's figure: arrays, scratch space of operators, small objects, in whole
-        pages; not the arguments, not what child processes hold.
+        It is the operating system's figure, in whole pages, without the arguments and without child processes.
         """
         return Measured(*self._called(args, kwargs))
 
@@ -285,6 +284,8 @@ class SandboxedSubject:
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
         try:
             outcome = network.run(self.function, arguments, kwargs, gradient)
+            if gradient and not all(isinstance(each, tuple) and len(each) == 2 for each in outcome.results):
+                raise ProtocolError("an answer and its gradient from each rank", "something else")
             if network.dead:
                 self._recover(network, workers)
             self._settle([worker for worker in workers if worker in self.session._loaded])
@@ -309,8 +310,7 @@ class SandboxedSubject:
             for worker in going:
                 self.session.discard(worker)
             raise Crashed(
-                f"`{self.function}` answers while a thread that it has started goes on computing. Wait for its end, as with "
-                "thread.join(), before you return."
+                f"`{self.function}` answers while a thread of it goes on computing. Call thread.join() before you return."
             )
 
     def _raised(self, report: dict[str, Any]) -> Failure:

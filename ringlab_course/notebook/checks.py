@@ -144,7 +144,7 @@ def _stages(stage_id: str) -> tuple[Exercise, tuple[Stage, ...]]:
 def _exercise_row(exercise: Exercise, checks: dict, hints: dict, grades: dict) -> tuple[str, ...]:
     begun = [checks[stage.id] for stage in exercise.stages if stage.id in checks]
     right = sum(entry.get("status") == "ok" for entry in begun)
-    status = f"{PASS}: {right} of {len(exercise.stages)} functions" if begun else "not begun"
+    status = f"{PASS} for {right} of {len(exercise.stages)} functions" if begun else "not begun"
     return _row(f"{exercise.id}  {exercise.title}", status, exercise.stages, checks, hints, grades)
 
 

@@ -39,7 +39,7 @@ def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
-    """Every row has its own maximum."""
+    """Rows whose scores lie far apart: each row has its own maximum."""
     scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)  # exp alone is within range here
     _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
 

@@ -20,7 +20,7 @@ SOFTMAX = Stage(
         Check(
             "large", 2, "visible", "scores near ±1000 neither overflow nor vanish", checks.check_softmax_large
         ),
-        Check("spread", 2, "visible", "rows of very different size", checks.check_softmax_spread),
+        Check("spread", 2, "visible", "rows whose scores lie far apart", checks.check_softmax_spread),
         Check(
             "masked", 2, "visible", "a row that sees no key: weights 0, lse -inf", checks.check_softmax_masked
         ),

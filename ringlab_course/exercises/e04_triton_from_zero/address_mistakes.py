@@ -71,7 +71,7 @@ def one_key_head(
 def query_stride_is_s(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let query heads begin S rows apart, and key heads where they do."""
+    """Let query heads begin S rows apart; key heads begin where they should."""
     packed = q.flatten(0, 1)[: len(q) * S].unflatten(0, (len(q), S))
     got = out.flatten(0, 1).float().clone()
     got[: len(q) * S] = plain(packed, k, v, out, lse, S, shift)[0].flatten(0, 1).float()

@@ -197,7 +197,8 @@ def _reads(subject: Subject, rng: np.random.Generator, case: Case) -> None:
         made = sum(tiles_read(recorded, argument).values()) / case.K
         if made > wanted or loads[inside].sum() > case.K * case.D * elements:
             alone = made == case.group * sum(map(apart.tiles, range(apart.blocks)))
-            past = made - empty_loads(recorded, argument) / case.K == wanted
+            empty = empty_loads(recorded, argument) / case.K
+            past = empty > 0 and made - empty == wanted
             why = "reads_past_the_end" if past else "heads_read_apart" if alone else "reads_too_often"
             raise named(case.mistakes, why).failure(
                 f"{case.label}: {made:g} loads of {argument[0].upper()} for a key head, {wanted} are enough"

@@ -242,8 +242,6 @@ def check_resumable(subject: Subject, rng: np.random.Generator) -> None:
         second = _arrays(subject.call(*first, outs[cut:], lses[cut:]))
         if _same(whole, second):
             continue
-        if any(str(getattr(part, "dtype", "")).endswith("float64") for part in answer):
-            raise Failure("The state is returned in float64, should be float32.", "12 bfloat16 parts")
         turned = _arrays(subject.call(*state, outs.flip(0), lses.flip(0)))
         exact = [part.float().numpy() for part in _truth(*state, outs, lses)]
         name = (

@@ -61,13 +61,13 @@ def reason(crash: Crashed, P: int) -> str | None:
         return "all_send_first"
     if len(waiting) == P and all(" expects " in line for line in waiting):
         return "all_receive_first"
-    ends = [found for line in waiting if (found := _EXPECTS.search(line))]
+    ends = [found for line in waiting for found in _EXPECTS.finditer(line)]
     if P > 2 and any(int(source) == (int(rank) + 1) % P for rank, source in (end.groups() for end in ends)):
         return "receives_from_the_next"
     return "order_with_a_circle"
 
 
-_EXPECTS = re.compile(r" waits: rank (\d{1,4}) expects \S+ from rank (\d{1,4}) ")
+_EXPECTS = re.compile(r"rank (\d{1,4}) expects \S+?\[[^\]]*\] from rank (\d{1,4}) ")
 
 
 def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:

@@ -185,11 +185,14 @@ def _table(subject: Any, *chains: Chain, record: bool = False) -> None:
 
 
 def _reads_four_columns(subject: Any) -> bool:
-    """Return whether segments are taken to be four numbers apart; keys and tables are such that this is no fault."""
+    """Return whether the kernel takes segments to be four numbers apart.
+
+    On these keys and tables such a kernel stays inside memory.
+    """
     rng = np.random.default_rng(0)
     keys, own = block(rng, 1, 1, 3 * KEYS, D), np.array([(0, ROWS, 0, 2)], np.int32)
-    six, seen = (KEYS, KEYS), [(0, 0, KEYS, KEYS), (2 * KEYS, 2 * KEYS, 3 * KEYS, 3 * KEYS)]
-    segments = np.array([(*part, *six) for part in seen], np.int32)
+    band, seen = (KEYS, KEYS), [(0, 0, KEYS, KEYS), (2 * KEYS, 2 * KEYS, 3 * KEYS, 3 * KEYS)]
+    segments = np.array([(*part, *band) for part in seen], np.int32)
     taken = np.array([segments.flatten()[at : at + 6] for at in (0, 4)], np.int32)
     q = random(rng, 1, 1, ROWS, D)
     chain, wrong = (Chain(q, [Step(*keys, own, each)], "") for each in (segments, taken))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab_course.checking.answers import expect_array, relative_error
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import Answered, blame_groups, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import random, rounding_bound
 from ringlab_course.checking.wrong_answers import mistakes_of
@@ -24,7 +24,6 @@ mistake = mistakes_of("15.decode")
 
 Parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Of each rank: out (B, H, 1, D), lse and the largest score (B, H, 1), float64."""
-PAIRED = "With a K/V head for each query head all is right, with fewer it is not. Query head h reads K/V head h // (H // K): neighbours share one."
 ROUNDED = 2.0**-3
 """An error below this may come of bfloat16's 8 bits in scores of some size; a larger one has another reason."""
 
@@ -226,13 +225,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
     alone = problem(rng, (3, 4), (4, 4), B=2, size=2.0)
     shared = [problem(rng, (3, 4), heads, B=2, size=2.0) for heads in ((4, 2), (6, 3), (8, 1))]
-    try:
-        _verify(subject, *shared)
-    except Failure as failure:
-        if failure.misconception is not None:
-            raise
-        _verify(subject, alone)  # what is wrong without groups too is no mistake of theirs
-        raise Failure(PAIRED, failure.counterexample) from None
+    blame_groups(lambda: _verify(subject, *shared), lambda: _verify(subject, alone))
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:

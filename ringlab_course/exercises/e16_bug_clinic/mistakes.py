@@ -187,7 +187,8 @@ UNCOMPARED = {
     "fir": (mistake("all_send_first"),),
     "larch": (mistake("sums_in_the_narrow_dtype"),),
 }
-"""By patient: mistakes that do not show in results: in the order of messages, which nobody lives to compare any of; in a dtype."""
+"""By patient: mistakes that no comparison of results can find. An order of messages that deadlocks leaves no results, and a
+dtype does not show in values."""
 
 
 @lru_cache(maxsize=256)

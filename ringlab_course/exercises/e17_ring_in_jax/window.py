@@ -177,7 +177,9 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     for given in _edges(rng):
         _count(subject, given)
-    _count(subject, _cyclic(rng), "hull_of_the_positions")  # who is a hop off anywhere has failed above
+    _count(
+        subject, _cyclic(rng), "hull_of_the_positions"
+    )  # an answer that is a hop off anywhere has failed above
 
 
 STAGE = Stage(

@@ -25,12 +25,12 @@
 # 3. **Numbers.** `scale=None` means 1/√D. Inputs are bfloat16, float32 or float64, and scores may be ±16,000. The *state*,
 #    which is carried from block to block, is at least float32, and float64 for float64. Rounding errors do not grow with P.
 # 4. **Messages.** All messages go to the next rank. K and V make P − 1 hops in their own dtype, without repeated heads. dK
-#    and dV make P hops in at least float32 (one rank alone sends nothing). Send not a byte more, even if lengths differ. Until `wait()` returns, do not
-#    write to what is sent, and do not read what is received.
+#    and dV make P hops in at least float32 (one rank alone sends nothing). Do not send a byte more, even if lengths
+#    differ. Until `wait()` returns, do not write to what is sent, and do not read what is received.
 # 5. **Memory and work.** If shards keep their size, no tensor grows with P. In the contiguous and the zig-zag layout,
 #    stretches of tokens that are hidden from each other are not computed.
-# 6. **Faults.** Results do not depend on when messages arrive. If a rank dies, or a shard is shorter than `positions` says, every rank ends
-#    with an error.
+# 6. **Faults.** Results do not depend on when messages arrive. If a rank dies, or a shard is shorter than `positions`
+#    says, every rank ends with an error.
 # 7. **Yours.** You may use `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, and
 #    `shift`. Write everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
 #    merge and attention, and PyTorch's attention.

@@ -10,7 +10,7 @@ import torch
 
 from ringlab_course.checking.answers import expect_array, expect_tuple, to_numpy
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import Answered, blame_groups, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import EPS, attend, largest, merged, random, rounding_bound
 from ringlab_course.checking.positions import (
@@ -31,7 +31,6 @@ from ringlab_course.exercises.e18_capstone.parts_mistakes import (
 )
 
 NAMES = ("out", "lse")
-PAIRED = "With a K/V head for each query head all is right, with fewer it is not. Query head h reads K/V head h // (H // K): neighbours share one."
 OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
 OF_MERGE = {mistake.name: mistake for mistake in MERGE}
 
@@ -191,13 +190,7 @@ def _check_blind(subject: Any, rng: np.random.Generator) -> None:
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
     alone = _block(rng, (2, 3), (0, 3, 1), True, H=2, K=2, D=4)
     shared = [_block(rng, (2, 3), (0, 3, 1), True, H=H, K=K, D=4) for H, K in ((2, 1), (4, 2), (6, 2))]
-    try:
-        _attend(subject, shared)
-    except Failure as failure:
-        if failure.misconception is not None:
-            raise
-        _attend(subject, [alone])  # what is wrong without groups too is no mistake of theirs
-        raise Failure(PAIRED, failure.counterexample) from None
+    blame_groups(lambda: _attend(subject, shared), lambda: _attend(subject, [alone]))
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
