@@ -192,10 +192,9 @@ paper_map()
 # result, it names that mistake and shows the smallest input on which it appears.
 #
 # To **submit**, save the notebook and run `ringlab grade exercises/00_start_here.ipynb` in a terminal (in JupyterLab:
-# File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them in
-# a sandboxed process, with new random inputs and with some hidden checks in addition to the visible ones. Therefore
-# `check` and `progress` say only that the visible checks pass. `progress` shows the grades of
-# notebooks in `exercises/`.
+# File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them
+# in a sandboxed process, with new random inputs and with some hidden checks in addition to the visible ones. Therefore
+# `check` says only that the visible checks pass. `progress` also shows the grades of notebooks in `exercises/`.
 #
 # Your exercise files are yours: the project never overwrites one that you have edited. If you want to start again,
 # `ringlab exercise fresh 00` writes a clean copy and keeps yours beside it. The folder `solutions/` has a worked solution

@@ -48,8 +48,8 @@ print("weights", np.round(powers / powers.sum(), 3))
 #
 # ## The same for all queries
 #
-# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. A *head* is one complete attention with queries,
-# keys and values of its own, D numbers each; a layer runs H of them side by side on the same tokens.
+# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. A *head* is one attention with its own
+# queries (later, heads share keys and values), D numbers each; a layer runs H of them side by side on the same tokens.
 #
 # NumPy's `@` multiplies the last two axes and repeats over the rest. So two matrix products, with a softmax between them,
 # give the output for all queries of all heads. The first product makes a matrix with a row for every query and a column
@@ -332,8 +332,8 @@ print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.03
 # a score, then written and read as a weight. That is four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches
 # break-even, so the device waits for its own memory.
 #
-# Without the scores the ratio could grow with S, if each tensor is read or written only once. A real kernel reads k and v
-# several times, but still far exceeds break-even. So *not storing that matrix* wins twice, in space and in time. Note that
+# Without the scores the ratio would grow with S if each tensor were read or written only once. A real kernel reads k
+# and v several times, but mostly from a cache. So *not storing that matrix* wins twice, in space and in time. Note that
 # the number of FLOPs is the same in both columns.
 #
 # ## And then the linear terms

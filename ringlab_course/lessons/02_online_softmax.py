@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 02 · Online softmax
 #
-# **Afterwards you can** compute a softmax in pieces that you never see together, derive and write the merge of two partial
-# results (out, lse), name four ways in which it goes wrong, and say whether ring attention is exact, and how one can tell.
+# **Afterwards you can** compute a softmax in pieces that you never see together, derive and write the merge of two
+# partial results (out, lse), name four ways in which it goes wrong, and say how one can tell whether ring attention is
+# exact.
 #
 # **You need first** [lesson 01](01_naive_attention.ipynb): softmax with its maximum subtracted, lse, and the row that
 # sees no key. **Minutes** 60.
@@ -280,9 +281,10 @@ compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 # Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. The identity has the
 # weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded.
 #
-# Only the grouping changes bits. In a chain of three or more blocks, another order of arrival is also another grouping. So to get the same bits on every run, fix which parts are merged with which. Here the
-# order of the two does not matter, because each product is rounded by itself. In a kernel that fuses a multiplication
-# with the addition (FMA), only one of the two products is rounded, and the order matters as well.
+# Only the grouping changes bits. In a chain of three or more blocks, another order of arrival usually changes the
+# grouping. So to get the same bits on every run, fix which parts are merged with which. Here the order of the two does
+# not matter, because each product is rounded by itself. In a kernel that fuses a multiplication with the addition
+# (FMA), only one of the two products is rounded, and the order matters as well.
 #
 # One case is left. Under a causal mask a row may see nothing in the first block and nothing in the second.
 # By the third law, identity · identity should be the identity. What does our `merge` return?

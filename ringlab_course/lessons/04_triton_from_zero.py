@@ -338,11 +338,12 @@ for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
         ladder["flash, BLOCK_M 128"] = accesses
 
 # %% [markdown]
-# Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and the
-# scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The command
-# `ringlab kernels --offline --arch sm_90 --kernel forward_step` takes a few minutes. It compiles the kernel that `ringlab`
-# ships (not ours) for an H100-class chip, `sm_90`. It lists the need of its blocks for the two memories on the chip
-# (*registers*, for the numbers in use, and *shared memory*), and *spills*: values that did not fit and went to main memory.
+# Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and
+# the scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The
+# command `ringlab kernels --offline --arch sm_90 --kernel forward_step` takes a few minutes. It compiles the kernel
+# that `ringlab` ships (not ours) for an H100-class chip, `sm_90`. It lists how much its blocks need of the chip's two
+# memories (*registers*, for the numbers in use, and *shared memory*), and *spills*: values that did not fit and went to
+# main memory.
 #
 # ## 6 · Causal: skip what nobody sees
 #

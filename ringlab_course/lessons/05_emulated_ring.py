@@ -395,7 +395,7 @@ compare("05.clock", finished(overlapped))
 # The hops are hidden behind the computation, as long as a hop takes no longer than a block's attention. Lesson 06 shows how
 # that depends on tokens per rank, FLOP/s and bandwidth.
 #
-# Why do `post` and `shift` send and receive *together*? A send may be over only when its message has been received. So let us
+# Why do `post` and `shift` send and receive *together*? A send can last until its message has been received. So let us
 # try to send first on every rank, and to receive afterwards:
 
 # %%
@@ -410,9 +410,9 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently, sometimes only once messages no longer fit a buffer. A virtual cluster
-# reports it at once, because it knows when no rank can continue. The cure: post both ends at once, and equally often on
-# all ranks. Even a rank that has no use for a block must pass it on.
+# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently, in some cases only
+# when messages outgrow a buffer. A virtual cluster reports it at once, because it knows when no rank can continue. The
+# cure: post both ends at once, and equally often on all ranks. Even a rank that has no use for a block must pass it on.
 #
 # ## 7 · Causal: positions are global
 #

@@ -448,16 +448,17 @@ for queries in (Run(2, 4, 4), Run(1, 4, 4), Run(10, 4, 4)):
 # %% [markdown]
 # - **d = 0**: row i sees keys 0 to i. Causal.
 # - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division matters: −1/4 gives −1.)
-# - **0 < d < n_k − 1**, with n_k keys (above: d = 2): row 0 already sees d + 1 keys, and the last rows see all. This is neither
-#   causal nor full.
+# - **0 < d < n_k − 1**, with n_k keys (above: d = 2): row i sees i + d + 1 keys, at most n_k. This is neither causal
+#   nor full.
 # - **−n_q < d < −1**: the first −d rows see nothing. Shifted by more than one.
 # - **d ≤ −n_q**, the number of rows: even the last row sees nothing. Skip.
 # - **d ≥ n_k − 1**: even row 0 sees all keys. Full.
 #
-# The third and fourth cases never occur in layouts that are *dealt*, that is, cut into pieces that go to the ranks in turns, as the
-# layouts of lesson 08 are. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree
-# everywhere? We try many dealt layouts, also with lengths that do not divide. `chunk` is the length of a piece; `folded` deals
-# every other turn backwards (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each rank: contiguous.
+# The third and fourth cases never occur in layouts that are *dealt*, that is, cut into pieces that go to the ranks in
+# turns, like lesson 08's family. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and
+# masks agree everywhere? We try many dealt layouts, also with lengths that do not divide. `chunk` is the length of a
+# piece; `folded` deals every other turn backwards (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each
+# rank: contiguous.
 
 # %%
 def covered(layout, rank, origin):

@@ -267,8 +267,8 @@ print("with 2 blocks: ", ", ".join(f"{kept} {x[1]:.0e}" for kept, x in plain.err
 print("with 32 blocks:", ", ".join(f"{kept} {x[-1]:.0e}" for kept, x in plain.errors.items()))
 
 # %% [markdown]
-# **Both errors grow at nearly the same speed, like √P.** lse is worse from the first merge on: with 2 blocks its
-# error is already three times that of out.
+# **Both errors grow at nearly the same speed, like √P.** lse starts higher: three times out's error at 2 blocks.
+# (Lesson 02's larger factor came from one input.)
 #
 # With a float32 state the error stays at 2e-3, as in lesson 02: the roundings of the parts average out. Then why does
 # it not *fall*? A part with fewer keys has a larger out, and so larger roundings: both effects go like √P and cancel.
@@ -460,7 +460,8 @@ for dtype in (torch.float16, torch.bfloat16):
 
 # %% [markdown]
 # float16 ends at 65,504. A score before scaling can reach that, and so can an exponential from which no maximum was
-# subtracted. bfloat16 overflows near 3·10³⁸ only, but it cannot count to 257. **Overflow is loud, lost digits are silent.**
+# subtracted. bfloat16 overflows only near 3·10³⁸, but it cannot count to 257. **Overflow is loud, lost digits are
+# silent.**
 #
 # The traps of lesson 02 are in the merge. Here is one before it: fast kernels compute $2^x$ instead of $e^x$, and
 # multiply scale · log₂e into q beforehand. That costs nothing in float32. But what if the product is rounded back to

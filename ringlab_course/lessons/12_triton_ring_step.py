@@ -389,10 +389,10 @@ for picture in zig:
 compare("12.masked", sum(picture.count("masked") for picture in zig))
 
 # %% [markdown]
-# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Take a
-# block with stretches 0 and 7: all of its rows see stretch 0, and none sees stretch 7. Take one with 3 and 4: the early half
-# of the rows sees neither, the late half both. (The last step needs all rows.) In general L/b tiles are cut, for L tokens a rank and tiles of b tokens,
-# whatever P is.
+# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Take
+# a block with stretches 0 and 7: all of its rows see stretch 0, and none sees stretch 7. Take one with 3 and 4: the
+# early half of the rows sees neither, the late half both. (The last step still writes all rows.) In general L/b tiles
+# are cut, for L tokens a rank and tiles of b tokens, whatever P is.
 #
 # Here are all four layouts at one step; in a live notebook, move the sliders over step and rank.
 

@@ -346,8 +346,8 @@ if DEVICE == "cpu":
 # ## 3 · What hiding is worth
 #
 # A lane says *when* something happened. It does not say what that cost the other lane. Lab L1 measures that: it times a
-# block alone, a hop alone, and both at once. Its result is a ratio, *hidden*: (in turn − at once) / hop. It is 1 if the
-# hop is free, 0 if nothing is gained, negative if both at once take longer.
+# block alone, a hop alone, and both at once. Its result is a ratio, *hidden*: (block + hop − both) / hop. It is 1 if
+# the hop is free, 0 if nothing is gained, negative if both at once take longer.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -524,11 +524,11 @@ print(f"time over time, as in the anecdote: {np.median(one / ring_s):.0%}")
 print(f"of a perfect split of the same work: {np.median(RANKS * one / ring_s):.0%}")
 
 # %% [markdown]
-# Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the other
-# process waited. Cores share caches, memory and clock, so alone it may be faster than beside a neighbour. A few percent,
-# above 100% too, are noise. Lab L2 measures
-# against another standard, torch's own attention: on CPUs with as many threads as there are processes, on GPUs one
-# device's time over P. There a slow block counts against the ring. Its recorded run, forward and backward:
+# Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the
+# other process waited. Cores share caches, memory and clock, so a process may be faster alone than beside a neighbour.
+# A few percent, even beyond 100%, are noise. Lab L2 measures against another standard, torch's own attention: on CPUs
+# with as many threads as there are processes, on GPUs one device's time over P. There a slow block counts against the
+# ring. Its recorded run, forward and backward:
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")

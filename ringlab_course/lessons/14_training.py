@@ -236,7 +236,7 @@ print(f"cut, then shifted: {wrong} of {S} labels are wrong or lost")
 # %% tags=["nbval-ignore-output"]
 predict(
     "14.reduce",
-    "Ranks divide their losses by N, the count of all ranks. How are their gradients combined?",
+    "Ranks divide their losses by N, counted over all ranks. How are their gradients combined?",
     choices=["sum over ranks", "mean over ranks", "mean weighted by tokens"],
 )
 

@@ -259,8 +259,8 @@ best = choose.weigh(llama, tokens, 16, h100.peak("bfloat16"), link.bytes_per_s, 
 compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
 
 # %% [markdown]
-# Rows of 2 leave 7 hops of 15, with twice the work beside each, so that most of each hop is hidden. The price is two
-# all-to-alls in a row of 2, most of the time that stays exposed. Larger rows expose a larger part of their bytes.
+# Rows of 2 leave 7 of the 15 hops, with twice the work beside each, so most of each hop is hidden. The price is two
+# all-to-alls in a row of 2. They make up most of the exposed time. Larger rows expose a larger part of their bytes.
 #
 # **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
 
@@ -284,11 +284,11 @@ all_heads = {"sizes": Attention(1, 32, 32, 128), "P": 16, "hybrids": True}
 show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
 
 # %% [markdown]
-# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or links
-# slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Further left Ulysses wins, or where
-# shards are so short and links so fast that latency counts most. In a sliver at the line, and where memory leaves room for a ring only, an exposed ring
-# still exposes the least. An all-gather never wins on either map, but it has another merit: every mask is simple when a rank
-# has all keys. Llama 3 was trained with one (arXiv 2407.21783).
+# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
+# links slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Ulysses wins further left,
+# and where shards are so short and links so fast that latency counts most. In a sliver at the line, and where memory
+# leaves room for a ring only, an exposed ring still exposes the least. An all-gather never wins on either map, but it
+# has another merit: every mask is simple when a rank has all keys. Llama 3 was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #

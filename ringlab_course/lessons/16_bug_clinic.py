@@ -163,8 +163,9 @@ show(
 # %% [markdown]
 # These are two kinds of curve.
 #
-# - A **level** near 10⁻³, whatever P and the dtype are (here 1.3 · 10⁻³ and 3.7 · 10⁻³): something is rounded to bfloat16, once. With bfloat16
-#   inputs every result is rounded so (see rowan on one rank), and willow counts as *well*.
+# - A **level** near 10⁻³, whatever P is (here 1.3 · 10⁻³ in float32, 3.7 · 10⁻³ in bfloat16): something is rounded to
+#   bfloat16, once. With bfloat16 inputs every result is rounded so (see rowan on one rank), and willow counts as
+#   *well*.
 # - A **cliff** between one rank and two: a fault of the algorithm, which shows once there is a second block.
 #
 # Lesson 10 had a third kind, errors that *climb* with P: a sum that is rounded at every step.

@@ -275,9 +275,9 @@ show(drawn, side_by_side.describe(names, sources, jobs))
 #
 # ## 5 · What the compiler sends
 #
-# In lesson 05 the messages of a ring were those that its source wrote down. Here the compiler has the last word: it may
-# remove operations, join them, or put them into loops. So we count in the compiled program. It is a text, a list of
-# functions with one operation a line, and a `ppermute` has become a `collective-permute`:
+# In lesson 05 the messages of a ring were those that its source wrote down. Here the compiler has the last word. So we
+# count in the compiled program. It is a text, a list of functions with one operation a line, and a `ppermute` has
+# become a `collective-permute`:
 
 # %%
 def compiled(program, *arrays):
@@ -293,13 +293,12 @@ print(*re.findall(r"source_target_pairs=(\S+\}),", sends[0]))
 # %% [markdown]
 # The pairs are those of our list. A hop is two such messages, K and V.
 #
-# A loop needs one more step. Its body is a function of its own, whose operations appear in the text once but run in every
-# turn. The line that calls the body says how many turns there are (`known_trip_count`). So `messages` first looks up the
-# turns of each body. Then it counts the collective-permutes of each function, times its turns.
+# `messages` counts the collective-permutes of each function, times its turns: for a loop, the text says how many there
+# are (`known_trip_count`).
 
 # %%
 def messages(machine_code):
-    """Messages that each device sends; those in a loop's body count once for each turn."""
+    """Messages that each device sends, loops included."""
     text, total = machine_code.as_text(), 0
     turns = dict(re.findall(r'body=%([\w.-]+).*"known_trip_count":{"n":"(\d+)"', text))
     for function in text.split("\n}\n"):
@@ -534,7 +533,7 @@ show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
 # their bytes on one device, in units of a K/V block (K and V of one shard).
 
 # %% tags=["nbval-ignore-output"]
-predict("17.kept", "From 4 devices to 8, 64 tokens on each: what one keeps for the backward …",
+predict("17.kept", "From 4 devices to 8, 64 tokens on each: the memory one device keeps …",
         choices=["stays the same", "about doubles", "about quadruples"])
 
 # %%
@@ -571,8 +570,8 @@ compare("17.kept", "stays the same" if growth < 1.1 else grown)
 # So we decide ourselves which arrays are kept and which are sent. `jax.custom_vjp` takes a backward of our own in place of
 # the derived one. We build it in three parts: the terms of one pair of blocks, the ring around them, and the registration.
 #
-# First the terms. They are lesson 09's formulas: the weights again, from scores and lse, then dS = P ∘ (dO Vᵀ − delta). A
-# row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
+# First the terms. They are lesson 09's formulas: the weights W again, from scores and lse, then dS = W ∘ (dO Vᵀ −
+# delta). A row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):

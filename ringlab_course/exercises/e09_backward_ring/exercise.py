@@ -97,10 +97,10 @@ check("09.block")
 #
 # - **Work.** Many blocks now hold no key that your rank sees. Do not compute with them. Make every other call of
 #   `block_backward` through `ring.compute(label, block_backward, …)`, once per block, so that a clock can count it.
-# - **Messages.** The window saves no message. Everything goes to the next rank. K and V make P − 1 hops, in the
-#   dtype in which they came. dK and dV of a block travel with it, in the dtype of `lse`, starting at its owner, and
-#   make P hops. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank
-#   makes 2P − 1 exchanges, or as few as P + 1 with hidden hops. **One rank alone sends nothing**, not even to itself.
+# - **Messages.** The window saves no message. Everything goes to the next rank. K and V make P − 1 hops, in the dtype
+#   in which they came. dK and dV of a block travel with it, in the dtype of `lse`, starting at its owner, and make P
+#   hops. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank makes P to
+#   2P − 1 exchanges, with hidden hops at least P + 1. **One rank alone sends nothing**, not even to itself.
 # - **Lengths.** Shards may have different lengths, and some may be empty. `ring.post(x, y, length=n)` receives n
 #   tokens.
 # - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving. Memory must not

@@ -98,10 +98,10 @@ check("17.forward")
 # ## 17.window · A window, and no hop too many
 #
 # Now a query sees only itself and the `window` − 1 keys before it, in global positions. All devices make the same hops,
-# each to the next device. The last hop is the last one that brings some device a key that it sees, in whatever layout. Make
-# no hop after it, and all hops before it: a block that is needed later must pass through every device on its way. Work this
-# out in Python while JAX traces, from `positions` of all devices. You cannot ask for one device by its rank, which has no
-# value yet.
+# each to the next device. The last hop is the last one that brings some device a key that it sees, in whatever layout.
+# Make it and all hops before it, and none after it: a block that is needed later must pass through every device on its
+# way. Work this out in Python while JAX traces, from `positions` of all devices. You cannot ask for one device by its
+# rank, which has no value yet.
 #
 # Messages stay outside branches here too. Python's `if` on a NumPy result is allowed, because it is decided while tracing.
 
