@@ -16,7 +16,6 @@ one (see `ringlab.plan`).
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -24,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.errors import LayoutError, ShapeError, WorldSizeError
+from ringlab.arrays import concatenate, sequence_axis, take
+from ringlab.errors import LayoutError, WorldSizeError
 
 
 @dataclass(frozen=True)
@@ -158,16 +158,11 @@ class Layout:
         """
         if isinstance(x, tuple):
             return tuple(self.shard(part, rank, dim) for part in x)
-        axis = _axis(x, dim)
-        if x.shape[axis] != self.S:
-            raise ShapeError(
-                f"{self.S} tokens on axis {dim} for {self!r}",
-                f"shape {tuple(x.shape)}",
-                "pass the whole sequence, not a shard, or build the layout for this length",
-            )
+        remedy = "pass the whole sequence, not a shard, or build the layout for this length"
+        axis = sequence_axis(x, dim, self.S, f"for {self!r}", remedy)
         index = (slice(None),) * axis
         parts = [x[(*index, run.index)] for run in self.runs(rank)]
-        return _concatenate(parts or [x[(*index, slice(0, 0))]], axis)
+        return concatenate(parts or [x[(*index, slice(0, 0))]], axis)
 
     def unshard(self, shards: Sequence[Any], dim: int = -2) -> Any:
         """Return the whole sequence in global order from the shards of all ranks.
@@ -179,15 +174,10 @@ class Layout:
             raise WorldSizeError(f"{self.P} shards for {self!r}", f"{len(shards)}")
         if isinstance(shards[0], tuple):
             return tuple(self.unshard(parts, dim) for parts in zip(*shards, strict=True))
-        axis = _axis(shards[0], dim)
         for rank, part in enumerate(shards):
-            if part.shape[axis] != self.length(rank):
-                raise ShapeError(
-                    f"{self.length(rank)} tokens on axis {dim} from rank {rank} of {self!r}",
-                    f"shape {tuple(part.shape)}",
-                )
-        joined = _concatenate(list(shards), axis)
-        return _take(joined, self._order, axis)
+            axis = sequence_axis(part, dim, self.length(rank), f"from rank {rank} of {self!r}")
+        joined = concatenate(list(shards), axis)
+        return take(joined, self._order, axis)
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -375,26 +365,3 @@ def _check_sizes(S: int, P: int, chunk: int = 1) -> None:
     for name, value, least in (("S", S, 0), ("P", P, 1), ("chunk", chunk, 1)):
         if not isinstance(value, (int, np.integer)) or value < least:
             raise LayoutError(f"{name} >= {least}, an integer", f"{name}={value!r}")
-
-
-def _axis(x: Any, dim: int) -> int:
-    if not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"an axis {dim}", f"shape {tuple(x.shape)}", "name the sequence axis with dim=")
-    return dim % x.ndim
-
-
-def _is_torch(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-def _concatenate(parts: list[Any], axis: int) -> Any:
-    if _is_torch(parts[0]):
-        return sys.modules["torch"].cat(parts, dim=axis)
-    return np.concatenate(parts, axis=axis)
-
-
-def _take(x: Any, order: np.ndarray, axis: int) -> Any:
-    if _is_torch(x):
-        return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
-    return np.take(x, order, axis=axis)

@@ -13,8 +13,7 @@ from ringlab.cost.planner.decode_time import DecodeTime
 from ringlab.cost.planner.limits import split_words
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate
-from ringlab.cost.planner.wording import duration, in_percent
-from ringlab.cost.units import short
+from ringlab.cost.units import duration, in_percent, short
 
 WORDS = (
     "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",

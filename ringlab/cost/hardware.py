@@ -137,6 +137,12 @@ class Hardware:
         for dtype, rate in self.flops_per_s.items():
             _check_positive(f"flops_per_s[{dtype!r}]", rate)
 
+    @property
+    def label(self) -> str:
+        """Return the name as a sentence shows it: H100, TPU-V4; words and users' own names stay as they are."""
+        spelled = self.name in hardware_names() and any(map(str.isdigit, self.name))
+        return self.name.upper() if spelled else self.name
+
     def peak(self, dtype: str) -> float:
         """Return the dense peak in FLOP/s. Raises: CostError for a dtype that it does not compute in."""
         if dtype not in self.flops_per_s:

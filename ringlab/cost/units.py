@@ -36,6 +36,7 @@ EXAMPLES = {
     "percent": "65 %",
 }
 
+_COUNTS = (("M", 10**6), ("Mi", 2**20), ("k", 10**3), ("Ki", 2**10))
 _NUMBER = re.compile(r"\s*([+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?)\s*(\S{0,16})\s*")
 _LARGEST = Fraction(10) ** 30
 
@@ -97,6 +98,29 @@ def written(value: float, dimension: str) -> str:
 def short(value: float, dimension: str, digits: int = 3) -> str:
     """Return `value` with a fitting unit, rounded to `digits` significant digits for reading."""
     return written(float(f"{value:.{digits}g}"), dimension) if math.isfinite(value) else str(value)
+
+
+def short_count(n: int) -> str:
+    """Return n as a text that `tokens` reads back as exactly n: 1000000 → 1M, 131072 → 128Ki, 131073 → 131073."""
+    return next((f"{n // unit}{name}" for name, unit in _COUNTS if n >= unit and n % unit == 0), str(n))
+
+
+def counted(n: int, thing: str) -> str:
+    """Return a count with its noun: 1 sequence, 2 sequences."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it: 0.0123 → 12.3 ms, 332.4 → 332 s, 90000 → 25 hours."""
+    for name, unit in (("years", 365.25 * 86400), ("days", 86400.0), ("hours", 3600.0)):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:{',.3g' if seconds < 1000 * unit else ',.0f'}} {name}"
+    return short(seconds, "seconds")
+
+
+def in_percent(fraction: float) -> str:
+    """Return a fraction in percent, with a digit after the point below ten."""
+    return f"{100 * fraction:.1f}%" if abs(fraction) < 0.0995 else f"{100 * fraction:.0f}%"
 
 
 def scales(dimension: str) -> dict[str, Fraction]:

@@ -54,7 +54,7 @@ WORDS = {
     "wait": "waits for a message",
     "message": "message: posted … complete",
     "transit": "message in transit",
-    "still": "message posted, not in transit",
+    "still": "posted, not travelling: not yet\nbegun, or arrived and not yet taken",
     "control": "ranks agree on the call",
 }
 TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}

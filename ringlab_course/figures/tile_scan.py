@@ -42,6 +42,7 @@ class Scan:
 
     S: int
     tile: int
+    D: int
     causal: bool
     direction: Pass
     kinds: tuple[tuple[Kind, ...], ...]
@@ -96,7 +97,7 @@ def scan(
         for i, j in order
         if kinds[i][j] != "skip"
     )
-    return Scan(S, tile, causal, direction, kinds, steps, whole_bytes=S * S * itemsize)
+    return Scan(S, tile, D, causal, direction, kinds, steps, whole_bytes=S * S * itemsize)
 
 
 def _forward_live(Lq: int, Lk: int, D: int, itemsize: int) -> dict[str, int]:
@@ -169,7 +170,7 @@ def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
 def _heading(picture: Scan) -> str:
     """The title of a figure of the whole scan."""
     mask = "Causal attention" if picture.causal else "Attention"
-    return f"{mask} over {picture.S:,} tokens by tiles, {picture.direction}"
+    return f"{mask} over {picture.S:,} tokens by tiles, D = {picture.D}, {picture.direction}"
 
 
 def still(picture: Scan, index: int) -> Figure:
@@ -209,7 +210,7 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.set_xlabel(f"keys (tiles of {picture.tile} tokens)", fontsize=9)
     if names:
         ax.set_ylabel(f"queries (tiles of {picture.tile} tokens)", fontsize=9)
-    ax.text(-0.85, -0.85, "Q ↓\nK,V →", fontsize=7, ha="center", va="center")
+    ax.text(-0.35, -0.8, "Q ↓\nK,V →", fontsize=9, ha="right", va="center")
     ticks = [place + 0.5 for place in range(n)]
     ax.set_xticks(ticks, [str(t) for t in range(n)], fontsize=8)
     ax.set_yticks(ticks, [str(t) for t in range(n)], fontsize=8)

@@ -34,7 +34,7 @@ HOME = Path(ringlab.__file__).resolve().parents[1]
 PACKAGES = ("ringlab", "ringlab_course")
 
 NEEDED = (
-    *(f"ringlab.{name}" for name in ("__init__", "errors", "types", "moved", "layout", "comm", "viz.__init__", "viz.frontend")),
+    *(f"ringlab.{name}" for name in ("__init__", "errors", "types", "moved", "arrays", "layout", "comm", "viz.__init__", "viz.frontend")),
     *(f"ringlab_course.{name}" for name in ("__init__", "judge")),
     *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "guard", "requirements")),
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),

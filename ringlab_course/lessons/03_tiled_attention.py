@@ -140,7 +140,8 @@ print(counts)
 # %% [markdown]
 # Only the tiles on the diagonal hold both visible and hidden pairs. Below the diagonal every pair of a tile is visible,
 # so the tile needs no mask. Above the diagonal no pair is visible, so the tile is not computed at all. Remember the three
-# words *skip, full, diagonal*: in the ring, we ask the same question when the keys of another rank arrive.
+# words *skip, full, diagonal*. In ring attention (lesson 05) each *rank*, a device with its share of the tokens, receives
+# the keys of the others, and we ask the same question about them.
 #
 # ## 3 · The forward
 #
@@ -221,9 +222,10 @@ small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256)
 compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small: a kernel
-# on an H100 can use 227 KiB of it at a time. In float32 the tile of 128 just fits there, and that of 256 does not. But the live set
-# does not depend on S at all.
+# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small. On an
+# H100, one *thread block* of a kernel can use at most 227 KiB of it. (A kernel is a program that runs on the GPU, and a
+# thread block is one of the groups in which its threads run.) In float32 the live set of a tile of 128 just fits there,
+# and that of 256 does not. But the live set does not depend on S at all.
 #
 # The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
 # and the K/V tile in use along its sides. Below is the live set at that moment.
@@ -339,7 +341,8 @@ for tile in (512, 128, 32):
 #
 # ## 7 · The backward
 #
-# `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. At what cost?
+# `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. At what cost? We measure
+# it without a mask, with D = 16 and tiles of 64.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -385,7 +388,7 @@ print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]
 # **The gradients.** We want dS of a tile without looking at the other tiles. Only one term is in the way. Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
 # $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
 # the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums
-# over them:
+# over all of them. The $-P_{ij}^2$ in the first rate is the term $j' = j$ of the sum:
 #
 # $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij},$$
 #
@@ -482,6 +485,8 @@ backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
 show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan))
 
 # %% [markdown]
+# At 353 KiB it no longer fits into the 227 KiB of section 4. So a backward kernel takes smaller tiles, or numbers of 16 bits.
+#
 # The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
 # tile, and they leave the live set. Only dQ is written again and again.
 #
@@ -545,7 +550,7 @@ compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.price",
-    "Forward and backward together, no mask: how many times the FLOPs of the naive version?",
+    "Tiled forward and backward together, no mask: how many times the FLOPs of the naive ones?",
     unit="times",
 )
 
@@ -579,8 +584,9 @@ compare("03.price", tiled / naive)
 #   is computed once, merged and released.
 # - The **live set** is a few tiles and does not grow with S. Peak memory is the live set plus the output: exponent 1
 #   instead of 2.
-# - **FLOPs stay the same**. Under a causal mask, skipping saves almost half. The backward adds one product to six.
-# - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P = e^{S-\mathrm{lse}}$,
+# - The forward's **FLOPs stay the same**; under a causal mask, skipping saves almost half. Forward and backward together
+#   need seven products instead of six.
+# - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P_{ij} = e^{S_{ij}-\mathrm{lse}_i}$,
 #   $\delta = \mathrm{rowsum}(dO\circ O)$, $dS = P\circ(dP-\delta)$.
 # - Given the final lse and delta, tiles need nothing from each other. Lesson 05 puts them on different ranks.
 #
@@ -592,7 +598,7 @@ compare("03.price", tiled / naive)
 # All full ones: the matrix hides almost half of their pairs, although the queries may see every key. Only the diagonal tiles are right.</details>
 #
 # <details><summary>Why is it enough to keep lse, and not the maximum and the sum as well?</summary>
-# e^(S − m)/total = e^(S − m − ln total) = e^(S − lse): only this combination of them is used.</details>
+# With a score s: e^(s − m)/total = e^(s − m − ln total) = e^(s − lse): only this combination of them is used.</details>
 #
 # <details><summary>You double the tile. What happens to the FLOPs of a causal forward, and to the number of
 # merges?</summary>A few more FLOPs on the diagonal; about a quarter of the merges.</details>

@@ -23,12 +23,13 @@ from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_bytes, attention_work, kv_cache_bytes
 from ringlab.cost.models import model
-from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.cost.papers import striped_speedup
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import allgather_traffic, ring_traffic
+from ringlab.cost.traffic import (
+    allgather_traffic, block_s, hop_s, least_tokens_hidden, ring_traffic
+)
 from ringlab_course import compare, predict
 from ringlab.merge import merge
 from ringlab_course.figures import decision_map, overlap_view
@@ -67,7 +68,7 @@ compare("06.flops", counted(attend, q, k, v))
 
 # %% [markdown]
 # **4 · c² · D** per head. There are *two* products, q·kᵀ and weights·V, and each of their c²·D multiply-adds is *two*
-# FLOPs. Both factors of two are easily lost.
+# FLOPs.
 #
 # Now the bytes. We measure them on a real ring: lesson 05's `my_ring` on four ranks of c tokens, with 4 query heads on one
 # K/V head.
@@ -154,8 +155,7 @@ compare("06.infiniband", threshold(F, infiniband))
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of 99,840
 # tokens. A context of 8,320 tokens hardly needs a ring yet; at 99,840 one begins to *want* one. So where a ring is wanted,
-# its hops are usually hidden, and the longer the sequence, the better. A ring is impractical for short sequences on many
-# ranks, and those do not need one.
+# its hops are usually hidden, and the longer the sequence, the better.
 #
 # The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
 # with c. Drag c past the threshold. Then choose another machine, or your own F and B.
@@ -180,7 +180,7 @@ for name, (group, causal) in cases.items():
 # %% [markdown]
 # Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over NVLink under a causal mask.
 #
-# Read data sheets with care. A popular figure is 1,024 tokens, 1,040 rounded, "at 600 GB/s". It contains two mistakes:
+# A popular figure is 1,024 tokens (1,040, taken to the nearest power of two) "at 600 GB/s". It contains two mistakes:
 # NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the
 # threshold, the second doubles it:
 
@@ -192,8 +192,7 @@ print(f"InfiniBand's 200 Gb/s taken for GB/s: {threshold(F, 200e9):8,.0f}")
 print(f"InfiniBand's 200 Gb/s, 25 GB/s:       {threshold(F, 200e9 / 8):8,.0f}")
 
 # %% [markdown]
-# The mistakes cancel, so the figure looks right for the wrong reason. Somebody who corrects only the second one
-# gets 520.
+# The mistakes cancel, so the figure looks right for the wrong reason.
 #
 # ## 3 · With a clock
 #
@@ -247,7 +246,7 @@ compare("06.makespan", max(event.end for event in double.computes()))
 # %% [markdown]
 # With one buffer the times add up: P blocks and P − 1 hops, 4·2 + 3·4 = 20 s. Double buffered, each of the P − 1 steps with
 # a hop takes the *longer* of the two, and the last block comes on top: **(P − 1) · max(block, hop) + block** = 3·4 + 2 =
-# 14 s. It is not P · max, which would be 16 s, nor the larger of all hops and all blocks, 12 s.
+# 14 s. (Not P · max, 16 s, nor the hops alone, 12 s.)
 
 # %%
 def pair(c):
@@ -262,16 +261,14 @@ show(picture, gantt.describe_all(*pair(12)))
 
 # %% [markdown]
 # Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its
-# exchange, sent and received: solid orange in transit, pale otherwise. (Here nothing is pale; the next picture has such parts.) At 12
-# tokens, below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
+# exchange, sent and received: solid orange in transit, pale otherwise. At 12 tokens, below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
 
 # %% [markdown]
 # Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has arrived 6 s
-# before the rank needs it. The price was another K/V block in memory, and two lines of code in another order. In the
-# exercise you predict such makespans for ranks that are *not* alike.
+# before the rank needs it. The price was another K/V block in memory, and two lines of code in another order.
 #
 # ## 4 · What is sent, what is held
 #
@@ -289,9 +286,9 @@ print("FLOPs counted:        ", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3)
 
 # %% [markdown]
 # Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps **memory**
-# flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. In heads per token, q and
-# out are 2·H, and each K/V block is 2·K. The Ring Attention paper counts one block of others, the one that arrives:
-# 2·H + 4·K with the rank's own. Here is that count for one layer of Llama 3 70B, with 16,384 tokens per rank:
+# flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. Let us count in heads: one
+# head of one token is D numbers. Then q and out are 2·H for each token of the rank, and a K/V block is 2·K. The Ring
+# Attention paper counts one block of others, the one that arrives: 2·H + 4·K with the rank's own. Here is that count for one layer of Llama 3 70B, with 16,384 tokens per rank:
 
 # %%
 llama = model("llama3-70b")
@@ -346,7 +343,7 @@ for tokens, theirs in printed.items():
 print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 
 # %% [markdown]
-# All agree to the last printed digit. You rebuild this table in the exercise. Why does it approach 1.75? The slowest rank of
+# All agree to the last printed digit. Why does it approach 1.75? The slowest rank of
 # a contiguous layout computes P − ½ blocks, a rank of a balanced one P/2. Short contexts gain less, because the linear
 # layers take the same time under both.
 #
@@ -356,7 +353,7 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 # to rank. `simulate` runs the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs,
 # at the rate that published kernels reach, and messages by the bytes and the latency of their link.
 #
-# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced zig-zag layout. First the
+# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson 08. First the
 # thresholds at the rate that kernels reach, with latency:
 
 # %%
@@ -387,7 +384,8 @@ show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing,
 
 # %% [markdown]
 # Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, one
-# rank further every other step, and in the end all ranks keep InfiniBand's pace.
+# rank further every other step, and in the end all ranks keep InfiniBand's pace. An exchange is two messages, one sent and
+# one received: two orange pieces where they travel at different times.
 #
 # What about a slow *rank*?
 
@@ -402,8 +400,7 @@ print(f"with one slow rank: {late.busy_fraction:.0%}")
 compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# A ring is as slow as its slowest rank, not as the average one: every rank needs the block that it delays. So balance gets two
-# lessons of its own.
+# A ring is as slow as its slowest rank, not as the average one: every block must pass through the slow rank.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
 # the computation that hides a hop:
@@ -418,7 +415,7 @@ for P in (8, 16, 32, 64, 128):
 
 # %% [markdown]
 # Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon nothing: every rank still has
-# to see the whole sequence, and more hops add latency. 128 ranks are slower than 64.
+# to see the whole sequence, and more hops add latency.
 # **Scale ranks with the context, not against it.**
 #
 # ## 7 · Size a cluster
@@ -428,18 +425,18 @@ for P in (8, 16, 32, 64, 128):
 #
 # | name | what it is |
 # |---|---|
-# | parameters, gradients, optimizer | the weights, their gradients, and Adam's float32 copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
-# | gathered weights | all weights of the layer at work, collected from all shares just before use |
+# | parameters, gradients, optimizer | the weights; in float32 their gradients, and Adam's copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
+# | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
 #
-# The planner counts these. It also counts the needs of the layer at work: its intermediate results, its gradients, and the
-# buffers of the ring. Each has a formula in `ringlab.cost.memory`. Here they are for one node, summed over its 8 GPUs. Most
-# of them do not depend on the number of GPUs, so more GPUs share them. An "80 GB" H100 shows 85.5 GB to programs.
+# The planner counts these, and what the layer at work needs: intermediate results, their gradients, and the ring's
+# buffers. Here they are for one node, summed over its 8 GPUs. All
+# sums but that of the gathered weights stay, however many GPUs share them. An "80 GB" H100 shows 85.5 GB to programs.
 
 # %%
-def asked(nodes):
-    return plan(Request("llama3-70b", 1_000_000, "h100", nodes=nodes))
+def asked(nodes, **given):
+    return plan(Request("llama3-70b", 1_000_000, "h100", nodes=nodes, **given))
 
 
 alone = asked(1)
@@ -454,12 +451,23 @@ print(f"{usable:7.1f} GB  of it may be used; {reserve:.0%} stay in reserve")
 predict("06.nodes", "How many nodes of 8 such GPUs are needed at least?", unit="nodes")
 
 # %%
+def in_words(best):
+    split, verdict = best.degrees, "fits" if best.fits else "too much"
+    size = best.ledger.total_bytes / 1e9
+    return f"tp {split.tp} × ring {split.ring:3}: {size:5.1f} GB on each GPU, {verdict}"
+
+
 fewest = next(nodes for nodes in range(1, 65) if asked(nodes).fits)
 for nodes in sorted({1, 2, 4, fewest, 16}):
-    best = asked(nodes).best
-    verdict = "fits" if best.fits else "too much"
-    print(f"nodes: {nodes:2}, {best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
+    print(f"nodes: {nodes:2}, {in_words(asked(nodes).best)}")
+print(f"without tp {fewest}, {in_words(asked(fewest, tp=1).best)}")
 compare("06.nodes", fewest)
+
+# %% [markdown]
+# On 6 nodes the planner adds *tensor parallelism* (tp): two GPUs divide each matrix between them, and with it the gathered
+# weights. One ring of all 48 GPUs would just not fit.
+#
+# We take 16 nodes, not the fewest, to shorten the step:
 
 # %%
 chosen = asked(16)
@@ -473,8 +481,7 @@ print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
 # One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
-# as InfiniBand. There are more tokens per rank than the threshold in every pass, so the hops are hidden, and
-# communication costs no time here. Memory sets the number of GPUs, and arithmetic the time of a step. This command prints the
+# as InfiniBand. In every pass a rank has more tokens than the threshold, so communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a step. This command prints the
 # same plan in a terminal, with alternatives and advice:
 
 # %%
@@ -493,10 +500,11 @@ print(chosen.request.command())
 # attention, and heads are few.
 #
 # Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. It counts latency too, and its layer has 4 query
-# heads for each K/V head, section 6's had 8. So it asks for more tokens. Go
+# heads for each K/V head, while section 6's had 8. So it asks for more tokens. Go
 # across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
 # communication exposed. The all-gather never does so on this map, so it has no colour. Right of the heavy line a ring's hops
-# are hidden. Each diamond is this threshold for a known machine on one of its links.
+# are hidden. Each diamond is this threshold for a known machine on one of its links. Only the H100's lie on the line: other
+# machines have another FLOP/s.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)

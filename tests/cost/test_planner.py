@@ -17,9 +17,8 @@ from ringlab.cost.planner.limits import KINDS, hidden
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.suggest import fewest_nodes, fits, most_tokens
 from ringlab.cost.planner.weigh import weigh
-from ringlab.cost.planner.wording import counted, duration, short_count
 from ringlab.cost.simulate import simulate
-from ringlab.cost.units import tokens
+from ringlab.cost.units import counted, duration, short_count, tokens
 from ringlab.errors import CostError
 from ringlab.layout import LAYOUTS, get_layout
 from tests.cost.planner_cases import forget, ideal, small_model
@@ -218,7 +217,7 @@ def test_the_layout_is_chosen_by_work_of_whole_tiles() -> None:
     assert found.best.layout == "zigzag"
     assert found.best.work()[0] == pytest.approx(1.0)
     slower = {it.layout: it.step_s for it in found.layouts}
-    assert set(slower) == {"striped", "contiguous"}
+    assert set(slower) == set(LAYOUTS) - {"zigzag"}
     assert slower["contiguous"] > 1.5 * found.best.step_s
     contiguous = plan(Request("llama3-8b", 2**20, "h100", nodes=4, ring=32, layout="contiguous"))
     assert contiguous.best.work()[0] == pytest.approx(2 - 1 / 32, rel=0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("words", ("ringlab.moved", "ringlab.errors", "ringlab.types", "ringlab.edits")),
-    ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.layout", "ringlab.mask", "ringlab.scores",
+    ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.arrays", "ringlab.layout", "ringlab.mask", "ringlab.scores",
      "ringlab.tile", "ringlab.pieces", "ringlab.plan", "ringlab.merge")),
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),
     ("all ranks together", ("ringlab.agreement", "ringlab.schedules")),

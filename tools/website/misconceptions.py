@@ -171,10 +171,13 @@ TOGETHER = {
     "12.ends:middle": "a step that is neither; OUT that is written too early is found by the last step as well.",
     "12.step:empty": "a block without a key, as a rank without tokens sends it.",
     "12.step:large": "scores in the hundreds, met by the whole step and not by one tile.",
+    "12.step:ragged": "queries and keys that fill no tile, met by the whole step and not by one tile.",
     "12.table:ragged": "rows and keys that fill no tile, and foreign rows beside them.",
     "12.table:heads": "grouped heads by the table; 12.step:grouped looks at another kernel.",
     "12.table:without_mask": _FRESH,
     "13.lanes:edges": "profiles that nobody would record; the other checks meet each edge among other things.",
+    "13.straggler:any": _FRESH,
     "17.couriers:any": "an odd number of devices and positions in no order; the visible check has a zig-zag of four.",
+    "17.window:layouts": "other layouts, and windows that end at a block's edge, which no visible check has.",
 }
 """By stage and check."""

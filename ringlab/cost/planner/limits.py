@@ -9,10 +9,9 @@ from ringlab.cost.planner.measured import attention_flops_per_s
 from ringlab.cost.planner.ring_time import is_balanced
 from ringlab.cost.planner.step_time import StepTime, ring_sizes
 from ringlab.cost.planner.weigh import Candidate, fastest
-from ringlab.cost.planner.wording import duration, in_percent, recomputation_words
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
-from ringlab.cost.units import short
+from ringlab.cost.units import duration, in_percent, short
 
 KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
@@ -169,3 +168,8 @@ def split_words(candidate: Candidate) -> str:
     it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
     named = (("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
     return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
+
+
+def recomputation_words(recomputation: str) -> str:
+    """Return the recomputation in words: "no recomputation", "full recomputation"."""
+    return f"{'no' if recomputation == 'none' else recomputation} recomputation"

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from ringlab.cost.planner.limits import Hidden, Limit, hidden, limit, split_words
+from ringlab.cost.planner.limits import Hidden, Limit, hidden, limit, recomputation_words, split_words
 from ringlab.cost.planner.measured import measured_time
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
-from ringlab.cost.planner.wording import counted, in_percent, label, recomputation_words
-from ringlab.cost.units import short
+from ringlab.cost.units import counted, in_percent, short
 from ringlab.layout import get_layout
 
 
@@ -129,7 +128,7 @@ class Plan:
     def answer(self) -> str:
         """Return the answer in one line."""
         it, request = self.best, self.request
-        gpus = f"{request.gpus} × {label(request.machine.name)}"
+        gpus = f"{request.gpus} × {request.machine.label}"
         where = f"over {counted(request.nodes, 'node')}"
         how = [f"{split_words(it)} {where}"]
         if it.degrees.ring > 1 and request.purpose != "decode":

@@ -11,9 +11,8 @@ from typing import Any
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.models import Model, model
 from ringlab.cost.planner.ring_time import is_balanced
-from ringlab.cost.planner.wording import label, short_count
 from ringlab.cost.sizes import Attention, element_bytes
-from ringlab.cost.units import nearest, shown
+from ringlab.cost.units import nearest, short_count, shown
 from ringlab.errors import CostError
 from ringlab.layout import layout_names
 
@@ -113,7 +112,7 @@ class Request:
     def machine_word(self) -> str:
         """Return the word for one of the machine's ranks: GPU, TPU, or rank if its name is not a built-in one."""
         name = self.machine.name
-        return "TPU" if name.startswith("tpu") else "rank" if name == label(name) else "GPU"
+        return "TPU" if name.startswith("tpu") else "rank" if name == self.machine.label else "GPU"
 
     @property
     def usable_bytes(self) -> float:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ringlab.cost.hardware import hardware_names
-from ringlab.cost.planner.limits import hidden, split_words
+from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
 from ringlab.cost.planner.request import MOST_TOKENS, Request
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
-from ringlab.cost.planner.wording import duration, in_percent, recomputation_words, short_count
-from ringlab.cost.units import short
+from ringlab.cost.units import duration, in_percent, short, short_count
 from ringlab.errors import CostError
 
 MOST_NODES = 2**16

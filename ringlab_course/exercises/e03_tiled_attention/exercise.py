@@ -7,7 +7,8 @@
 #
 # The lesson's functions are for S queries and S keys. Yours also serve a model that has read most of its text already:
 # its queries are the last M tokens of N, and several query heads share one key/value head. These are the scores for
-# M = 5, N = 9 and tile = 3. A dot is a visible pair; a *cut* tile holds both visible and hidden pairs.
+# M = 5, N = 9 and tile = 3. A dot is a visible pair. A *cut* tile, the lesson's *diagonal*, holds both visible and hidden
+# pairs.
 #
 # ```text
 #               keys   0 1 2   3 4 5   6 7 8

@@ -117,7 +117,8 @@ check("06.makespan")
 # of all ranks. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`.
 #
 # - There are exactly `pieces` pieces, from 1 up to the number of tokens. They differ by at most one token in length.
-# - Each piece of each block is one `ring.compute(label, attend, q, …)`.
+# - Each piece of each block is one `ring.compute(label, attend, q, …)`. Let `label` end with the step's number, as in
+#   "attend 2": a clock further below reads it.
 # - In every step but the last, each piece's exchange is under way while the rank computes with that piece, and no other
 #   exchange is. K and V of the piece travel in it together.
 # - Make `pieces` · (P − 1) exchanges, all with the next rank. K and V travel as they came, bfloat16 as bfloat16.
