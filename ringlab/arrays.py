@@ -1,0 +1,42 @@
+"""Operations on NumPy arrays and torch tensors alike. Torch is not loaded for an array."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from ringlab.errors import ShapeError
+
+
+def sequence_axis(x: Any, dim: int, length: int, whose: str, remedy: str = "") -> int:
+    """Return axis `dim` of `x`, counted from the front.
+
+    Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message.
+    """
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"an axis {dim}", f"shape {tuple(x.shape)}", "name the sequence axis with dim=")
+    if x.shape[dim] != length:
+        raise ShapeError(f"{length} tokens on axis {dim} {whose}", f"shape {tuple(x.shape)}", remedy)
+    return dim % x.ndim
+
+
+def concatenate(parts: list[Any], axis: int) -> Any:
+    """Return the parts, one after the other on this axis."""
+    if _is_torch(parts[0]):
+        return sys.modules["torch"].cat(parts, dim=axis)
+    return np.concatenate(parts, axis=axis)
+
+
+def take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
+    """Return a copy of `x` in which this axis has the elements that `order` names."""
+    if _is_torch(x):
+        return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
+    return np.take(x, order, axis=axis)
+
+
+def _is_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
