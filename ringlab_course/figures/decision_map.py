@@ -6,6 +6,8 @@ The rules are in `ringlab_course.figures.decision_rules`; the heavy line is wher
 
 from __future__ import annotations
 
+import math
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +71,9 @@ WORDS = {
 
 AXES = (5.1, 3.6)
 """About how wide and high the map is, in inches."""
+LETTER_SIDES = ((0.13, 0.0), (-0.13, 0.0), (0.0, 0.14), (0.0, -0.14))
+"""Where a machine's letter may stand beside its diamond, in inches; the first with LETTER_ROOM around it is best."""
+LETTER_ROOM = 0.2
 
 
 def figure(
@@ -92,7 +97,7 @@ def figure(
         regions = draw_regions(ax, asked)
         draw_machines(ax, machines(asked))
         ax.set_title(f"Least exposed communication\n{_title(asked, machine)}", fontsize=10.5)
-        _legend(drawn, regions)
+        _legend(drawn, regions, f"At most so many tokens per rank fit into {_memory(asked)}: {_room(asked)}")
     return drawn
 
 
@@ -119,28 +124,28 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
     ax.minorticks_off()
     ax.tick_params(labelsize=9)
     impossible = "\nUlysses: P ranks cannot share these heads" if asked.ulysses_refusal else ""
-    free = f"{asked.memory_bytes / 1e9:,.0f} GB"
-    ax.set_xlabel(f"tokens per rank (at most, in {free}: {_room(asked)}){impossible}", fontsize=9.5)
+    ax.set_xlabel(f"tokens per rank{impossible}", fontsize=9.5)
     ax.set_ylabel("bandwidth, one way")
     ax.grid(visible=False)
     return there
 
 
 def draw_machines(ax: Axes, known: list[Machine]) -> None:
-    """Draw each machine's link where its own ring begins to hide, with its name to the right."""
-    low, high = np.log(BANDWIDTH)
+    """Draw a diamond with a letter where each machine's own ring begins to hide; the key to the right names them."""
     head = "hops are hidden if a rank\nhas at least … tokens"
     ax.text(1.03, 1.0, head, transform=ax.transAxes, va="top", fontsize=8.5, color=QUIET)
-    heights = _spread([(np.log(it.bytes_per_s) - low) / (high - low) for it in known], 0.055)
-    for it, height in zip(known, heights, strict=True):
-        at, level = it.threshold, it.bytes_per_s
-        ax.plot((at, TOKENS[1]), (level, level), color=INK, linewidth=0.6, linestyle=":", zorder=3)
-        ax.plot([at], [level], "D", color=PAPER, markeredgecolor=INK, markersize=6, zorder=5, gid=it.name)
-        place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "axes fraction", "va": "center"}
-        line: Any = {"relpos": (0, 0.5), "arrowstyle": "-", "color": QUIET, "linewidth": 0.6, "shrinkA": 1}
-        ax.annotate(
-            f"{it.name}: {at:,.0f}", (1.0, level), (1.03, height), fontsize=8.5, arrowprops=line, **place
-        )
+    letters = dict(zip(ascii_lowercase, known, strict=False))
+    sides = _sides([_inches(it) for it in known])
+    for number, ((letter, it), side) in enumerate(zip(letters.items(), sides, strict=True)):
+        at = it.threshold, it.bytes_per_s
+        ax.plot(*at, "D", color=PAPER, markeredgecolor=INK, markersize=6, zorder=5, gid=it.name)
+        plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.1"}
+        word: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8.5}
+        if all(low <= value <= high for value, (low, high) in zip(at, (TOKENS, BANDWIDTH), strict=True)):
+            ax.annotate(letter, at, [72 * x for x in side], bbox=plate, fontweight="bold", zorder=6, **word)
+        row: Any = {"transform": ax.transAxes, "va": "top", "fontsize": 8.5}
+        ax.text(1.03, 0.87 - 0.066 * number, letter, fontweight="bold", **row)
+        ax.text(1.065, 0.87 - 0.066 * number, f"{it.name}: {it.threshold:,.0f}", **row)
 
 
 def describe(
@@ -162,7 +167,7 @@ def describe(
     return (
         f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
-        f"Most tokens per rank in {asked.memory_bytes / 1e9:,.0f} GB: {_room(asked)}. "
+        f"Most tokens per rank in {_memory(asked)}: {_room(asked)}. "
         f"A ring's hops are hidden if a rank has at least so many tokens: {points}."
     )
 
@@ -227,6 +232,11 @@ def _title(asked: Question, machine: str | Hardware) -> str:
     return f"{short(known)}, {asked.P} ranks: {sizes.H} query, {sizes.K} K/V heads of {sizes.D}, {sizes.dtype}, {mask}"
 
 
+def _memory(asked: Question) -> str:
+    size = asked.memory_bytes / 1e9
+    return f"{size:,.0f} GB" if size >= 1000 else f"{size:.3g} GB"
+
+
 def _room(asked: Question) -> str:
     """How many tokens per rank fit, by schedule."""
     names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrid", ALLGATHER: "all-gather"}
@@ -257,17 +267,28 @@ def _room_for(text: str, mask: np.ndarray) -> tuple[int, int] | None:
     return None
 
 
-def _spread(heights: list[float], gap: float) -> list[float]:
-    """Move falling heights apart until they are `gap` from each other, as little as that takes, within 0 to 0.88."""
-    placed = list(heights)
-    for _ in range(200):
-        for first in range(len(placed) - 1):
-            lack = gap - (placed[first] - placed[first + 1])
-            if lack > 1e-9:
-                placed[first] = placed[first] + lack / 2
-                placed[first + 1] -= lack / 2
-        placed = [min(0.88, max(0.0, height)) for height in placed]
-    return placed
+def _inches(machine: Machine) -> tuple[float, float]:
+    """Where a machine's diamond lies on the map, in inches from its lower left corner."""
+    x, y = (
+        size * math.log(value / low) / math.log(high / low)
+        for size, value, (low, high) in zip(
+            AXES, (machine.threshold, machine.bytes_per_s), (TOKENS, BANDWIDTH), strict=True
+        )
+    )
+    return x, y
+
+
+def _sides(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return for each diamond how far, in inches, its letter stands from it: beside it where nothing else is."""
+    taken, sides = list(places), []
+    for place in places:
+        spots = [(place[0] + right, place[1] + up) for right, up in LETTER_SIDES]
+        rooms = [min(math.dist(spot, it) for it in taken if it != place) for spot in spots]
+        wide = [min(room, LETTER_ROOM) for room in rooms]
+        best = wide.index(max(wide))
+        taken.append(spots[best])
+        sides.append(LETTER_SIDES[best])
+    return sides
 
 
 def _write(ax: Axes, text: str, x: float, y: float) -> None:
@@ -275,7 +296,7 @@ def _write(ax: Axes, text: str, x: float, y: float) -> None:
     ax.text(x, y, text, ha="center", va="center", fontsize=9.5, fontweight="bold", bbox=plate, zorder=6)
 
 
-def _legend(drawn: Figure, there: list[int]) -> None:
+def _legend(drawn: Figure, there: list[int], title: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -297,4 +318,6 @@ def _legend(drawn: Figure, there: list[int]) -> None:
             label="the same on a known link,\nwith its own machine's FLOP/s",
         )
     )
-    drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)
+    drawn.legend(
+        handles=handles, loc="outside lower center", ncols=3, fontsize=8.5, title=title, title_fontsize=9
+    )
