@@ -128,7 +128,7 @@ def draw_steps(ax: Axes, seen: Overlap) -> None:
             _bar(ax, hop.waited, hop.done, 0, scale, seen, "exposed", "waits")
     ax.set(xlim=(0, 1.002 * seen.makespan_s / scale), ylim=(1.5, -0.5), xlabel=f"time ({unit})")
     ax.set_yticks([0, 1], ["compute", "link"])
-    ax.set_title(_verdict(seen), fontsize=11)
+    ax.set_title(f"{_machine(seen)}\n{_verdict(seen)}", fontsize=11)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
@@ -270,6 +270,12 @@ def _bar(
         plate = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.2} if kind == "exposed" else None
         middle = (start + end) / 2 / scale
         ax.text(middle, lane, text, ha="center", va="center", fontsize=9, color=INK, bbox=plate)
+
+
+def _machine(seen: Overlap) -> str:
+    """The known machine of these rates, if there is one, and the rates."""
+    names = [f"{name}, " for name, rates in presets().items() if rates == (seen.F, seen.B)]
+    return f"{''.join(names[:1])}{_rate(seen.F, 'FLOP/s')}, {_rate(seen.B, 'B/s')} one way"
 
 
 def _verdict(seen: Overlap) -> str:
