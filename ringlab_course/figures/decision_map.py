@@ -142,7 +142,9 @@ def draw_machines(ax: Axes, known: list[Machine]) -> None:
         plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.1"}
         word: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8.5}
         if all(low <= value <= high for value, (low, high) in zip(at, (TOKENS, BANDWIDTH), strict=True)):
-            ax.annotate(letter, at, [72 * x for x in side], bbox=plate, fontweight="bold", zorder=6, **word)
+            ax.annotate(
+                letter, at, (72 * side[0], 72 * side[1]), bbox=plate, fontweight="bold", zorder=6, **word
+            )
         row: Any = {"transform": ax.transAxes, "va": "top", "fontsize": 8.5}
         ax.text(1.03, 0.87 - 0.066 * number, letter, fontweight="bold", **row)
         ax.text(1.065, 0.87 - 0.066 * number, f"{it.name}: {it.threshold:,.0f}", **row)
