@@ -100,8 +100,9 @@ def _verified() -> bool:
 def _in_labs() -> bool:
     from ringlab_course.lab.l2 import L2
     from ringlab_course.lab.l3 import L3
+    from ringlab_course.lab.report import COLOURS
 
-    return NAME in L2().layouts and L3("my.module:ring", layout=NAME).layout == NAME
+    return NAME in L2().layouts and NAME in COLOURS and L3("my.module:ring", layout=NAME).layout == NAME
 
 
 def _drawn() -> bool:

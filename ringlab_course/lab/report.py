@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from markupsafe import Markup
 
 from ringlab.errors import LabError
 from ringlab.layout import layout_names
-from ringlab.viz.style import BLUE, HATCHES, INK, ORANGE, PAPER, QUIET, RED, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, HATCHES, INK, ORANGE, PAPER, PURPLE, QUIET, RED, new_figure, styled
 from ringlab_course.gradebook import readable
 from ringlab_course.gradebook.pages import TEMPLATES, environment, rendered, require_pages
 from ringlab_course.gradebook.plots import inline_svg
 
 SIZE = (5.0, 3.2)
-_COLOURS = dict(zip(layout_names(), (RED, ORANGE, BLUE), strict=False))
+COLOURS = dict(zip(layout_names(), cycle((RED, ORANGE, BLUE, GREEN, PURPLE)), strict=False))
+"""By layout; other names in a file are grey."""
 
 
 def link(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
@@ -73,7 +75,7 @@ def efficiency(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
             at = [place + (number - (len(names) - 1) / 2) * width for place in range(len(both))]
             heights = [each["contenders"].get(name, {}).get("efficiency", 0.0) for each in both]
             axes.bar(
-                at, heights, width * 0.92, label=name, color=_COLOURS.get(name, QUIET), hatch=HATCHES[number % len(HATCHES)],
+                at, heights, width * 0.92, label=name, color=COLOURS.get(name, QUIET), hatch=HATCHES[number % len(HATCHES)],
                 edgecolor=PAPER, linewidth=0,
             )  # fmt: skip
         axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))

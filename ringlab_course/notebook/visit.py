@@ -30,7 +30,7 @@ def ward(*names: str) -> None:
 def examine(name: str, ranks: int, tokens: int, **case: Any) -> Findings:
     """Return the findings of one run on `ranks` ranks with `tokens` tokens each; print them to read them.
 
-    case: layout ("contiguous", "striped", "zigzag"), causal, dtype ("float32", "bfloat16"). Errors within
+    case: layout (one of `ringlab.layout.layout_names()`), causal, dtype ("float32", "bfloat16"). Errors within
     the bound are shown as "rounding".
     Raises: CourseError for a patient or a case that does not exist.
     """

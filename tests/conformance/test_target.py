@@ -16,6 +16,7 @@ from ringlab.conformance.loading import load
 from ringlab.conformance.runs import Run, inputs, join
 from ringlab.conformance.target import as_target, call
 from ringlab.errors import BackendError, LayoutError
+from ringlab.layout import layout_names
 from ringlab.plain_ring import Call, backward, forward
 
 QKV = tuple(torch.full((1,), float(n)) for n in range(3))
@@ -47,9 +48,9 @@ def test_keywords_of_any_name_get_nothing() -> None:
     ("function", "over", "layouts", "causal"),
     [
         (lambda ring, q, k, v: q, "ring", ("contiguous",), (False,)),
-        (lambda comm, q, k, v, layout: q, "ring", ("contiguous", "striped", "zigzag"), (False,)),
+        (lambda comm, q, k, v, layout: q, "ring", layout_names(), (False,)),
         (lambda q, k, v, causal: q, "torch.distributed", ("contiguous",), (False, True)),
-        (lambda q, k, v, positions: q, "torch.distributed", ("contiguous", "striped", "zigzag"), (False,)),
+        (lambda q, k, v, positions: q, "torch.distributed", layout_names(), (False,)),
     ],
 )
 def test_parameters_tell_the_claims(function: Any, over: str, layouts: Any, causal: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ringlab_course.catalogue import CAPSTONE, LESSONS
 from tools.house import imports
 from tools.house.floors import FLOORS
 
@@ -120,7 +121,7 @@ def test_no_exercise_imports_another(module: str) -> None:
 
 
 def test_the_exercises_were_found() -> None:
-    assert len({folder(module) for module in IN_EXERCISES}) == 19
+    assert {folder(module) for module in IN_EXERCISES} == {f"e{each.slug}" for each in (*LESSONS, CAPSTONE)}
 
 
 @pytest.mark.parametrize(
