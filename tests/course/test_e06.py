@@ -144,7 +144,9 @@ def test_the_table_is_the_cost_rooms_and_the_papers(name) -> None:
         )
 
 
-SUBMISSIONS = [*submissions("06/right_*"), *submissions("06/wrong_overlap_*")]
+WRONG = {each.expected.check: each for each in submissions("06/wrong_overlap_*")}
+SUBMISSIONS = [*submissions("06/right_*"), *WRONG.values()]
+"""All right answers, and a wrong one for each check; `python -m tests.course.sandboxed` grades all."""
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
     python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
 
-MOMENTS is a number of random ones, or "all". A process of its own, as it forks. It prints as JSON the
+MOMENTS is a number of random ones, "all", or "until" the first after which something is amiss. A process of its own, as it forks. It prints as JSON the
 moments, those after which the resumed book differs from an undisturbed one (`wrong`), and those after
 which a result was missing that had been told as done (`lost`).
 """
@@ -145,7 +145,8 @@ def main() -> None:
     lines = run(Gradebook, undisturbed, handed_in, regrade)
     expected, draw, before = content(undisturbed), random.Random(int(seed)), done(begun)
     every = range(1, lines + 1)
-    chosen = every if moments == "all" else sorted(draw.sample(every, int(moments)))
+    number = lines if moments in ("all", "until") else int(moments)
+    chosen = draw.sample(every, number)
     wrong, lost = [], []
     for moment in chosen:
         path, told = work / f"killed {moment}", work / f"told {moment}"
@@ -158,6 +159,8 @@ def main() -> None:
             run(book, path, handed_in, True)
         if content(path) != expected:
             wrong.append(moment)
+        if moments == "until" and (wrong or lost):
+            break
     print(json.dumps({"moments": len(chosen), "wrong": wrong, "lost": lost, "results": len(expected)}))
 
 

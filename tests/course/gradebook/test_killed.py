@@ -68,7 +68,7 @@ def test_a_kill_at_every_line_of_a_run(folder: Path, what: str) -> None:
     [("NoTransaction", "regrade", "wrong"), ("AllInOne", "grade", "lost"), ("AddsBlindly", "grade", "wrong")],
 )
 def test_a_book_that_is_not_safe_is_noticed(folder: Path, book: str, what: str, symptom: str) -> None:
-    assert kill(folder, "all", 1 if what == "grade" else 2, what, book)[symptom]
+    assert kill(folder, "until", 1 if what == "grade" else 2, what, book)[symptom]
 
 
 def fields_of(stat: Path) -> list[str]:
