@@ -180,13 +180,15 @@ def _time_bounded(seconds: float) -> Iterator[None]:
         return
     thread, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
     clock = time.pthread_getcpuclockid(thread)
-    end = time.clock_gettime(clock) + seconds
+    end, struck = time.clock_gettime(clock) + seconds, False
 
     def watch() -> None:
+        nonlocal struck
         while not over.wait(min(1.0, seconds / 4)):
             with lock:
                 if not over.is_set() and time.clock_gettime(clock) > end:
-                    _raise_in(thread, ctypes.py_object(_Exhausted))
+                    struck = True
+                    _raise_in(thread, _Exhausted)
                     return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -196,12 +198,16 @@ def _time_bounded(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             over.set()
-            _raise_in(thread, None)  # what has not struck yet is not to strike later
         watcher.join()
+        if struck:  # if it has not come up yet, it does here, and not later
+            with contextlib.suppress(_Exhausted):
+                for _ in range(1000):
+                    pass
 
 
-def _raise_in(thread: int, error: Any) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    # Never NULL, to take one back: CPython then looks for it for ever, and a profiled call waits until it has found it.
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 @contextlib.contextmanager

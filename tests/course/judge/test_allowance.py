@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -167,6 +169,24 @@ def test_an_answer_that_takes_the_judge_too_long_is_the_submissions_fault() -> N
     with reading(0.1):
         time.sleep(0.3)  # waiting is not reading
     sum(range(10**6))  # nothing strikes later
+
+
+PROFILED = """
+import contextlib, sys
+from ringlab_course.judge.allowance import UnreadableAnswer, reading
+with reading():
+    pass
+with contextlib.suppress(UnreadableAnswer), reading(0.1):
+    while True:
+        pass
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+"""
+
+
+def test_after_the_judge_has_read_an_answer_a_profiled_call_returns() -> None:
+    """As those of check() are. CPython may wait in it for an exception that was taken back."""
+    subprocess.run([sys.executable, "-c", PROFILED], timeout=60, check=True)
 
 
 def test_an_answer_that_takes_the_judge_too_much_memory_is_the_submissions_fault() -> None:
