@@ -1,4 +1,4 @@
-"""Reads and checks each exchange and computation that a rank reports, and counts the bytes itself."""
+"""Reads and checks each exchange and computation of a rank; counts the bytes of the tensors that arrive here."""
 
 from __future__ import annotations
 

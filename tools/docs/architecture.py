@@ -19,23 +19,25 @@ HEAD = """\
 and schedules as objects.
 
 Two packages: `ringlab` is the reference, `ringlab_course` the course. The course imports the reference, never the other
-way round. Inside both, imports point down the floors below and form no circle; `tests/floors` holds every module to that.
+way round. Inside both, a module imports only from its own floor or from one with a lower number, and imports form no circle.
+`tests/floors` holds every module to that.
 
 Four axes stay apart, so that nothing is written once per combination: the **transport** carries messages
 (`ringlab/comm`), the **block** computes attention of one query block on one K/V block (`ringlab/blocks`), the **layout**
 says which rank owns which tokens (`ringlab/layout.py`), and the **schedule** says in which order blocks and rows meet
-(`ringlab/schedules`). Traces, faults and clocks are wrappers around a transport.
+(`ringlab/schedules`). Traces, faults and strict rules are wrappers around a transport; virtual time belongs to transports
+(`ringlab/comm/virtual`, `ringlab/comm/clocked`).
 
 The lessons are not on the floors: `ringlab_course/lessons/` holds the sources of their notebooks, which nothing imports.
 
 ## How a call runs
 
-| Forward, in call order | Where |
+| Forward, in call order | Where, in `ringlab/` |
 | --- | --- |
 | `ring_attention` runs the stages of a call | `attention.py` |
 | `check_arguments` checks this rank's arguments and makes the `Call`, which stays the same while blocks travel | `arguments.py`, `schedules/call.py` |
-| `agree_on_call` compares the ranks' calls, each described in 512 bytes | `agreement.py` |
-| `_RingAttention.forward` calls the schedule: `BlockSchedule.forward`, with `RingSchedule` by default | `schedules/block_schedule.py` |
+| `agree_on_call` compares the ranks' calls, each described in 512 bytes | `attention.py`, `agreement.py` |
+| `_RingAttention.forward` calls the schedule: `BlockSchedule.forward`, with `RingSchedule` by default | `attention.py`, `schedules/block_schedule.py` |
 | `RingSchedule.arriving_blocks` yields one K/V block after the other, and posts the next before it yields | `schedules/ring.py` |
 | `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
 | `attend_to_block` hands over the block with the tiles that this rank's rows see | `schedules/call.py`, `plan.py` |
@@ -43,7 +45,7 @@ The lessons are not on the floors: `ringlab_course/lessons/` holds the sources o
 | `Native.forward`, the default, returns (out, lse) of a tile | `blocks/native.py` |
 | `merge_into` adds this result to that of earlier tiles | `merge.py` |
 
-| Backward, with the saved out and lse | Where |
+| Backward, with the saved out and lse | Where, in `ringlab/` |
 | --- | --- |
 | `_RingAttention.backward` compares the ranks' calls again, then calls `BlockSchedule.backward` | `attention.py`, `schedules/block_schedule.py` |
 | `RingSchedule.arriving_blocks` brings the K/V blocks again, in the same order | `schedules/ring.py` |
@@ -51,11 +53,11 @@ The lessons are not on the floors: `ringlab_course/lessons/` holds the sources o
 | `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
 | `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
 | `RingGradientReturn.add_block` adds dk and dv to the sums from the previous rank, and sends them on | `schedules/ring.py` |
-| `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops | `schedules/ring.py` |
+| `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops; under a mask that hides whole distances, after fewer | `schedules/ring.py` |
 
-`block="auto"`, the default, is `native` (torch's flash attention), on a CPU and for float16 and bfloat16 on a GPU; where that
-cannot compute a tensor, as float32 on a GPU, and under a soft cap or dropout, it is `blockwise`. `block="triton"` is never
-chosen by itself. It computes all tiles of a K/V block in one launch, so `TritonForward` and `TritonBackward`
+`block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
+`blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `block="triton"` is
+never chosen by itself. It computes all tiles of a K/V block in one launch, so `TritonForward` and `TritonBackward`
 (`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
 BRIEF = {"ringlab_course/exercises"}

@@ -1,4 +1,7 @@
-"""Exercise 09: the backward ring; the checks of its last stage, 09.traffic, which counts bytes before anything runs."""
+"""Exercise 09, the backward ring. Its last stage, 09.traffic, asks for a function that predicts the ring's bytes.
+
+The checks of that stage are here.
+"""
 
 from __future__ import annotations
 
