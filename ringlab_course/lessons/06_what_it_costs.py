@@ -260,8 +260,9 @@ picture.axes[-1].set_xticks(range(0, 21, 2))
 show(picture, gantt.describe_all(*pair(12)))
 
 # %% [markdown]
-# Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its
-# exchange, sent and received: solid orange in transit, pale otherwise. At 12 tokens, below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
+# Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its exchange, sent and
+# received: solid orange in transit, pale otherwise. At 12 tokens, below the threshold, double buffering helps, but 2 s of
+# each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
@@ -451,21 +452,22 @@ print(f"{usable:7.1f} GB  of it may be used; {reserve:.0%} stay in reserve")
 predict("06.nodes", "How many nodes of 8 such GPUs are needed at least?", unit="nodes")
 
 # %%
-def in_words(best):
+def tell(nodes, **given):
+    best = asked(nodes, **given).best
     split, verdict = best.degrees, "fits" if best.fits else "too much"
-    size = best.ledger.total_bytes / 1e9
-    return f"tp {split.tp} × ring {split.ring:3}: {size:5.1f} GB on each GPU, {verdict}"
+    print(f"nodes: {nodes:2}, tp {split.tp} × ring {split.ring:3}: "
+          f"{best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
 
 
 fewest = next(nodes for nodes in range(1, 65) if asked(nodes).fits)
 for nodes in sorted({1, 2, 4, fewest, 16}):
-    print(f"nodes: {nodes:2}, {in_words(asked(nodes).best)}")
-print(f"without tp {fewest}, {in_words(asked(fewest, tp=1).best)}")
+    tell(nodes)
+tell(fewest, tp=1)
 compare("06.nodes", fewest)
 
 # %% [markdown]
-# On 6 nodes the planner adds *tensor parallelism* (tp): two GPUs divide each matrix between them, and with it the gathered
-# weights. One ring of all 48 GPUs would just not fit.
+# On 4 and 6 nodes the planner adds *tensor parallelism* (tp): two GPUs divide each matrix between them, and with it the
+# gathered weights. One ring of all 48 GPUs would not quite fit.
 #
 # We take 16 nodes, not the fewest, to shorten the step:
 
@@ -480,9 +482,10 @@ for hop in chosen.hidden:
 print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
-# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its hops go over NVLink, but it is only as fast
-# as InfiniBand. In every pass a rank has more tokens than the threshold, so communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a step. This command prints the
-# same plan in a terminal, with alternatives and advice:
+# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its
+# hops go over NVLink, but it is only as fast as InfiniBand. In every pass a rank has more tokens than the threshold, so
+# communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a step. This command
+# prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())
