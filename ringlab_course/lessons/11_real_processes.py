@@ -125,17 +125,19 @@ sent = [sorted((e.rank, e.to, e.shapes, e.bytes_sent) for e in run.trace.exchang
 print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace.bytes_sent(0))
 
 # %% [markdown]
-# Not one bit differs, and the same messages were sent. This is why virtual ranks are worth having: only **time** can
-# differ, and whether all ranks are there. On the virtual clock a computation takes a second because we said so. Here it
-# takes as long as it takes, and another time on every run. Below are the processes' own clocks: each rank's computations,
-# and under them its message. Hatched is the time in which a rank waited.
+# Not one bit differs, and the same messages were sent. On one machine and with equally many threads, the same function gives
+# the same bits. Only **time** can differ, and whether all ranks are there. This is why virtual ranks are worth having. On
+# the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, and another time on
+# every run. Below are the processes' own clocks: each rank's computations, and under them its message. Hatched is the time
+# in which a rank waited. The orange bar now runs from *posted* to *found complete by this rank*: a real process cannot see
+# when the bytes travelled. (In lesson 06 it was *in transit*.)
 
 # %% tags=["nbval-ignore-output"]
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
-# The ranks neither begin together nor take equally long, and yet a rank seldom waits: while it computed, the next block
-# arrived. White is time outside both: posting, merging, or waiting for a core.
+# The ranks neither begin together nor take equally long, and yet both wait only briefly: while they computed, the next
+# block arrived. White is time outside both: posting, merging, or waiting for a core.
 #
 # ## 3 · Send, then receive
 #
@@ -158,7 +160,8 @@ def all_send_first(ring):
     return receive(ring, x, ring.previous)
 
 # %% tags=["nbval-ignore-output"]
-predict("11.send", "Two processes each send 4 bytes to the other, then receive. What happens?",
+predict("11.send", "Two processes each send 4 bytes to the other, then receive, without a time "
+        "limit. What happens?",
         choices=["it works: 4 bytes fit into any buffer", "one of them gets an error at once",
                  "both wait for ever"])
 
@@ -182,10 +185,11 @@ except TransportTimeout as error:
 compare("11.send", outcome)
 
 # %% [markdown]
-# This is a **deadlock**, and nothing would ever have happened. *We* had set a limit of two seconds, and all that the error
-# can say is which ranks have not come back. A send is over when the other side has received, and here nobody receives.
-# (MPI and NCCL buffer small messages in some cases. Such a program then works until the day when your tensors grow.) Now
-# the same order on the virtual cluster, without a limit, and on three ranks, so that one can see which way round they wait:
+# This is a **deadlock**. Neither rank can ever go on. Only a time limit ends such a run: we had set two seconds, counted
+# from when the ranks had met (PyTorch's own is half an hour). All that the error can say is which ranks have not come
+# back. A send is over when the other side has received, and here nobody receives. (MPI and NCCL buffer small messages in
+# some cases. Such a program then works until the day when your tensors grow.) Now the same order on the virtual cluster,
+# without a limit, and on three ranks, so that one can see which way round they wait:
 
 # %%
 try:
@@ -197,8 +201,8 @@ except DeadlockError as error:
 # The virtual cluster knows which rank waits for which, and so it sees the circle. **When a real run hangs, run it on
 # virtual ranks.**
 #
-# The cure is to break the circle: somebody must receive first. One rank is enough, and so is every second rank. `in_order`
-# is given the ranks that send first:
+# The cure is to break the circle: somebody must receive first, and one rank is enough. `in_order` is given the ranks that
+# send first:
 
 # %%
 def in_order(ring, sends_first):
@@ -229,15 +233,13 @@ def at_once(ring):
 
 
 line = in_messages(8, in_order, range(1, 8))
-evens = [in_messages(P, in_order, range(0, P, 2)) for P in (8, 9)]
 compare("11.chain", line)
-print(f"even ranks send first: {evens[0]} messages, and {evens[1]} among 9 ranks")
 print("both ends posted at once:", in_messages(8, at_once))
 
 # %% [markdown]
 # With one receiver the ranks wait in a *line*: rank 7 begins to receive only when rank 0 has taken its message, and so on
-# around the ring. If every second rank sends first, the shift takes the time of 2 messages, or 3 where P is odd and two
-# neighbours do the same. Posting both ends at once takes the time of one. In plain PyTorch that is
+# around the ring. If more ranks receive first, the lines are shorter. The exercise asks you to choose them so that the time
+# does not grow with the number of ranks. Posting both ends at once takes the time of one message. In plain PyTorch that is
 # `dist.batch_isend_irecv`, and it is what `ring.post` does. Both cures, on real processes:
 
 # %%
@@ -326,8 +328,8 @@ for rank in (0, 1, 3):
 
 # %% [markdown]
 # The other three got a `PeerDiedError` that names the dead rank, and so did rank 0, which never talked to it. Look at the
-# seconds: nobody waited for a timeout. For one message it would be 90 s, three quarters of the 120 s that we allowed the whole run. The system
-# closes a dead process's connections, so its neighbours know in a moment. Rank 0 learns it when *they* have gone; failed
+# seconds: nobody waited for a timeout. The timeout of one message would have been 90 s (three quarters of the 120 s that we
+# allowed the whole run). The system closes a dead process's connections, so its neighbours know in a moment. Rank 0 learns it when *they* have gone; failed
 # ranks stay for two seconds, so that their last output arrives. `launch` then raises *one* error, that of the rank which
 # failed first, with the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed
 # by peer", and you have to find out which peer.
@@ -409,7 +411,7 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 #
 # ## 7 · Does `isend` mean overlap?
 #
-# `isend` returns at once. Is the hop then hidden? Take three rings on the virtual clock, where a block takes 1 s and a hop
+# `isend`, and with it `ring.post`, returns before the message has arrived. Is the hop then hidden? Take three rings on the virtual clock, where a block takes 1 s and a hop
 # half a second: shift after computing; post, *wait, compute*; post, compute, wait.
 
 # %% tags=["nbval-ignore-output"]
@@ -423,7 +425,7 @@ def ring_in_order(ring, q, k, v, order, name=""):
         block = (k, v)
         for action in order if step < ring.world_size - 1 else ("compute",):
             if action == "compute":
-                state = merge(state, ring.compute(f"{name} {step}", attend, q, *block))
+                state = merge(state, ring.compute(f"attend {name} {step}", attend, q, *block))
             elif action == "post":
                 work = ring.post(*block)
             else:
@@ -446,11 +448,10 @@ compare("11.isend", f"{ends['B']} s")
 
 # %% [markdown]
 # `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**. That is a necessary
-# condition; on the virtual clock, where links work by themselves, it is also sufficient if the computation is as long as the hop. On real machines somebody has to
-# move the bytes. For gloo that is a thread on *your* processor. NCCL takes some of the GPU's multiprocessors, the units that
-# also compute; a *copy engine*, a part of the GPU that only moves data, takes neither. Measured here, on two processes.
-# Compare the hatched time, the waiting, and not the ends: the blocks themselves are not equally long, because the machine has
-# other work:
+# condition. On the virtual clock, where links work by themselves, it is also sufficient if the computation is as long as
+# the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL takes some
+# of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only moves data, takes
+# neither. Here are the three orders, measured on two processes. First the waiting alone:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):
@@ -470,16 +471,18 @@ for (name, order), pair in zip(ORDERS.items(), hops, strict=True):
 parts = []
 for number, name in enumerate(ORDERS):
     hops = [measured.exchanges(rank)[number + 1] for rank in range(2)]
-    computed = [event for event in measured.computes() if event.label.startswith(name)]
+    computed = [e for e in measured.computes() if e.label.startswith(f"attend {name} ")]
     parts.append(Trace(2, computed + hops))
 names = [f"{name} ({', '.join(order)})" for name, order in ORDERS.items()]
 show(gantt.compare(parts, names), gantt.describe_all(parts, names))
 
 # %% [markdown]
-# Run the cell again, and these numbers move. A rank waits for the *other rank* as well as for the bytes. With two ranks on two
-# cores no core is left for gloo's threads, so the computation may pay for what a hidden hop saves. The order of the events
-# is what you can rely on without a stopwatch, and the exercise looks at that. For speed, measure on the machine that you
-# mean, more than once. Lesson 13 shows how.
+# Compare the time outside the blocks, white or hatched, and not the ends: the blocks themselves are not equally long,
+# because the machine has other work. In B a hop can pass in `post`, which is white and no waiting. Run the cells again, and
+# these numbers move. A rank waits for the *other rank* as well as for the bytes: in A, most of a long wait may be for a
+# rank that still computes. With two ranks on two cores no core is left for gloo's threads, so the computation may pay for
+# what a hidden hop saves. The order of the events is what you can rely on without a stopwatch, and the exercise looks at
+# that. For speed, measure on the machine that you mean, more than once. Lesson 13 shows how.
 #
 # ## 8 · torchrun
 #
@@ -533,10 +536,10 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 # ## Recap
 #
 # - A process shares nothing. It is given a rank, a world size and a rendezvous; everything else is messages.
-# - The same function gives the same bits on virtual ranks, under `launch` and under torchrun. Only time differs.
+# - On one machine and with equally many threads, the same function gives the same bits on virtual ranks, under `launch` and
+#   under torchrun. Only time differs.
 # - A send ends when it is received. If all send first, they deadlock: silently on real processes, with a description on
-#   virtual ranks. Post both ends at once, or let even ranks send first. If only one rank receives
-#   first, the others wait in a line.
+#   virtual ranks. Post both ends at once, or let some ranks receive first. If only one does, the others wait in a line.
 # - Messages of one pair arrive in order, and only you know what they mean. Send K and V together, and agree on the call
 #   before data moves.
 # - A death reaches the others as `PeerDiedError`, one rank per step. A slow rank reaches them as waiting, on both sides; it
@@ -556,10 +559,10 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 # Every process prints its own losses.
 # </details>
 #
-# <details><summary>3. 5 ranks, and even ones send first: ranks 4 and 0 are neighbours, and both send first. Is this a
+# <details><summary>3. 6 ranks, of which 2 and 5 receive first: ranks 0 and 1 are neighbours, and both send first. Is this a
 # deadlock?</summary>
 #
-# No. Rank 1 receives from 0, which then receives from 4: a line of three messages, not a circle.
+# No. Rank 2 receives from 1, which then receives from 0, which then receives from 5: a line of three messages, not a circle.
 # </details>
 #
 # <details><summary>4. Rank 6 of 16 dies before its exchange number 2, counted from 0. How many blocks does rank 8

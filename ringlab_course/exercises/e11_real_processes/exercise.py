@@ -11,7 +11,7 @@
 # | 11.uneven | `uneven_ring` | lengths that a rank has to ask for, post → compute → wait, exact bytes, slow networks |
 # | 11.lost | `ring_with_losses` | a rank dies: which blocks are kept and named, which errors are not caught |
 #
-# The judge runs each rank as a process of its own and is the network between them. `check` runs the visible checks here, on
+# The judge (the program behind `ringlab grade`) runs each rank as a process of its own and is the network between them. `check` runs the visible checks here, on
 # virtual ranks, in seconds. Some checks stay hidden until you are graded. In all stages a program communicates by its
 # `ring` only: neither virtual ranks nor the judge have a process group of `torch.distributed`.
 #
@@ -130,8 +130,9 @@ check("11.uneven")
 # is a list of the ranks whose blocks are in, in the order in which they came. All shards are equally long.
 #
 # - When nobody dies, `seen` names all ranks.
-# - When a rank dies, the ring raises `PeerDiedError`. Return what you have: every block that you held is in `(out, lse)`
-#   and named in `seen`, and no other block is. Do not use the ring after that.
+# - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return what
+#   you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is.
+# - After the error no exchange, gather or barrier may follow. `attend` and `ring.compute` still work.
 # - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
 #   answer.
 # - P − 1 exchanges of K and V together, all with the next rank. Memory: your shard, a block in use and one that arrives.
