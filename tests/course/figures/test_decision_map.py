@@ -234,54 +234,6 @@ def test_each_letter_stands_next_to_the_diamond_that_its_row_names(sizes, machin
         assert words[row + 1].startswith(nearest + ": ")
 
 
-@pytest.mark.parametrize(("sizes", "machine"), [(None, "h100"), (MHA, "a100"), (MQA, "tpu-v4")])
-def test_each_letter_stands_next_to_the_diamond_that_its_row_names(sizes, machine) -> None:
-    ax = decision_map.figure(sizes, machine, 8).axes[0]
-    ax.figure.canvas.draw()
-    words = [t.get_text() for t in ax.texts]
-    at = {line.get_gid(): ax.transData.transform(line.get_xydata()[0]) for line in ax.lines if line.get_gid()}
-    letters = [t for t in ax.texts if hasattr(t, "xyann") and len(t.get_text()) == 1]
-    assert len(letters) == sum(ax.bbox.contains(*place) for place in at.values()) >= 10
-    for letter in letters:
-        box = letter.get_window_extent()
-        middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
-        nearest = min(at, key=lambda name: np.linalg.norm(at[name] - middle))
-        row = words.index(letter.get_text(), words.index(letter.get_text()) + 1)
-        assert words[row + 1].startswith(nearest + ": ")
-
-
-@pytest.mark.parametrize(("sizes", "machine"), [(None, "h100"), (MHA, "a100"), (MQA, "tpu-v4")])
-def test_each_letter_stands_next_to_the_diamond_that_its_row_names(sizes, machine) -> None:
-    ax = decision_map.figure(sizes, machine, 8).axes[0]
-    ax.figure.canvas.draw()
-    words = [t.get_text() for t in ax.texts]
-    at = {line.get_gid(): ax.transData.transform(line.get_xydata()[0]) for line in ax.lines if line.get_gid()}
-    letters = [t for t in ax.texts if hasattr(t, "xyann") and len(t.get_text()) == 1]
-    assert len(letters) == sum(ax.bbox.contains(*place) for place in at.values()) >= 10
-    for letter in letters:
-        box = letter.get_window_extent()
-        middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
-        nearest = min(at, key=lambda name: np.linalg.norm(at[name] - middle))
-        row = words.index(letter.get_text(), words.index(letter.get_text()) + 1)
-        assert words[row + 1].startswith(nearest + ": ")
-
-
-@pytest.mark.parametrize(("sizes", "machine"), [(None, "h100"), (MHA, "a100"), (MQA, "tpu-v4")])
-def test_each_letter_stands_next_to_the_diamond_that_its_row_names(sizes, machine) -> None:
-    ax = decision_map.figure(sizes, machine, 8).axes[0]
-    ax.figure.canvas.draw()
-    words = [t.get_text() for t in ax.texts]
-    at = {line.get_gid(): ax.transData.transform(line.get_xydata()[0]) for line in ax.lines if line.get_gid()}
-    letters = [t for t in ax.texts if hasattr(t, "xyann") and len(t.get_text()) == 1]
-    assert len(letters) == sum(ax.bbox.contains(*place) for place in at.values()) >= 10
-    for letter in letters:
-        box = letter.get_window_extent()
-        middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
-        nearest = min(at, key=lambda name: np.linalg.norm(at[name] - middle))
-        row = words.index(letter.get_text(), words.index(letter.get_text()) + 1)
-        assert words[row + 1].startswith(nearest + ": ")
-
-
 def test_the_words_carry_regions_room_and_machines() -> None:
     words = decision_map.describe()
     for part in ("H100, 8 ranks", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on",

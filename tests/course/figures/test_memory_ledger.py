@@ -194,24 +194,6 @@ def test_the_title_names_the_machine_if_it_is_a_known_one() -> None:
     assert own.startswith("312 TFLOP/s, 100 GB/s one way\n")
 
 
-def test_the_title_names_the_machine_if_it_is_a_known_one() -> None:
-    known, own = (overlap_view.figure(512, *rates).axes[0].get_title("left") for rates in (A100, (312e12, 1e11)))
-    assert known.startswith("A100, NVLink 3, 312 TFLOP/s, 300 GB/s one way\nExposed")
-    assert own.startswith("312 TFLOP/s, 100 GB/s one way\n")
-
-
-def test_the_title_names_the_machine_if_it_is_a_known_one() -> None:
-    known, own = (overlap_view.figure(512, *rates).axes[0].get_title("left") for rates in (A100, (312e12, 1e11)))
-    assert known.startswith("A100, NVLink 3, 312 TFLOP/s, 300 GB/s one way\nExposed")
-    assert own.startswith("312 TFLOP/s, 100 GB/s one way\n")
-
-
-def test_the_title_names_the_machine_if_it_is_a_known_one() -> None:
-    known, own = (overlap_view.figure(512, *rates).axes[0].get_title("left") for rates in (A100, (312e12, 1e11)))
-    assert known.startswith("A100, NVLink 3, 312 TFLOP/s, 300 GB/s one way\nExposed")
-    assert own.startswith("312 TFLOP/s, 100 GB/s one way\n")
-
-
 def test_published_thresholds() -> None:
     """A100, bf16: 1,040 by NVLink at 300 GB/s each way, 24,960 at 12.5 GB/s; GQA and causal shift them."""
     assert overlap(64, *A100).threshold == pytest.approx(1040)

@@ -129,8 +129,5 @@ def test_both_figures_have_a_bar_for_each_live_tensor() -> None:
     picture = scan(32, 8, 4, direction="backward")
     for figure in (tile_scan.still(picture, 3), tile_scan.strip(picture)):
         assert "D = 4, backward" in figure.get_suptitle()
-        assert "D = 4, backward" in figure.get_suptitle()
-        assert "D = 4, backward" in figure.get_suptitle()
-        assert "D = 4, backward" in figure.get_suptitle()
         bars = figure.axes[-1].containers[0]
         assert len(bars) == len(picture.steps[3].live)
