@@ -176,7 +176,7 @@ def _looks_for_an_end(patch: Any) -> None:
 
 PARSER: dict[str, Plant] = {
     "no bound on an array": _holds_if("arrays of at most"),
-    "no bound on the depth": _holds_if("a value at most"),
+    "no bound on the depth": _holds_if("levels deep"),
     "no bound on integers": _holds_if("integers of 64 bits"),
     "any byte is a boolean": _holds_if("booleans of 0 or 1"),
     "layouts from a worker": _holds_if("no layouts"),

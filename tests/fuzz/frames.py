@@ -234,7 +234,7 @@ def _fed(stream: Stream, cuts: tuple[int, ...]) -> tuple[list[Frame], str, bool]
         except ProtocolError:
             return [], str(error), False
         raise AssertionError("listens on after a malformed frame") from None
-    return frames, "", reader.pending
+    return frames, "", reader.unparsed > 0
 
 
 def _obeys(frame: Frame, limits: Limits) -> None:
