@@ -290,7 +290,7 @@ show(
 # %% tags=["nbval-ignore-output"]
 predict(
     "03.flops",
-    "Without a mask: how many FLOPs do the tiled forward's products need, beside the naive one's?",
+    "Without a mask: how many FLOPs do the tiled products need, compared with the naive ones?",
     choices=["far fewer", "about half", "exactly as many", "more"],
 )
 
@@ -375,8 +375,8 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
-# The sum runs over all keys, and its logarithm is the final lse. So one number per row replaces all the other tiles, and
-# this time no running maximum is needed. Here is a tile in the middle of the matrix, without the tiles beside it:
+# The sum runs over all keys, and its logarithm is the final lse. So one number per row replaces all the other tiles,
+# and this time no running maximum is needed. Here is the tile of rows 0–31 and keys 64–95, without the others:
 
 # %%
 weights = torch.softmax(scale * (q @ k.mT), -1)  # no mask here
@@ -385,10 +385,11 @@ tile_again = torch.exp(scale * (q[..., :32, :] @ k[..., 64:96, :].mT) - full_lse
 print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]))
 
 # %% [markdown]
-# **The gradients.** We want dS of a tile without looking at the other tiles. Only one term is in the way. Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. Since O = PV,
-# $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at
-# the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums
-# over all of them. The $-P_{ij}^2$ in the first rate is the term $j' = j$ of the sum:
+# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. We want dS of a tile
+# without the other tiles. Only one term is in the way. Since O = PV, $dV = P^\top dO$ and $dP = dO\,V^\top$. The
+# softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at the rate $P_{ij}(1 - P_{ij})$, and every
+# other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums over all of them. The $-P_{ij}^2$ in the
+# first rate is the term $j' = j$ of the sum:
 #
 # $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij},$$
 #
@@ -403,7 +404,7 @@ print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]
 #
 # where $\circ$ multiplies element by element. It is known before the first tile, from the *final* out. With scores
 # scale·QKᵀ the rest follows: $dS = P\circ(dP - \delta)$, $dQ = \mathrm{scale}\cdot dS\,K$ and
-# $dK = \mathrm{scale}\cdot dS^\top Q$. We check that the two sums are equal before we build on it:
+# $dK = \mathrm{scale}\cdot dS^\top Q$. We check that the two sums are equal before we build on that:
 
 # %%
 delta = (dout * full_out).sum(-1)

@@ -314,7 +314,7 @@ print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2
 # heads of 128.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.cache", "How many tokens of its KV cache fill 80 GB, in bfloat16?", unit="tokens")
+predict("06.cache", "The KV cache of how many tokens fills 80 GB, in bfloat16?", unit="tokens")
 
 # %%
 per_token = 2 * llama.layers * llama.K * llama.D * 2
@@ -329,11 +329,11 @@ print(f"a million tokens: {million:.0f} GB, K alone {million / 2:.2f} GB")
 #
 # ## 5 · A published table, recomputed
 #
-# Section 7 will buy GPUs by these formulas. So they should first agree with somebody else's. The Striped Attention paper
-# (arXiv 2311.09431, table 3) asks what balance is worth. Under a causal mask and with contiguous shards the last rank has most
-# to compute, and the others wait for it; a balanced layout gives every rank the same work. The paper bounds the gain on 4
-# A100: the time of a forward with contiguous shards, divided by that with a balanced layout. There attention ran at half the
-# rate of the linear layers, hence `attention_weight=2`. For its 1B model:
+# Section 7 will buy GPUs by these formulas. So we first check them against published figures. The Striped Attention
+# paper (arXiv 2311.09431, table 3) asks what balance is worth. Under a causal mask and with contiguous shards the last
+# rank has most to compute, and the others wait for it; a balanced layout gives every rank the same work. The paper
+# bounds the gain on 4 A100: the time of a forward with contiguous shards, divided by that with a balanced layout. On
+# these, attention ran at half the rate of the linear layers, hence `attention_weight=2`. For its 1B model:
 
 # %%
 printed = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}
@@ -350,9 +350,9 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 #
 # ## 6 · Many ranks: the simulator
 #
-# So far all ranks and all links were alike. A real ring crosses nodes, some of its ranks are slow, and a delay spreads from rank
-# to rank. `simulate` runs the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs,
-# at the rate that published kernels reach, and messages by the bytes and the latency of their link.
+# So far all ranks and all links were alike. A real ring crosses nodes, and some of its ranks are slow. `simulate` runs
+# the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs, at the rate that
+# published kernels reach, and messages by the bytes and the latency of their link.
 #
 # We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson 08. First the
 # thresholds at the rate that kernels reach, with latency:
@@ -502,12 +502,12 @@ print(chosen.request.command())
 # out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of these bytes are hidden behind
 # attention, and heads are few.
 #
-# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. It counts latency too, and its layer has 4 query
-# heads for each K/V head, while section 6's had 8. So it asks for more tokens. Go
-# across to your tokens per rank and up to your link's bandwidth. The colour says which of the three leaves the least
-# communication exposed. The all-gather never does so on this map, so it has no colour. Right of the heavy line a ring's hops
-# are hidden. Each diamond is this threshold for a known machine on one of its links. Only the H100's lie on the line: other
-# machines have another FLOP/s.
+# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. Like section 6 it counts latency, but its
+# layer has 4 query heads for each K/V head, not 8. So it asks for more tokens. Go across to your tokens per rank and up
+# to your link's bandwidth. The colour says which of the three leaves the least communication exposed. The all-gather
+# never does so on this map, so it has no colour. Right of the heavy line a ring's hops are hidden. Each diamond is this
+# threshold for a known machine on one of its links. Only the H100's lie on the line: other machines have another
+# FLOP/s.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=8)

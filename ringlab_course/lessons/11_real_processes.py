@@ -375,7 +375,7 @@ predict("11.slow", "Three steps of 0.5 s on ranks 0 and 2, of 1.5 s on rank 1. "
 
 # %% [markdown]
 # This time the timeline is drawn **while** the processes run: they report each event as it ends, and the chart grows.
-# (This machine has two cores, and drawing uses them as well. These ranks sleep, so it does not disturb them.)
+# (Drawing uses the cores on which the ranks run. These ranks only sleep, so drawing does not disturb them.)
 
 # %% tags=["nbval-ignore-output"]
 def work_for(seconds):
@@ -401,10 +401,10 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 
 # %% [markdown]
 # **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 1
-# posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0's second block stays in
-# its hands. So **slowness travels backwards too**,
-# against the direction of the blocks: rank 2 waits for the block of the slow rank, and rank 0 waits until its own is taken.
-# Both get one step ahead and no further. In a longer ring they would wait again and again.
+# posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block
+# that it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the
+# block of the slow rank, and rank 0 waits until its own is taken. Both get one step ahead and no further. In a longer
+# ring they would wait again and again.
 #
 # Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
 # would blame the network.
@@ -448,10 +448,10 @@ compare("11.isend", f"{ends['B']} s")
 
 # %% [markdown]
 # `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**. That is a necessary
-# condition. On the virtual clock, where links work by themselves, it is also sufficient if the computation is as long as
-# the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL takes some
-# of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only moves data, takes
-# neither. Here are the three orders, measured on two processes. First the waiting alone:
+# condition. On the virtual clock, where links work by themselves, it also suffices if the computation is no shorter
+# than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL
+# takes some of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only
+# moves data, takes neither. Here are the three orders, measured on two processes. First the waiting alone:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):

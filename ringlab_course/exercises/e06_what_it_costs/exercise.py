@@ -108,10 +108,10 @@ check("06.makespan")
 # %% [markdown]
 # ## 06.overlap · Hidden hops in less memory
 #
-# The lesson's double-buffered ring holds two blocks beside its shard: the one in use and the one that is arriving. It can
-# do with less. Cut every block into `pieces` pieces along its tokens, and let each piece travel while the rank computes
-# with *that* piece. The piece with the same number of the next block arrives meanwhile. Once it is here, the piece that you sent
-# is no longer needed. So a rank holds one block and one piece beside its shard.
+# The lesson's double-buffered ring holds two blocks beside its shard: the one in use and the one that is arriving. It
+# can do with less. Cut every block into `pieces` pieces along its tokens, and let each piece travel while the rank
+# computes with *that* piece. Meanwhile the next block's piece of the same number arrives. Once it is here, the piece
+# that you sent is no longer needed. So a rank holds one block and one piece beside its shard.
 #
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the keys
 # of all ranks. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`.
