@@ -96,7 +96,7 @@ open_helpers("send", "receive")
 
 # %% [markdown]
 # This `send` returns when the other side has received, as gloo's does. Every rank sends first, so none receives. Lesson 11
-# has the cures: post both ends at once, or let every second rank receive first.
+# and its exercise have the cures: post both ends at once, or let every second rank receive first.
 #
 # ## 3 · Willow: digits
 #
