@@ -250,8 +250,8 @@ def test_the_page_of_checks_says_what_finds_each_wrong_answer_and_what_a_check_i
     assert (
         "| dealt_heads | dealt_heads | ● | ○ |" in run and "| dealt_heads | dealt_heads | ● |  |" in not_run
     )
-    assert "- `one-sequence`: in the notebook it is the only one to find" in run and "- `" not in not_run
-    assert kill_matrix.summary("00") == "| 00 | 3 | 7 | 16 | 5 |"
+    assert "- `shape`: in the notebook it is the only one to find" in run and "- `" not in not_run
+    assert kill_matrix.summary("00") == "| 00 | 3 | 7 | 21 | 5 |"
 
 
 def test_the_moving_ring_is_a_run() -> None:
