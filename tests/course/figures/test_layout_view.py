@@ -13,7 +13,7 @@ from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.plan import work
 from ringlab.viz.style import rank_colour
 from ringlab_course.figures import layout_view
-from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
+from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, NAMED, PARTIAL, SKIP, owners, tiles_of
 from tests.viz.test_style import illegible
 
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
@@ -140,8 +140,8 @@ def test_pieces_too_thin_to_see_are_named() -> None:
     ("S", "P", "tile", "names", "documents"),
     [
         (64, 4, 4, ("contiguous", "striped", "zig-zag"), None),
-        (2048, 8, 128, tuple(LAYOUTS), None),
-        (64, 4, 4, tuple(LAYOUTS), [10, 30, 4, 20]),
+        (2048, 8, 128, tuple(LAYOUTS)[:4], None),
+        (64, 4, 4, tuple(LAYOUTS)[:4], [10, 30, 4, 20]),
         (30, 1, 8, ("striped",), None),
     ],
 )
@@ -188,4 +188,4 @@ def test_without_a_person_the_still_picture_is_shown(monkeypatch) -> None:
     shown = []
     monkeypatch.setattr(layout_view, "show", lambda figure, alt: shown.append((figure, alt)))
     layout_view.play()
-    assert len(shown[0][0].axes) == 6 and "tiles of 4 × 4" in shown[0][1]
+    assert len(shown[0][0].axes) == 2 * len(NAMED) and "tiles of 4 × 4" in shown[0][1]

@@ -109,10 +109,10 @@ def test_a_step_shows_what_has_been_computed_so_far() -> None:
 
 
 def test_titles_give_the_published_ratios() -> None:
-    """S = 32k, P = 8, tile 128: 1.88, 1.031, 1.004, 1.06: facts, section 2, and the token fold's own."""
-    layouts = [make(32_768, 8) for make in LAYOUTS.values()]
-    titles = [ax.get_title(loc="left") for ax in load_mosaic.figure(layouts, 128).axes]
-    assert [title.split("\n")[1].split(" ×")[0] for title in titles][:3] == ["1.88", "1.03", "1.00"]
+    """S = 32k, P = 8, tile 128: 1.88, 1.031, 1.004: facts, section 2."""
+    layouts = [LAYOUTS[name](32_768, 8) for name in ("contiguous", "striped", "zig-zag")]
+    titles = [ax.get_title(loc="left") for ax in load_mosaic.figure(layouts, 128).axes[:3]]
+    assert [title.split("\n")[1].split(" ×")[0] for title in titles] == ["1.88", "1.03", "1.00"]
     assert [round(mosaic(layout, 128).ratio, 3) for layout in layouts][1:3] == [1.031, 1.004]
 
 
