@@ -17,7 +17,7 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.clinic import suite
-from ringlab_course.clinic.case import DTYPES, WARD_LAYOUTS, Case, examine
+from ringlab_course.clinic.case import DTYPES, Case, examine
 from ringlab_course.clinic.patients import FAULTS, PATIENTS, TO_MEND
 
 mistake = mistakes_of("16.chart")
@@ -26,7 +26,9 @@ FIELDS = ("fault", "check", "case", "matters")
 FORMS = (
     "`fault` and `check` are names, `case` is a dict of examine's arguments, `matters` is a list of names."
 )
-CHANGES: dict[str, tuple[Any, ...]] = {"layout": WARD_LAYOUTS, "causal": (True, False), "dtype": DTYPES}
+LAYOUTS = ("contiguous", "striped", "zigzag")
+"""Those that the exercise names: another registered layout changes no right answer."""
+CHANGES: dict[str, tuple[Any, ...]] = {"layout": LAYOUTS, "causal": (True, False), "dtype": DTYPES}
 """What of a case may be changed while ranks and tokens stay."""
 KEY = {
     "ash": "blind rows",
