@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ringlab.comm.memory import MemoryMeter
-from ringlab.comm.protocol import CONTROL, Comm, Work, Wrapper
+from ringlab.comm.protocol import CONTROL, Comm, Work
 from ringlab.conformance.runs import Meter
 
 T = TypeVar("T")
@@ -150,11 +150,12 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     return 0
 
 
-class Metered(Wrapper):
+class Metered(Comm):
     """`comm` with its messages counted, and its computations watched, by the current meter."""
 
     def __init__(self, comm: Comm) -> None:
-        super().__init__(comm)
+        self.inner = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
         self.meter: PassMeter | None = None
 
     def _count(self, send: Sequence[Tensor], to: int | None, tag: str) -> None:
@@ -210,6 +211,15 @@ class Metered(Wrapper):
 
         watched.side_by_side = getattr(function, "side_by_side", False)  # type: ignore[attr-defined]
         return self.inner.compute(label, watched, *args, **kwargs)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def chose(self, asked: str, chosen: str) -> None:
+        self.inner.chose(asked, chosen)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)
 
 
 class SendFault:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.judge.processes import cpu_seconds, held

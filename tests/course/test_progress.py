@@ -200,7 +200,7 @@ def test_the_table_of_progress(exercise, capsys, file):
     printed = capsys.readouterr().out.splitlines()
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
     assert lines[1][0] == "91" and lines[1][2:] == [
-        "visible checks pass: 1 of 2 functions",
+        "visible checks pass for 1 of 2 functions",
         "1 of 2",
         "1",
         "1 of 3",

@@ -91,7 +91,7 @@ def test_the_judge_and_the_notebook_say_the_same(name):
 def test_a_difference_is_seen(monkeypatch):
     monkeypatch.setattr(sandboxed, "namespace_of", lambda name: seeds.namespace_of("00/right_plain"))
     told = sandboxed.differences("00/wrong_dealt_heads")
-    assert any("00.axes:one-sequence: holds, judge dealt_heads" in line for line in told), told
+    assert any("00.axes:shape: holds, judge dealt_heads" in line for line in told), told
 
 
 def test_what_was_graded_differed_in_nothing():

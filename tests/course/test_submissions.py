@@ -1,4 +1,6 @@
-"""Right answers pass every tier; every wrong one falls to the check, and for the reason, that it names."""
+"""Right answers pass every tier and call nothing off limits; every wrong one falls to the check, and for the reason, that it
+names.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ import pytest
 
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.judge.offlimits import OffLimits
 from tests.course.submissions_of import cases, graded_code, namespace, solution_code, submissions
 
 
 @pytest.mark.parametrize("right", cases(submissions("*/right_*")))
 def test_a_right_submission_passes_every_tier(right):
-    space = namespace(right)
-    for stage in load_exercise(right.exercise).stages:
-        result = run_in_process(stage, space, tier="all", seed=7)
+    contract, space = load_exercise(right.exercise), namespace(right)
+    for stage in contract.stages:
+        result = run_in_process(stage, space, tier="all", seed=7, limits=OffLimits.of(contract))
         assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
         assert result.earned == stage.points
 
@@ -41,7 +44,7 @@ def test_the_skeleton_fails_as_not_written_yet(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
 def test_the_solution_passes_every_tier(exercise_id):
-    space = solution_code(exercise_id)
-    for stage in load_exercise(exercise_id).stages:
-        result = run_in_process(stage, space, tier="all", seed=3)
+    contract, space = load_exercise(exercise_id), solution_code(exercise_id)
+    for stage in contract.stages:
+        result = run_in_process(stage, space, tier="all", seed=3, limits=OffLimits.of(contract))
         assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
