@@ -32,7 +32,7 @@ from ringlab.cost.traffic import (
 )
 from ringlab_course import compare, predict
 from ringlab.merge import merge
-from ringlab_course.figures import decision_map, overlap_view
+from ringlab_course.figures import overlap_view
 from ringlab.viz import gantt
 from ringlab.viz.style import show
 
@@ -44,7 +44,7 @@ from ringlab.viz.style import show
 # 64 tokens per rank, one head of head dim D = 32.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.flops", "64 queries attend to 64 keys, D = 32, one head, no mask. How many FLOPs?",
+predict("06.flops", "64 queries and 64 keys, D = 32, one head, no mask: FLOPs of the products?",
         unit="FLOPs")
 
 # %%
@@ -178,11 +178,13 @@ for name, (group, causal) in cases.items():
     print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   by ringlab: {same}")
 
 # %% [markdown]
-# Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over NVLink under a causal mask.
+# Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over the A100's NVLink under a
+# causal mask.
 #
 # A popular figure is 1,024 tokens (1,040, taken to the nearest power of two) "at 600 GB/s". It contains two mistakes:
-# NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves the
-# threshold, the second doubles it:
+# NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves
+# the threshold, the second doubles it. The last two lines show another slip: a network's data sheet counts bits, eight
+# to a byte.
 
 # %%
 print(f"right, 300 GB/s one way, 4·c²·D:      {threshold(F, 300e9):8,.0f}")
@@ -261,15 +263,16 @@ show(picture, gantt.describe_all(*pair(12)))
 
 # %% [markdown]
 # Each row shows what a rank computes and, hatched, when it waits. The narrow lane below it shows its exchange, sent and
-# received: solid orange in transit, pale otherwise. At 12 tokens, below the threshold, double buffering helps, but 2 s of
-# each hop stay exposed. At 36 tokens, above the threshold:
+# received: solid orange in transit, pale (in the next picture) while it is posted but does not travel. At 12 tokens,
+# below the threshold, double buffering helps, but 2 s of each hop stay exposed. At 36 tokens, above the threshold:
 
 # %%
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
 
 # %% [markdown]
-# Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has arrived 6 s
-# before the rank needs it. The price was another K/V block in memory, and two lines of code in another order.
+# Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has
+# arrived 6 s before the rank needs it. The price was another K/V block in memory, and `shift` split into `post` and
+# `wait`.
 #
 # ## 4 · What is sent, what is held
 #
@@ -286,10 +289,11 @@ print("FLOPs by ringlab.cost:", attention_flops(sizes, 64 * 64))
 print("FLOPs counted:        ", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3))
 
 # %% [markdown]
-# Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps **memory**
-# flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. Let us count in heads: one
-# head of one token is D numbers. Then q and out are 2·H for each token of the rank, and a K/V block is 2·K. The Ring
-# Attention paper counts one block of others, the one that arrives: 2·H + 4·K with the rank's own. Here is that count for one layer of Llama 3 70B, with 16,384 tokens per rank:
+# Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps
+# **memory** flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. Let us count
+# in heads: one head of one token is D numbers. Then q and out are 2·H for each token of the rank, and a K/V block is
+# 2·K. The Ring Attention paper counts two K/V blocks, the one in use and the one that arrives: 2·H + 4·K. Here is that
+# count for one layer of Llama 3 70B, with 16,384 tokens per rank:
 
 # %%
 llama = model("llama3-70b")
@@ -305,9 +309,10 @@ for P in (2, 3, 8):
 print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2f} GB")
 
 # %% [markdown]
-# From 3 ranks on, our ring holds *two* blocks of others: while it computes with one, the next one arrives. Its own block
-# stays, because the caller keeps it for the backward. So it needs 2·H + 6·K. In the exercise you get most of that second
-# block back. (Neither count has the accumulator of out, which is float32 while a rank computes: another 2·H.)
+# Our ring also keeps its own block, because the caller needs it for the backward. So from 3 ranks on it holds *two*
+# blocks of others, the one in use and the one that arrives, and needs 2·H + 6·K. In the exercise you get most of that
+# second block back. (Neither count has the accumulator of out, which is float32 while a rank computes: another 2·H of
+# bfloat16's size.)
 
 # %% [markdown]
 # To *generate* text, one keeps the K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers with 8 K/V
@@ -354,16 +359,18 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 # the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs, at the rate that
 # published kernels reach, and messages by the bytes and the latency of their link.
 #
-# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson 08. First the
-# thresholds at the rate that kernels reach, with latency:
+# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson
+# 08. First the thresholds, at the rate that kernels reach. Now *latency* counts too: the time that a message takes
+# besides its bytes. It makes small messages dear.
 
 # %%
 h100 = hardware("h100")
 reached = h100.peak("bfloat16") * h100.reached.attention_forward
 for link in (h100.inside, h100.between):
     tokens = least_tokens_hidden(reached, link.bytes_per_s, layer, latency_s=link.latency_s)
-    print(f"{link.name}: hidden from {math.ceil(tokens):,} tokens per rank, "
-          f"at {reached / 1e12:.0f} TFLOP/s and {link.bytes_per_s / 1e9:g} GB/s")
+    print(f"{link.name}: hidden from {math.ceil(tokens):,} tokens per rank, at "
+          f"{reached / 1e12:.0f} TFLOP/s, {link.bytes_per_s / 1e9:g} GB/s and "
+          f"{link.latency_s * 1e6:g} µs a message")
 
 # %% [markdown]
 # Now the ring in one node, and over two:
@@ -380,13 +387,14 @@ for c in (256, 512, 1024, 2048, 4096, 8192):
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
-title = "16 ranks, 2 nodes"
+title = "16 ranks, InfiniBand from 7 to 8"
 show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing, title))
 
 # %% [markdown]
-# Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, one
-# rank further every other step, and in the end all ranks keep InfiniBand's pace. An exchange is two messages, one sent and
-# one received: two orange pieces where they travel at different times.
+# Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, in
+# both directions, because a message begins only when both its ends have posted it. It moves one rank further every
+# other step, and in the end all ranks keep InfiniBand's pace. An exchange is two messages, one sent and one received:
+# two orange pieces where they travel at different times.
 #
 # What about a slow *rank*?
 
@@ -401,7 +409,8 @@ print(f"with one slow rank: {late.busy_fraction:.0%}")
 compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# A ring is as slow as its slowest rank, not as the average one: every block must pass through the slow rank.
+# A ring is as slow as its slowest rank, not as the average one: that rank's own 64 blocks take 1.5 times as long. And
+# every block passes through it, so the others wait all along.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
 # the computation that hides a hop:
@@ -426,14 +435,15 @@ for P in (8, 16, 32, 64, 128):
 #
 # | name | what it is |
 # |---|---|
-# | parameters, gradients, optimizer | the weights; in float32 their gradients, and Adam's copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
+# | parameters, gradients, optimizer | the weights in bfloat16; in float32 their gradients, Adam's copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
 # | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
 #
 # The planner counts these, and what the layer at work needs: intermediate results, their gradients, and the ring's
-# buffers. Here they are for one node, summed over its 8 GPUs. All
-# sums but that of the gathered weights stay, however many GPUs share them. An "80 GB" H100 shows 85.5 GB to programs.
+# buffers. Here they are for one node, summed over its 8 GPUs. In one ring of all GPUs, all sums but that of the
+# gathered weights stay, however many share them. (The planner may also let two GPUs divide each matrix between them:
+# *tensor parallelism*, tp.) An "80 GB" H100 shows 85.5 GB to programs.
 
 # %%
 def asked(nodes, **given):
@@ -462,14 +472,16 @@ def tell(nodes, **given):
 fewest = next(nodes for nodes in range(1, 65) if asked(nodes).fits)
 for nodes in sorted({1, 2, 4, fewest, 16}):
     tell(nodes)
-tell(fewest, tp=1)
+for nodes in (4, fewest):
+    tell(nodes, tp=1)
 compare("06.nodes", fewest)
 
 # %% [markdown]
-# On 4 and 6 nodes the planner adds *tensor parallelism* (tp): two GPUs divide each matrix between them, and with it the
-# gathered weights. One ring of all 48 GPUs would not quite fit.
+# If you said 7, you counted rightly for one ring: it would need 81.1 GB on each of 48 GPUs. On 4 and 6 nodes the
+# planner adds tensor parallelism, which halves the gathered weights. But the layer at work grows then, so it gains 0.8
+# GB on 6 nodes, just enough, and nothing on 4.
 #
-# We take 16 nodes, not the fewest, to shorten the step:
+# We take 16 nodes, not the fewest, to shorten the training step:
 
 # %%
 chosen = asked(16)
@@ -479,38 +491,16 @@ for entry in sorted(chosen.best.ledger.entries, key=lambda entry: -entry.bytes)[
 for hop in chosen.hidden:
     print(f"{hop.name:18}: {hop.tokens:,} tokens per rank over {hop.link}, "
           f"hidden from {hop.least_tokens:,.0f}")
-print(f"a step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
+print(f"a training step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
-# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its
-# hops go over NVLink, but it is only as fast as InfiniBand. In every pass a rank has more tokens than the threshold, so
-# communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a step. This command
-# prints the same plan in a terminal, with alternatives and advice:
+# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of
+# its hops go over NVLink, but it is only as fast as InfiniBand. In every pass a rank has more tokens than the
+# threshold, so communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a
+# training step. This command prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())
-
-# %% [markdown]
-# ## 8 · One map
-#
-# What if your machines are different? One map shows all speeds of link and all lengths, and whether a ring is the right way
-# at all.
-#
-# Beside the ring and the all-gather the map knows a third way, **Ulysses** (arXiv 2309.14509). One exchange, in which every
-# rank sends something to every other, gives each rank *all* tokens of a few heads. The rank attends to them alone, and a
-# second exchange brings the output home. For a fixed number of tokens per rank, and while there are enough heads to share
-# out, a rank's bytes hardly grow with the number of ranks, unlike a ring's. But none of these bytes are hidden behind
-# attention, and heads are few.
-#
-# Like section 2, the map uses the **peak** FLOP/s, which no kernel reaches. Like section 6 it counts latency, but its
-# layer has 4 query heads for each K/V head, not 8. So it asks for more tokens. Go across to your tokens per rank and up
-# to your link's bandwidth. The colour says which of the three leaves the least communication exposed. The all-gather
-# never does so on this map, so it has no colour. Right of the heavy line a ring's hops are hidden. Each diamond is this
-# threshold for a known machine on one of its links. Only the H100's lie on the line: other machines have another
-# FLOP/s.
-
-# %% tags=["nbval-ignore-output"]
-decision_map.play("h100", P=8)
 
 # %% [markdown]
 # ## Recap

@@ -200,12 +200,12 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 #
 # ## 3 · Bytes are not seconds
 #
-# A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is
-# **exposed**. The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is
-# done, and the second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its
-# all-to-alls, and the part of each hop that is longer than its block. `choose.weigh` counts that for every schedule. As
-# the map of lesson 06 does, it takes the GPU's peak rate. Real kernels are slower, so in practice a
-# ring's hops are hidden even with shorter shards.
+# A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is **exposed**.
+# The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is done, and the
+# second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its all-to-alls,
+# and the part of each hop that is longer than its block. `choose.weigh` counts that for every schedule. Like lesson
+# 06's threshold, it takes the GPU's peak rate. Real kernels are slower, so in practice a ring's hops are hidden even
+# with shorter shards.
 
 # %%
 h100 = hardware("h100")
@@ -268,10 +268,11 @@ compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" e
 scenario(2048, 16, h100.inside)
 
 # %% [markdown]
-# The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and the
-# colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as above, but
-# a block has half the work. As in lesson 06, each diamond belongs to one machine and link: it shows where the heavy
-# line would be at that machine's FLOP/s. The colours hold for the H100 only, with the latency of NVLink. Move K up to 32, then change P.
+# The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and
+# the colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as
+# above, but a block has half the work. Each diamond belongs to one machine and link: it shows where the heavy line
+# would be at that machine's FLOP/s. The colours hold for the H100 only, with the latency of NVLink. Move K up to 32,
+# then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)

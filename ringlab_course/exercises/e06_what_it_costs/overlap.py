@@ -174,6 +174,8 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     """
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
     runs = [_run(subject, case) for case in cases]
+    for case, run in zip(cases, runs, strict=True):
+        compare_ranks(case, run.results, FORWARD)
     few, many, alone = (max(report.peak_bytes for report in run.memory) for run in runs)
     block = cases[0].block_bytes(0)
     text = f"4 tokens on every rank, a K/V block of {block:,} bytes in 4 pieces"
@@ -183,8 +185,6 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
         raise MISTAKES["keeps_old_pieces"].failure(
             f"{text}: peak {alone:,} bytes with P=1, {few:,} with P=3; {5 * block // 4:,} more are enough"
         )
-    for case, run in zip(cases, runs, strict=True):
-        compare_ranks(case, run.results, FORWARD)
 
 
 HINTS = (

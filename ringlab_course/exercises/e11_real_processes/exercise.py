@@ -125,17 +125,20 @@ check("11.uneven")
 # %% [markdown]
 # ## 11.lost · A rank dies
 #
-# A run of hours need not be lost with one rank. A partial `(out, lse)` over *some* blocks is worth keeping. Merging is
-# associative, so the other blocks can be merged later, **if one knows which are in it**. Return `(out, lse, seen)`; `seen`
-# is a list of the ranks whose blocks are in, in the order in which they came. All shards are equally long.
+# A run of hours need not be lost with one rank. (In earnest each survivor would save its part to a file: `launch`
+# raises an error in the end.) A partial `(out, lse)` over *some* blocks is worth keeping. Merging is associative, so
+# the other blocks can be merged later, **if one knows which are in it**. Return `(out, lse, seen)`; `seen` is a list of
+# the ranks whose blocks are in, in the order in which they came. All shards are equally long.
 #
 # - When nobody dies, `seen` names all ranks.
-# - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return what
-#   you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is.
+# - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return
+#   what you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is. Your own is
+#   held from the start, another one once `shift` or `wait` has returned it.
 # - After the error no exchange, gather or barrier may follow. `attend` and `ring.compute` still work.
 # - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
 #   answer.
-# - P − 1 exchanges of K and V together, all with the next rank. Memory: your shard, a block in use and one that arrives.
+# - P − 1 exchanges of K and V together, all with the next rank; they need not overlap here. Memory: your shard, a block
+#   in use and one that arrives.
 
 
 # %% grade="11.lost"
@@ -165,9 +168,10 @@ check("11.lost")
 # ## The same functions on real processes
 #
 # When all checks hold, run `on_processes()` and `with_a_death()` in a new cell. The first one runs `blocking_shift` and
-# `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens. The second one kills rank 2 of four by SIGKILL
-# before its second exchange, and prints which blocks the others have. `launch` raises an error even so, because the run
-# lost a rank.
+# `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens: it returns [(2, 5), (0, 0), (1, 3)]. The second
+# one kills rank 2 of four by SIGKILL before its second exchange, and prints which blocks the others have: by the
+# lesson's rule [1, 0], [3, 2] and [0, 3, 2], or fewer where a `post` raises. `launch` raises an error even so, because
+# the run lost a rank.
 
 
 # %%
