@@ -70,8 +70,8 @@ compare("06.flops", counted(attend, q, k, v))
 # **4 · c² · D** per head. There are *two* products, q·kᵀ and weights·V, and each of their c²·D multiply-adds is *two*
 # FLOPs.
 #
-# Now the bytes. We measure them on a real ring: lesson 05's `my_ring` on four ranks of c tokens, with 4 query heads on one
-# K/V head.
+# Now the bytes. We measure them on the emulated ring: lesson 05's `my_ring` on four ranks of c tokens, with 4 query
+# heads on one K/V head.
 
 # %%
 def my_ring(ring, q, k, v):
@@ -153,9 +153,10 @@ compare("06.nvlink", threshold(F, nvlink))
 compare("06.infiniband", threshold(F, infiniband))
 
 # %% [markdown]
-# **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of 99,840
-# tokens. A context of 8,320 tokens hardly needs a ring yet; at 99,840 one begins to *want* one. So where a ring is wanted,
-# its hops are usually hidden, and the longer the sequence, the better.
+# **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of
+# 99,840 tokens. A context of 8,320 tokens hardly needs a ring yet; at 99,840 one begins to *want* one. So on 8 ranks
+# hops are usually hidden where a ring is wanted, and the longer the sequence, the better. With more ranks the context
+# must grow too: section 6.
 #
 # The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
 # with c. Drag c past the threshold. Then choose another machine, or your own F and B.
@@ -311,8 +312,8 @@ print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2
 # %% [markdown]
 # Our ring also keeps its own block, because the caller needs it for the backward. So from 3 ranks on it holds *two*
 # blocks of others, the one in use and the one that arrives, and needs 2·H + 6·K. In the exercise you get most of that
-# second block back. (Neither count has the accumulator of out, which is float32 while a rank computes: another 2·H of
-# bfloat16's size.)
+# second block back. (Neither count has the accumulator of out, which is float32 while a rank computes: H heads of 4
+# bytes, so another 2·H in this count.)
 
 # %% [markdown]
 # To *generate* text, one keeps the K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers with 8 K/V
@@ -387,14 +388,15 @@ for c in (256, 512, 1024, 2048, 4096, 8192):
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
-title = "16 ranks, InfiniBand from 7 to 8"
+title = "16 ranks, InfiniBand 7 → 8"
 show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing, title))
 
 # %% [markdown]
 # Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, in
-# both directions, because a message begins only when both its ends have posted it. It moves one rank further every
-# other step, and in the end all ranks keep InfiniBand's pace. An exchange is two messages, one sent and one received:
-# two orange pieces where they travel at different times.
+# both directions, because a message begins only when both its ends have posted it. Here it moves one rank further every
+# other step, and in the end all ranks keep InfiniBand's pace. An exchange goes two ways, one block sent and one
+# received: two orange pieces where they travel at different times. A rank that is done counts as idle until the last
+# one ends.
 #
 # What about a slow *rank*?
 
@@ -409,8 +411,8 @@ print(f"with one slow rank: {late.busy_fraction:.0%}")
 compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
-# A ring is as slow as its slowest rank, not as the average one: that rank's own 64 blocks take 1.5 times as long. And
-# every block passes through it, so the others wait all along.
+# A ring is as slow as its slowest rank, not as the average one. That rank's own 64 blocks take 1.5 times as long, and
+# the ring has ended only when it has. Its neighbours soon wait for it, ranks farther away later.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
 # the computation that hides a hop:
@@ -439,11 +441,10 @@ for P in (8, 16, 32, 64, 128):
 # | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
+# | layer at work, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the block that arrives, the gradients of K and V that travel with it, and sums in float32 |
 #
-# The planner counts these, and what the layer at work needs: intermediate results, their gradients, and the ring's
-# buffers. Here they are for one node, summed over its 8 GPUs. In one ring of all GPUs, all sums but that of the
-# gathered weights stay, however many share them. (The planner may also let two GPUs divide each matrix between them:
-# *tensor parallelism*, tp.) An "80 GB" H100 shows 85.5 GB to programs.
+# The planner counts these. Here they are for one node, summed over its 8 GPUs. In one ring of all GPUs, all sums but
+# that of the gathered weights stay, however many share them. An "80 GB" H100 shows 85.5 GB to programs.
 
 # %%
 def asked(nodes, **given):
@@ -459,7 +460,7 @@ print(f"{h100.memory_bytes / 1e9:7.1f} GB  on each GPU")
 print(f"{usable:7.1f} GB  of it may be used; {reserve:.0%} stay in reserve")
 
 # %% tags=["nbval-ignore-output"]
-predict("06.nodes", "How many nodes of 8 such GPUs are needed at least?", unit="nodes")
+predict("06.nodes", "How many nodes of 8 such GPUs does one ring of all GPUs need?", unit="nodes")
 
 # %%
 def tell(nodes, **given):
@@ -469,18 +470,19 @@ def tell(nodes, **given):
           f"{best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
 
 
-fewest = next(nodes for nodes in range(1, 65) if asked(nodes).fits)
-for nodes in sorted({1, 2, 4, fewest, 16}):
-    tell(nodes)
-for nodes in (4, fewest):
+fewest = next(nodes for nodes in range(1, 65) if asked(nodes, tp=1).fits)
+for nodes in sorted({1, 2, 4, fewest - 1, fewest, 16}):
     tell(nodes, tp=1)
 compare("06.nodes", fewest)
 
 # %% [markdown]
-# If you said 7, you counted rightly for one ring: it would need 81.1 GB on each of 48 GPUs. On 4 and 6 nodes the
-# planner adds tensor parallelism, which halves the gathered weights. But the layer at work grows then, so it gains 0.8
-# GB on 6 nodes, just enough, and nothing on 4.
-#
+# The planner finds a way on one node less. It may also let two GPUs divide each matrix between them, *tensor parallelism*
+# (tp), which halves the gathered weights. But the layer at work needs more memory then, so it saves only 0.8 GB, just enough:
+
+# %%
+tell(fewest - 1)
+
+# %% [markdown]
 # We take 16 nodes, not the fewest, to shorten the training step:
 
 # %%
@@ -496,8 +498,9 @@ print(f"a training step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentenc
 # %% [markdown]
 # One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of
 # its hops go over NVLink, but it is only as fast as InfiniBand. In every pass a rank has more tokens than the
-# threshold, so communication costs no time here. Memory sets the least number of GPUs, and arithmetic the time of a
-# training step. This command prints the same plan in a terminal, with alternatives and advice:
+# threshold, so the ring's hops cost no time here. With 193 GB per GPU one could keep what full recomputation computes
+# again, about a fifth of the step. Memory sets the least number of GPUs, and arithmetic the time of a training step.
+# This command prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())

@@ -174,6 +174,7 @@ TOGETHER = {
     "12.step:ragged": "queries and keys that fill no tile, met by the whole step and not by one tile.",
     "12.table:ragged": "rows and keys that fill no tile, and foreign rows beside them.",
     "12.table:heads": "grouped heads by the table; 12.step:grouped looks at another kernel.",
+    "12.table:layouts": "windows in striped, zig-zag and token fold; whatever they show, another case shows as well.",
     "12.table:without_mask": _FRESH,
     "13.lanes:edges": "profiles that nobody would record; the other checks meet each edge among other things.",
     "13.straggler:any": _FRESH,

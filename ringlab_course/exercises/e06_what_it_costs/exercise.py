@@ -16,9 +16,8 @@
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. Traffic, memory and the
 # order of events count once the values are right.
 #
-# **Allowed** in `overlapped_ring`: ringlab's blocks, `merge` and `ringlab.plan` (tiles of a mask), and PyTorch's
-# attention. **Not allowed:** ringlab's rings, planner of clusters and simulator, and changing the arguments of a
-# function.
+# **Allowed** in `overlapped_ring`: ringlab's blocks, `merge`, and PyTorch's attention. **Not allowed:** ringlab's
+# rings, planner and simulator, and changing the arguments of a function.
 
 # %%
 import math

@@ -63,7 +63,7 @@ def attend(q, k, v, out, lse):
 #
 # - Each rank makes one `send` and one `receive`, and no other exchange. A rank that is alone makes none.
 # - The function returns for every number of ranks.
-# - On the virtual clock all ranks are done after the time of three messages, however many ranks there are.
+# - On the virtual clock all ranks are done within the time of three messages, however many ranks there are.
 
 
 # %% grade="11.order"
@@ -96,7 +96,8 @@ check("11.order")
 # - Attend to each block by one `ring.compute(label, attend, q, k, v, out, lse)`. While it runs, the exchange that brings
 #   the next block is under way: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
 # - Each rank makes P − 1 exchanges of K and V together, all with the next rank, without padding. To make lengths known
-#   (`ring.all_gather(x)` returns every rank's x; or shift them around), a rank may send 64 · P bytes more.
+#   (`ring.all_gather(x)` returns a list of every rank's x, by rank; or shift them around), a rank may send 64 · P bytes
+#   more.
 # - Memory: your shard, a block in use and one that arrives.
 
 
