@@ -12,6 +12,7 @@ from __future__ import annotations
 
 AUTHORS = "only here: it is about this repository's own files, which are the same on every machine"
 ANSWERS = "tests/course/test_submissions.py::test_a_wrong_submission: the same answers in this process"
+CHECKS = "tests/course/test_submissions.py: the same checks on every wrong answer and on the solution"
 VIRTUAL = (
     "tests/substrates/test_plain_ring.py::test_processes[gloo-2]; "
     "notebooks/11_real_processes.ipynb and others start processes"
@@ -74,20 +75,25 @@ THOROUGH = {
     "tests/course/lab/test_labs.py": "tests/course/lab/test_contest.py and tests/course/lab/test_preflight.py",
     "tests/course/nbgrader/test_end_to_end.py": "tests/course/nbgrader/test_submitted.py grades a notebook",
     "tests/course/test_builder.py": AUTHORS,
-    "tests/course/test_e06.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_07.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_08.py::test_two_pieces_of_every": ANSWERS,
-    "tests/course/test_exercise_09.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_11.py::test_real_processes": "notebooks/11_real_processes.ipynb",
-    "tests/course/test_exercise_14.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_15.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_17.py::test_the_judge": ANSWERS,
-    "tests/course/test_exercise_17_bfloat16.py": ANSWERS,
-    "tests/course/test_exercise_18.py::test_the_solution_earns": ANSWERS,
+    "tests/course/test_e06.py": CHECKS,
+    "tests/course/test_errata.py": AUTHORS,
+    "tests/course/test_exercise_07.py": CHECKS,
+    "tests/course/test_exercise_08.py": CHECKS,
+    "tests/course/test_exercise_09.py": CHECKS,
+    "tests/course/test_exercise_11.py": CHECKS,
+    "tests/course/test_exercise_12.py": CHECKS,
+    "tests/course/test_exercise_13.py": CHECKS,
+    "tests/course/test_exercise_14.py": CHECKS,
+    "tests/course/test_exercise_15.py": CHECKS,
+    "tests/course/test_exercise_16.py": CHECKS,
+    "tests/course/test_exercise_17.py": CHECKS,
+    "tests/course/test_exercise_17_bfloat16.py": CHECKS,
+    "tests/course/test_exercise_18.py": CHECKS,
     "tests/course/test_extras_needed.py::test_its_notebook": "only here: it starts pytest twice; learners do not run pytest",
     "tests/course/test_kill_matrix.py": "tests/course/test_submissions.py: each wrong answer falls to its check",
     "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",
-    "tests/course/test_old_names.py::test_an_old_notebook": "tests/course/test_old_names.py::test_every_import_of",
+    "tests/course/test_old_names.py::test_a": "tests/course/test_old_names.py::test_every_import_of",
+    "tests/course/test_old_names.py::test_grading": "tests/course/test_old_names.py::test_every_import_of",
     "tests/course/test_seeds.py::test_on_twenty": "tests/course/test_submissions.py: on one draw",
     "tests/course/test_seeds.py::test_the_judge": ANSWERS,
     "tests/course/test_submissions.py::test_a_right": "tests/course/test_submissions.py::test_the_solution",
@@ -102,12 +108,16 @@ THOROUGH = {
     "tests/journey/": "tests/packaging/test_readme.py runs the tour",
     "tests/nn/test_mesh.py": "tests/nn/test_attention.py on virtual ranks",
     "tests/nn/test_training.py::test_the_example": "notebooks/14_training.ipynb",
+    "tests/packaging/test_declared.py": AUTHORS,
+    "tests/packaging/test_docs.py": AUTHORS,
+    "tests/packaging/test_drift.py": AUTHORS,
+    "tests/packaging/test_wheel.py": AUTHORS,
     "tests/packaging/test_gpu_check.py::test_nothing": "only here: it is about machines with a GPU and few packages",
     "tests/packaging/test_guide.py::test_a_program": "tests/packaging/test_readme.py",
     "tests/packaging/test_guide.py::test_the_script": "notebooks/11_real_processes.ipynb",
     "tests/packaging/test_instructors.py": "tests/course/gradebook/test_runner.py: each command of the manual by itself",
     "tests/packaging/test_lean_install.py": (
-        "only here: it builds a wheel and installs it; tests/packaging/test_declared.py reads the imports, and "
+        "only here: it builds a wheel and installs it; "
         "tests/course/test_extras_needed.py::test_the_command looks at the text"
     ),
     "tests/packaging/test_required.py::test_a_machine_without": SKIPS,

@@ -388,7 +388,7 @@ for c in (256, 512, 1024, 2048, 4096, 8192):
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
-title = "16 ranks, InfiniBand 7 → 8"
+title = "Two nodes"
 show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing, title))
 
 # %% [markdown]
@@ -426,9 +426,8 @@ for P in (8, 16, 32, 64, 128):
           f"an even share would be {eight * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
 
 # %% [markdown]
-# Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon nothing: every rank still has
-# to see the whole sequence, and more hops add latency.
-# **Scale ranks with the context, not against it.**
+# Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon they lose: every rank still
+# has to see the whole sequence, and more hops add latency. **Scale ranks with the context, not against it.**
 #
 # ## 7 · Size a cluster
 #
@@ -441,7 +440,7 @@ for P in (8, 16, 32, 64, 128):
 # | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
-# | layer at work, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the block that arrives, the gradients of K and V that travel with it, and sums in float32 |
+# | layer at work, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the K/V blocks of others, the gradients of K and V that travel with them, and sums in float32 |
 #
 # The planner counts these. Here they are for one node, summed over its 8 GPUs. In one ring of all GPUs, all sums but
 # that of the gathered weights stay, however many share them. An "80 GB" H100 shows 85.5 GB to programs.
@@ -497,10 +496,10 @@ print(f"a training step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentenc
 
 # %% [markdown]
 # One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of
-# its hops go over NVLink, but it is only as fast as InfiniBand. In every pass a rank has more tokens than the
-# threshold, so the ring's hops cost no time here. With 193 GB per GPU one could keep what full recomputation computes
-# again, about a fifth of the step. Memory sets the least number of GPUs, and arithmetic the time of a training step.
-# This command prints the same plan in a terminal, with alternatives and advice:
+# its hops go over NVLink, but the slowest link decides, so InfiniBand's threshold counts. In every pass a rank has more
+# tokens than the threshold, so the ring's hops cost no time here. With 193 GB per GPU one could keep what full
+# recomputation computes again, about a fifth of the step. Memory sets the least number of GPUs, and arithmetic the time
+# of a training step. This command prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())

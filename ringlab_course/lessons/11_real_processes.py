@@ -362,9 +362,10 @@ print("blocks on ranks 0 to 7:", [*lost[:3], "dead", *lost[4:]])
 # %% [markdown]
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
 # death travels **one rank per step**, both ways round: the neighbours miss their first exchange, *their* neighbours the
-# second. So if a rank dies before its first exchange, a rank that is d places away from it ends with d blocks. Blocks
-# alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank 2 leaves after its failed exchange, and then rank 1
-# has nobody to send to. Each rank holds a correct partial over the blocks that came. The exercise keeps it.
+# second. If a rank dies before its exchange n, counted from 0, a rank that is d places away, the shorter way round,
+# ends with n + d blocks, and never more than P. Blocks alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank
+# 2 leaves after its failed exchange, and then rank 1 has nobody to send to. Each rank holds a correct partial over the
+# blocks that came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -406,8 +407,8 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 # **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 1
 # posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block
 # that it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the
-# block of the slow rank, and rank 0 waits until its own is taken. Both get one step ahead and no further. In a longer
-# ring they would wait again and again.
+# block of the slow rank, and rank 0 waits until its own is taken. While rank 1 computes a step, the others can compute
+# the next one, but not begin the one after it. In a longer ring they would wait again and again.
 #
 # Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
 # would blame the network.
@@ -495,11 +496,11 @@ show(gantt.compare(parts, names), gantt.describe_all(parts, names))
 # %% [markdown]
 # Hatched is what a rank waited, which is not quite the cost of the hop. Part of a hop may pass inside `post`: that is
 # white, from the start of the orange bar to the hatching or the block. And a rank waits for the *other rank* as well as
-# for the bytes: in A, most of a long wait may be for a rank that still computes. And the ends need not follow the
-# waiting. The machine has other work, so blocks differ in length, even in the quickest of five runs. With as many ranks
-# as cores, no core is left for gloo's threads, and the computation may pay for what a hidden hop saves. The order of
-# the events is what you can rely on without a stopwatch, and the exercise looks at that. For speed, measure on the
-# machine that you mean, more than once. Lesson 13 shows how.
+# for the bytes: until it has computed, or has come through its own `post`. The ends need not follow the waiting: the
+# machine has other work, and blocks may differ in length by more than the hop, even in the quickest of five runs. With
+# as many ranks as cores, no core is left for gloo's threads, and the computation may pay for what a hidden hop saves.
+# The order of the events is what you can rely on without a stopwatch, and the exercise looks at that. For speed,
+# measure on the machine that you mean, more than once. Lesson 13 shows how.
 #
 # ## 8 · torchrun
 #
@@ -568,7 +569,8 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 #
 # <details><summary>1. A job hangs on 64 GPUs, and all ranks are in `wait`. What do you do first?</summary>
 #
-# Run the same program on virtual ranks: they name the circle, or the rank that left.
+# Run the same program on virtual ranks. If the program is at fault, they name the circle, or the rank that left. If
+# they end, look at the machines, and for the rank that does not wait.
 # </details>
 #
 # <details><summary>2. Your program appends losses to a global list and prints it at the end. What does it print under
