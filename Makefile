@@ -1,5 +1,5 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
-# make test   set everything up and run the checks that guard a user: about ten minutes on two cores
+# make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
 # make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs this
 # make site   build the course as web pages that load nothing from anywhere, into build/site
 # make slides the labs' run sheets as slides, into build/slides.html
