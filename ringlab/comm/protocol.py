@@ -132,6 +132,9 @@ class Comm(ABC):
         more of them than another rank.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
+        inner = getattr(self, "inner", None)  # the transport that a wrapper is made of
+        if isinstance(inner, Comm):
+            return inner.name_call(among)
         counts: Counter[tuple[int, ...]] = self.__dict__.setdefault("_named_calls", Counter())
         counts[among] += 1
         over = "" if among == tuple(range(self.world_size)) else f" over ranks {', '.join(map(str, among))}"
@@ -202,9 +205,6 @@ class Wrapper(Comm):
 
     def chose(self, asked: str, chosen: str) -> None:
         self.inner.chose(asked, chosen)
-
-    def name_call(self, ranks: Sequence[int] | None = None) -> str:
-        return self.inner.name_call(ranks)
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)

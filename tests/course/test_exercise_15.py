@@ -15,7 +15,7 @@ from ringlab import Ring, ShardedCache, VirtualCluster, contiguous, decode, ring
 from ringlab.errors import RinglabError
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.loading import load_exercise, load_stage
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e15_choosing import choose as e15_choose
 from ringlab_course.exercises.e15_choosing import decode as e15_decode
@@ -224,3 +224,11 @@ def test_the_judge_gives_a_right_answer_all_points(tmp_path):
     assert report.ok and report.earned == report.points == 26, [
         c for s in report.stages for c in s.checks if not c.ok
     ]
+
+
+def test_values_that_are_wrong_where_heads_are_shared_alone_are_said_to_be_so() -> None:
+    """No mistake is known to make them: the message says where they are right."""
+    wrong = submission("15/wrong_decode_heads_reversed")
+    report = run_in_process(load_stage("15.decode"), namespace(wrong), tier="all", seed=1)
+    (grouped,) = (check for check in report.checks if check.id == "grouped")
+    assert "wrong where several share one" in grouped.message and grouped.misconception is None

@@ -68,9 +68,8 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
         (slice(0, 4), "neither has seen a key"),
     ):
         scores = _normal(rng, 2, 4)
-        scores[0, hidden] += (
-            5  # an answer that drops this part because of row 1 loses the heavier part of row 0
-        )
+        # An answer that drops this part because of row 1 loses the heavier part of row 0.
+        scores[0, hidden] += 5
         scores[1, hidden] = -math.inf
         _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"in row 1 {note}, ")
     rows, D = (int(n) for n in rng.integers(2, 100, 2))

@@ -177,9 +177,8 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     for given in _edges(rng):
         _count(subject, given)
-    _count(
-        subject, _cyclic(rng), "hull_of_the_positions"
-    )  # an answer that is a hop off anywhere has failed above
+    # An answer that is a hop off anywhere has failed above.
+    _count(subject, _cyclic(rng), "hull_of_the_positions")
 
 
 STAGE = Stage(

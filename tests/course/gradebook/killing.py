@@ -2,8 +2,8 @@
 
     python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
 
-MOMENTS is a number of random ones, "all", or "until" the first after which something is amiss. A process of its own, as it forks. It prints as JSON the
-moments, those after which the resumed book differs from an undisturbed one (`wrong`), and those after
+MOMENTS is a number of random ones, "all", or "until": all, up to the first after which something is amiss. A process of
+its own, as it forks. It prints as JSON the number of moments, those after which the resumed book differs from an undisturbed one (`wrong`), and those after
 which a result was missing that had been told as done (`lost`).
 """
 
