@@ -10,7 +10,7 @@ import torch
 
 from ringlab.errors import WorldSizeError
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Ended, Faults
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.judge import network
@@ -376,3 +376,22 @@ def test_threads_that_wait_cost_nothing() -> None:
         assert [SandboxedSubject(session, "f").call(x) for x in range(3)] == [0, 1, 2]
         (worker,) = session.workers(1)
         assert worker.tasks() > worker.settled
+
+
+TAKES_THE_GRADIENT_AWAY = """
+import sys
+def f(ring, x):
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or name.endswith("judge.worker"):
+            module.with_gradient = lambda program: lambda *a: None
+    return x.sum()
+"""
+
+
+def test_an_answer_without_the_gradient_that_was_asked_for_is_interference() -> None:
+    with Session([TAKES_THE_GRADIENT_AWAY], ["f"], torch=True) as session:
+        subject = SandboxedSubject(session, "f")
+        subject.run_ring(2, [torch.ones(2)] * 2, gradient=True)
+        with pytest.raises(Failure, match="interfered"):
+            subject.run_ring(2, [torch.ones(2)] * 2, gradient=True)
+        assert "an answer and its gradient" in session.condemned
