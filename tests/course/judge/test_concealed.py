@@ -152,8 +152,12 @@ def _one_after_the_other(exercise, session, submission, seed):
 )  # fmt: skip
 def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monkeypatch, teller) -> None:
     monkeypatch.setattr(judge, "_graded", _one_after_the_other)
-    written = json.dumps(told(tmp_path, teller).as_dict())
-    assert [secret for secret in secrets(5) if secret in written]
+    reports = []
+    for _ in range(3):  # a worker that is ended before it tells, on a busy machine, tells nothing
+        reports.append(json.dumps(told(tmp_path, teller).as_dict()))
+        if any(secret in reports[-1] for secret in secrets(5)):
+            return
+    pytest.fail("nothing was told: " + "\n".join(reports))
 
 
 def test_what_a_worker_says_when_it_loads_is_kept_from_before_the_hidden_checks_only() -> None:
