@@ -2,9 +2,9 @@
 
 A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..P-1, P-1..0, …).
 
-    contiguous   round-robin, chunk ceil(S/P)
+    contiguous   round-robin, chunk ceil(S / P)
     striped      round-robin, chunk 1              Source: arXiv 2311.09431
-    zig-zag      folded, chunk ceil(S/2P)          Source: arXiv 2407.21783, section 3.3.2
+    zig-zag      folded, chunk ceil(S / (2P))      Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
 `LAYOUTS` registers the first three by name. `per_document` deals packed documents, which do not see each other, one by one.
@@ -211,6 +211,7 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     by_offset = min(chunk, S) * (2 if folded else 1)
     # Fewer tiles: one for each piece, whose rows see a rank's earlier pieces at once, or one for each pair of offsets.
     deal = _runs_of_pieces if by_piece <= by_offset**2 else _runs_of_offsets
+    # Folded, a period has two rounds: a rank early in one is late in the other, so causal work evens out.
     turns = [(rank, period - 1 - rank) if folded else (rank,) for rank in range(P)]
     return Layout(S, P, name, tuple(deal(S, chunk, period, turn) for turn in turns))
 
@@ -251,7 +252,7 @@ def striped(S: int, P: int) -> Layout:
 
 
 def zigzag(S: int, P: int) -> Layout:
-    """Return the layout that cuts the sequence into pieces of ceil(S/2P) tokens; rank r owns pieces r and 2P−1−r.
+    """Return the layout of pieces of ceil(S / (2P)) tokens in which rank r owns pieces r and 2P−1−r.
 
     Token i has i + 1 scores under a causal mask: equal work if 2P divides S. Otherwise the last pieces may be short or missing.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2407.21783, section 3.3.2.
