@@ -1,4 +1,4 @@
-"""Reads and checks each exchange and computation of a rank; counts the bytes of the tensors that arrive here."""
+"""Reads and checks each exchange and computation of a rank; counts the bytes that arrive at the judge."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from ..website.links import table
 HEAD = """\
 # Architecture
 
-`make docs` writes this page from the modules' docstrings and from the table of floors in `tools/house/floors.py`.
+`make docs` writes this page from docstrings, the table of floors in `tools/house/floors.py`, and the text in
+`tools/docs/architecture.py`.
 
 **Read [ringlab/plain_ring.py](../ringlab/plain_ring.py) first**: the ring in one file, forward and backward, without layouts, plans
 and schedules as objects.
@@ -28,7 +29,7 @@ says which rank owns which tokens (`ringlab/layout.py`), and the **schedule** sa
 (`ringlab/schedules`). Traces, faults and strict rules are wrappers around a transport; virtual time belongs to transports
 (`ringlab/comm/virtual`, `ringlab/comm/clocked`).
 
-The lessons are not on the floors: `ringlab_course/lessons/` holds the sources of their notebooks, which nothing imports.
+Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks, so they are on no floor.
 
 ## How a call runs
 
@@ -36,29 +37,32 @@ The lessons are not on the floors: `ringlab_course/lessons/` holds the sources o
 | --- | --- |
 | `ring_attention` runs the stages of a call | `attention.py` |
 | `check_arguments` checks this rank's arguments and makes the `Call`, which stays the same while blocks travel | `arguments.py`, `schedules/call.py` |
-| `agree_on_call` compares the ranks' calls, each described in 512 bytes | `attention.py`, `agreement.py` |
-| `_RingAttention.forward` calls the schedule: `BlockSchedule.forward`, with `RingSchedule` by default | `attention.py`, `schedules/block_schedule.py` |
-| `RingSchedule.arriving_blocks` yields one K/V block after the other, and posts the next before it yields | `schedules/ring.py` |
+| `agree_on_call` compares the ranks' calls, each described in 512 bytes, if `validate` | `attention.py`, `agreement.py` |
+| `_RingAttention.forward` calls the schedule's `forward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
+| `RingSchedule.arriving_blocks` yields K/V blocks one by one; before each but the last it posts the exchange that brings the next | `schedules/ring.py` |
 | `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
 | `attend_to_block` hands over the block with the tiles that this rank's rows see | `schedules/call.py`, `plan.py` |
 | `TilewiseForward.attend` has the block backend compute each tile | `schedules/tilewise.py` |
 | `Native.forward`, the default, returns (out, lse) of a tile | `blocks/native.py` |
-| `merge_into` adds this result to that of earlier tiles | `merge.py` |
+| `RunningPartial.add` merges the tile's (out, lse) with those of earlier tiles by `merge_into` | `schedules/tilewise.py`, `merge.py` |
 
 | Backward, with the saved out and lse | Where, in `ringlab/` |
 | --- | --- |
-| `_RingAttention.backward` compares the ranks' calls again, then calls `BlockSchedule.backward` | `attention.py`, `schedules/block_schedule.py` |
+| `_RingAttention.backward` compares the ranks' calls again, if `validate` | `attention.py` |
+| `_RingAttention.backward` calls the schedule's `backward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
+| `row_delta` computes delta = rowsum(dout·out) for all of this rank's rows | `schedules/block_schedule.py` |
 | `RingSchedule.arriving_blocks` brings the K/V blocks again, in the same order | `schedules/ring.py` |
 | `differentiate_block` hands over each block with its tiles | `schedules/call.py` |
 | `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
 | `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
-| `RingGradientReturn.add_block` adds dk and dv to the sums from the previous rank, and sends them on | `schedules/ring.py` |
-| `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops; under a mask that hides whole distances, after fewer | `schedules/ring.py` |
+| `RingGradientReturn.add_block` takes the sums that have arrived, has `sum_gradients` add dk and dv to them, and sends them on | `schedules/ring.py` |
+| `RingGradientReturn._send_home` sends the complete sums of the last block to its owner | `schedules/ring.py` |
+| `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops, or fewer if the mask hides all blocks at some distance | `schedules/ring.py` |
 
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
 `blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `block="triton"` is
-never chosen by itself. It computes all tiles of a K/V block in one launch, so `TritonForward` and `TritonBackward`
-(`blocks/triton/steps.py`) take the place of the two tilewise classes.
+never chosen by itself. Without a window it computes all tiles of a K/V block in one launch forward, two backward, and
+`TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
 BRIEF = {"ringlab_course/exercises"}
 """Packages whose subfolders are listed by their docstring or title only, not file by file."""
