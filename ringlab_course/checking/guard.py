@@ -37,7 +37,10 @@ class Guard:
     """Raises OffLimitsError in the learner's function that calls what is off limits, whatever name it uses."""
 
     def __init__(self, limits: OffLimits) -> None:
-        self._limits, self._seen = limits, dict[CodeType | str, str]()
+        self._limits = limits
+        # By id, as hashing a code object takes longer than many functions do; it is kept, so its id stays its own.
+        self._codes: dict[int, tuple[CodeType, str]] = {}
+        self._builtins: dict[tuple[object, str], str] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -60,9 +63,13 @@ class Guard:
 
     def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":
-            used, caller = self._of_code(frame), frame.f_back
+            known = self._codes.get(id(frame.f_code))
+            used, caller = known[1] if known else self._of_code(frame), frame.f_back
         elif event == "c_call":
-            used, caller = self._of_builtin(called), frame
+            key = _home(called), called.__name__
+            if key not in self._builtins:
+                self._builtins[key] = self._of_builtin(*key)
+            used, caller = self._builtins[key], frame
         else:
             return
         if used and _is_asked_by_own(caller):
@@ -74,31 +81,27 @@ class Guard:
         if code.co_name in _BY_OPERATOR and frame.f_globals.get("__name__") == "torch._ops":
             operator = getattr(frame.f_locals.get("self"), "__name__", "").partition(".")[0]
             return f"torch.{operator}" if self._limits.refuses("torch", operator) else ""
-        if code not in self._seen:
-            module, name = str(frame.f_globals.get("__name__", "")), code.co_qualname
-            if code.co_name == "__init__":  # of a dataclass it bears no name of the class
-                name = type(frame.f_locals.get(code.co_varnames[0])).__qualname__
-            refused = any(self._limits.refuses(module, part) for part in (name, *name.split(".")))
-            refused = refused and code.co_name not in _HOOKS
-            self._seen[code] = f"{module}.{name}" if refused else ""
-        return self._seen[code]
+        module, name = str(frame.f_globals.get("__name__", "")), code.co_qualname
+        if code.co_name == "__init__":  # of a dataclass it bears no name of the class
+            name = type(frame.f_locals.get(code.co_varnames[0])).__qualname__
+        refused = any(self._limits.refuses(module, part) for part in (name, *name.split(".")))
+        refused = refused and code.co_name not in _HOOKS
+        used = f"{module}.{name}" if refused else ""
+        self._codes[id(code)] = code, used
+        return used
 
-    def _of_builtin(self, called: Any) -> str:
+    def _of_builtin(self, home: object, name: str) -> str:
         """Return the dotted name of a compiled function that is off limits, "" for any other."""
-        name = getattr(called, "__name__", "")
-        key = f"{_home(called)}.{name}"
-        if key not in self._seen:
-            self._seen[key] = key if self._limits.refuses(_home(called), name) else ""
-        return self._seen[key]
+        module = home if isinstance(home, str) else str(getattr(home, "__module__", ""))
+        return f"{module}.{name}" if self._limits.refuses(module, name) else ""
 
 
-def _home(called: Any) -> str:
-    """Return the module of a compiled function, or of the type whose method it is."""
-    module = getattr(called, "__module__", None)
-    if module is None:
-        owner = getattr(called, "__self__", None)
-        module = getattr(owner if isinstance(owner, type) else type(owner), "__module__", "")
-    return str(module)
+def _home(called: Any) -> object:
+    """Return the name of the module of a compiled function, or the type whose method it is."""
+    if called.__module__ is not None:
+        return called.__module__
+    owner = called.__self__
+    return owner if isinstance(owner, type) else type(owner)
 
 
 def _is_asked_by_own(frame: FrameType | None) -> bool:
