@@ -32,7 +32,7 @@ from ringlab.errors import (AgreementError, DeadlockError, PeerDiedError, RankFa
                             TransportTimeout)
 from ringlab.merge import Partial, merge
 from ringlab.viz import gantt
-from ringlab.viz.style import show
+from ringlab.viz.style import RED, new_figure, rank_colour, show, styled
 from ringlab_course import compare, corpus, predict
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.virtual_ranks import run_virtual
@@ -223,24 +223,34 @@ predict("11.chain", "8 ranks, and all but rank 0 send first. "
 MESSAGE = 0.5  # virtual seconds of a message
 
 
-def in_messages(P, program, *args):
+def shifted(P, program, *args):
+    """Run a shift on P virtual ranks, look at what came, and return the trace."""
     run = VirtualCluster(P).run(program, *args)
     assert run.results == [(rank - 1) % P for rank in range(P)]
-    return round(max(event.done for event in run.trace.exchanges()) / MESSAGE)
+    return run.trace
+
+
+def in_messages(trace):
+    return round(max(event.done for event in trace.exchanges()) / MESSAGE)
 
 
 def at_once(ring):
     return ring.shift(torch.tensor([ring.rank])).item()
 
 
-line = in_messages(8, in_order, range(1, 8))
-compare("11.chain", line)
-print("both ends posted at once:", in_messages(8, at_once))
+line = shifted(8, in_order, range(1, 8))
+compare("11.chain", in_messages(line))
+print("both ends posted at once:", in_messages(shifted(8, at_once)))
+
+# %% tags=["nbval-ignore-output"]
+title = "All but rank 0 send first"
+show(gantt.figure(line, title), gantt.describe(line, title))
 
 # %% [markdown]
-# With one receiver the ranks wait in a *line*: rank 7 begins to receive only when rank 0 has taken its message, and so on
-# around the ring. If more ranks receive first, the lines are shorter. The exercise asks you to choose them so that the time
-# does not grow with the number of ranks. Posting both ends at once takes the time of one message. In plain PyTorch that is
+# With one receiver the ranks wait in a *line*. Read the orange bars from rank 7 upward: rank 7 begins to receive only when
+# rank 0 has taken its message, rank 6 only when rank 7 has taken its own, and so on around the ring. If more ranks receive
+# first, the lines are shorter. The exercise asks you to choose them so that the time does not grow with the number of ranks.
+# Posting both ends at once takes the time of one message. In plain PyTorch that is
 # `dist.batch_isend_irecv`, and it is what `ring.post` does. Both cures, on real processes:
 
 # %%
@@ -345,24 +355,45 @@ predict("11.cone", "Rank 3 of 8 dies before its first exchange. "
         "How many blocks will rank 1 have had, with its own?", unit="blocks")
 
 # %%
-def how_many(ring):
+def blocks_had(ring):
+    """Return the numbers of the blocks that this rank has had when it ends, or a death ends it."""
     blocks = [torch.tensor([ring.rank])]
     try:
         while len(blocks) < ring.world_size:
             blocks.append(ring.shift(blocks[-1]))
     except PeerDiedError:
         pass
-    return len(blocks)
+    return [block.item() for block in blocks]
 
 
-lost = run_virtual(8, how_many, Faults(kill=(3, 0))).results
-compare("11.cone", lost[1])
-print("blocks on ranks 0 to 7:", [*lost[:3], "dead", *lost[4:]])
+had = run_virtual(8, blocks_had, Faults(kill=(3, 0))).results
+compare("11.cone", len(had[1]))
+counts = [len(blocks) for blocks in had[:3] + had[4:]]
+print("blocks on ranks 0 to 7:", *counts[:3], "dead", *counts[3:])
+
+# %%
+with styled():
+    spread = new_figure((8.0, 4.0))
+    ax = spread.subplots()
+    for rank in range(8):
+        blocks = [] if rank == 3 else had[rank]
+        for row, block in enumerate(blocks):
+            ax.bar(rank, 0.9, bottom=row - 0.45, width=0.9, color=rank_colour(block), alpha=0.6)
+            ax.text(rank, row, block, ha="center", va="center")
+        end = "dies" if rank == 3 else "ends"
+        ax.text(rank, len(blocks), end, ha="center", va="center", color=RED)
+    ax.set(xlabel="rank", xticks=range(8), ylabel="exchange", ylim=(-0.6, 4.6),
+           yticks=range(5), yticklabels=["its own", "1st", "2nd", "3rd", "4th"],
+           title="Rank 3 dies before its first exchange. The block that each exchange brings:")
+    ax.grid(visible=False)
+show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are blocks. Rank 3 "
+     "dies before the first exchange. Ranks 2 and 4 end in it, 1 and 5 in the second, 0 and 6 in "
+     "the third, and rank 7 in the fourth: a V that opens upward.")
 
 # %% [markdown]
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
-# death travels **one rank per step**, both ways round: the neighbours miss their first exchange, *their* neighbours the
-# second. If a rank dies before its exchange n, counted from 0, a rank that is d places away, the shorter way round,
+# death travels **one rank per step**, both ways round, which is the V of the picture: the neighbours miss their first
+# exchange, *their* neighbours the second. If a rank dies before its exchange n, counted from 0, a rank that is d places away, the shorter way round,
 # ends with n + d blocks, and never more than P. Blocks alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank
 # 2 leaves after its failed exchange, and then rank 1 has nobody to send to. Each rank holds a correct partial over the
 # blocks that came. The exercise keeps it.
