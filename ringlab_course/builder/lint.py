@@ -126,6 +126,15 @@ def figures_have_alt_text(notebook: NotebookNode, kind: str) -> list[str]:
     return problems
 
 
+def code_in_summaries_is_html(notebook: NotebookNode, kind: str) -> list[str]:
+    """Markdown does not reach into <summary>: backticks there would be shown as they are."""
+    return [
+        f"{_named(number, cell)} has backticks in a <summary>: write <code>"
+        for number, cell in enumerate(notebook.cells, 1)
+        if cell.cell_type == "markdown" and re.search(r"<summary>(?:(?!</summary>)[\s\S])*`", cell.source)
+    ]
+
+
 def graded_cells_are_checked(notebook: NotebookNode, kind: str) -> list[str]:
     """Every function that is graded has a cell `check("NN.stage")` after it."""
     problems, sources = [], [cell.source for cell in notebook.cells]
@@ -154,6 +163,7 @@ RULES: tuple[Rule, ...] = (
     closing,
     prose_length,
     figures_have_alt_text,
+    code_in_summaries_is_html,
     graded_cells_are_checked,
     check_and_hint_are_imported,
 )

@@ -20,19 +20,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from subprocess import PIPE, STDOUT, Popen
 
 import torch
 import torch.distributed as dist
 
 from ringlab import VirtualCluster, contiguous, launch, ring_attention
-from ringlab.comm.trace import Trace
 from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import (AgreementError, DeadlockError, PeerDiedError, RankFailedError,
                             TransportTimeout)
 from ringlab.merge import Partial, merge
 from ringlab.viz import gantt
-from ringlab.viz.style import RED, new_figure, rank_colour, show, styled
+from ringlab.viz.style import RED, RULE, new_figure, rank_colour, show, styled
 from ringlab_course import compare, corpus, predict
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.virtual_ranks import run_virtual
@@ -126,8 +126,8 @@ print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace
 
 # %% [markdown]
 # Not one bit differs, and the same messages were sent. On one machine and with equally many threads, the same function
-# gives the same bits. Only **time** can differ, and whether all ranks are there. This is why virtual ranks are worth
-# having. On the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, and a
+# gives the same bits. Two things can differ: **time**, and whether all ranks are still there. This is why virtual ranks
+# are worth having. On the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, and a
 # different time on every run. Below are the processes' own clocks: each rank's computations, and under them its
 # message. Hatched is the time in which a rank waited. The orange bar now runs from *posted* to *found complete by this
 # rank*: a real process cannot see when the bytes travelled. (In lesson 06 it was *in transit*.)
@@ -136,14 +136,15 @@ print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
-# The ranks neither begin together nor take equally long, and yet both wait only briefly: while they computed, the next
-# block arrived. (The first block takes longer: a new process is still warming up.) White is time outside both: posting,
+# The ranks neither begin together nor take equally long, and yet both wait only briefly: most of the hop passed while they
+# computed. (The first block takes longer: a new process is still warming up.) White is time outside both: posting,
 # merging, waiting for a core, or not having begun.
 #
 # ## 3 · Send, then receive
 #
-# `ring.post` is made of two operations: *send* to one rank, *receive* from one rank. (A *tag* is a name that both ends
-# must give alike.) `ring.shift` posts both at once and waits. Take it apart:
+# `ring.post` is made of two operations: *send* to one rank, *receive* from one rank. `ring.shift` posts both at once and
+# waits. Below, each is a call of its own: `ring.comm.exchange` can send, receive, or do both, and its `wait()` returns
+# when that is done. (A *tag* is a name that both ends must give alike.)
 
 # %%
 def send(ring, x, to):
@@ -242,16 +243,27 @@ line = shifted(8, in_order, range(1, 8))
 compare("11.chain", in_messages(line))
 print("both ends posted at once:", in_messages(shifted(8, at_once)))
 
-# %% tags=["nbval-ignore-output"]
-title = "All but rank 0 send first"
-show(gantt.figure(line, title), gantt.describe(line, title))
+# %%
+with styled():
+    stairs = new_figure((8.0, 3.8))
+    ax = stairs.subplots()
+    for sent in (event for event in line.exchanges() if event.bytes_sent):
+        y, begin = sent.rank, sent.done - MESSAGE
+        ax.barh(y, begin - sent.posted, 0.5, left=sent.posted, color=RULE)
+        ax.barh(y, MESSAGE, 0.8, left=begin, color=rank_colour(y), alpha=0.6)
+        ax.text(begin + MESSAGE / 2, y, f"{y}→{sent.to}", ha="center", va="center")
+    ax.set(xlabel="time (s); a message takes 0.5 s", ylim=(7.6, -0.6),
+           ylabel="sender", yticks=range(8),
+           title="All but rank 0 send first. Grey: posted, and not yet received")
+show(stairs, "Time from left to right, a row for each sender. The message 7→0 passes first, then "
+     "6→7, 5→6 and so on up to 0→1: a staircase of 8 messages that ends at 4 s.")
 
 # %% [markdown]
-# With one receiver the ranks wait in a *line*. Read the orange bars from rank 7 upward: rank 7 begins to receive only when
-# rank 0 has taken its message, rank 6 only when rank 7 has taken its own, and so on around the ring. If more ranks receive
-# first, the lines are shorter. The exercise asks you to choose them so that the time does not grow with the number of ranks.
-# Posting both ends at once takes the time of one message. In plain PyTorch that is
-# `dist.batch_isend_irecv`, and it is what `ring.post` does. Both cures, on real processes:
+# If only one rank receives first, the messages pass in a *line*. Rank 0 takes 7→0. Only then does rank 7 receive, and take
+# 6→7, and so on around the ring, until rank 0 sends the last message itself. If more ranks receive first, the lines are
+# shorter. The exercise asks you to choose them so that the time does not grow with the number of ranks. Posting both ends
+# at once takes the time of one message. In plain PyTorch that is `dist.batch_isend_irecv`, and it is what `ring.post` does.
+# Both cures, on real processes:
 
 # %%
 def plain_batch(ring):
@@ -283,12 +295,12 @@ print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up).resul
 # %% [markdown]
 # No error, no hang: K arrived as V. Messages between two ranks arrive in the order in which they were sent, and nobody
 # but you knows what they mean. So send K and V in *one* exchange, written in one place: then there is one order to get
-# right. A wrong shape, dtype or tag is noticed, because ringlab sends a header ahead of each message. Options, on the
-# other hand, are in no header. What if one process was called with `causal=True` and the other without?
+# right. A wrong shape, dtype or tag is noticed, because ringlab sends a header, a description of the tensors, ahead of each
+# message. It says nothing about options. What if one process was called with `causal=True` and the other without?
 
 # %% tags=["nbval-ignore-output"]
-predict("11.agree", "Rank 0 runs ring_attention with causal=True, rank 1 with False. "
-        "How many bytes of K and V travel?", unit="bytes")
+predict("11.agree", "Rank 0 runs ring_attention with causal=True, rank 1 with False. What happens?",
+        choices=["each applies its own mask", "an error on one rank", "an error on both"])
 
 # %%
 def called_differently(ring, layout, *whole):
@@ -301,17 +313,21 @@ def called_differently(ring, layout, *whole):
 
 asked = VirtualCluster(2).run(called_differently, layout, *qkv)
 print(*asked.results, sep="\n")
-compare("11.agree", asked.trace.bytes_sent())
+print("bytes of K and V that travelled:", asked.trace.bytes_sent())
+errors = sum(result[0] == "AgreementError" for result in asked.results)
+choices = ("each applies its own mask", "an error on one rank", "an error on both")
+compare("11.agree", choices[errors])
 
 # %% [markdown]
-# **Not one**, and *both* ranks get the error. Before any data moves, ranks compare a description of the call, 512 bytes
-# each, which `bytes_sent` does not count; real processes do the same. If only the rank that is wrong raised and lived
-# on, the others would wait for it without end.
+# **Both** get the error, before any block moves. Ranks first compare descriptions of their calls, 512 bytes each, which
+# `bytes_sent` does not count; real processes do the same. If only one rank raised the error and left, the other would
+# wait for it without end.
 #
 # ## 5 · A rank dies
 #
 # Machines fail, and systems kill processes that take too much memory. A process that is killed says nothing.
-# `Fault("kill", rank=2, exchange=1)` is such a death: a SIGKILL before the second of its exchanges. Four processes:
+# `Fault("kill", rank=2, exchange=1)` is such a death: SIGKILL, the signal that ends a process at once, before the second
+# of its exchanges. The others get a `PeerDiedError`. Four processes:
 
 # %% tags=["nbval-ignore-output"]
 def until_the_end(ring):
@@ -338,17 +354,20 @@ for rank in (0, 1, 3):
     print(f"rank {rank}: a PeerDiedError: {kind}; it names rank 2: {named}")
 
 # %% [markdown]
-# The other three got a `PeerDiedError` that names the dead rank, even rank 0, which never talked to it. Look at the
-# seconds: nobody waited for a timeout, which would have been minutes. The system closes a dead process's connections,
-# so its neighbours know in a moment. Rank 0 has no connection but those to 1 and 3. A failed rank stays for two more
-# seconds, so that its last output arrives, and only then closes them. Who died first, `launch` tells all of them. It
-# then raises *one* error, that of the rank which failed first, with the others' in `errors`, and leaves no process
-# running. Plain gloo gives a line like "connection closed by peer", and you have to find out which peer.
+# The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
 #
-# Which rank notices when? Not all at once: only a missing message shows a death. Take eight ranks, of which rank 3 dies
-# before its first exchange. We use virtual ranks, and `run_virtual`, which the exercise's checks use as well: it goes
-# on when a rank is killed, and returns the results of the others. `Faults(kill=(3, 0))` kills rank 3 before its
-# exchange 0.
+# 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, know in a moment.
+# 2. They fail. Each stays for two more seconds, so that its last output arrives, and then closes its own connections.
+# 3. Only now does rank 0 know: it had no connection to rank 2, and was waiting for a neighbour.
+#
+# `launch` tells each of them which rank died first. It then raises *one* error, that of the rank which failed first, with
+# the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed by peer", and
+# you have to find out which peer.
+#
+# Which rank notices when? Not all at once: a rank notices only when an exchange of its own, at either end, cannot be
+# completed. Take eight ranks, of which rank 3 dies before its first exchange. We use virtual ranks, and `run_virtual`,
+# which the exercise's checks use as well: it goes on when a rank is killed, and returns the results of the others.
+# `Faults(kill=(3, 0))` kills rank 3 before its exchange 0.
 
 # %% tags=["nbval-ignore-output"]
 predict("11.cone", "Rank 3 of 8 dies before its first exchange. "
@@ -382,9 +401,10 @@ with styled():
             ax.text(rank, row, block, ha="center", va="center")
         end = "dies" if rank == 3 else "ends"
         ax.text(rank, len(blocks), end, ha="center", va="center", color=RED)
-    ax.set(xlabel="rank", xticks=range(8), ylabel="exchange", ylim=(-0.6, 4.6),
+    ax.set(xlabel="rank (7 and 0 are neighbours)", xticks=range(8),
+           ylabel="exchange", ylim=(-0.6, 4.6),
            yticks=range(5), yticklabels=["its own", "1st", "2nd", "3rd", "4th"],
-           title="Rank 3 dies before its first exchange. The block that each exchange brings:")
+           title="Rank 3 dies before its first exchange: the blocks that the others have had")
     ax.grid(visible=False)
 show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are blocks. Rank 3 "
      "dies before the first exchange. Ranks 2 and 4 end in it, 1 and 5 in the second, 0 and 6 in "
@@ -393,10 +413,10 @@ show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are
 # %% [markdown]
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
 # death travels **one rank per step**, both ways round, which is the V of the picture: the neighbours miss their first
-# exchange, *their* neighbours the second. If a rank dies before its exchange n, counted from 0, a rank that is d places away, the shorter way round,
-# ends with n + d blocks, and never more than P. Blocks alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank
-# 2 leaves after its failed exchange, and then rank 1 has nobody to send to. Each rank holds a correct partial over the
-# blocks that came. The exercise keeps it.
+# exchange, *their* neighbours the second. Blocks alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank 2 leaves
+# after its failed exchange, and then rank 1 has nobody to send to. In general, if a rank dies before its exchange n,
+# counted from 0, a rank d places away, the shorter way round, ends with n + d blocks, and never with more than P. Each
+# holds a correct partial over the blocks that came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -455,13 +475,13 @@ predict("11.isend", "Four ranks. Compute, then shift takes 5.5 s. And post, wait
         choices=["4.0 s", "4.5 s", "5.5 s"])
 
 # %%
-def ring_in_order(ring, q, k, v, order, name=""):
+def ring_in_order(ring, q, k, v, order):
     state = Partial.identity(q)
     for step in range(ring.world_size):
         block = (k, v)
         for action in order if step < ring.world_size - 1 else ("compute",):
             if action == "compute":
-                state = merge(state, ring.compute(f"attend {name} {step}", attend, q, *block))
+                state = merge(state, ring.compute(f"attend {step}", attend, q, *block))
             elif action == "post":
                 work = ring.post(*block)
             else:
@@ -474,64 +494,45 @@ ORDERS = {"A": ("compute", "post", "wait"), "B": ("post", "wait", "compute"),
 
 # %%
 four, small = contiguous(S=64, P=4), corpus.qkv(64, heads=1, head_dim=8)
-ends = {}
-for name, order in ORDERS.items():
-    trace = VirtualCluster(4).run(on_shards, four, ring_in_order, *small, order).trace
-    ends[name] = max(event.end for event in trace.computes())
-    waited = trace.exposed(0)
-    print(f"{name}, {', '.join(order)}: {ends[name]} s, of which rank 0 waited {waited} s")
+clocked = {name: VirtualCluster(4).run(on_shards, four, ring_in_order, *small, order).trace
+           for name, order in ORDERS.items()}
+ends = {name: max(event.end for event in trace.computes()) for name, trace in clocked.items()}
 compare("11.isend", f"{ends['B']} s")
+names = [f"{name} ({', '.join(order)})" for name, order in ORDERS.items()]
+traces = list(clocked.values())
+show(gantt.compare(traces, names, ranks=[0, 1]), gantt.describe_all(traces, names))
 
 # %% [markdown]
-# `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**. That is a necessary
-# condition. On the virtual clock, where links work by themselves, it also suffices if the computation is no shorter
-# than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL
-# takes some of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only
-# moves data, takes neither. Here are the three orders on two processes, each five
-# times in turn. Of each we take the quickest run, the least disturbed. First the waiting alone:
+# `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**: in C the orange bars lie
+# under computations. On the virtual clock, where links work by themselves, that is enough if the computation is no
+# shorter than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor.
+# NCCL takes some of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only
+# moves data, takes neither. Here are the three orders on two processes, each five times in turn:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):
-    for turn in range(6):  # the first one warms up
-        for name, order in ORDERS.items():
-            ring.barrier()
-            ring_in_order(ring, *layout.shard(whole, ring.rank), order, f"{name}{turn}")
+    for _ in range(6):  # the first round warms up
+        for order in ORDERS.values():
+            ring.barrier()  # all ranks begin together
+            ring_in_order(ring, *layout.shard(whole, ring.rank), order)
 
 
-def runs(trace, name):
-    """Return the five runs of an order as traces of their own."""
-    for turn in range(1, 6):
-        number = 3 * turn + list(ORDERS).index(name)
-        hops = [trace.exchanges(rank)[number] for rank in range(2)]
-        yield Trace(2, [e for e in trace.computes() if f" {name}{turn} " in e.label] + hops)
-
-
-def length(trace):
-    starts = [e.start for e in trace.computes()] + [e.posted for e in trace.exchanges()]
-    return max(e.end for e in trace.computes()) - min(starts)
-
-
-# %% tags=["nbval-ignore-output"]
 whole = corpus.qkv(2048, heads=4, head_dim=64)
 measured = launch(all_orders, 2, contiguous(S=2048, P=2), *whole).trace
-quickest = {name: min(runs(measured, name), key=length) for name in ORDERS}
-for name, trace in quickest.items():
-    waited = " and ".join(f"{1000 * trace.exposed(rank):.1f}" for rank in range(2))
-    print(f"{name}: waited {waited} ms for {trace.exchanges(0)[0].bytes_received:,} bytes")
-
-# %% tags=["nbval-ignore-output"]
-names = [f"{name} ({', '.join(order)})" for name, order in ORDERS.items()]
-parts = list(quickest.values())
-show(gantt.compare(parts, names), gantt.describe_all(parts, names))
+for number, name in enumerate(names):
+    hops = [hop for rank in range(2) for hop in measured.exchanges(rank)[3 + number :: 3]]
+    waited = median(1000 * hop.exposed for hop in hops)
+    print(f"{name}: a rank waited {waited:.1f} ms for {hops[0].bytes_received:,} bytes")
 
 # %% [markdown]
-# Hatched is what a rank waited, which is not quite the cost of the hop. Part of a hop may pass inside `post`: that is
-# white, from the start of the orange bar to the hatching or the block. And a rank waits for the *other rank* as well as
-# for the bytes: until it has computed, or has come through its own `post`. The ends need not follow the waiting: the
-# machine has other work, and blocks may differ in length by more than the hop, even in the quickest of five runs. With
-# as many ranks as cores, no core is left for gloo's threads, and the computation may pay for what a hidden hop saves.
-# The order of the events is what you can rely on without a stopwatch, and the exercise looks at that. For speed,
-# measure on the machine that you mean, more than once. Lesson 13 shows how.
+# A rank in C has least to wait for. Is it done sooner, too? That depends on more than the hop:
+#
+# - A rank waits for the *other rank* as well, until that one has come to its own `post`.
+# - Part of a hop may pass inside `post`, where bytes are copied: this is not counted as waiting.
+# - With as many ranks as cores, no core is left for gloo's threads. The computation then pays for what a hidden hop saves.
+#
+# The order of events can be relied on without a stopwatch, so it is what the exercise looks at. For speed, measure on the
+# machine that you mean, more than once: lesson 13 shows how.
 #
 # ## 8 · torchrun
 #
@@ -581,7 +582,7 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 # The function is the one of lesson 05, to the letter. On several machines the command names the rendezvous, `torchrun
 # --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 program.py`, and on GPUs
 # `connect("nccl")` puts NCCL in gloo's place. When a rank fails, torchrun ends all others, and can start all of them
-# again. To load what was saved is your program's work.
+# again. Your program then has to load what it saved before.
 #
 # ## Recap
 #
@@ -598,10 +599,10 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 #
 # ## Self-check
 #
-# <details><summary>1. A job hangs on 64 GPUs, and all ranks are in `wait`. What do you do first?</summary>
+# <details><summary>1. A job hangs on 64 GPUs. What do you do first?</summary>
 #
-# Run the same program on virtual ranks. If the program is at fault, they name the circle, or the rank that left. If
-# they end, look at the machines, and for the rank that does not wait.
+# Run the same program on virtual ranks. If the program is at fault, they name the circle, or the rank that left. If it
+# runs through, look at the machines: which rank does not wait for another one?
 # </details>
 #
 # <details><summary>2. Your program appends losses to a global list and prints it at the end. What does it print under

@@ -640,7 +640,7 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 #
 # ## Self-check
 #
-# <details><summary>1. Why should `finish` not write OUT before the last step, although the last step overwrites
+# <details><summary>1. Why should <code>finish</code> not write OUT before the last step, although the last step overwrites
 # it?</summary>
 #
 # The result would be right, but it costs a pass over out in every step.

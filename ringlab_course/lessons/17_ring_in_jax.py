@@ -766,7 +766,7 @@ print(done)
 #
 # Answer first, then open the answer.
 #
-# <details><summary>1. Why does the compiler remove the last shift of a `for`, but not that of a `scan`?</summary>In the
+# <details><summary>1. Why does the compiler remove the last shift of a <code>for</code>, but not that of a <code>scan</code>?</summary>In the
 # unrolled program each shift is an operation of its own, and nothing uses the last one. In a loop's body one operation
 # serves all turns.</details>
 #
@@ -777,7 +777,7 @@ print(done)
 # <details><summary>3. Couriers on 4 devices, forward and backward: how many messages?</summary>2 · 3 + 2 · 3 + 2 · 4 =
 # 20.</details>
 #
-# <details><summary>4. A colleague's `custom_vjp` keeps one shard, and training still runs out of memory as P grows. Where do
+# <details><summary>4. A colleague's <code>custom_vjp</code> keeps one shard, and training still runs out of memory as P grows. Where do
 # you look?</summary>In the compiled step: is each hop sent as often as it is written?</details>
 #
 # Now [exercise 17](../exercises/17_ring_in_jax.ipynb). After it only the [capstone](../exercises/18_capstone.ipynb) is left:

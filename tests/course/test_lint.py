@@ -72,6 +72,9 @@ MUTANTS = {
     "closing": text(6, CLOSING.replace("## Self-check", "")),
     "prose_length": text(2, "too short"),
     "figures_have_alt_text": lambda n: n.cells[3].outputs[0].update(metadata={}),
+    "code_in_summaries_is_html": text(
+        6, f"{CLOSING}\n\n<details><summary>1. Why `x`?</summary>\n\nFor y.\n</details>"
+    ),
     "graded_cells_are_checked": text(5, 'check("91.other")'),
     "check_and_hint_are_imported": text(1, "import numpy as np\nfrom ringlab_course import check"),
 }

@@ -171,8 +171,8 @@ check("11.lost")
 # When all checks hold, run `on_processes()` and `with_a_death()` in a new cell. The first one runs `blocking_shift` and
 # `uneven_ring` on three processes, whose shards have 5, 0 and 3 tokens: it returns [(2, 5), (0, 0), (1, 3)]. The second
 # one kills rank 2 of four by SIGKILL before its second exchange, and prints which blocks the others have: by the
-# lesson's rule [1, 0], [3, 2] and [0, 3, 2], or fewer where a `post` raises. `launch` raises an error even so, because
-# the run lost a rank.
+# lesson's rule [1, 0] on rank 1, [3, 2] on rank 3 and [0, 3, 2] on rank 0, or fewer where a `post` raises. `launch` raises
+# an error even so, because the run lost a rank.
 
 
 # %%

@@ -38,7 +38,8 @@ def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         name = reason(crash, len(xs))
         if name is None:
             raise
-        raise MISTAKES[name].failure(f"{text}\n{crash.counterexample}") from None
+        stuck, _, _ = crash.counterexample.partition("\nremedy:")  # it is the one that this stage forbids
+        raise MISTAKES[name].failure(f"{text}\n{stuck}") from None
 
 
 def reason(crash: Crashed, P: int) -> str | None:
