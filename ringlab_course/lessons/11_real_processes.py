@@ -126,18 +126,18 @@ print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace
 
 # %% [markdown]
 # Not one bit differs, and the same messages were sent. On one machine and with equally many threads, the same function
-# gives the same bits. Two things can differ: **time**, and whether all ranks are still there. This is why virtual ranks
-# are worth having. On the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, and a
-# different time on every run. Below are the processes' own clocks: each rank's computations, and under them its
-# message. Hatched is the time in which a rank waited. The orange bar now runs from *posted* to *found complete by this
-# rank*: a real process cannot see when the bytes travelled. (In lesson 06 it was *in transit*.)
+# gives the same bits. Two things can differ: **time**, and whether all ranks are still there. This is why virtual ranks are
+# worth having. On the virtual clock a computation takes a second because we said so. Here it takes as long as it takes, and
+# a different time on every run. Below are the processes' own clocks: each rank's computations, and under them its message.
+# Hatched is the time in which a rank waited. The orange bar now runs from *posted* to *found complete by this rank*: a real
+# process cannot see when the bytes travelled. (In lesson 06 it was *in transit*.)
 
 # %% tags=["nbval-ignore-output"]
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
 # The ranks neither begin together nor take equally long, and yet both wait only briefly: most of the hop passed while they
-# computed. (The first block takes longer: a new process is still warming up.) White is time outside both: posting,
+# computed. (The first block takes longer: a new process is still warming up.) White is neither: posting,
 # merging, waiting for a core, or not having begun.
 #
 # ## 3 · Send, then receive
@@ -188,7 +188,7 @@ compare("11.send", outcome)
 
 # %% [markdown]
 # This is a **deadlock**. Neither rank can ever go on. Only a time limit ends such a run: we had set two seconds, counted
-# from when the ranks had met (PyTorch's own is half an hour). All that the error can say is which ranks have not come
+# from when the ranks had met (PyTorch's default is half an hour). All that the error can say is which ranks have not come
 # back. A send is over when the other side has received, and here nobody receives. (MPI and NCCL buffer small messages in
 # some cases. Such a program then works until the day when your tensors grow.) Now the same order on the virtual cluster,
 # without a limit, and on three ranks, so that one can see which way round they wait:
@@ -278,10 +278,10 @@ cured = launch(lambda ring: (plain_batch(ring), in_order(ring, {0})), 2).results
 print("whose x, batched and in order, on two processes:", cured)
 
 # %% [markdown]
-# ## 4 · Called with different arguments
+# ## 4 · Another order, other arguments
 #
 # There is a quieter fault than a deadlock: ranks that exchange *different things*. Let odd ranks send V before K, both of
-# one shape. Virtual ranks are enough to show it: no rank is stuck, so they notice no more than real ones would.
+# one shape. Virtual ranks are enough to show it. No rank is stuck, so they report no error, and real ones would not either.
 
 # %%
 def mixed_up(ring):
@@ -293,10 +293,10 @@ def mixed_up(ring):
 print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up).results)
 
 # %% [markdown]
-# No error, no hang: K arrived as V. Messages between two ranks arrive in the order in which they were sent, and nobody
-# but you knows what they mean. So send K and V in *one* exchange, written in one place: then there is one order to get
-# right. A wrong shape, dtype or tag is noticed, because ringlab sends a header, a description of the tensors, ahead of each
-# message. It says nothing about options. What if one process was called with `causal=True` and the other without?
+# No error, no hang: K arrived as V. Messages between two ranks arrive in the order in which they were sent, and nobody but
+# you knows what they mean. So send K and V in *one* exchange: then every rank has the same order. A wrong shape, dtype or
+# tag is noticed, because ringlab sends a header, a description of the tensors, ahead of each message. It says nothing about
+# options. What if one process was called with `causal=True` and the other without?
 
 # %% tags=["nbval-ignore-output"]
 predict("11.agree", "Rank 0 runs ring_attention with causal=True, rank 1 with False. What happens?",
@@ -348,10 +348,8 @@ except RankFailedError as error:
 
 # %%
 print(f"failed first: rank {died.rank}, {died.errors[died.rank].partition(';')[0]}")
-for rank in (0, 1, 3):
-    text = died.errors[rank]
-    kind, named = "PeerDiedError" in text, "rank 2" in text
-    print(f"rank {rank}: a PeerDiedError: {kind}; it names rank 2: {named}")
+texts = [died.errors[rank] for rank in (0, 1, 3)]
+print("PeerDiedErrors that name rank 2:", sum("PeerDiedError" in x and "rank 2" in x for x in texts))
 
 # %% [markdown]
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
@@ -364,10 +362,10 @@ for rank in (0, 1, 3):
 # the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed by peer", and
 # you have to find out which peer.
 #
-# Which rank notices when? Not all at once: a rank notices only when an exchange of its own, at either end, cannot be
-# completed. Take eight ranks, of which rank 3 dies before its first exchange. We use virtual ranks, and `run_virtual`,
-# which the exercise's checks use as well: it goes on when a rank is killed, and returns the results of the others.
-# `Faults(kill=(3, 0))` kills rank 3 before its exchange 0.
+# Which rank notices when? Not all at once: a rank notices a death only when one of its own exchanges fails, because a
+# neighbour no longer sends or no longer receives. It then leaves the ring as well. Take eight ranks, of which rank 3 dies
+# before its first exchange. We use virtual ranks, and `run_virtual`, which the exercise's checks use as well: it goes on
+# when a rank is killed, and returns the results of the others. `Faults(kill=(3, 0))` kills rank 3 before its exchange 0.
 
 # %% tags=["nbval-ignore-output"]
 predict("11.cone", "Rank 3 of 8 dies before its first exchange. "
@@ -456,10 +454,10 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 
 # %% [markdown]
 # **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 1
-# posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block
-# that it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the
-# block of the slow rank, and rank 0 waits until its own is taken. While rank 1 computes a step, the others can compute
-# the next one, but not begin the one after it. In a longer ring they would wait again and again.
+# posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block that
+# it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the slow
+# rank's block, and rank 0 waits until the slow rank takes the block that rank 0 sends. The others can be one step ahead of
+# rank 1, and no more. In a longer ring they would wait again and again.
 #
 # Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
 # would blame the network.
@@ -504,10 +502,10 @@ show(gantt.compare(traces, names, ranks=[0, 1]), gantt.describe_all(traces, name
 
 # %% [markdown]
 # `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**: in C the orange bars lie
-# under computations. On the virtual clock, where links work by themselves, that is enough if the computation is no
-# shorter than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor.
-# NCCL takes some of the GPU's multiprocessors, the units that also compute; a *copy engine*, a part of the GPU that only
-# moves data, takes neither. Here are the three orders on two processes, each five times in turn:
+# under computations. On the virtual clock, where links work by themselves, that is enough if the computation is no shorter
+# than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL uses
+# some of the GPU's multiprocessors, the units that also compute. A *copy engine*, a part of the GPU that only moves data,
+# needs neither the processor nor those units. Here are the three orders on two processes, each five times in turn:
 
 # %% tags=["nbval-ignore-output"]
 def all_orders(ring, layout, *whole):
@@ -593,8 +591,8 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 #   virtual ranks. Post both ends at once, or let some ranks receive first. If only one does, the others wait in a line.
 # - Messages of one pair arrive in order, and only you know what they mean. Send K and V together, and agree on the call
 #   before data moves.
-# - A death reaches the others as `PeerDiedError`, one rank per step. A slow rank reaches them as waiting, on both sides; it
-#   is the one that does not wait.
+# - A death reaches the others as `PeerDiedError`, one rank per step. A slow rank makes both its neighbours wait, and does not
+#   wait itself.
 # - `isend` is not overlap. Compute between post and wait, and ask who moves the bytes.
 #
 # ## Self-check

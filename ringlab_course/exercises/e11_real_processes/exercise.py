@@ -62,7 +62,7 @@ def attend(q, k, v, out, lse):
 # return the `x` of the previous one. On all ranks `x` has the same shape and dtype.
 #
 # - Each rank makes one `send` and one `receive`, and no other exchange. A rank that is alone makes none.
-# - The function returns for every number of ranks.
+# - The function has to end for every number of ranks.
 # - On the virtual clock all ranks are done within the time of three messages, however many ranks there are.
 
 
@@ -134,7 +134,8 @@ check("11.uneven")
 # - When nobody dies, `seen` names all ranks.
 # - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return
 #   what you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is. Your own is
-#   held from the start, another one once `shift` or `wait` has returned it.
+#   held from the start, another one once `shift` or `wait` has returned it. If `post` raises, the block in your hands still
+#   has to be attended.
 # - After the error no exchange, gather or barrier may follow. `attend` and `ring.compute` still work.
 # - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
 #   answer.
