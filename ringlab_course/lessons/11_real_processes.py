@@ -349,7 +349,8 @@ except RankFailedError as error:
 # %%
 print(f"failed first: rank {died.rank}, {died.errors[died.rank].partition(';')[0]}")
 texts = [died.errors[rank] for rank in (0, 1, 3)]
-print("PeerDiedErrors that name rank 2:", sum("PeerDiedError" in x and "rank 2" in x for x in texts))
+naming = ["PeerDiedError" in text and "rank 2" in text for text in texts]
+print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 
 # %% [markdown]
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
