@@ -30,28 +30,60 @@ HEAD = """\
 
 `python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
 file, which holds the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
-processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
+processes on a CPU. The checks of faults are left out: the outcome of a rank that dies, stalls or sends a wrong shape
 depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
 other versions.
 
 Packages that need flash-attn's compiled kernels ran with a stand-in, which computes the kernels' documented contract in
-float32. Messages, masks and the sums over blocks are the package's own code. The kernels take float16 and bfloat16; the
-studies in float32 are outside that range, and show where a package's own code relies on it.
+float32. Messages, masks and the sums over blocks are the package's own code.
+"""
+MADE_FOR = """
+## In the dtypes that a package is made for
+"""
+OUTSIDE = """
+## Outside them
+
+flash-attn's kernels take float16 and bfloat16 only, so none of these packages promises anything in float32. In the runs
+below, the stand-in is given float32 all the same. They show where a package's own code relies on 16-bit results. **They
+are no findings about the packages**, whose users cannot make such a call.
 """
 
 
 @dataclass(frozen=True)
 class Study:
-    """A peer, and the claims that replace its own."""
+    """A peer, the claims that replace its own, and what a reader should know of the result.
+
+    note: whose a finding is, and what the package's own documentation says. outside: the package is not made for this.
+    """
 
     name: str
     peer: str
     claims: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    outside: bool = False
 
 
+_PAIR = """\
+The package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of backward, the pair (received,
+sent) that its ring pass returns is taken for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd
+sums over a dimension too many without an error. So all checks of dk and dv fail for one reason. Its README lists a check of
+outputs and gradients on two processes as done. `work` is a choice: blocks that the mask hides are computed. It claims no
+traffic that `bytes` would hold it to."""
+_ROUNDED = """\
+The package's own: backward returns dq in bfloat16, whatever the dtype of the inputs, so a float16 dq loses three bits. In
+bfloat16 nothing is lost by that. Its README names arithmetic errors as a limit, since the kernels return the result of each
+block in 16 bits."""
 _IN_FLOAT32 = ("ring-flash-attn", "ring-flash-attn-zigzag", "yunchang")
-STUDIES: dict[str, Study] = {name: Study(name, name) for name in PEERS} | {
-    f"{name}-float32": Study(f"{name}-float32", name, {"dtypes": ("float32",)}) for name in _IN_FLOAT32
+_NOTES = {
+    "ring-attention-pytorch": _PAIR,
+    **dict.fromkeys(("ring-flash-attn", "yunchang", "yunchang-hybrid"), _ROUNDED),
+}
+STUDIES: dict[str, Study] = {
+    **{name: Study(name, name, note=_NOTES.get(name, "")) for name in PEERS},
+    **{
+        f"{name}-float32": Study(f"{name}-float32", name, {"dtypes": ("float32",)}, outside=True)
+        for name in _IN_FLOAT32
+    },
 }
 
 
@@ -73,8 +105,17 @@ def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
 
 
 def page(found: Sequence[dict[str, Any]]) -> str:
-    """Return the page: a row for each study, then the evidence of each check that failed."""
-    lines = [HEAD, "| study | package | kernel | checks failed | of |", "|---|---|---|---|---|"]
+    """Return the page: what each package is made for, then the rest; a row for each study, then its evidence."""
+    made_for, outside = (
+        [one for one in found if STUDIES[one["study"]].outside is its] for its in (False, True)
+    )
+    lines = [HEAD, MADE_FOR.lstrip("\n"), *_part(made_for)]
+    lines += [OUTSIDE, *_part(outside)] if outside else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _part(found: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["| study | package | kernel | checks failed | of |", "|---|---|---|---|---|"]
     for each in found:
         package = f"{each['package']} {each['version']}"
         applied = [one for one in each.get("checks", []) if one["applies"]]
@@ -84,9 +125,10 @@ def page(found: Sequence[dict[str, Any]]) -> str:
             f"| [{each['study']}](#{each['study']}) | {package} | {each['kernel']} | {cell} | {len(applied)} |"
         )
     for each in found:
-        lines += ["", f"## {each['study']}", "", _run_of(each), ""]
+        note = STUDIES[each["study"]].note
+        lines += ["", f"### {each['study']}", "", _run_of(each), "", *([note, ""] if note else [])]
         lines += [f"- **{one['name']}**: {_text(one)}" for one in each.get("checks", []) if not one["ok"]]
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
 def _run_of(each: dict[str, Any]) -> str:
