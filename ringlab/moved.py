@@ -30,6 +30,7 @@ MOVED = {
     "ringlab.bench.four_ranks": "ringlab_course.bench.four_ranks",
     "ringlab.bench.judge": "ringlab_course.bench.judge",
     "ringlab.bench.lanes": "ringlab.viz.lanes",
+    "ringlab.blocks.triton.accesses": "ringlab_course.checking.accesses",
     "ringlab.comm.lanes": "ringlab.comm.processes.background",
     "ringlab.comm.journal": "ringlab.comm.processes.board",
     "ringlab.comm.live": "ringlab.comm.processes.board",

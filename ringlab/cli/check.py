@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -56,24 +57,36 @@ def check(
     ] = True,
     markdown: File = None,
     junit: File = None,
+    badge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")
+    ] = None,
+    init: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run nothing; write a test of it, for pytest.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="attention, or merge: of partials (out, lse).")] = "attention",
+    lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e or 2.")] = math.e,
     as_json: Json = False,
 ) -> None:
     """Check a ring attention against the float64 oracle, and its messages and memory against those of a ring."""
     claims = _claims(layouts, ranks, dtypes, axes, ragged, grouped, backward, as_json)
-    _request(only, limit, transport, device, (markdown, junit), as_json)
+    _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
+    if init is not None:
+        _init(target, init, claims, as_json)
+        return
     from ringlab.conformance import checks, report
+    from ringlab.conformance.merging import check_merge
     from ringlab.conformance.runner import check as run
 
     with progress_bar() as bar:
-        task = bar.add_task("check", total=1 + len(checks.chosen(tuple(only or ()))))
+        task = bar.add_task("check", total=1 + len(checks.CHECKS))
         try:
-            found = run(
+            found = check_merge(target, base=lse_base, seed=seed, only=only or ()) if kind == "merge" else run(
                 target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
                 progress=lambda finding: bar.advance(task), **claims,
             )  # fmt: skip
         except RinglabError as error:
             _bad(error, as_json)
-    for path, text in ((markdown, report.markdown), (junit, report.junit)):
+    for path, text in ((markdown, report.markdown), (junit, report.junit), (badge, report.badge)):
         if path is not None:
             path.write_text(text(found), encoding="utf-8")
     if as_json:
@@ -85,6 +98,18 @@ def check(
         if report.hint(found):
             people.print(report.hint(found), style="yellow", markup=False, highlight=False)
     raise typer.Exit(_status(found))
+
+
+def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> None:
+    from ringlab.cli.check_init import write
+
+    try:
+        write(target, file, claims)
+    except RinglabError as error:
+        _bad(error, as_json)
+    people.print(
+        f"{file} is written: read its claims, then run `pytest {file}`", markup=False, highlight=False
+    )
 
 
 def _status(found: Report) -> int:
@@ -126,6 +151,7 @@ def _claims(
 
 
 def _request(
+    kind: str,
     only: list[str] | None,
     limit: float,
     transport: str,
@@ -140,7 +166,10 @@ def _request(
     from ringlab.errors import BackendError
 
     try:
-        checks.chosen(tuple(only or ()))
+        if kind not in ("attention", "merge"):
+            _bad(BackendError("--kind attention or merge", repr(kind)), as_json)
+        if kind == "attention":
+            checks.chosen(tuple(only or ()))
         if not 0 < limit < float("inf"):
             _bad(BackendError("--limit above 0 seconds", repr(limit)), as_json)
         if transport != "virtual":
@@ -149,7 +178,7 @@ def _request(
             _device(device)
         for path in files:
             if path is not None:
-                check_writable("--markdown or --junit", path)
+                check_writable("a file for a report", path)
     except RinglabError as error:
         _bad(error, as_json)
 
@@ -177,13 +206,8 @@ def _table(found: Report) -> Table:
     for column in ("", "check", "s", "evidence"):
         table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "s" else "left")
     for finding in found.findings if found.findings[0].ok else found.findings[:1]:
-        sign = (
-            Text("–", "dim")
-            if not finding.applies
-            else Text("✓", "green")
-            if finding.ok
-            else Text("✗", "red")
-        )
+        sign = Text("✓", "green") if finding.ok else Text("✗", "red")
+        sign = sign if finding.applies else Text("–", "dim")
         evidence = Text(finding.evidence)
         if finding.counterexample:
             evidence.append(f"\nsmallest: {finding.counterexample}", "yellow")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
 from xml.etree import ElementTree
 
+import ringlab
 from ringlab.conformance.checks import LOADS
 from ringlab.conformance.runner import NO_TARGET, Finding, Report
 
@@ -87,6 +90,19 @@ def junit(report: Report) -> str:
     root.append(suite)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def badge(report: Report) -> str:
+    """Return JSON from which shields.io draws a badge: ringlab's version, the checks that passed, and today's date."""
+    applied = [finding for finding in report.findings if finding.applies]
+    passed = (
+        f"{len(applied) - len(report.failed)} of {len(applied)} {'quick' if report.quick else 'full'} checks"
+    )
+    fields = {
+        "schemaVersion": 1, "label": f"ringlab {ringlab.__version__}",
+        "message": f"{passed}, {time.strftime('%Y-%m-%d')}", "color": "brightgreen" if report.ok else "red",
+    }  # fmt: skip
+    return json.dumps(fields) + "\n"
 
 
 def _cell(text: str) -> str:

@@ -72,8 +72,8 @@ class InProcessSubject:
         return Measured(answer, peak.bytes)
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
-        from ringlab.blocks.triton.accesses import record_accesses
         from ringlab.blocks.triton.interpreter import interpreting
+        from ringlab_course.checking.accesses import record_accesses
 
         if not interpreting():
             raise Failure(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ringlab.blocks.triton.accesses import Access
+    from ringlab_course.checking.accesses import Access
     from ringlab_course.checking.faults import Faults
     from ringlab_course.mesh.examine import Examined
 

@@ -1,6 +1,6 @@
 """What each program instance of a kernel reads and writes: memory as a map, drawn from recorded accesses.
 
-A record is an `Access` of `ringlab.blocks.triton.accesses`: a program, "load" or "store", the kernel's argument and
+A record is an `Access` of `ringlab_course.checking.accesses`: a program, "load" or "store", the kernel's argument and
 the offsets of the elements. The data (`boxes`, `counts`) needs NumPy only; the pictures are made from it.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ringlab.blocks.triton.accesses import Access
+    from ringlab_course.checking.accesses import Access
 
 Program = tuple[int, int, int]
 Shapes = Mapping[str, tuple[int, int]]

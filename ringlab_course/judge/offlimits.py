@@ -40,8 +40,9 @@ NEEDED = (
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
 )  # fmt: skip
 """The modules of ringlab that a worker needs, and those that notebooks use beside their answers."""
-KERNELS = tuple(
-    f"ringlab.blocks.triton.{name}" for name in ("__init__", "accesses", "interpreter", "rounding")
+KERNELS = (
+    *(f"ringlab.blocks.triton.{name}" for name in ("__init__", "interpreter", "rounding")),
+    "ringlab_course.checking.accesses",
 )
 _OPERATORS = re.compile(
     r"aten::(\w*(?:scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|multi_head_attention"

@@ -14,7 +14,7 @@ import numpy as np
 from ringlab_course.judge.protocol import ProtocolError
 
 if TYPE_CHECKING:
-    from ringlab.blocks.triton.accesses import Access
+    from ringlab_course.checking.accesses import Access
 
 KINDS = ("load", "store")
 MOST = 100_000
@@ -41,7 +41,7 @@ def written_down(accesses: Sequence[Access]) -> dict[str, Any]:
 
 def taken_in(value: Any) -> tuple[Any, tuple[Access, ...]]:
     """Return the answer and the accesses of a recorded call. Raises: ProtocolError where the form is another."""
-    from ringlab.blocks.triton.accesses import Access
+    from ringlab_course.checking.accesses import Access
 
     _require(isinstance(value, tuple) and len(value) == 2, "an answer and its accesses")
     answer, parts = value

@@ -107,7 +107,7 @@ def _recording() -> contextlib.AbstractContextManager[list[Any]]:
     """Where kernels run, every access is written down, and one outside of its tensor is an error, not a crash."""
     if sys.argv[3] != "triton":
         return contextlib.nullcontext([])
-    from ringlab.blocks.triton.accesses import record_accesses
+    from ringlab_course.checking.accesses import record_accesses
 
     return record_accesses()
 

@@ -29,7 +29,7 @@ needs_triton()
 import triton
 import triton.language as tl
 
-from ringlab.blocks.triton.accesses import record_accesses
+from ringlab_course.checking.accesses import record_accesses
 from ringlab.blocks.triton.interpreter import repair
 
 torch.manual_seed(4)

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from ringlab import VirtualCluster, dealt, oracle, ring_attention, zigzag
 from ringlab.blocks.triton import configs, kernels, offline
-from ringlab.blocks.triton.accesses import record_accesses
+from ringlab_course.checking.accesses import record_accesses
 from ringlab.blocks.triton.visits import row_visits
 from ringlab.plan import tiles
 from ringlab.viz.style import BLUE, GREEN, INK, RED, new_figure, show, styled

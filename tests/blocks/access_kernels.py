@@ -95,3 +95,9 @@ def source(job: Job) -> Source:
         sizes | {"STAGES": config.num_stages, "P": config.precision},
         frozenset({"Q", "K", "V", "Out"}),
     )
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n, other=0.0), mask=at < n)

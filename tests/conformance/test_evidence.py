@@ -6,6 +6,7 @@ The kill matrix and the sweep over seeds that are committed hold today.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringlab.conformance import checks
+from ringlab.conformance.merging import CHECKS as MERGE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.own import ring
 from ringlab.conformance.runner import Finding, Report, check
@@ -135,3 +137,19 @@ def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure() -> None:
     assert told["fingerprint"] == evidence.fingerprint(), (
         f"the checks are others than those of the sweep: {AGAIN} seeds {SEEDS.relative_to(CHECKOUT)}"
     )
+
+
+def test_what_is_said_of_reports_from_the_field_names_checks_and_wrong_rings_that_exist() -> None:
+    text = (CHECKOUT / "docs" / "field-reports.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \[\S+ \d+\]\(https://github\.com/\S+/issues/\d+\) \| (.*) \| (.*) \|$", text, re.MULTILINE
+    )
+    found = [by for _, by in rows if by.startswith("**found** by ")]
+    for by in found:
+        named, _, ring = by.removeprefix("**found** by ").partition("; wrong ring ")
+        known = MERGE_CHECKS if named.endswith(" of `--kind merge`") else checks.names()
+        assert {*re.findall("`([^`-]+)`", named)} <= {*known}, by
+        assert not ring or ring.strip("`") in MUTANTS, by
+    assert f"| all | {len(rows)} | {len(found)} |" in text and f"finds {len(found)}:" in text
+    parts = re.findall(r"^\| \[[^]]+\]\(#\S+\) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert [sum(map(int, column)) for column in zip(*parts, strict=True)] == [len(rows), len(found)]

@@ -8,15 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
+import ringlab
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
-from ringlab.conformance.report import hint, junit, markdown, summary
+from ringlab.conformance.report import badge, hint, junit, markdown, summary
 from ringlab.conformance.runner import Finding, Report, check
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -175,3 +177,57 @@ def test_the_plugin_skips_what_does_not_apply_and_stays_out_of_other_runs(tmp_pa
         cwd=CHECKOUT, capture_output=True, text=True,
     )  # fmt: skip
     assert "1 failed, 1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_badge_says_version_verdict_and_date() -> None:
+    drawn = json.loads(badge(made()))
+    assert drawn["label"] == f"ringlab {ringlab.__version__}" and drawn["color"] == "red"
+    assert re.fullmatch(r"1 of 2 quick checks, \d{4}-\d\d-\d\d", drawn["message"])
+    right = made()
+    right.findings = right.findings[:1]
+    assert json.loads(badge(right))["color"] == "brightgreen"
+
+
+def test_a_test_of_ones_own_ring_is_written_once(tmp_path: Path) -> None:
+    file = tmp_path / "test_ring.py"
+    asked = ["check", RIGHT, "--init", str(file), "--ranks", "2", "--layouts", "zigzag"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0 and f"pytest {file}" in " ".join(done.output.split()), done.output
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    assert (space["target"].ranks, space["target"].layouts) == ((2,), ("zigzag",))
+    assert check(space["target"], only=["forward", "masks"], quick=True, isolate=False).ok
+    space["check"] = lambda target, quick: made()
+    with pytest.raises(AssertionError, match="dq: dq is wrong"):
+        space["test_it_is_attention"]()
+    again = CliRunner().invoke(app, asked)
+    assert again.exit_code == 2 and "test_ring.py" in again.stderr
+    for target in ("peer:ring-flash-attn", "ringlab.conformance.mutants:no_scale"):
+        assert CliRunner().invoke(app, ["check", target, "--init", str(tmp_path / "no.py")]).exit_code == 2
+    assert not (tmp_path / "no.py").exists()
+
+
+@pytest.mark.parametrize(("name", "status", "failed"), [("right", 0, set()), ("in_base_2", 1, {"values"})])
+def test_a_merge_is_checked_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, status: int, failed: set[str]
+) -> None:
+    (tmp_path / "merges.py").write_text(MERGES)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(app, ["check", f"merges:{name}", "--kind", "merge", "--json"])
+    report = json.loads(done.stdout)
+    assert done.exit_code == status and failed <= {
+        each["name"] for each in report["checks"] if not each["ok"]
+    }
+    assert CliRunner().invoke(app, ["check", f"merges:{name}", "--kind", "no"]).exit_code == 2
+
+
+MERGES = """
+import torch
+
+def right(outs, lses, base=2.718281828459045):
+    weights = torch.nan_to_num((lses * torch.tensor(base).log()).softmax(0)).unsqueeze(-1)
+    return (weights * outs.to(lses.dtype)).sum(0).to(outs.dtype)
+
+def in_base_2(outs, lses):
+    return right(outs, lses, 2.0)
+"""

@@ -30,7 +30,17 @@ _HEAD = """# Which check finds which wrong ring
 
 `python -m tools.conformance.evidence matrix docs/conformance-matrix.md` writes this page in some minutes. A test compares
 it with the wrong rings and the checks named for them. Every wrong ring is the plain ring of `ringlab.plain_ring`, changed in
-one to four places, and claims what that one claims. The plain ring itself passes all checks.
+one to four places, and claims what that one claims. The plain ring itself passes all checks. Each wrong ring is also a target:
+`ringlab check ringlab.conformance.mutants:swaps_dk_and_dv` shows a report on one.
+
+After adding a wrong ring, write its row alone with `… matrix docs/conformance-matrix.md name_of_the_ring`; the other rows are
+kept. The sweep, `python -m tools.conformance.evidence seeds benchmarks/results/conformance/seeds.json`, says for how many of 50
+seeds ringlab's own ring and the plain ring pass. It stores a fingerprint of the code that decides, which ignores comments and
+formatting. If the checks change, a test asks for a new sweep.
+
+The goals for the time of a right ring are 60 seconds for the quick tier and ten minutes for the full one, on two idle cores:
+the median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch. A target over
+`torch.distributed` starts processes for each number of ranks and takes longest.
 """
 _LEGEND = """## The matrix
 

@@ -34,8 +34,27 @@ processes on a CPU. The checks of faults are left out: the outcome of a rank tha
 depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
 other versions.
 
-Packages that need flash-attn's compiled kernels ran with a stand-in, which computes the kernels' documented contract in
-float32. Messages, masks and the sums over blocks are the package's own code.
+```sh
+pip install -c requirements.lock -e '.[peers]'
+ringlab check peer:ring-attention-pytorch --quick
+ringlab bench peers                                 # the same packages and ringlab's ring, timed in turn
+```
+
+| `peer:` | what it is | on a CPU |
+|---|---|---|
+| `ring-attention-pytorch` | its ring in plain torch, contiguous and striped, float32 | unchanged |
+| `ring-flash-attn`, `-zigzag`, `-stripe` | three rings over flash-attn's kernels, float16 and bfloat16 | with a stand-in for the kernels |
+| `yunchang`, `-zigzag`, `-stripe`, `-hybrid` | the same, and ring × Ulysses on 2 × 2 ranks | with a stand-in for the kernels |
+| `torch-context-parallel` | the ring behind torch's `context_parallel`, contiguous and zig-zag | with torch's operator for CPUs |
+| `torch-context-parallel-public` | the public function | does not run: torch has no rule for that operator |
+
+The stand-in (`ringlab/conformance/peers/flash_attn.py`) computes flash-attn's documented contract in float32. Messages, masks
+and the sums over blocks are the package's own code. Apart from torch's, these rings do not run on one rank over gloo, because
+their backward sends to itself.
+
+Two findings matter for any ring, and are wrong rings of the suite too (`ringlab/conformance/mutants/published.md`). An autograd
+function that returns a gradient with one dimension too many raises no error: autograd sums it. And a bound cannot show that a
+float16 result was rounded to bfloat16, because plain attention in float16 errs as much; `precision` looks at the digits.
 """
 MADE_FOR = """
 ## In the dtypes that a package is made for

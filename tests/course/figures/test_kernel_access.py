@@ -166,8 +166,8 @@ def test_fabricated_accesses_look_like_recorded_ones() -> None:
     import torch
     import triton
 
-    from ringlab.blocks.triton.accesses import record_accesses
-    from tests.course.figures.copy_kernel import copy_kernel
+    from ringlab_course.checking.accesses import record_accesses
+    from tests.blocks.access_kernels import copy_kernel
 
     x, out = torch.arange(6.0), torch.zeros(6)
     with record_accesses() as accesses:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringlab.blocks.triton.accesses import Access, record_accesses
 from ringlab.errors import BackendError
+from ringlab_course.checking.accesses import Access, record_accesses
 
 pytestmark = pytest.mark.needs_interpreter
 
@@ -105,6 +105,6 @@ def test_only_inside_and_only_of_this_thread(kernels: Any) -> None:
 
 
 def test_it_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringlab.blocks.triton.accesses.repair", lambda: False)
+    monkeypatch.setattr("ringlab_course.checking.accesses.repair", lambda: False)
     with pytest.raises(BackendError, match="set TRITON_INTERPRET=1"), record_accesses():
         pass
