@@ -12,13 +12,15 @@ from __future__ import annotations
 
 AUTHORS = "only here: it is about this repository's own files, which are the same on every machine"
 ANSWERS = "tests/course/test_submissions.py::test_a_wrong_submission: the same answers in this process"
-WRONG = "only here: it holds a test to wrong code, which is the same on every machine"
+WRONG = "only here: it holds a test to wrong code, which tells nothing about a user's machine"
 CHECKS = "tests/course/test_submissions.py: the same checks on every wrong answer and on the solution"
 VIRTUAL = (
     "tests/substrates/test_plain_ring.py::test_processes[gloo-2]; "
     "notebooks/11_real_processes.ipynb and others start processes"
 )
 TABLE = "tests/substrates/test_case_table.py::test_virtual_ranks on the other layouts"
+BITS = "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]"
+PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts"
 ISOLATED = "tests/conformance/test_faults.py::test_a_signal_is_named"
 PEERS = "only here: they try out other packages of ring attention, not ringlab"
 SKIPS = "only here: they start pytest, and are about what CI may skip"
@@ -110,9 +112,11 @@ THOROUGH = {
     "tests/hf/test_step.py::test_the_script": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
     "tests/hf/test_step.py::test_two_processes": "tests/hf/test_step.py::test_float32_is_as_exact_as_one_process",
     "tests/journey/": "tests/packaging/test_readme.py runs the tour",
-    "tests/laws/test_attention_laws.py::test_the": WRONG,
+    "tests/laws/test_attention_laws.py::test_the_law_notices": WRONG,
+    "tests/laws/test_attention_laws.py::test_the_oracle_notices": WRONG,
     "tests/laws/test_block_laws.py::test_the_law_notices": WRONG,
-    "tests/laws/test_masked_attention_laws.py::test_the": WRONG,
+    "tests/laws/test_masked_attention_laws.py::test_the_law_notices": WRONG,
+    "tests/laws/test_masked_attention_laws.py::test_the_oracle_notices": WRONG,
     "tests/nn/test_loss.py::test_the_law_notices": WRONG,
     "tests/nn/test_mesh.py": "tests/nn/test_attention.py on virtual ranks",
     "tests/nn/test_training.py::test_a_wrong": WRONG,
@@ -138,8 +142,8 @@ THOROUGH = {
     "tests/schedules/test_mesh.py::test_refusals": "tests/schedules/test_exact.py on virtual ranks",
     "tests/schedules/test_mesh.py::test_rows": "tests/schedules/test_exact.py on virtual ranks",
     "tests/site/": "only here: `make test` builds no site; tests/course/test_lint.py looks at the sources of its pages",
-    "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[b": "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]",
-    "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[naive]": "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]",
+    "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[b": BITS,
+    "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[naive]": BITS,
     "tests/substrates/test_case_table.py::test_processes": VIRTUAL,
     "tests/substrates/test_case_table.py::test_virtual_ranks[chunk": TABLE,
     "tests/substrates/test_case_table.py::test_virtual_ranks[per-document": TABLE,
@@ -152,7 +156,7 @@ THOROUGH = {
     "tests/substrates/test_launch.py::test_functions_of_cells": "notebooks/11_real_processes.ipynb",
     "tests/substrates/test_plain_ring.py::test_processes[gloo-3]": VIRTUAL,
     "tests/substrates/test_plain_ring.py::test_processes[s": VIRTUAL,
-    "tests/substrates/test_plain_ring.py::test_virtual_ranks[per-document": "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts",
+    "tests/substrates/test_plain_ring.py::test_virtual_ranks[per-document": PLAIN,
     "tests/substrates/test_scores.py::test_processes": VIRTUAL,
     "tests/substrates/test_transports.py": VIRTUAL,
     "tests/test_attention_masks.py::test_processes": VIRTUAL,

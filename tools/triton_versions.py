@@ -21,7 +21,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0")
-TESTS = ("test_interpreter.py", "test_accesses.py", "test_triton*.py", "test_kernel*.py")
+TESTS = (
+    "tests/blocks/test_interpreter.py", "tests/blocks/test_triton*.py", "tests/blocks/test_kernel*.py", "tests/course/test_accesses.py",
+)  # fmt: skip
 
 
 def fetched(version: str, folder: Path) -> Path:
@@ -59,8 +61,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ringlab-tritons")
     parser.add_argument("--tests", nargs="+", help="instead of all that run kernels in the interpreter")
     given = parser.parse_args()
-    blocks = CHECKOUT / "tests" / "blocks"
-    tests = given.tests or sorted(str(path) for pattern in TESTS for path in blocks.glob(pattern))
+    tests = given.tests or sorted(str(path) for pattern in TESTS for path in CHECKOUT.glob(pattern))
     passed = {version: run(version, fetched(version, given.folder), tests) for version in given.versions}
     for version, good in passed.items():
         print(f"Triton {version}: {'passed' if good else 'FAILED'}")

@@ -16,59 +16,45 @@ from ringlab.errors import RinglabError
 if TYPE_CHECKING:
     from ringlab.conformance.runner import Report
 
-Many = Annotated[
-    list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")
-]
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there too.")]
 
 
 def check(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")
-    ],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, under a minute.")] = False,
-    only: Many = None,
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, under a minute for a right ring.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,
-    transport: Annotated[
-        str, typer.Option(help="virtual, or a transport between processes, such as gloo.")
-    ] = "virtual",
+    transport: Annotated[str, typer.Option(help="virtual, or a transport between processes, such as gloo.")] = "virtual",
     device: Annotated[str, typer.Option(help="Device of the tensors: cpu or cuda.")] = "cpu",
-    layouts: Annotated[
-        str, typer.Option(help="Comma-separated layouts that replace the target's own claims.")
-    ] = "",
+    layouts: Annotated[str, typer.Option(help="Comma-separated layouts that replace the target's own claims.")] = "",
     ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that it claims.")] = "",
     dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that it claims.")] = "",
-    axes: Annotated[
-        str, typer.Option(help="BHLD, or BLHD for a function that takes tokens before heads.")
-    ] = "",
-    ragged: Annotated[
-        bool,
-        typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide."),
-    ] = True,
-    grouped: Annotated[
-        bool,
-        typer.Option(
-            "--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads."
-        ),
-    ] = True,
-    backward: Annotated[
-        bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")
-    ] = True,
+    axes: Annotated[str, typer.Option(help="BHLD, or BLHD for a function that takes tokens before heads.")] = "",
+    ragged: Annotated[bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide.")] = True,
+    grouped: Annotated[bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads.")] = True,
+    backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")] = True,
     markdown: File = None,
     junit: File = None,
-    badge: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")
-    ] = None,
-    init: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run nothing; write a test of it, for pytest.")
-    ] = None,
-    kind: Annotated[str, typer.Option(help="attention, or merge: of partials (out, lse).")] = "attention",
-    lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e or 2.")] = math.e,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
+    kind: Annotated[str, typer.Option(help="attention, or merge: a function that merges partials (out, lse).")] = "attention",
+    lse_base: Annotated[float | None, typer.Option(help="With --kind merge: the base of lse, e by default.")] = None,
     as_json: Json = False,
-) -> None:
-    """Check a ring attention against the float64 oracle, and its messages and memory against those of a ring."""
-    claims = _claims(layouts, ranks, dtypes, axes, ragged, grouped, backward, as_json)
+) -> None:  # fmt: skip
+    """Check a ring attention, or a merge of partials, against the float64 oracle; a ring's messages and memory too."""
+    claims = _claims(layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward)
+    run_options = {
+        "--quick": quick, "--limit": limit != 30, "--transport": transport != "virtual", "--device": device != "cpu",
+    }  # fmt: skip
+    reports = {"--markdown": markdown, "--junit": junit, "--badge": badge}
+    if kind == "merge":
+        _refuse("--kind merge", {**run_options, "--init": init, "claims of a ring": claims}, as_json)
+    else:
+        _refuse("--kind attention", {"--lse-base": lse_base}, as_json)
+    if init is not None:
+        _refuse("--init", {**run_options, "--only": only, "--seed": seed, **reports}, as_json)
+    _refuse("--badge", {"--only": badge and only}, as_json)
     _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
     if init is not None:
         _init(target, init, claims, as_json)
@@ -80,7 +66,7 @@ def check(
     with progress_bar() as bar:
         task = bar.add_task("check", total=1 + len(checks.CHECKS))
         try:
-            found = check_merge(target, base=lse_base, seed=seed, only=only or ()) if kind == "merge" else run(
+            found = check_merge(target, base=lse_base or math.e, seed=seed, only=only or ()) if kind == "merge" else run(
                 target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
                 progress=lambda finding: bar.advance(task), **claims,
             )  # fmt: skip
@@ -104,12 +90,18 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
     from ringlab.cli.check_init import write
 
     try:
-        write(target, file, claims)
+        said = write(target, file, claims)
     except RinglabError as error:
         _bad(error, as_json)
-    people.print(
-        f"{file} is written: read its claims, then run `pytest {file}`", markup=False, highlight=False
-    )
+    print_json({"ok": True, "file": str(file)}) if as_json else print(said)
+
+
+def _refuse(option: str, others: dict[str, Any], as_json: bool) -> None:
+    """Refuse options that would be ignored beside `option`."""
+    from ringlab.errors import BackendError
+
+    if given := [name for name, value in others.items() if value]:
+        _bad(BackendError(f"{option} without {given[0]}", "both", "leave one of them out"), as_json)
 
 
 def _status(found: Report) -> int:
@@ -118,16 +110,7 @@ def _status(found: Report) -> int:
     return 0 if found.ok else 2 if not first.ok and "BackendError" in first.evidence else 1
 
 
-def _claims(
-    layouts: str,
-    ranks: str,
-    dtypes: str,
-    axes: str,
-    ragged: bool,
-    grouped: bool,
-    backward: bool,
-    as_json: bool,
-) -> dict[str, Any]:
+def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **has: bool) -> dict[str, Any]:
     """Only the claims on the command line; the target itself states the others."""
     from ringlab.errors import BackendError
 
@@ -144,21 +127,12 @@ def _claims(
         if not all(each.isdigit() and int(each) > 0 for each in ranks.split(",")):
             _bad(BackendError("--ranks 1,2,4", repr(ranks)), as_json)
         claims["ranks"] = tuple(int(each) for each in ranks.split(","))
-    for name, claimed in (("ragged", ragged), ("grouped", grouped), ("backward", backward)):
-        if not claimed:
-            claims[name] = False
-    return claims
+    return claims | {name: False for name, claimed in has.items() if not claimed}
 
 
 def _request(
-    kind: str,
-    only: list[str] | None,
-    limit: float,
-    transport: str,
-    device: str,
-    files: tuple[Path | None, ...],
-    as_json: bool,
-) -> None:
+    kind: str, only: list[str] | None, limit: float, transport: str, device: str, files: tuple[Path | None, ...], as_json: bool
+) -> None:  # fmt: skip
     """Refuse an invalid request before anything is run."""
     from ringlab.cli.output import check_writable
     from ringlab.comm.processes import connect

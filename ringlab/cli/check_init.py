@@ -6,44 +6,45 @@ from pathlib import Path
 from typing import Any
 
 TEXT = '''\
-"""Hold {reference} to exact attention: `pytest {file}`."""
+"""Hold {reference} to exact attention: `python -m pytest {file}`."""
 
-from ringlab.conformance import Target, check
+from ringlab import conformance
 
 from {module} import {owner}
 
-# Only what is claimed is checked. docs/conformance.md of ringlab has the other claims.
-target = Target(
+# Only what is claimed is checked. docs/conformance.md of ringlab lists further claims.
+target = conformance.Target(
     {name},
 {claims})
 
 
 def test_it_is_attention() -> None:
-    report = check(target, quick=True)
-    assert report.ok, "\\n".join(f"{{each.name}}: {{each.evidence}}" for each in report.findings if not each.ok)
+    report = conformance.check(target, quick=True)
+    wrong = [f"{{each.name}}: {{each.evidence}}" for each in report.findings if not each.ok]
+    assert report.ok, "\\n".join(wrong)
 '''
 SHOWN = ("over", "layouts", "causal", "dtypes", "ranks", "grouped", "ragged", "backward", "axes", "schedule")
 
 
-def write(reference: str, file: Path, claims: dict[str, Any]) -> None:
-    """Write a test of the function `reference` to a file that does not exist yet.
+def write(reference: str, file: Path, claims: dict[str, Any]) -> str:
+    """Write a test of the function `reference` to a file that does not exist yet; return what to do next.
 
-    Raises: BackendError as `load` does, if it is no function of a module, or if there is such a file; any error of its import.
+    Raises: BackendError if it is no function of a module that can be imported, for an invalid claim, or if there is such a file.
     """
-    from ringlab.conformance.loading import load, resolve
-    from ringlab.conformance.target import Target
+    from ringlab.conformance.loading import named
+    from ringlab.conformance.target import Target, as_target
     from ringlab.errors import BackendError
 
-    target = load(reference, **claims)
-    module, _, name = reference.partition(":")
-    if module == "peer" or isinstance(resolve(module, name), Target):
+    function = named(reference)
+    if isinstance(function, Target):
         raise BackendError("a function, for which --init writes the Target", f"the target {reference}")
     if file.exists():
         raise BackendError("--init with a new file", str(file), "delete it first, or choose another name")
+    target = as_target(function, **claims)
+    target.claims()
     found = {key: getattr(target, key) for key in SHOWN}
-    lines = [f"    {key}={v!r},\n".replace("'", '"') for key, v in found.items()]
-    owner = name.partition(".")[0]
-    text = TEXT.format(
-        reference=reference, file=file, module=module, owner=owner, name=name, claims="".join(lines)
-    )
-    file.write_text(text, encoding="utf-8")
+    lines = [f"    {key}={value!r},\n".replace("'", '"') for key, value in found.items()]
+    module, _, name = reference.partition(":")
+    about = {"reference": reference, "file": file, "module": module, "owner": name.partition(".")[0]}
+    file.write_text(TEXT.format(**about, name=name, claims="".join(lines)), encoding="utf-8")
+    return f"{file} is written: read its claims, then run `python -m pytest {file}`"

@@ -34,6 +34,19 @@ def load(reference: str, **claims: Any) -> Target:
     return target
 
 
+def named(reference: str) -> Any:
+    """Return the object that "package.module:name" names. Raises: BackendError if it is missing or cannot be imported."""
+    module, _, name = reference.partition(":")
+    if not (module and name):
+        raise BackendError("a function as package.module:function", repr(reference))
+    try:
+        return resolve(module, name)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError(f"{module}, which can be imported", f"{type(error).__name__}: {error}") from error
+
+
 def resolve(module: str, name: str) -> Any:
     """Return the object `name` of `module`; `name` is dotted if it is in a class. The current directory is searched too.
 

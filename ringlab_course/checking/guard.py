@@ -38,9 +38,10 @@ class Guard:
 
     def __init__(self, limits: OffLimits) -> None:
         self._limits = limits
-        # By id, as hashing a code object takes longer than many functions do; it is kept, so its id stays its own.
+        # By id: hashing a code object takes longer than many functions do, and a class may refuse to be hashed. What
+        # has an id here is kept, so its id stays its own.
         self._codes: dict[int, tuple[CodeType, str]] = {}
-        self._builtins: dict[tuple[object, str], str] = {}
+        self._builtins: dict[tuple[str | int, str], tuple[object, str]] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -66,10 +67,11 @@ class Guard:
             known = self._codes.get(id(frame.f_code))
             used, caller = known[1] if known else self._of_code(frame), frame.f_back
         elif event == "c_call":
-            key = _home(called), called.__name__
+            home = _home(called)
+            key = home if isinstance(home, str) else id(home), called.__name__
             if key not in self._builtins:
-                self._builtins[key] = self._of_builtin(*key)
-            used, caller = self._builtins[key], frame
+                self._builtins[key] = home, self._of_builtin(home, called.__name__)
+            used, caller = self._builtins[key][1], frame
         else:
             return
         if used and _is_asked_by_own(caller):

@@ -137,8 +137,8 @@ show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two 
 
 # %% [markdown]
 # The ranks neither begin together nor take equally long, and yet both wait only briefly: most of the hop passed while they
-# computed. (The first block takes longer: a new process is still warming up.) White is neither: posting,
-# merging, waiting for a core, or not having begun.
+# computed. (The first block takes longer: a new process is still warming up.) White is time in which a rank neither
+# computed nor waited: posting, merging, waiting for a core, or not having begun.
 #
 # ## 3 · Send, then receive
 #
@@ -356,8 +356,8 @@ print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
 #
 # 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, know in a moment.
-# 2. They fail. Each stays for two more seconds, so that its last output arrives, and then closes its own connections.
-# 3. Only now does rank 0 know: it had no connection to rank 2, and was waiting for a neighbour.
+# 2. They fail. Each stays for two more seconds, so that the others can report what they saw, and then closes its own.
+# 3. Only now does rank 0 know: it exchanges nothing with rank 2, and was waiting for a neighbour.
 #
 # `launch` tells each of them which rank died first. It then raises *one* error, that of the rank which failed first, with
 # the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed by peer", and
@@ -412,10 +412,10 @@ show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are
 # %% [markdown]
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
 # death travels **one rank per step**, both ways round, which is the V of the picture: the neighbours miss their first
-# exchange, *their* neighbours the second. Blocks alone would have let rank 1 have six: 1, 0, 7, 6, 5, 4. But rank 2 leaves
-# after its failed exchange, and then rank 1 has nobody to send to. In general, if a rank dies before its exchange n,
-# counted from 0, a rank d places away, the shorter way round, ends with n + d blocks, and never with more than P. Each
-# holds a correct partial over the blocks that came. The exercise keeps it.
+# exchange, *their* neighbours the second. If only missing blocks ended a rank, rank 1 would have had six: 1, 0, 7, 6, 5, 4.
+# But rank 2 leaves after its failed exchange, and then rank 1 has nobody to send to. In general, if a rank dies before its
+# exchange n, counted from 0, a rank d places away, the shorter way round, ends with n + d blocks, and never with more than
+# P. Each holds a correct partial over the blocks that came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -524,7 +524,7 @@ for number, name in enumerate(names):
     print(f"{name}: a rank waited {waited:.1f} ms for {hops[0].bytes_received:,} bytes")
 
 # %% [markdown]
-# A rank in C has least to wait for. Is it done sooner, too? That depends on more than the hop:
+# A rank in C has the least to wait for. Is it done sooner, too? That depends on more than the hop:
 #
 # - A rank waits for the *other rank* as well, until that one has come to its own `post`.
 # - Part of a hop may pass inside `post`, where bytes are copied: this is not counted as waiting.

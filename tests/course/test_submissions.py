@@ -17,7 +17,10 @@ from tests.course.submissions_of import cases, graded_code, namespace, solution_
 
 
 def every_tier(stage, space, seed, limits):
-    """Return the report of all tiers. Calls are watched in the visible one only, as watching them doubles the time."""
+    """Return the report of all tiers. Calls are watched in the visible one only, as watching them doubles the time.
+
+    The judge's tests see a right answer that calls what is off limits only for hidden inputs.
+    """
     watched = {"visible": limits}
     return joined(stage, [run_in_process(stage, space, tier, seed, watched.get(tier)) for tier in TIERS])
 

@@ -30,7 +30,7 @@ HEAD = """\
 
 `python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
 file, which holds the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
-processes on a CPU. The checks of faults are left out: the outcome of a rank that dies, stalls or sends a wrong shape
+processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
 depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
 other versions.
 
@@ -52,7 +52,7 @@ The stand-in (`ringlab/conformance/peers/flash_attn.py`) computes flash-attn's d
 and the sums over blocks are the package's own code. Apart from torch's, these rings do not run on one rank over gloo, because
 their backward sends to itself.
 
-Two findings matter for any ring, and are wrong rings of the suite too (`ringlab/conformance/mutants/published.md`). An autograd
+Two findings matter for any ring. Both are among the suite's wrong rings (`ringlab/conformance/mutants/published.md`). An autograd
 function that returns a gradient with one dimension too many raises no error: autograd sums it. And a bound cannot show that a
 float16 result was rounded to bfloat16, because plain attention in float16 errs as much; `precision` looks at the digits.
 """
@@ -60,10 +60,10 @@ MADE_FOR = """
 ## In the dtypes that a package is made for
 """
 OUTSIDE = """
-## Outside them
+## Outside those dtypes
 
-flash-attn's kernels take float16 and bfloat16 only, so none of these packages promises anything in float32. In the runs
-below, the stand-in is given float32 all the same. They show where a package's own code relies on 16-bit results. **They
+flash-attn's kernels take float16 and bfloat16 only, so none of the packages below promises anything in float32. In these
+runs, the stand-in is given float32 all the same. They show where a package's own code relies on 16-bit results. **They
 are no findings about the packages**, whose users cannot make such a call.
 """
 
@@ -83,19 +83,20 @@ class Study:
 
 
 _PAIR = """\
-The package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of backward, the pair (received,
+Two of the 14 are no faults: the package promises neither the traffic that `bytes` asks for nor that hidden blocks are skipped,
+as `work` asks. The others have one cause. It is the package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of backward, the pair (received,
 sent) that its ring pass returns is taken for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd
-sums over a dimension too many without an error. So all checks of dk and dv fail for one reason. Its README lists a check of
-outputs and gradients on two processes as done. `work` is a choice: blocks that the mask hides are computed. It claims no
-traffic that `bytes` would hold it to."""
+sums over a dimension too many without an error. Its README lists a check of outputs and gradients on two processes as done."""
 _ROUNDED = """\
 The package's own: backward returns dq in bfloat16, whatever the dtype of the inputs, so a float16 dq loses three bits. In
-bfloat16 nothing is lost by that. Its README names arithmetic errors as a limit, since the kernels return the result of each
-block in 16 bits."""
+bfloat16 nothing is lost by that."""
+_LIMITS = """ Its README names arithmetic errors as a limit: probably, it says, since the kernels return the result of each
+block in bfloat16."""
 _IN_FLOAT32 = ("ring-flash-attn", "ring-flash-attn-zigzag", "yunchang")
 _NOTES = {
     "ring-attention-pytorch": _PAIR,
-    **dict.fromkeys(("ring-flash-attn", "yunchang", "yunchang-hybrid"), _ROUNDED),
+    "ring-flash-attn": _ROUNDED + _LIMITS,
+    **dict.fromkeys(("yunchang", "yunchang-hybrid"), _ROUNDED),
 }
 STUDIES: dict[str, Study] = {
     **{name: Study(name, name, note=_NOTES.get(name, "")) for name in PEERS},

@@ -134,8 +134,8 @@ check("11.uneven")
 # - When nobody dies, `seen` names all ranks.
 # - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return
 #   what you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is. Your own is
-#   held from the start, another one once `shift` or `wait` has returned it. If `post` raises, the block in your hands still
-#   has to be attended.
+#   held from the start, another one once `shift` or `wait` has returned it. If `post` raises, attend to
+#   the block in your hands before you return.
 # - After the error no exchange, gather or barrier may follow. `attend` and `ring.compute` still work.
 # - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
 #   answer.

@@ -38,7 +38,7 @@ def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         name = reason(crash, len(xs))
         if name is None:
             raise
-        stuck, _, _ = crash.counterexample.partition("\nremedy:")  # it is the one that this stage forbids
+        stuck, _, _ = crash.counterexample.partition("\nremedy:")  # the remedy is what this stage forbids
         raise MISTAKES[name].failure(f"{text}\n{stuck}") from None
 
 
