@@ -44,15 +44,14 @@ def check(
 ) -> None:  # fmt: skip
     """Check a ring attention, or a merge of partials, against the float64 oracle; a ring's messages and memory too."""
     claims = _claims(layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward)
-    run_options = {
-        "--quick": quick, "--limit": limit != 30, "--transport": transport != "virtual", "--device": device != "cpu",
-    }  # fmt: skip
-    reports = {"--markdown": markdown, "--junit": junit, "--badge": badge}
+    usual = {"--limit": limit == 30, "--transport": transport == "virtual", "--device": device == "cpu"}
+    run_options = {"--quick": quick, **{option: not same for option, same in usual.items()}}
     if kind == "merge":
         _refuse("--kind merge", {**run_options, "--init": init, "claims of a ring": claims}, as_json)
     else:
         _refuse("--kind attention", {"--lse-base": lse_base}, as_json)
     if init is not None:
+        reports = {"--markdown": markdown, "--junit": junit, "--badge": badge}
         _refuse("--init", {**run_options, "--only": only, "--seed": seed, **reports}, as_json)
     _refuse("--badge", {"--only": badge and only}, as_json)
     _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)

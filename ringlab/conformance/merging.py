@@ -99,9 +99,8 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
             wrong = (text for case in cases for text in _wrong(function, case, float(base), seed))
             evidence = next(wrong, "")
             good = f"{len(cases)} cases: {'; '.join(map(str, cases))}"
-            report.findings.append(
-                Finding(check, asks, not evidence, evidence or good, time.monotonic() - begun)
-            )
+            took = time.monotonic() - begun
+            report.findings.append(Finding(check, asks, not evidence, evidence or good, took))
             report.runs += len(cases)
     report.seconds = time.monotonic() - start
     return report

@@ -356,7 +356,7 @@ print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
 #
 # 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, know in a moment.
-# 2. They fail. Each stays for two more seconds, so that the others can report what they saw, and then closes its own.
+# 2. They fail. Each stays for two more seconds, so that the others can report what they saw. Then its connections close.
 # 3. Only now does rank 0 know: it exchanges nothing with rank 2, and was waiting for a neighbour.
 #
 # `launch` tells each of them which rank died first. It then raises *one* error, that of the rank which failed first, with
