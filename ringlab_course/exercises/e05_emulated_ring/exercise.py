@@ -15,8 +15,8 @@
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. Memory and
 # traffic count once the values are right.
 #
-# **Not allowed:** ringlab's merge, blocks and rings, and PyTorch's attention (`scaled_dot_product_attention` and its
-# relatives).
+# **Not allowed:** ringlab's merge, blocks and rings, PyTorch's attention (`scaled_dot_product_attention` and its
+# relatives), and changing the arguments of a function.
 
 # %%
 import math

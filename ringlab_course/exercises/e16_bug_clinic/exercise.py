@@ -19,7 +19,7 @@
 #
 # `check` runs the visible checks here.
 #
-# **Not allowed:** ringlab's own rings, blocks and merge, and PyTorch's attention.
+# **Not allowed:** ringlab's own rings, blocks and merge, PyTorch's attention, and changing the arguments of a function.
 
 # %%
 import math

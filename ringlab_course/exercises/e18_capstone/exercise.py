@@ -33,7 +33,7 @@
 #    says, every rank ends with an error.
 # 7. **Yours.** You may use `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, and
 #    `shift`. Write everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
-#    merge and attention, and PyTorch's attention.
+#    merge and attention, PyTorch's attention, and changing the arguments of a function.
 #
 # You may add helper functions, in these five cells or in new ones. Write the five in any order. Each is graded by itself,
 # but a ring that calls your `attend_block` or `merge` inherits their faults.
