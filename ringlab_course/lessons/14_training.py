@@ -61,6 +61,9 @@ def turn(x, positions):
 def norm(x, weight):
     return F.rms_norm(x, weight.shape, weight, 1e-6)
 
+# %% [markdown]
+# The decoder is handed its `attend`:
+
 
 # %%
 def decoder(w, tokens, positions, attend):
@@ -93,7 +96,7 @@ print("by hand as ringlab's Transformer, to 1e-12:", off(logits, model(text)) < 
 
 # %% [markdown]
 # In which lines does one token meet another? Only in `attend`. A norm, a matrix, SiLU and a sum each work on single
-# rows. (And one line asks where a token *is*: `turn`.) So each rank gets its rows, their global positions, and an
+# rows. (And `turn` asks where a token *is*.) So each rank gets its rows, their global positions, and an
 # `attend` that goes around the ring.
 
 # %% tags=["nbval-ignore-output"]
@@ -185,8 +188,8 @@ show(
 # %% [markdown]
 # Under contiguous a rank's tokens are neighbours, so differences inside a rank are right, and all others are wrong.
 # Under zig-zag a rank holds two chunks that are far apart, and its count goes on from one into the other. (Only on
-# the last rank the two chunks are neighbours, hence its 0%.) The model still trains, but it learns other distances than
-# one process would compute.
+# the last rank the two chunks are neighbours, hence its 0%.) The model still trains, with other distances than on one
+# process.
 #
 # **Take positions from the layout, in one place, and never count them.** ringlab's `Context` gives them to every layer.
 #
@@ -490,8 +493,7 @@ predict(
 )
 
 # %% [markdown]
-# None of the following is measured: both tables are *computed* from the model's sizes. Bytes are what one rank sends in
-# a step.
+# Both tables are *computed* from the model's sizes, not measured. Bytes are those that one rank sends in a step.
 
 # %%
 llama, n, B, context_length = published("llama3-8b"), 8, 8, 131_072
@@ -509,6 +511,9 @@ sent = {
     "PP": 2 * activations,  # to the next stage, and the gradient back
 }
 compare("14.bytes", max(sent, key=sent.get))
+
+# %% [markdown]
+# And what stays on each GPU:
 
 
 # %%
