@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.table import Table
@@ -20,6 +20,7 @@ File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the repor
 
 
 def check(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, under a minute for a right ring.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
@@ -38,26 +39,22 @@ def check(
     junit: File = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
-    kind: Annotated[str, typer.Option(help="attention, or merge: a function that merges partials (out, lse).")] = "attention",
-    lse_base: Annotated[float | None, typer.Option(help="With --kind merge: the base of lse, e by default.")] = None,
+    kind: Annotated[Literal["attention", "merge"], typer.Option(help="attention, or merge: a function that merges partials (out, lse).")] = "attention",
+    lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a ring attention, or a merge of partials, against the float64 oracle; a ring's messages and memory too."""
     claims = _claims(layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward)
-    usual = {"--limit": limit == 30, "--transport": transport == "virtual", "--device": device == "cpu"}
-    run_options = {"--quick": quick, **{option: not same for option, same in usual.items()}}
     if kind == "merge":
-        _refuse("--kind merge", {**run_options, "--init": init, "claims of a ring": claims}, as_json)
+        _refuse(context, "--kind merge", ("init", *_OF_RUNS, *_CLAIMS), as_json)
     else:
-        _refuse("--kind attention", {"--lse-base": lse_base}, as_json)
+        _refuse(context, "--kind attention", ("lse_base",), as_json)
     if init is not None:
-        reports = {"--markdown": markdown, "--junit": junit, "--badge": badge}
-        _refuse("--init", {**run_options, "--only": only, "--seed": seed, **reports}, as_json)
-    _refuse("--badge", {"--only": badge and only}, as_json)
+        _refuse(context, "--init", ("only", "seed", "markdown", "junit", "badge", *_OF_RUNS), as_json)
+    _refuse(context, "--badge", ("only",) if badge else (), as_json)
     _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
     if init is not None:
-        _init(target, init, claims, as_json)
-        return
+        return _init(target, init, claims, as_json)
     from ringlab.conformance import checks, report
     from ringlab.conformance.merging import check_merge
     from ringlab.conformance.runner import check as run
@@ -65,7 +62,7 @@ def check(
     with progress_bar() as bar:
         task = bar.add_task("check", total=1 + len(checks.CHECKS))
         try:
-            found = check_merge(target, base=lse_base or math.e, seed=seed, only=only or ()) if kind == "merge" else run(
+            found = check_merge(target, base=lse_base, seed=seed, only=only or ()) if kind == "merge" else run(
                 target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
                 progress=lambda finding: bar.advance(task), **claims,
             )  # fmt: skip
@@ -95,12 +92,20 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
     print_json({"ok": True, "file": str(file)}) if as_json else print(said)
 
 
-def _refuse(option: str, others: dict[str, Any], as_json: bool) -> None:
-    """Refuse options that would be ignored beside `option`."""
+_OF_RUNS = ("quick", "limit", "transport", "device")
+_CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
+
+
+def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_json: bool) -> None:
+    """Refuse options on the command line that would be ignored beside `option`."""
     from ringlab.errors import BackendError
 
-    if given := [name for name, value in others.items() if value]:
-        _bad(BackendError(f"{option} without {given[0]}", "both", "leave one of them out"), as_json)
+    given = [
+        name for name in others if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        without = f"{option} without --{given[0].replace('_', '-')}"
+        _bad(BackendError(without, "both", "leave one of them out"), as_json)
 
 
 def _status(found: Report) -> int:
@@ -113,11 +118,8 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
     """Only the claims on the command line; the target itself states the others."""
     from ringlab.errors import BackendError
 
-    claims: dict[str, Any] = {}
-    if layouts:
-        claims["layouts"] = tuple(layouts.split(","))
-    if dtypes:
-        claims["dtypes"] = tuple(dtypes.split(","))
+    listed = {"layouts": layouts, "dtypes": dtypes}
+    claims: dict[str, Any] = {name: tuple(text.split(",")) for name, text in listed.items() if text}
     if axes:
         if axes not in ("BHLD", "BLHD"):
             _bad(BackendError("--axes BHLD or BLHD", repr(axes)), as_json)
@@ -139,8 +141,6 @@ def _request(
     from ringlab.errors import BackendError
 
     try:
-        if kind not in ("attention", "merge"):
-            _bad(BackendError("--kind attention or merge", repr(kind)), as_json)
         if kind == "attention":
             checks.chosen(tuple(only or ()))
         if not 0 < limit < float("inf"):

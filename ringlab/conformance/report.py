@@ -96,12 +96,13 @@ def badge(report: Report) -> str:
     """Return JSON from which shields.io draws a badge: ringlab's version, the checks that passed, and today's date."""
     applied = [finding for finding in report.findings if finding.applies]
     kind = "merge" if report.over == "one process" else "quick" if report.quick else "full"
+    passed = f"{len(applied) - len(report.failed)} of {len(applied)} {kind} checks"
     fields = {
         "schemaVersion": 1,
         "label": f"ringlab {ringlab.__version__}",
-        "message": f"{len(applied) - len(report.failed)} of {len(applied)} {kind} checks, {time.strftime('%Y-%m-%d')}",
-        "color": "brightgreen" if report.ok else "red",
+        "message": f"{passed}, {time.strftime('%Y-%m-%d')}",
     }
+    fields["color"] = "brightgreen" if report.ok else "red"
     return json.dumps(fields) + "\n"
 
 

@@ -188,6 +188,8 @@ def test_what_is_no_attention_says_so() -> None:
 
     assert "RuntimeError: no such kernel" in check_merge(raises, only=["values"]).findings[1].evidence
     assert "is NoneType" in check_merge(lambda outs, lses: None, only=["values"]).findings[1].evidence
+    assert "is tuple" in check_merge(lambda outs, lses: (), only=["values"]).findings[1].evidence
+    assert check_merge(lambda o, s: (in_one_go(o, s)[0], None)).ok
     assert "lse is to be" in check_merge(lambda o, s: (o[0], o[0]), only=["values"]).findings[1].evidence
 
     def of_the_project(outs: Tensor, lses: Tensor) -> Tensor:

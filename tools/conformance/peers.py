@@ -83,9 +83,9 @@ class Study:
 
 
 _PAIR = """\
-Two of the 14 are no faults: the package promises neither the traffic that `bytes` asks for nor that hidden blocks are skipped,
-as `work` asks. The others have one cause. It is the package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of backward, the pair (received,
-sent) that its ring pass returns is taken for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd
+`bytes` and `work` are no faults: the package promises neither that traffic nor that hidden blocks are skipped. The other
+failures have one cause. It is the package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of
+backward, the pair (received, sent) that its ring pass returns is taken for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd
 sums over a dimension too many without an error. Its README lists a check of outputs and gradients on two processes as done."""
 _ROUNDED = """\
 The package's own: backward returns dq in bfloat16, whatever the dtype of the inputs, so a float16 dq loses three bits. In
