@@ -223,10 +223,12 @@ def test_a_merge_is_checked_by_the_command(
 
 
 MERGES = """
+import math
+
 import torch
 
 def right(outs, lses, base=2.718281828459045):
-    weights = torch.nan_to_num((lses * torch.tensor(base).log()).softmax(0)).unsqueeze(-1)
+    weights = torch.nan_to_num((lses * math.log(base)).softmax(0)).unsqueeze(-1)
     return (weights * outs.to(lses.dtype)).sum(0).to(outs.dtype)
 
 def in_base_2(outs, lses):
