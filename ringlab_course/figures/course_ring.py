@@ -1,9 +1,13 @@
-"""The whole course as one ring: the lessons in a circle, with arrows from each to those that need it."""
+"""The whole course as one ring: the lessons in a circle, with arrows from each to those that need it.
+
+And the first ring that the course runs: which note each rank holds after each shift.
+"""
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, is_live
@@ -15,8 +19,10 @@ from ringlab.viz.style import (
     PAPER,
     PURPLE,
     QUIET,
+    RULE,
     as_html,
     new_figure,
+    rank_colour,
     show,
     styled,
 )
@@ -143,3 +149,75 @@ def _show_player(selected: str) -> None:
     slider.observe(draw, names="value")
     draw()
     display(ipywidgets.VBox([slider, picture]))
+
+
+CELL = (1.0, 0.66)
+"""Width and height of a rank's cell; the next column begins 1.7 to the right, the next row 0.9 below."""
+
+
+def note_grid(known: Sequence[Sequence[int]]) -> None:
+    """Display which note each rank holds after each shift: `known[rank][step]`, as gathered on a ring."""
+    show(draw_notes(known), alt=describe_notes(known))
+
+
+def draw_notes(known: Sequence[Sequence[int]]) -> Figure:
+    """Return a grid, ranks down and shifts across, and the way of the last rank's note through it."""
+    from matplotlib.patches import Rectangle
+
+    P, (width, height) = len(known), CELL
+    with styled():
+        figure = new_figure((8.4, 0.9 + 0.75 * P))
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set(xlim=(-1.25, 1.7 * P - 0.1), ylim=(0.9 * P + 0.3, -0.95))
+        title = "The note that each rank holds, in the colour of the rank where it began"
+        axes.text(-1.2, -0.8, title, va="center", fontsize=11.5, weight="bold", color=INK)
+        for step in range(P):
+            after = "at the start" if step == 0 else f"after {step} shift{'s' if step > 1 else ''}"
+            axes.text(1.7 * step + width / 2, -0.25, after, ha="center", va="center", fontsize=10, color=INK)
+        for rank, row in enumerate(known):
+            axes.text(-0.35, 0.9 * rank + height / 2, f"rank {rank}", ha="right", va="center", color=INK)
+            for step, note in enumerate(row):
+                x, y, origin = 1.7 * step, 0.9 * rank, _origin(known, note)
+                axes.add_patch(Rectangle((x, y), width, height, color=rank_colour(origin), zorder=3))
+                axes.text(
+                    x + width / 2, y + 0.24, str(note), ha="center", va="center", fontsize=12, weight="bold",
+                    color=INK, zorder=4,
+                )  # fmt: skip
+                axes.text(
+                    x + width / 2, y + 0.5, f"from rank {origin}", ha="center", va="center", fontsize=8.5,
+                    color=INK, zorder=4,
+                )  # fmt: skip
+                if step + 1 < P:
+                    _pass_on(axes, rank, step, P, is_followed=origin == P - 1)
+        axes.text(
+            -1.2, 0.9 * P + 0.12, f"Black arrows: the way of note {known[-1][0]}. The rank after rank {P - 1} is rank 0.",
+            va="center", fontsize=9.5, color=QUIET,
+        )  # fmt: skip
+    return figure
+
+
+def describe_notes(known: Sequence[Sequence[int]]) -> str:
+    """Return in words which note, and from which rank, each rank holds after each shift."""
+    lines = ["Grid of ranks and shifts: the note that each rank holds, and where it began."]
+    for rank, row in enumerate(known):
+        held = ", ".join(f"{note} from rank {_origin(known, note)}" for note in row)
+        lines.append(f"Rank {rank}, at the start and after each shift: {held}.")
+    return " ".join(lines)
+
+
+def _origin(known: Sequence[Sequence[int]], note: int) -> int:
+    """Return the rank that held `note` at the start."""
+    return [row[0] for row in known].index(note)
+
+
+def _pass_on(axes: Axes, rank: int, step: int, P: int, *, is_followed: bool) -> None:
+    """Draw the arrow from a rank to the next one, in the gap between two columns."""
+    middle = CELL[1] / 2
+    style = {
+        "arrowstyle": "-|>", "color": INK if is_followed else RULE, "linewidth": 2.0 if is_followed else 1.2,
+        "shrinkA": 2, "shrinkB": 2,
+    }  # fmt: skip
+    begin = 1.7 * step + CELL[0], 0.9 * rank + middle
+    end = 1.7 * (step + 1), 0.9 * ((rank + 1) % P) + middle
+    axes.annotate("", xy=end, xytext=begin, arrowprops=style, zorder=2 if is_followed else 1)

@@ -1,7 +1,8 @@
 """The memory ledger: how many bytes each tensor of one attention layer takes, against S.
 
 The numbers come from closed forms; matplotlib and ipywidgets are imported when something is drawn.
-Units are bytes; a GB is 1e9 bytes.
+Units are bytes; a GB is 1e9 bytes. Two smaller pictures: the shapes of one head's arrays, and which
+query heads share a key/value head.
 """
 
 from __future__ import annotations
@@ -11,7 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, SKY, as_html, new_figure, styled
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    HATCHES,
+    INK,
+    ORANGE,
+    PAPER,
+    QUIET,
+    RED,
+    SKY,
+    as_html,
+    new_figure,
+    rank_colour,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,10 +138,11 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     for row, (name, count) in enumerate(books.items()):
         ax.barh(row, count, color=COLOURS[name], hatch="//" if count > memory else "", edgecolor="white")
         past = memory if count < memory < right else count  # the black line must not cross the words
-        ax.text(past + 0.02 * right, row, _measure(count, memory, right), va="center", fontsize=9)
+        ax.text(past + 0.02 * right, row, _measure(count, right), va="center", fontsize=9)
     if memory < right:
         ax.axvline(memory, color=INK, linewidth=1.2)
     place = "black line" if memory < right else "beyond this axis"
+    hatched = "\nhatched: more than one device" if max(books.values()) > memory else ""
     ax.set_xlim(0, right)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(lambda value, _: readable(value))
@@ -134,15 +150,14 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.set(
-        title=f"Each tensor at S = {thousands(S)}", xlabel=f"bytes (one device, {readable(memory)}: {place})"
+        title=f"Each tensor at S = {thousands(S)}",
+        xlabel=f"bytes (one device, {readable(memory)}: {place}){hatched}",
     )
 
 
-def _measure(count: int, memory: int, right: float) -> str:
+def _measure(count: int, right: float) -> str:
     """Return the label of a bar, which says so where the bar is too short to be seen."""
-    if count > 0.004 * right:
-        return readable(count)
-    return f"{readable(count)}: {'fits, ' if count < memory else ''}too short to see"
+    return readable(count) if count > 0.004 * right else f"{readable(count)}, bar too short to see"
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:
@@ -208,3 +223,111 @@ def thousands(tokens: int) -> str:
         if tokens >= size:
             return f"{tokens / size:g}{letter}"
     return str(tokens)
+
+
+def shapes_figure(ratio: int = 5) -> Figure:
+    """Return the arrays of one head, to scale for S = `ratio` · D, in the order in which attention makes them."""
+    S, D = float(ratio), 1.0
+    arrays = (
+        ("q", (S, D), "q", "", "@", 0.9),
+        ("kᵀ", (D, S), "k and v", "", "/ √D  =", 1.8),
+        (
+            "scores",
+            (S, S),
+            "scores",
+            "one row\nper query,\none column\nper key",
+            "softmax\nof each\nrow  →",
+            2.1,
+        ),
+        ("weights", (S, S), "weights", "each row\nadds up to 1", "@", 0.9),
+        ("v", (S, D), "k and v", "", "=", 0.9),
+        ("out", (S, D), "out", "", "", 0.0),
+    )
+    with styled():
+        figure = new_figure((9.6, 3.5))
+        ax = figure.subplots()
+        ax.set_axis_off()
+        x, title = 0.0, "One head of attention: two products, with a softmax between them"
+        for name, shape, colour, inside, sign, space in arrays:
+            _array(ax, x, S, shape, name, COLOURS[colour])
+            ink = PAPER if name == "scores" else INK
+            ax.text(x + S / 2, S / 2, inside, ha="center", va="center", fontsize=9.5, color=ink)
+            ax.text(x + shape[1] + space / 2, S / 2, sign, ha="center", va="center", color=INK)
+            x += shape[1] + space
+        ax.text(-0.2, -1.5, title, fontsize=11.5, weight="bold", va="center", color=INK)
+        words = f"Areas to scale for S = {ratio} · D. If the text doubles, both squares become four times as large."
+        ax.text(-0.2, S + 1.3, words, fontsize=9.5, va="center", color=QUIET)
+        ax.set(xlim=(-0.5, x + 0.3), ylim=(S + 1.8, -1.9), aspect="equal")
+    return figure
+
+
+def describe_shapes(ratio: int = 5) -> str:
+    """Return in words what `shapes_figure` shows."""
+    return (
+        f"One head of attention, areas to scale for S = {ratio} D. q, S × D, times k transposed, D × S, gives the "
+        "scores, S × S. The softmax of each row gives the weights, S × S. The weights times v, S × D, give out, S × D. "
+        "The two squares are by far the largest."
+    )
+
+
+def _array(ax: Axes, x: float, S: float, shape: tuple[float, float], name: str, colour: str) -> None:
+    """Draw an array of `shape` (rows, columns) from x on, in the middle of a band of height S, with name and shape."""
+    from matplotlib.patches import Rectangle
+
+    (rows, columns), top = shape, (S - shape[0]) / 2
+    ax.add_patch(Rectangle((x, top), columns, rows, facecolor=colour, edgecolor=INK, linewidth=1))
+    ax.text(x + columns / 2, top - 0.4, name, ha="center", va="center", weight="bold", color=INK)
+    letters = {S: "S"}
+    words = f"{letters.get(rows, 'D')} × {letters.get(columns, 'D')}"
+    ax.text(x + columns / 2, top + rows + 0.45, words, ha="center", va="center", fontsize=9.5, color=INK)
+
+
+def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
+    """Return which key/value head each query head meets after np.repeat and after np.tile."""
+    from matplotlib.patches import Rectangle
+
+    orders = _orders(heads, kv_heads)
+    with styled():
+        figure = new_figure((7.6, 2.5))
+        ax = figure.subplots()
+        ax.set_axis_off()
+        ax.set(xlim=(-1.9, heads), ylim=(3.1, -1.3))
+        title = "The key/value head that each query head meets"
+        ax.text(-1.85, -1.0, title, fontsize=11.5, weight="bold", va="center", color=INK)
+        ax.text(-0.15, -0.2, "query head", ha="right", va="center", fontsize=9.5, color=INK)
+        for head in range(heads):
+            ax.text(head + 0.45, -0.2, str(head), ha="center", va="center", fontsize=9.5, color=INK)
+        for y, (name, order) in zip((0.2, 1.5), orders.items(), strict=True):
+            ax.text(-0.15, y + 0.45, name, ha="right", va="center", weight="bold", color=INK)
+            for head, kv_head in enumerate(order):
+                is_right = kv_head == orders["np.repeat"][head]
+                box = Rectangle((head, y), 0.9, 0.9, facecolor=rank_colour(kv_head), edgecolor="white")
+                box.set_hatch(HATCHES[kv_head % 8])
+                ax.add_patch(box)
+                ax.text(
+                    head + 0.45, y + 0.45, str(kv_head), ha="center", va="center", weight="bold", color=INK,
+                    bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "circle,pad=0.2"},
+                )  # fmt: skip
+                if name == "np.tile":
+                    ax.text(head + 0.45, 2.65, "✓" if is_right else "✗", ha="center", va="center", color=INK)
+        ax.text(-0.15, 2.65, "right?", ha="right", va="center", fontsize=9.5, color=INK)
+    return figure
+
+
+def describe_sharing(heads: int = 8, kv_heads: int = 2) -> str:
+    """Return in words what `sharing_figure` shows."""
+    orders = _orders(heads, kv_heads)
+    rows = [f"{name}: {', '.join(map(str, order))}" for name, order in orders.items()]
+    agree = [head for head in range(heads) if len({order[head] for order in orders.values()}) == 1]
+    return (
+        f"The key/value head that each of {heads} query heads meets. {'. '.join(rows)}. "
+        f"They agree for the query heads {', '.join(map(str, agree))}."
+    )
+
+
+def _orders(heads: int, kv_heads: int) -> dict[str, list[int]]:
+    group = heads // kv_heads
+    return {
+        "np.repeat": [head // group for head in range(heads)],
+        "np.tile": [head % kv_heads for head in range(heads)],
+    }

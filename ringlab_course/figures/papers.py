@@ -29,7 +29,10 @@ _NAMES = {
     "flash": "FlashAttention", "blockwise": "Blockwise Transformer", "ring": "Ring Attention",
     "ulysses": "Ulysses", "striped": "Striped Attention", "zigzag": "Zig-zag (Llama 3)", "decode": "Tree Attention",
 }  # fmt: skip
-_KEY = "An arrow leads from an idea to one that builds on it or answers it. Blue: the subject of this course."
+_KEY = (
+    "An arrow leads from an idea to one that builds on it or answers it. Blue: the subject of this course.\n"
+    "New words are explained in the lessons that a box names."
+)
 
 
 def paper_map() -> None:
@@ -43,13 +46,13 @@ def draw_papers() -> Figure:
         figure = new_figure((7.6, 9.0))
         axes = figure.subplots()
         axes.set_axis_off()
-        axes.set(xlim=(-0.52, 2.52), ylim=(-0.72, 5.42), title="Ring attention among the papers around it")
+        axes.set(xlim=(-0.52, 2.52), ylim=(-0.8, 5.42), title="Ring attention among the papers around it")
         for paper in PAPERS:
             _box(axes, paper)
             for source in PAPERS:
                 if source.key in paper.after:
                     _arrow(axes, source, paper)
-        axes.text(1.0, -0.6, _KEY, ha="center", va="center", fontsize=9.5, color=QUIET)
+        axes.text(1.0, -0.63, _KEY, ha="center", va="center", fontsize=9.5, color=QUIET)
     return figure
 
 

@@ -21,8 +21,8 @@
 # member of the circle. The members are called *ranks*. The grader runs the same function, and so do real processes
 # on real machines.
 #
-# This first lesson teaches no mathematics. It checks that your machine works, shows how a lesson proceeds, and
-# gives you a map of the course. Run the cells one by one with Shift+Enter.
+# This first lesson teaches no mathematics. It checks your machine, shows how a lesson proceeds, and gives you a map
+# of the course. Run the cells one by one with Shift+Enter.
 
 # %%
 import torch
@@ -30,7 +30,7 @@ import torch
 from ringlab import VirtualCluster, types
 from ringlab.errors import DeadlockError
 from ringlab_course import compare, corpus, predict, progress
-from ringlab_course.figures.course_ring import course_ring
+from ringlab_course.figures.course_ring import course_ring, note_grid
 from ringlab_course.figures.papers import paper_map
 
 # %% [markdown]
@@ -38,20 +38,19 @@ from ringlab_course.figures.papers import paper_map
 #
 # Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one
 # letter, and the letter is the same in the lessons, in error messages and in the source of the package. Here is the
-# list, from the top of one source file.
+# list, from the top of one source file. Lesson 01 explains heads, queries, keys, values and lse, lesson 03 tiles.
 
 # %%
 print(types.__doc__)
 
 # %% [markdown]
 # Two of the letters are easily confused. **S** is the length of the whole text; **L** is the length of the part
-# on one rank. With a single rank they are equal, and code that confuses them works. With a
-# second rank it breaks, so the course keeps the two apart from the start. Lesson 01 explains heads, queries, keys,
-# values and lse.
+# on one rank. With a single rank they are equal, and code that confuses them works. With a second rank it breaks, so
+# the course keeps the two apart from the start.
 #
-# Now we make some tensors with these axes. The text is the source of Python's standard library, in which
-# one byte is one token. A small layer with fixed random weights turns the
-# tokens into queries, keys and values.
+# Now we make some tensors with these axes. The text is the source of Python's standard library; one byte is one token,
+# and the cell prints the first 47 bytes. A small layer with fixed random weights turns the tokens into queries, keys
+# and values.
 
 # %%
 S, H, K, D = 8192, 8, 2, 64
@@ -61,9 +60,9 @@ for name, tensor in (("q", q), ("k", k), ("v", v)):
     print(name, tuple(tensor.shape), f"{tensor.nbytes / 1e6:.1f} MB")
 
 # %% [markdown]
-# Read the shapes with the letters: B, then heads, then tokens, then head dim. There are more query heads than key and
-# value heads, so several query heads share one key head. This is *grouped-query attention*, and most current models
-# use it.
+# Read the shapes with the letters: B, then heads, then tokens, then head dim. All tokens are on one rank here, so L = S.
+# There are more query heads than key and value heads, so several query heads share one key head. This is *grouped-query
+# attention*, and most current models use it.
 #
 # None of these tensors is large. The table of scores between queries and keys would be:
 
@@ -76,14 +75,13 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 #
 # ## How a lesson goes: predict, run, see, explain
 #
-# You remember a result that contradicts your own guess.
-# So before a measurement the lesson asks for your guess. Click one of the buttons; where there are no buttons,
-# add your guess to the call, as in `predict(…, answer=7)`. Your guesses are kept in a file of your own, and nobody
-# grades them. A question is open until you have seen its measurement; `predict(…, reopen=True)` opens it again.
-# The most useful predictions are the wrong ones.
+# You remember a result that contradicts your own guess. So before a measurement the lesson asks for it. Click one of
+# the buttons; where there are none, add your guess to the call, as in `predict(…, answer=7)`. Your guesses are kept in a
+# file of your own, and nobody grades them. You can answer once, and only before the measurement is shown;
+# `predict(…, reopen=True)` lets you answer again. The most useful predictions are the wrong ones.
 #
 # Here is the first one. Four ranks form a circle. Each rank knows one note. In every step each rank passes to the
-# next rank the note that it received last; in the first step it passes its own note.
+# next rank the note that it received last; in the first step, its own.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -124,13 +122,18 @@ compare("00.shifts", str(outcome.trace.rounds(0)))
 # more step would bring each note back to where it began. The whole course uses this pattern: **P ranks,
 # P − 1 shifts.** Replace the notes by blocks of keys and values, and it is ring attention.
 #
-# Look at the order, too. Rank 0 receives 13 before 12. Notes travel towards higher ranks. So each note that arrives comes
-# from one rank further *down* than the note before it, and below rank 0 comes the last rank. After `step` shifts, rank r
-# holds what began on rank (r − step) mod P. We call that rank the **origin**. A wrong sign in this formula is one of the
-# commonest bugs in ring programs.
+# The same run as a picture. Follow one row from left to right:
+
+# %%
+note_grid(outcome.results)
+
+# %% [markdown]
+# Notes travel towards higher ranks. So each new note began one rank lower than the one before it; below rank 0 we
+# continue with rank P − 1. After `step` shifts, rank r holds what began on rank (r − step) mod P. We call that rank the
+# **origin**. A wrong sign in this formula is one of the commonest bugs in ring programs.
 #
-# The cluster has counted what was sent. With these counts the grader sees whether a program sends
-# what it should. A note is one 64-bit integer:
+# The cluster has also counted what was sent; so the grader sees whether a program sends what it should. A note is one
+# 64-bit integer:
 
 # %%
 for exchange in outcome.trace.exchanges(rank=0):
@@ -138,8 +141,8 @@ for exchange in outcome.trace.exchanges(rank=0):
     print(f"rank 0: {sent} bytes to rank {to}, as many from rank {source}")
 
 # %% [markdown]
-# What if one rank shifts once less than the others? On real machines the program usually hangs without a word: somebody
-# waits for a message that nobody sends. Here we let rank 0 stop early:
+# What if one rank shifts once less than the others? On real machines the program usually hangs without a word: its
+# neighbours wait for a rank that has finished. Here we let rank 0 stop early:
 
 
 # %%
@@ -155,12 +158,13 @@ except DeadlockError as error:
 
 # %% [markdown]
 # The error names who waits for whom. Exchanges are counted from 0, so exchange 2 is the third shift: rank 3 wants to send
-# to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two.
+# to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two. Of the remedy only the end applies:
+# this program uses `ring.shift`, but not equally often on all ranks.
 #
 # ## The whole course as one ring
 #
 # The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson with the slider to
-# see which lessons lead to it, and which lessons need it next.
+# see what it needs, and what needs it next.
 
 # %% tags=["nbval-ignore-output"]
 course_ring("05")
@@ -168,10 +172,9 @@ course_ring("05")
 # %% [markdown]
 # ## The papers, as a map
 #
-# Ring attention is a late step in a row of ideas. After attention itself came a way to find the maximum and the sum of a
-# softmax in a single pass, then attention that never stores the whole table, then tiles that fit into a fast memory. Only
-# then could the tiles be divided among machines. The map gives the lessons that explain each idea. Each paper is at
-# `arxiv.org/abs/` and its number.
+# Ring attention is a late step in a row of ideas: attention itself, a softmax in a single pass, attention that never
+# stores the whole table, tiles that fit into a fast memory. Only then could the tiles be divided among machines. You need
+# not understand the map's words yet; each box names the lessons that explain them.
 
 # %%
 paper_map()
@@ -179,8 +182,8 @@ paper_map()
 # %% [markdown]
 # ## Check and submit
 #
-# Every lesson has an exercise in the folder `exercises/`. An exercise is a notebook with some unfinished functions. You
-# write them, and you have three calls to help you:
+# Every lesson has an exercise in the folder `exercises/`; the last exercise, 18, has no lesson and combines them all. An
+# exercise is a notebook with some unfinished functions. You write them, and three calls help you:
 #
 # | call | what it does |
 # |---|---|
@@ -188,17 +191,17 @@ paper_map()
 # | `hint("00.ring")` | shows a question; called again, a direction; called again, a line of mathematics |
 # | `progress()` | shows how far you are |
 #
-# A failing check computes the results of the common mistakes. If one of them is your
-# result, it names that mistake and shows the smallest input on which it appears.
+# When a check fails, it compares your result with what the common mistakes would give. If one matches, it names the
+# mistake and shows the smallest input on which it appears.
 #
 # To **submit**, save the notebook and run `ringlab grade exercises/00_start_here.ipynb` in a terminal (in JupyterLab:
-# File, New, Terminal). The notebook itself is the submission. The grader takes the functions out of it and calls them
-# in a sandboxed process, with new random inputs and with some hidden checks in addition to the visible ones. Therefore
-# `check` says only that the visible checks pass. `progress` also shows the grades of notebooks in `exercises/`.
+# File, New, Terminal). The grader takes the functions out of the notebook and calls them in a sandboxed process, with new
+# random inputs and with some hidden checks in addition to the visible ones. Therefore `check` says only that the visible
+# checks pass. `progress` also shows the grades of notebooks in `exercises/`.
 #
-# Your exercise files are yours: the project never overwrites one that you have edited. If you want to start again,
-# `ringlab exercise fresh 00` writes a clean copy and keeps yours beside it. The folder `solutions/` has a worked solution
-# of every exercise. And this is how far you are:
+# The project never overwrites an exercise that you have edited. To start again, `ringlab exercise fresh 00` writes a
+# clean copy and keeps yours beside it. The folder `solutions/` has a worked solution of every exercise. Your
+# progress:
 
 # %% tags=["nbval-ignore-output"]
 progress()
@@ -209,14 +212,14 @@ progress()
 # - Tensors are (B, H, L, D). S is the length of the whole text, L that of one rank's part, P the number of ranks.
 # - A ring program is what one rank does. `ring.shift` sends to the next rank and returns what the previous rank sent.
 # - P ranks need P − 1 shifts. After `step` of them, rank r holds what began on rank (r − step) mod P.
-# - Predict before you measure. `check` helps you; `ringlab grade` gives the points.
+# - `check` helps you; `ringlab grade` gives the points.
 #
 # ## Self-check
 #
 # Answer without scrolling up, then open the answer.
 #
-# <details><summary>A tensor of keys has the shape (2, 4, 1024, 128). Name the letter of each axis. How many tokens are
-# on this rank?</summary>B = 2 sequences, K = 4 key/value heads, L = 1024 tokens of each sequence on this
+# <details><summary>A tensor of keys has the shape (2, 4, 1024, 128). Name the letter of each axis. How many tokens of
+# each sequence are on this rank?</summary>B = 2 sequences, K = 4 key/value heads, L = 1024 tokens of each sequence on this
 # rank, D = 128.</details>
 #
 # <details><summary>There are five ranks. Whose block does rank 1 hold after three shifts?</summary>

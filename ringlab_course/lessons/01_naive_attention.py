@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Naive attention and the S² wall
 #
-# **Afterwards you can** write attention in NumPy with causal masks and grouped heads, keep it correct for very large
-# scores and for rows that see no key, and say which tensor fills the memory first, and at which length.
+# **Afterwards you can** write attention in NumPy with causal masks and grouped heads, keep it correct whatever the scores
+# and the mask are, and say which tensor fills the memory first, and at which length.
 #
 # **You need first** [lesson 00](00_start_here.ipynb), NumPy broadcasting, and to have trained a network in PyTorch once.
 # **Minutes** 60.
@@ -29,7 +29,7 @@ rng = np.random.default_rng(1)
 # ## One query, by hand
 #
 # A query asks, every key answers with a score, and the output is the mean of the values, weighted by the softmax of the
-# scores. Nothing else happens in attention. For one query $q$ and keys $k_j$ with values $v_j$:
+# scores. Without masks, that is all. For one query $q$ and keys $k_j$ with values $v_j$:
 #
 # $$ s_j = \frac{q \cdot k_j}{\sqrt D}, \qquad w_j = \frac{e^{s_j}}{\sum_i e^{s_i}}, \qquad \mathrm{out} = \sum_j w_j v_j $$
 #
@@ -40,20 +40,27 @@ rng = np.random.default_rng(1)
 # %%
 scores = np.array([1.0, 0.0, 1.0, 0.0]) / 2**0.5  # four dot products, D = 2
 powers = np.exp(scores)
-print("weights", np.round(powers / powers.sum(), 3))
+weights, values = powers / powers.sum(), np.array([10.0, 20.0, 30.0, 40.0])
+print("weights", np.round(weights, 3), " out", round(weights @ values, 2))
 
 # %% [markdown]
 # Two of the four keys fit the query better. They get about twice the weight of the others, not all of it. The weights of a
-# softmax always add up to one.
+# softmax always add up to one. Here each value is a single number; a real one has D, as the output has.
 #
 # ## The same for all queries
 #
-# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. A *head* is one attention with its own
-# queries (later, heads share keys and values), D numbers each; a layer runs H of them side by side on the same tokens.
+# Our arrays have four axes, (B, H, L, D): batch, heads, tokens, head dim. A *head* is one attention with its own queries,
+# keys and values, vectors of D numbers. A layer runs H heads side by side on the same tokens. (Later, heads will share
+# keys and values.)
 #
 # NumPy's `@` multiplies the last two axes and repeats over the rest. So two matrix products, with a softmax between them,
-# give the output for all queries of all heads. The first product makes a matrix with a row for every query and a column
-# for every key. Keep an eye on it.
+# give the output for all queries of all heads. The picture shows one head. Keep an eye on the squares.
+
+# %%
+show(memory_ledger.shapes_figure(), memory_ledger.describe_shapes())
+
+# %% [markdown]
+# The same in code. Here S = 6 and D = 4, so the squares are still small.
 
 
 # %%
@@ -72,7 +79,7 @@ print("agrees with the oracle:", np.allclose(first_attention(q, k, v), truth.out
 # `ringlab.oracle` computes the same in float64, slowly and carefully. It is the truth against which the whole course
 # measures.
 #
-# ## Large scores
+# ## Scores of any size
 #
 # Nothing keeps the scores of a network small. We multiply the queries by a thousand, as a badly initialised layer might.
 
@@ -94,9 +101,9 @@ print(f"largest x with a finite exp(x) in float32: {largest:.1f}")
 # The right weights exist, but the way to them leads through $e^s$ for scores far above that limit. float32 cannot hold
 # such a number: it becomes inf, and inf / inf is NaN.
 #
-# The remedy costs nothing. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
-# do not change, and the largest exponent is now 0. We also return what the division would throw away, the
-# logarithm of the denominator. It is called lse, for *log-sum-exp*:
+# The remedy costs little. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
+# do not change, and the largest exponent is now 0. We also return what the division would throw away, the logarithm of
+# the *original* denominator, before the factor $e^{-m}$. It is called lse, for *log-sum-exp*:
 #
 # $$ \mathrm{lse} = \ln \sum_j e^{s_j} = m + \ln \sum_j e^{s_j - m} $$
 #
@@ -191,6 +198,9 @@ print("row 0: out", out[0, 0, 0], " lse", lse[0, 0, 0])
 # query heads share one. That is `np.repeat`. `np.tile` gives the same shape but another order, and some heads still
 # meet the right keys, so the mistake is easily missed.
 
+# %%
+show(memory_ledger.sharing_figure(8, 2), memory_ledger.describe_sharing(8, 2))
+
 
 # %%
 def grouped_attention(q, k, v, mask=None):
@@ -240,8 +250,8 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 # moment comes twice. When `exp` writes its result, the scores and the differences `scores - m`, which have no name, are
 # still there. When the division writes the weights, the scores and `powers` are still there.
 #
-# An implementation that takes exp and divides in place holds two matrices, the scores and the weights. One that writes the
-# weights over the scores as well holds one, and its text can be √2 times as long as with two. We count two from here on.
+# An implementation that takes exp and divides in place holds two matrices, the scores and the weights. If the weights
+# overwrite the scores too, only one matrix is left, and the longest text is √2 times as long. We count two from here on.
 #
 # ## The ledger
 #
@@ -269,35 +279,46 @@ show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072
 
 # %% [markdown]
 # Scores and weights have S² elements per head, q has S · D. So each of them is as large as q at S = D, here 128 tokens: a short
-# paragraph, whatever the number of heads and the dtype. From there on each of them is larger. At the wall they
-# take nearly all of the 80 GB, although nobody asked for them: they are neither input nor output.
+# paragraph, whatever the number of heads and the dtype. From there on each of them is larger. We call the length at which
+# the ledger fills the device **the wall**, here 24,920 tokens. There scores and weights take nearly all of the 80 GB,
+# although nobody asked for them: they are neither input nor output.
 #
 # Both axes of the left picture are logarithmic, so a linear term is a straight line, and a quadratic term is one with
-# twice its slope. The right picture has a
-# linear axis, and on it only the two matrices can be seen. Move the sliders of the next cell: a narrower dtype or fewer
-# heads move the wall to the right, but only by the square root of what they save.
+# twice its slope. The right picture has a linear axis, and on it only the two matrices can be seen. Move the sliders of
+# the next cell: a narrower dtype or fewer heads move the wall to the right, but only by the square root of what they save.
 
 # %% tags=["nbval-ignore-output"]
 memory_ledger.explore()
 
 # %% [markdown]
-# Does GQA help against this wall? Decide before you run the cell: with 8 instead of 32 key/value heads, k and v shrink to a
-# quarter.
+# Does GQA help against this wall? With 8 instead of 32 key/value heads, k and v shrink to a quarter.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "01.gqa",
+    "With 8 instead of 32 key/value heads, how much longer is the longest text?",
+    choices=["hardly longer", "2 times", "4 times"],
+)
 
 # %%
+walls = {}
 for kv_heads in (32, 8):
     each = Layer(kv_heads=kv_heads)
-    size, longest = readable(each.ledger(full)["k and v"]), each.largest_sequence(80 * GB)
-    print(f"K = {kv_heads:2}: k and v {size:>6} at S = {full:,}; the wall is at {longest:,} tokens")
+    size, wall = readable(each.ledger(full)["k and v"]), each.largest_sequence(80 * GB)
+    print(f"K = {kv_heads:2}: k and v {size:>6} at S = {full:,}; the wall is at {wall:,} tokens")
+    walls[kv_heads] = wall
+gain = walls[8] / walls[32]
+compare("01.gqa", "hardly longer" if gain < 1.1 else f"{gain:.0f} times")
 
 # %% [markdown]
-# Hardly: every *query* head still has its own scores.
+# Every *query* head still has its own scores.
 #
-# ## "Long context is a FLOPs problem"
+# ## "Long context is a FLOP problem"
 #
-# This is the usual first guess, and a fair one. Each of the two products takes $S^2 D$ multiplications and as many
-# additions per head, together $4 S^2 D$ FLOP, which is a square too. So we compare two costs at S = 131,072, the
-# arithmetic and the memory for scores and weights, on an accelerator with 312 TFLOP/s and 80 GB.
+# This is the usual first guess, and a fair one. A FLOP is one floating-point operation, a multiplication or an addition.
+# Each of the two products takes $S^2 D$ multiplications and as many additions per head, together $4 S^2 D$ FLOP, which is
+# a square too. So we compare two costs at S = 131,072, the arithmetic and the memory for scores and weights, on an
+# accelerator with 80 GB that computes 312 TFLOP/s, 312 · 10¹² FLOP a second.
 
 # %% tags=["nbval-ignore-output"]
 predict("01.seconds", "How long does this layer's arithmetic take at full speed?", unit="s")
@@ -312,10 +333,11 @@ print(f"devices that the scores and weights fill: {devices:.1f}")
 # %% [markdown]
 # The arithmetic takes less than a second; the two tensors fill more than 27 devices. Both costs grow as S², but they are
 # not alike. **You can wait for time.** A job that needs twice the work finishes later. A job that needs twice your memory
-# never finishes. So FLOPs set the price of a long context, but memory decides whether you can have it at all.
+# never finishes. So arithmetic sets the price of a long context, but memory decides whether you can have it at all.
 #
 # There is more to it. Even where the scores do fit, storing them makes attention slow. A device computes far faster
-# than it moves bytes, so what counts is the number of FLOP that it does for each byte that it moves.
+# than it moves bytes, so what counts is the number of FLOP that it does for each byte that it moves. `layer.traffic` counts
+# the bytes: q, k, v and out once, and each of the two matrices twice, written and then read.
 
 # %%
 balance = 312e12 / 2.039e12
@@ -332,18 +354,18 @@ print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.03
 # a score, then written and read as a weight. That is four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches
 # break-even, so the device waits for its own memory.
 #
-# Without the scores the ratio would grow with S if each tensor were read or written only once. A real kernel reads k
-# and v several times, but mostly from a cache. So *not storing that matrix* wins twice, in space and in time. Note that
-# the number of FLOPs is the same in both columns.
+# Without the scores the ratio would grow with S if each tensor were read or written only once. A real program reads k
+# and v several times, but mostly from a small, fast memory on the chip. So *not storing that matrix* wins twice, in space
+# and in time. Both versions do the same FLOP; only the bytes differ.
 #
 # ## And then the linear terms
 #
 # Suppose the scores are gone; lessons 02 and 03 remove them. Are we done? Keys and values grow only as S, but a model that
-# writes text keeps them in every layer. Take a 70B model, with 80 layers and 8 key/value heads of dim 128, a million
-# tokens, and bfloat16.
+# writes text keeps them in every layer: its **KV cache**. Take a 70B model, with 80 layers and 8 key/value heads of dim
+# 128, a million tokens, and bfloat16.
 
 # %% tags=["nbval-ignore-output"]
-predict("01.cache", "How large are the keys and values of all 80 layers?", unit="GB")
+predict("01.cache", "How large is the KV cache, the keys and values of all 80 layers?", unit="GB")
 
 # %%
 cache = kv_cache_bytes(1_000_000, layers=80, kv_heads=8, head_dim=128)
@@ -353,8 +375,9 @@ print(f"keys and values {cache / GB:.2f} GB; the keys alone {cache / 2 / GB:.2f}
 # %% [markdown]
 # No single device of 80 GB holds that, however clever its program is. So there are two walls,
 # one after the other. The square one falls to a trick on **one** device: never hold more than a small piece of the
-# scores. The linear one falls only to **more devices**, each of which holds its share of the sequence. The trick for the
-# first wall is also what lets us cut the sequence, and ring attention combines both.
+# scores. The linear one falls to **more devices**. They could share out the layers or the heads, but a model has only so
+# many of these, however long the text. What grows is the sequence. So here each device holds a share of the
+# **sequence**. The trick for the first wall is also what lets us cut the sequence, and ring attention combines both.
 #
 # ## Recap
 #
@@ -363,7 +386,7 @@ print(f"keys and values {cache / GB:.2f} GB; the keys alone {cache / 2 / GB:.2f}
 # - A row that sees no key has out 0 and lse $-\infty$: not NaN, and not the mean of the values.
 # - Masks compare positions, and True means "may see". With grouped heads, neighbouring query heads share a key/value head.
 # - Scores and weights fill the memory first: in one layer on 80 GB at about 25,000 tokens. GQA hardly changes that.
-# - Long context is a memory problem before it is a FLOPs problem. After the square wall comes a linear one.
+# - Long context is a memory problem before it is a FLOP problem. After the square wall comes a linear one.
 
 # %% [markdown]
 # ## Self-check

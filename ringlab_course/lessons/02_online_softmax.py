@@ -115,8 +115,9 @@ print(f"merged: out {out.item():.3f}, lse {lse.item():.3f}")
 #
 # ## Is ring attention an approximation?
 #
-# It could be: ring attention merges pieces from machines that never see the whole. Many methods for long contexts *are*
-# approximations, for example those in which each query sees only the nearest keys. We measure with 4,096 keys in 64 blocks.
+# Lesson 00 claimed that it is not. But ring attention merges pieces from machines that never see the whole, and many
+# methods for long contexts *are* approximations, for example those in which each query sees only the nearest keys. How
+# would one check the claim? We measure, with 4,096 keys in 128 blocks of 32.
 
 # %%
 q, k, v = torch.randn(16, 64), torch.randn(4096, 64), torch.randn(4096, 64)
@@ -141,23 +142,23 @@ def error(out):
 
 # %% tags=["nbval-ignore-output"]
 eps = torch.finfo(torch.float32).eps
-one, many = error(in_blocks(q, k, v, 4096)[0]), error(in_blocks(q, k, v, 64)[0])
-print(f"relative error: one block {one:.1e}, 64 blocks {many:.1e}")
+one, many = error(in_blocks(q, k, v, 4096)[0]), error(in_blocks(q, k, v, 32)[0])
+print(f"relative error: one block {one:.1e}, 128 blocks {many:.1e}")
 print(f"in units of float32's eps: {one / eps:.1f} and {many / eps:.1f}")
 
 # %% [markdown]
-# eps is the step from 1 to the next float32 number. Both errors are tiny, but 64 blocks are several times worse than
+# eps is the step from 1 to the next float32 number. Both errors are tiny, but 128 blocks are several times worse than
 # one. Does the cut itself cost that accuracy, or is it only rounding? float64 can tell.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "02.float64",
-    "We repeat the 64 blocks in float64. By how much does their error shrink?",
+    "We repeat the 128 blocks in float64. By how much does their error shrink?",
     choices=["not at all", "about 2 times", "about 1,000 times", "more than a million times"],
 )
 
 # %%
-in_float64 = error(in_blocks(q.double(), k.double(), v.double(), 64)[0])
+in_float64 = error(in_blocks(q.double(), k.double(), v.double(), 32)[0])
 factor = many / in_float64
 limits = {"not at all": 1.5, "about 2 times": 10, "about 1,000 times": 1e6}
 found = [name for name, limit in limits.items() if factor < limit]
@@ -170,11 +171,8 @@ print(f"eps is smaller by a factor of {eps / eps64:.1e}")
 
 # %% [markdown]
 # No: ring attention is not an approximation. The error of an approximation would stay in float64. This one shrinks with
-# the unit of rounding: no step of the derivation left anything out, and every merge only rounds its weights and its sum
-# once more.
-#
-# Exact in mathematics does not mean **bit for bit** equal. One block and 64 blocks in float32 differ in their last digits,
-# because floating-point sums depend on how they are cut. We come back to that.
+# the unit of rounding: no step of the derivation left anything out, and each merge only adds the rounding of its weights
+# and its sum.
 #
 # ## Block by block, with a running maximum
 #
@@ -187,7 +185,8 @@ print(f"eps is smaller by a factor of {eps / eps64:.1e}")
 #
 # The picture follows one query through 24 keys in six blocks. Left: the scores; the black line is $m$. Middle: the running
 # sum after each block; colours and hatches show which block each part came from. Where the black line steps up, all
-# older parts shrink **together**. Right: the output, which is wrong until the last block and exact after it.
+# older parts shrink **together**. Right: the output, which is wrong until the last block and exact after it. The values
+# that it averages are not drawn.
 
 # %%
 picture_scores, picture_values = online_softmax.example()
@@ -204,19 +203,23 @@ online_softmax.play(picture_scores, picture_values, block=4)
 # its keys are hidden, $m'$ is $-\infty$ as well, and the difference has no value; the exercise asks you for that case.
 
 # %%
-m, total, acc = -math.inf, 0.0, 0.0
+m, total, acc, states = -math.inf, 0.0, 0.0, []
 for s, x in zip(picture_scores.reshape(-1, 4), picture_values.reshape(-1, 4), strict=True):
     new = max(m, s.max())
     factor, powers = np.exp(m - new), np.exp(s - new)
     m, total, acc = new, total * factor + powers.sum(), acc * factor + powers @ x
-    print(f"m {m:4.1f}   old times {factor:.2f}   sum {total:.2f}   out so far {acc / total:6.3f}")
+    states.append((m, factor, total, acc / total))
+drawn = [(step.maximum, step.factor, step.total, step.out) for step in steps]
+print("each block as in the picture:", np.allclose(states, drawn))
+print(f"in the end: m {m:.1f}, sum {total:.2f}, out {acc / total:.3f}")
 at_once, lse = block_attention(torch.tensor(picture_scores), torch.tensor(picture_values))
 print(f"at once: out {at_once:.3f}, lse {lse:.3f} = m + ln(sum) {m + math.log(total):.3f}")
 
 # %% [markdown]
 # These are two forms of one idea. $(m, \mathrm{total}, \mathrm{acc})$ is cheap to update, since it puts off the division;
-# a kernel keeps it in registers. $(\mathrm{out}, \mathrm{lse})$ is one number smaller and means something by itself; a
-# kernel returns it, and a rank keeps it from block to block. One form turns into the other:
+# a kernel keeps it in registers, the fastest memory of the chip. $(\mathrm{out}, \mathrm{lse})$ needs one number less per
+# query, and means something by itself; a kernel returns it, and a rank keeps it from block to block. One form turns into
+# the other:
 # $\mathrm{out} = \mathrm{acc}/\mathrm{total}$ and $\mathrm{lse} = m + \ln \mathrm{total}$.
 #
 # A factor of 1 means that the maximum stayed, and old and new parts are simply added. How often does the maximum step up?
@@ -239,11 +242,12 @@ print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum
 
 # %% [markdown]
 # Block $n$ sets a new maximum with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm.
-# For one query, nearly all rescalings multiply by one. A kernel may skip a rescaling if no row of its tile needs it.
+# For one query, nearly all rescalings multiply by one. A kernel computes many queries together, and may skip a rescaling
+# if none of them needs it.
 #
 # ## A monoid
 #
-# Which properties must a merge have so that a ring may use it? Ranks see the blocks in different orders, some start with
+# Which properties must a merge have so that a ring may use it? Ranks see the blocks in different orders, some later receive
 # a wholly masked block, and merging in a tree should give the same as merging in a chain. So we want three laws:
 #
 # - **associative:** $(a \cdot b) \cdot c = a \cdot (b \cdot c)$: any grouping gives the same;
@@ -281,13 +285,14 @@ compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 # Floating-point addition is commutative: $x + y$ and $y + x$ are rounded alike. It is not associative. The identity has the
 # weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded.
 #
-# Only the grouping changes bits. In a chain of three or more blocks, another order of arrival usually changes the
-# grouping. So to get the same bits on every run, fix which parts are merged with which. Here the order of the two does
-# not matter, because each product is rounded by itself. In a kernel that fuses a multiplication with the addition
-# (FMA), only one of the two products is rounded, and the order matters as well.
+# So exact in mathematics does not mean **bit for bit** equal: in float32, one block and 128 blocks differ in their last
+# digits. Only the grouping changes bits. In a chain of three or more blocks, another order of arrival usually changes the
+# grouping. So to get the same bits on every run, fix which parts are merged with which. In our `merge`, swapping a and b
+# does not matter: each product is rounded before the addition. With a fused multiply-add (FMA), as in many kernels, only
+# one product is rounded, so swapping matters too.
 #
-# One case is left. Under a causal mask a row may see nothing in the first block and nothing in the second.
-# By the third law, identity · identity should be the identity. What does our `merge` return?
+# One case is left. In a tree, two blocks may be merged with each other that both lie in the future of a row, so that it
+# sees nothing in either. By the third law, identity · identity should be the identity. What does our `merge` return?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -317,8 +322,9 @@ print("out:", nothing[0][0, 0].item(), " lse:", nothing[1][0].item())
 # $\mathrm{lse}_a = -\infty$
 # the second formula is $-\infty - \ln 0 = -\infty + \infty$, which has no value.
 #
-# **3. log(1 + exp(x)).** $\mathrm{lse} = \mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$ is the same formula
-# again, and it overflows when $\mathrm{lse}_b$ is much larger than $\mathrm{lse}_a$.
+# **3. log(1 + exp(x)).** $\mathrm{lse} = \mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$ is the second
+# formula of trap 2, with $-\ln \sigma$ written out. It overflows when $\mathrm{lse}_b$ is much larger than
+# $\mathrm{lse}_a$.
 #
 # **4. A large finite number for −∞.** Then nothing is NaN, but a row that sees no key gets lse −10⁹ and the mean of V.
 
@@ -368,16 +374,16 @@ print("both empty: out", out[0, 0].item(), " lse", lse[0].item())
 
 
 # %%
-def rounded(x, bad):
-    return x.bfloat16().float() if bad else x
+def rounded(x, to_bf16):
+    return x.bfloat16().float() if to_bf16 else x
 
 
-def growth(P, bad_out=False, bad_lse=False):
+def growth(P, bf16_out=False, bf16_lse=False):
     state = identity
     for keys, values in zip(k.chunk(P), v.chunk(P), strict=True):
         out, lse = attend(q, keys, values)
         out, lse = merge(*state, rounded(out, True), lse)
-        state = rounded(out, bad_out), rounded(lse, bad_lse)
+        state = rounded(out, bf16_out), rounded(lse, bf16_lse)
     return error(state[0])
 
 
@@ -391,12 +397,12 @@ predict(
 # %% tags=["nbval-ignore-output"]
 print("blocks   fp32 state   bf16 out   bf16 lse")
 for P in (2, 4, 8, 16, 32):
-    errors = growth(P), growth(P, bad_out=True), growth(P, bad_lse=True)
+    errors = growth(P), growth(P, bf16_out=True), growth(P, bf16_lse=True)
     print("{:6}   {:10.1e}   {:8.1e}   {:8.1e}".format(P, *errors))
 
 # %%
-out_factor = growth(32, bad_out=True) / growth(2, bad_out=True)
-lse_factor = growth(32, bad_lse=True) / growth(2, bad_lse=True)
+out_factor = growth(32, bf16_out=True) / growth(2, bf16_out=True)
+lse_factor = growth(32, bf16_lse=True) / growth(2, bf16_lse=True)
 print(f"the error grows {out_factor:.1f} times with out, {lse_factor:.1f} times with lse in bf16")
 harmful = [factor for factor in (out_factor, lse_factor) if factor > 1.2]
 worse = "lse" if lse_factor > out_factor else "out"
@@ -429,8 +435,8 @@ print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 # Answer without scrolling up, then open the answer.
 #
 # <details><summary>1. A block's scores are all 5 larger than they should be. Which part of (out, lse) is wrong, and when does
-# the error show?</summary>Only lse, by 5: the softmax within the block does not change. The error shows at the first merge,
-# where the block gets too much weight.</details>
+# the error show?</summary>Only lse, by 5: the softmax within the block does not change. The error shows at the first merge
+# with another block that has mass: there the block gets too much weight.</details>
 #
 # <details><summary>2. Two ranks merge the same blocks in different orders. Why do their results agree to six digits, but
 # not in all bits?</summary>The merge is associative and commutative in mathematics. Floating-point addition is not

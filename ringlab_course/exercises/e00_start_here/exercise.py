@@ -11,7 +11,8 @@
 # If a cell does not end, choose Kernel, Interrupt Kernel in the menu: your loop probably waits for something that
 # never becomes true.
 #
-# **Not allowed:** changing the arguments of a function. All of Python, NumPy and torch is yours to use.
+# **Not allowed:** modifying the arrays and tensors that your functions are given. All of Python, NumPy and torch is
+# yours to use.
 
 # %%
 import sys
@@ -24,7 +25,8 @@ from ringlab_course import check, hint
 # ## 1. What runs here?
 #
 # Return a dict with two entries: `python` is the version of the running Python as the pair (major, minor), and
-# `torch` is the version of torch as a string. Let the program find out both.
+# `torch` is the version of torch as a string, with or without a suffix such as +cpu. Let the program find out both.
+# torch's own version object is a kind of string, so you may return it as it is.
 
 
 # %% grade="00.environment"
@@ -64,7 +66,8 @@ check("00.axes")
 #
 # Every rank has one tensor `x`. In the end every rank must have the sum of all these tensors. You have
 # `ring.world_size`, the number of ranks, and `ring.shift(t)`, which sends `t` to the next rank and returns
-# what the previous rank sent. Use exactly P − 1 shifts. The function must also work for a single rank.
+# what the previous rank sent. Use exactly P − 1 shifts. The function must also work for a single rank. Add in any order:
+# the sums of two ranks may differ by rounding.
 
 
 # %% grade="00.ring"

@@ -12,7 +12,8 @@
 # | 01.grouped | `grouped_attention` | which query heads share which key/value head, no copies |
 #
 # Arrays are float32 and (B, H, L, D). **Allowed** in all four functions: NumPy, and your own functions. **Not allowed:**
-# torch, jax, scipy, ringlab's own attention, and changing the arguments.
+# torch, jax, scipy, ringlab's own attention, and modifying the arrays that a function is given. Results may be float64.
+# NumPy's warnings, as for the logarithm of 0, are no failure; the values count.
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("01.softmax")` shows a
 # question, then a direction, then a line of mathematics.
@@ -109,7 +110,8 @@ check("01.attention")
 # None or (Lq, Lk). Return `(out, lse)` as before. You may use your `attention` and your `softmax`.
 #
 # The lesson copied k and v for every query head, and so lost the memory that grouped heads save. **Do not copy them**: the
-# check measures memory.
+# check measures memory, without a mask. What the function holds at its worst moment, its arguments not counted, must be
+# less than half of a copy of k for all H query heads. You may repeat the mask.
 
 
 # %% grade="01.grouped"

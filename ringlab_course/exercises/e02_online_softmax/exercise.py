@@ -11,8 +11,8 @@
 # | 02.stream | `streaming_attention` | values, a short last block, memory, bfloat16 inputs, large scores |
 #
 # **Allowed** in all three functions: torch without its attention (torch.softmax and torch.logsumexp are fine), NumPy, and your
-# own functions. **Not allowed:** `scaled_dot_product_attention` and its relatives, ringlab's merge and attention, and changing
-# the arguments, except where a task allows it.
+# own functions. **Not allowed:** `scaled_dot_product_attention` and its relatives, ringlab's merge and attention, and modifying
+# the tensors that a function is given, except where a task allows it.
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("02.merge")` shows a
 # question, then a direction, then a line of mathematics.
@@ -35,7 +35,8 @@ from ringlab_course import check, hint, progress
 # - A row of a part with lse −inf has seen no key, and its out is 0: it changes nothing. If this is so in all parts, the
 #   result is (0, −inf) as well.
 # - lse may be near ±1000.
-# - The result is float32 at least, for bfloat16 outs too; float64 stays float64.
+# - `outs` may be bfloat16, float32 or float64. `lses` has the same dtype, except that it is float32 beside bfloat16 outs.
+#   Return both out and lse in float32 at least, and in float64 for float64.
 
 
 # %% grade="02.merge"
@@ -54,11 +55,12 @@ check("02.merge")
 # %% [markdown]
 # ## 02.update · One step of a streaming softmax
 #
-# The state of L queries is `maximum` (L), `total` (L) and `acc` (L, D): m, Σ e^(s − m) and Σ e^(s − m) v over the keys seen so
+# The state of L queries is `maximum` (L,), `total` (L,) and `acc` (L, D): m, Σ e^(s − m) and Σ e^(s − m) v over the keys seen so
 # far. Before the first key it is (−inf, 0, 0). The next block has `scores` (L, keys) and `values` (keys, D). Return the new
 # `(maximum, total, acc)`.
 #
 # - `acc` is not divided by anything; the division comes at the end.
+# - All five tensors are float32, and a block has one key or more. You may return a float64 state; then the next call gets it.
 # - Hidden keys have the score −inf. A row may see no key of this block and none of the blocks before. Nothing is NaN then.
 # - You may overwrite `maximum`, `total` and `acc`, as kernels do: nobody needs the old state any more.
 
@@ -82,11 +84,11 @@ check("02.update")
 # ## 02.stream · Attention, one block of keys at a time
 #
 # `q` is (L, D), `k` and `v` are (S, D). Every query sees every key, and scores are divided by √D. Take `block` keys at a time
-# (the last block may be shorter) and return `(out, lse)`, (L, D) and (L).
+# (the last block may be shorter, and `block` larger than S) and return `(out, lse)`, (L, D) and (L,). S is 1 or more.
 #
 # - Hold the scores of one block and the state of the queries. Nothing that you hold may grow with S, and a copy of all
 #   keys or values does.
-# - q, k and v may be bfloat16. Compute in float32 and return float32.
+# - q, k and v are all float32 or all bfloat16. Compute in float32 at least, and return float32 at least.
 #
 # You may use your `update` or your `merge`.
 
