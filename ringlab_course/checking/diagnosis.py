@@ -13,6 +13,10 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 
+LARGEST = 100_000
+"""Numbers of an answer that imitations are compared with: on larger ones, as where memory is counted, they take minutes."""
+
+
 @dataclass(frozen=True)
 class Answered:
     """One case with what the learner answered; imitations take `inputs` and `keywords`."""
@@ -31,7 +35,7 @@ def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconceptio
 
     Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the
     learner's answers in all cases, right ones too, and no other one does: one case alone fits many
-    mistakes, and a diagnosis that may be false is worse than none.
+    mistakes, and a diagnosis that may be false is worse than none. Answers of more than LARGEST numbers are not explained.
     """
     seen: list[Answered] = []
     first: Failure | None = None
@@ -44,11 +48,17 @@ def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconceptio
             raise
     if first is None:
         return
+    if any(_numbers(case.truth) > LARGEST for case in seen):
+        raise first
     fitting = {m.name: m for m in misconceptions if all(_matches(m, case) for case in seen)}
     if len(fitting) != 1:
         raise first
     (misconception,) = fitting.values()
     raise misconception.failure(first.counterexample)
+
+
+def _numbers(value: Any) -> int:
+    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else int(np.size(value))
 
 
 def _failure(case: Answered) -> Failure | None:
