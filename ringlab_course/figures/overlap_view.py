@@ -109,7 +109,7 @@ def figure(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, laten
     """
     seen = overlap(c, F, B, P, sizes, latency_s)
     with styled():
-        drawn = new_figure((8.0, 4.9))
+        drawn = new_figure((8.0, 5.1))
         upper, lower = drawn.subplots(2, 1, height_ratios=(1, 1.6))
         draw_steps(upper, seen)
         draw_threshold(lower, seen)
@@ -127,8 +127,8 @@ def draw_steps(ax: Axes, seen: Overlap) -> None:
         if hop.exposed > 0:
             _bar(ax, hop.waited, hop.done, 0, scale, seen, "exposed", "waits")
     ax.set(xlim=(0, 1.002 * seen.makespan_s / scale), ylim=(1.5, -0.5), xlabel=f"time ({unit})")
-    ax.set_yticks([0, 1], ["compute", "link"])
-    ax.set_title(f"{_machine(seen)}\n{_verdict(seen)}", fontsize=11)
+    ax.set_yticks([0, 1], ["rank 0 computes", "a block travels"])
+    ax.set_title(f"{_machine(seen)}\n{_verdict(seen)}\n{_ring(seen)}", fontsize=11)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
@@ -276,6 +276,14 @@ def _machine(seen: Overlap) -> str:
     """The known machine of these rates, if there is one, and the rates."""
     names = [f"{name}, " for name, rates in presets().items() if rates == (seen.F, seen.B)]
     return f"{''.join(names[:1])}{_rate(seen.F, 'FLOP/s')}, {_rate(seen.B, 'B/s')} one way"
+
+
+def _ring(seen: Overlap) -> str:
+    """The ranks, their tokens and the heads."""
+    sizes = seen.sizes
+    heads = f"{sizes.H} heads" if sizes.H == sizes.K else f"{sizes.H} query and {sizes.K} K/V heads"
+    mask = "causal, balanced" if sizes.causal else "no mask"
+    return f"{seen.P} ranks of {seen.c:,} tokens, {heads}, D = {sizes.D}, {mask}"
 
 
 def _verdict(seen: Overlap) -> str:

@@ -34,7 +34,7 @@ from ringlab_course import compare, predict
 from ringlab.merge import merge
 from ringlab_course.figures import overlap_view
 from ringlab.viz import gantt
-from ringlab.viz.style import show
+from ringlab.viz.style import INK, show
 
 # %% [markdown]
 # ## 1 · One step: FLOPs and bytes
@@ -101,7 +101,8 @@ print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, 2·c·D·K·e 
 # %% [markdown]
 # Twice the tokens make four times the FLOPs, but only twice the bytes. **The computation grows like c², the message like
 # c.** So on every machine there is a c from which the computation takes longer, and the hop can be hidden. In letters, with
-# H query heads, K key/value heads and e bytes per element:
+# H query heads, K key/value heads and e bytes per element (in this lesson B is a bandwidth, for one sequence, and c is
+# lesson 00's L = S/P):
 #
 # | | one step | in seconds |
 # |---|---|---|
@@ -111,8 +112,7 @@ print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, 2·c·D·K·e 
 # ## 2 · The threshold
 #
 # Take an NVIDIA A100 and bfloat16, so e = 2, with as many K/V heads as query heads and no mask. NVLink, a fast link, joins
-# the GPUs of one machine (a *node*). InfiniBand, a slower network, joins the nodes. `hardware("a100")` is a row of the
-# package's table of machines.
+# the GPUs of one machine (a *node*). InfiniBand, a slower network, joins the nodes.
 
 # %%
 a100 = hardware("a100")
@@ -128,8 +128,8 @@ predict("06.nvlink", "How many tokens must a rank hold to hide a hop over NVLink
 predict("06.infiniband", "And how many to hide a hop over InfiniBand?", unit="tokens")
 
 # %% [markdown]
-# A block takes 4·c²·D·H/F seconds, a hop 2·c·D·K·e/B seconds. The hop is hidden if the block takes at least as long. D
-# and one c cancel, and what remains is
+# A block takes 4·c²·D·H/F seconds, a hop 2·c·D·K·e/B seconds. The hop is hidden if the block takes at least as long;
+# otherwise the rest of it is *exposed*, and the rank waits. D and one c cancel, and what remains is
 #
 # $$c \;\ge\; \frac{e\,F}{2\,B}\cdot\frac{K}{H}.$$
 #
@@ -154,12 +154,11 @@ compare("06.infiniband", threshold(F, infiniband))
 
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of
-# 99,840 tokens. A context of 8,320 tokens hardly needs a ring yet; at 99,840 one begins to *want* one. So on 8 ranks
-# hops are usually hidden where a ring is wanted, and the longer the sequence, the better. With more ranks the context
-# must grow too: section 6.
+# 99,840 tokens. At 8,320 tokens one GPU is enough; at 99,840 you begin to *want* a ring. So where a ring is wanted, its
+# hops are usually hidden. With more ranks the context must grow too: section 6.
 #
-# The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow
-# with c. Drag c past the threshold. Then choose another machine, or your own F and B.
+# The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow with c. In a live
+# notebook, drag c past the threshold. Then choose another machine, or your own F and B.
 
 # %% tags=["nbval-ignore-output"]
 overlap_view.play(c=512)
@@ -182,10 +181,10 @@ for name, (group, causal) in cases.items():
 # Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over the A100's NVLink under a
 # causal mask.
 #
-# A popular figure is 1,024 tokens (1,040, taken to the nearest power of two) "at 600 GB/s". It contains two mistakes:
-# NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake halves
-# the threshold, the second doubles it. The last two lines show another slip: a network's data sheet counts bits, eight
-# to a byte.
+# You will read "1,024 tokens, at 600 GB/s". That is our 1,040, rounded to a power of two, but its derivation has two
+# mistakes: NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake
+# halves the threshold, the second doubles it. The last two lines show another slip: a network's data sheet counts bits,
+# eight to a byte.
 
 # %%
 print(f"right, 300 GB/s one way, 4·c²·D:      {threshold(F, 300e9):8,.0f}")
@@ -223,7 +222,7 @@ class Machine(Costs):
         return counted(attend, *args) / self.F
 
     def message(self, source, to, nbytes):
-        return 2 * nbytes / self.B  # called for K and for V: they share the link, so each has B/2
+        return 2 * nbytes / self.B  # K and V travel at the same time; each gets half the link
 
 # %% [markdown]
 # Our machine is slow enough for mental arithmetic: 2,304 FLOP/s and 192 bytes/s, so its threshold in float32 is 24 tokens.
@@ -301,58 +300,64 @@ llama = model("llama3-70b")
 layer = llama.attention()
 for P in (8, 64, 512):
     here, whole = (attention_bytes(layer, 16384, P, kind) / 1e9 for kind in ("ring", "allgather"))
-    print(f"{P:3} ranks, {16384 * P:9,} tokens: ring {here:.2f} GB, all-gather {whole:5.2f} GB")
+    print(f"{P:3} ranks, {16384 * P:9,} tokens: "
+          f"ring (paper's count) {here:.2f} GB, all-gather {whole:5.2f} GB")
 head = llama.D * 16384 * 2
-print(f"by hand, 2·H + 4·K heads: {(2 * llama.H + 4 * llama.K) * head / 1e9:.2f} GB")
+print(f"the paper's count, 2·H + 4·K heads: {(2 * llama.H + 4 * llama.K) * head / 1e9:.2f} GB")
 for P in (2, 3, 8):
     blocks = attention_work(layer, 16384, P).slots / (2 * llama.K * head)
     print(f"our ring on {P} ranks: K/V blocks of others on a rank at once: {blocks:.0f}")
-print(f"by hand, 2·H + 6·K heads: {(2 * llama.H + 6 * llama.K) * head / 1e9:.2f} GB")
+print(f"our ring, 2·H + 6·K heads:          {(2 * llama.H + 6 * llama.K) * head / 1e9:.2f} GB")
 
 # %% [markdown]
-# Our ring also keeps its own block, because the caller needs it for the backward. So from 3 ranks on it holds *two*
-# blocks of others, the one in use and the one that arrives, and needs 2·H + 6·K. In the exercise you get most of that
-# second block back. (Neither count has the accumulator of out, which is float32 while a rank computes: H heads of 4
+# Our ring also keeps its own block, because the caller needs it for the backward. So from 3 ranks on it holds three
+# blocks: its own, the one in use and the one that arrives. That makes 2·H + 6·K. In the exercise you get most of the
+# third block back. (Neither count has the accumulator of out, which is float32 while a rank computes: H heads of 4
 # bytes, so another 2·H in this count.)
-
-# %% [markdown]
-# To *generate* text, one keeps the K and V of all tokens in all layers: the KV cache. Llama 3 70B has 80 layers with 8 K/V
-# heads of 128.
-
-# %% tags=["nbval-ignore-output"]
-predict("06.cache", "The KV cache of how many tokens fills 80 GB, in bfloat16?", unit="tokens")
+#
+# Shards also divide what *generating* text has to keep, lesson 01's KV cache of all layers:
 
 # %%
-per_token = 2 * llama.layers * llama.K * llama.D * 2
-print(f"2 · {llama.layers} layers · {llama.K} heads · {llama.D} · 2 bytes: {per_token:,} per token")
-compare("06.cache", round(80e9 / per_token))
-million = kv_cache_bytes(llama, 1_000_000) / 1e9
-print(f"a million tokens: {million:.0f} GB, K alone {million / 2:.2f} GB")
+cache = kv_cache_bytes(llama, 1_000_000) / 1e9
+print(f"K and V of a million tokens: {cache:.0f} GB (K alone {cache / 2:.2f} GB), "
+      f"so at least {math.ceil(cache / 80)} GPUs of 80 GB")
 
 # %% [markdown]
-# Lesson 01's 328 GB for a million tokens fit on no GPU, which is a reason to shard the sequence in inference too. (A published
-# figure of 163 GB is K alone: it forgets V.)
-#
 # ## 5 · A published table, recomputed
 #
 # Section 7 will buy GPUs by these formulas. So we first check them against published figures. The Striped Attention
 # paper (arXiv 2311.09431, table 3) asks what balance is worth. Under a causal mask and with contiguous shards the last
 # rank has most to compute, and the others wait for it; a balanced layout gives every rank the same work. The paper
-# bounds the gain on 4 A100: the time of a forward with contiguous shards, divided by that with a balanced layout. On
-# these, attention ran at half the rate of the linear layers, hence `attention_weight=2`. For its 1B model:
+# bounds the gain on 4 A100: the time of a forward with contiguous shards, divided by that with a balanced layout.
+
+# %% tags=["nbval-ignore-output"]
+predict("06.gain", "A model on 16 times as many tokens: what becomes of the gain by balance?",
+        ["it grows", "it stays the same", "it shrinks"])
+
+# %% [markdown]
+# A forward also has linear layers, which take 2 FLOPs per weight and token under either layout. Attention takes
+# 4 · d_model FLOPs per visible pair and layer, all heads together. The slowest rank of a contiguous layout computes P − ½
+# blocks of c² pairs, a rank of a balanced one P/2. On these A100 attention ran at half the rate of the linear layers, so
+# it counts twice. For the paper's 1B model:
 
 # %%
 printed = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}
-one_b = model("striped-1b")
+one_b, P, gains = model("striped-1b"), 4, []
+weights = one_b.layers * one_b.layer_matrix_parameters + one_b.d_model * one_b.vocabulary
 for tokens, theirs in printed.items():
-    ours = striped_speedup(one_b, ranks=4, tokens=tokens, attention_weight=2)
-    print(f"{tokens:7,} tokens: {ours:.3f} (printed {theirs:.2f})")
-print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
+    c = tokens / P
+    linear = 2 * c * weights
+    attention = 2 * 4 * one_b.d_model * (P / 2) * c**2 * one_b.layers  # balanced, at half the rate
+    share = attention / (linear + attention)
+    gains.append(striped_speedup(one_b, ranks=P, tokens=tokens, attention_weight=2))
+    print(f"{tokens:7,} tokens: attention takes {share:.1%}, 1 + 0.75 · that = "
+          f"{1 + 0.75 * share:.3f}, by ringlab {gains[-1]:.3f} (printed {theirs:.2f})")
+print("attention alone, (P - 1/2) / (P / 2):", (P - 0.5) / (P / 2))
+compare("06.gain", "it grows" if gains[-1] > gains[0] else "it shrinks")
 
 # %% [markdown]
-# All agree to the last printed digit. Why does it approach 1.75? The slowest rank of
-# a contiguous layout computes P − ½ blocks, a rank of a balanced one P/2. Short contexts gain less, because the linear
-# layers take the same time under both.
+# All agree to the last printed digit. Contiguous shards stretch each second of attention to 1.75, and the linear
+# layers not at all. Longer contexts are more and more attention, so the gain grows towards 1.75.
 #
 # ## 6 · Many ranks: the simulator
 #
@@ -362,7 +367,7 @@ print("attention alone, (P - 1/2) / (P / 2):", (4 - 0.5) / (4 / 2))
 #
 # We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson
 # 08. First the thresholds, at the rate that kernels reach. Now *latency* counts too: the time that a message takes
-# besides its bytes. It makes small messages dear.
+# besides its bytes.
 
 # %%
 h100 = hardware("h100")
@@ -374,29 +379,41 @@ for link in (h100.inside, h100.between):
           f"{link.latency_s * 1e6:g} µs a message")
 
 # %% [markdown]
-# Now the ring in one node, and over two:
+# Now the ring in one node, and over two. *Exposed* is here what hops without cost would save.
+
+# %% tags=["nbval-ignore-output"]
+predict("06.border", "Two nodes, 2,048 tokens per rank: what percentage of the ring's time is "
+        "exposed?", unit="%")
 
 # %%
 for c in (256, 512, 1024, 2048, 4096, 8192):
     one, two = (simulate(layer, zigzag(c * P, P), h100) for P in (8, 16))
-    shares = [f"{run.exposed_s / run.makespan_s:4.0%}" for run in (one, two)]
-    print(f"c = {c:5,}: exposed {shares[0]} of the time in one node, {shares[1]} over two")
+    inside, across = (run.exposed_s / run.makespan_s for run in (one, two))
+    print(f"c = {c:5,}: exposed {inside:4.0%} of the time in one node, {across:4.0%} over two")
+    if c == 2048:
+        measured = 100 * across
+compare("06.border", measured)
 
 # %% [markdown]
-# Over two nodes InfiniBand's threshold decides, although only two of the 16 links are InfiniBand, 7 → 8 and 15 → 0. Look at
-# the ranks beside the first of them, at 2,048 tokens per rank:
+# Over two nodes InfiniBand's threshold decides, although only two of the 16 links are InfiniBand, 7 → 8 and 15 → 0: with
+# 2,048 of 3,404 tokens, a rank computes for 60% of each hop's time. Look at the ranks beside the first of these links:
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
-title = "Two nodes"
-show(gantt.figure(crossing, title, ranks=range(5, 11)), gantt.describe(crossing, title))
+title, ranks = "Two nodes", range(5, 11)
+picture = gantt.figure(crossing, title, ranks=ranks)
+ax = picture.axes[0]
+ax.axhline(3, color=INK, linewidth=1.2)
+names = [f"node {rank // 8}, rank {rank}" for rank in ranks]
+ax.set_yticks([0.5, 1.5, 2.5, 3, 3.5, 4.5, 5.5], [*names[:3], "InfiniBand, 7 → 8", *names[3:]])
+show(picture, gantt.describe(crossing, title) + " A line between ranks 7 and 8 parts the nodes.")
 
 # %% [markdown]
 # Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, in
 # both directions, because a message begins only when both its ends have posted it. Here it moves one rank further every
-# other step, and in the end all ranks keep InfiniBand's pace. An exchange goes two ways, one block sent and one
-# received: two orange pieces where they travel at different times. A rank that is done counts as idle until the last
-# one ends.
+# other step, and in the end all ranks keep InfiniBand's pace. Each lane shows both directions of an exchange. If the sent
+# and the received block travel at different times, you see two orange pieces. A rank that is done counts as idle until
+# the last one ends.
 #
 # What about a slow *rank*?
 
@@ -415,15 +432,22 @@ compare("06.slow", late.makespan_s / even.makespan_s)
 # the ring has ended only when it has. Its neighbours soon wait for it, ranks farther away later.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
-# the computation that hides a hop:
+# the computation that hides a hop.
+
+# %% tags=["nbval-ignore-output"]
+predict("06.more", "131,072 tokens on 128 ranks in place of 64: the ring is …",
+        ["about twice as fast", "a little faster", "slower"])
 
 # %%
-eight = simulate(layer, zigzag(131072, 8), h100).makespan_s
+ended = {}
 for P in (8, 16, 32, 64, 128):
     run = simulate(layer, zigzag(131072, P), h100)
-    share = run.exposed_s / run.makespan_s
-    print(f"{P:3} ranks, {131072 // P:6,} tokens each: {run.makespan_s * 1e3:5.2f} ms, "
-          f"an even share would be {eight * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
+    ended[P], share = run.makespan_s, run.exposed_s / run.makespan_s
+    print(f"{P:3} ranks, {131072 // P:6,} tokens each: {ended[P] * 1e3:5.2f} ms, "
+          f"an even share would be {ended[8] * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
+gain = ended[64] / ended[128]
+verdict = "slower" if gain < 1 else "a little faster" if gain < 1.5 else "about twice as fast"
+compare("06.more", verdict)
 
 # %% [markdown]
 # Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon they lose: every rank still
@@ -440,10 +464,11 @@ for P in (8, 16, 32, 64, 128):
 # | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
-# | layer at work, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the K/V blocks of others, the gradients of K and V that travel with them, and sums in float32 |
+# | layer at work, its gradients, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the K/V blocks of others, the gradients of K and V that travel with them, and sums in float32 |
 #
-# The planner counts these. Here they are for one node, summed over its 8 GPUs. In one ring of all GPUs, all sums but
-# that of the gathered weights stay, however many share them. An "80 GB" H100 shows 85.5 GB to programs.
+# The planner counts these. Here they are for one node, summed over its 8 GPUs. With more GPUs in the ring these sums stay
+# the same, so each GPU's part shrinks. Only the gathered weights cost every GPU the same, 5.1 GB. An "80 GB" H100 shows
+# 85.5 GB to programs.
 
 # %%
 def asked(nodes, **given):
@@ -451,12 +476,14 @@ def asked(nodes, **given):
 
 
 alone = asked(1)
-for entry in alone.best.ledger.entries:
-    print(f"{8 * entry.bytes / 1e9:7,.0f} GB  {entry.name}")
-print(f"{8 * alone.best.ledger.total_bytes / 1e9:7,.0f} GB  together")
+sums = {entry.name: 8 * entry.bytes / 1e9 for entry in alone.best.ledger.entries}
+for name, size in sums.items():
+    print(f"{size:7,.0f} GB  {name}")
+total, gathered = sum(sums.values()), sums["gathered weights"]
+print(f"{total:7,.0f} GB  together")
+print(f"So each of n GPUs holds ({total:,.0f} − {gathered:.0f}) / n + {gathered / 8:.1f} GB.")
 usable, reserve = alone.request.usable_bytes / 1e9, alone.request.reserve
-print(f"{h100.memory_bytes / 1e9:7.1f} GB  on each GPU")
-print(f"{usable:7.1f} GB  of it may be used; {reserve:.0%} stay in reserve")
+print(f"It has {h100.memory_bytes / 1e9:.1f} GB and may use {usable:.1f}; {reserve:.0%} is reserve")
 
 # %% tags=["nbval-ignore-output"]
 predict("06.nodes", "How many nodes of 8 such GPUs does one ring of all GPUs need?", unit="nodes")

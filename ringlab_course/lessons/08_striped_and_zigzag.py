@@ -10,7 +10,7 @@
 # **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
 # Lesson 07 ended with a wish: the same work for **every rank** in **every step**, with tokens kept as few runs, all of one
-# step. A rank need not own *neighbouring* tokens, since masks compare global positions. So we deal tokens like cards, but by a
+# stride. A rank need not own *neighbouring* tokens, since masks compare global positions. So we deal tokens like cards, but by a
 # rule.
 
 # %%
@@ -26,7 +26,7 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab_course import compare, corpus, predict
-from ringlab.plan import tiles
+from ringlab.plan import tiles as launches
 from ringlab.viz import gantt
 from ringlab_course.figures import layout_view
 from ringlab_course.figures import load_mosaic
@@ -80,7 +80,8 @@ print("token fold:", *shares(dealt(16, 4, chunk=1, folded=True)))
 # cuts 2P pieces and folds once, so that rank r gets pieces r and 2P − 1 − r, an early one and a late one. The *token fold*
 # folds single tokens: rank 0 owns tokens 0, 7, 8 and 15.
 #
-# Any length will do: the last piece may be shorter, and the last turn may end early.
+# Any length will do: the last piece may be shorter, and the last turn may end early. (Zig-zag pieces have S/(2P) tokens,
+# rounded up. So 10 tokens on 4 ranks make five pieces, of which only rank 3 gets two. In a long sequence this evens out.)
 
 # %%
 checked = 0
@@ -95,9 +96,9 @@ print("10 tokens, zig-zag on 4 ranks:", *shares(zigzag(10, 4)))
 # ## 2 · Balance, by tokens
 #
 # The work of a rank in a step is its number of visible pairs. As the **cost** of a layout we take the *sum over steps of the
-# maximum over ranks*: the time of a ring in which all ranks wait for the slowest in every step. From lesson 07 you know that
-# this is an upper bound. It is reached if one rank is the slowest in every step, ties included, and that is so for
-# contiguous, striped and zig-zag shards. Ideal would be all visible pairs divided by P.
+# maximum over ranks*: the time of a ring in which all ranks wait for the slowest in every step. As in lesson 07, this is an
+# upper bound, which is reached if one rank is the slowest in every step, ties included. That is so for contiguous, striped
+# and zig-zag shards. Ideal would be all visible pairs divided by P.
 
 # %%
 def seen(queries, keys):
@@ -125,8 +126,7 @@ def show_steps(layout):
 show_steps(contiguous(64, 8))
 
 # %% [markdown]
-# There is a row for each rank and a column for each step, as in lesson 07. The cost is 484, and the ideal 260. In a striped
-# layout every rank gets early and late tokens alike.
+# Rows are ranks and columns steps, as in lesson 07. In a striped layout every rank gets early and late tokens alike.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.striped", "8 ranks, 64 tokens. Contiguous costs 224 pairs more than the ideal, 260. "
@@ -138,8 +138,9 @@ compare("08.striped", by_step(striped(64, 8)).max(axis=0).sum() - 64 * 65 // 2 /
 
 # %% [markdown]
 # **28 more, 288.** Take two stripes. If the queries' stripe begins at or after the keys', row i sees keys 0 to i. If it
-# begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28, and in every step some rank computes 36. The difference is a diagonal of 8 pairs, which matters less as
-# shards grow. Now the fold, beside the others, with 32 tokens on 4 ranks:
+# begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28, and in every step some rank computes
+# 36. The difference is a diagonal of 8 pairs, which matters less as shards grow. Now the fold, beside the others, with 32
+# tokens on 4 ranks:
 
 # %%
 picture = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
@@ -147,10 +148,10 @@ assert all((layout_work(layout) == by_step(layout)).all() for layout in picture)
 show(load_mosaic.figure(picture), load_mosaic.describe(picture))
 
 # %% [markdown]
-# All ranks of the zig-zag have the same work in *every* step. In step 0 each rank meets its own two pieces: two triangles and a
-# square. Afterwards it always computes two full squares: either both of its pieces see the visitor's early piece, or its late
-# piece sees both of the visitor's. The assertion shows that the package's `layout_work` equals our `by_step`; we use it from
-# now on.
+# All ranks of the zig-zag have the same work in *every* step. In step 0 each rank meets its own two pieces: two triangles
+# and a square. Afterwards it always computes two full squares. Let the *visitor* be the block that has arrived: either both
+# of the rank's pieces see the visitor's early piece, or its late piece sees both of the visitor's. The assertion shows that
+# the package's `layout_work` equals our `by_step`.
 #
 # "A fold balances exactly", some texts say. Count the pairs of a token fold of 12 tokens on 4 ranks, in all steps together. If
 # these totals differ, the steps cannot be even.
@@ -164,16 +165,18 @@ odd = dealt(12, 4, chunk=1, folded=True)
 totals = [sum(token + 1 for token in mine) for mine in shares(odd)]
 print(owners(odd), totals)
 compare("08.fold", max(totals) - min(totals))
+print("16 tokens, pairs of each rank by step:")
+print(by_step(dealt(16, 4, chunk=1, folded=True)))
 
 # %% [markdown]
 # There are three turns. The first two cancel each other; the third has no partner. A fold is exact only where turns come in
-# pairs.
+# pairs. Then all steps are even, not only the totals, as with 16 tokens.
 #
 # ## 3 · Balance, by tiles
 #
 # A kernel does not compute single pairs. It cuts its rows and keys into *tiles*, say 128 × 128 scores. It skips a tile in which
 # nothing is visible. It computes any other tile in full, and masks it afterwards. (In this lesson a tile is always such a
-# square. The rectangles of `ringlab.plan.tiles` appear in section 4, as *launches*.)
+# square. Lesson 07's rectangles appear in section 4, as *launches*.)
 #
 # Counted in tokens, striping is nearly ideal. Now count in tiles: 2,048 tokens on 8 ranks. A rank's 256 queries meet all 2,048
 # keys in 2 × 16 = 32 tiles. Half of them, 50 %, would be ideal.
@@ -211,8 +214,8 @@ show(layout_view.figure(layouts, tile=4), layout_view.describe(layouts, tile=4))
 layout_view.play(tiles=(4, 8, 16))
 
 # %% [markdown]
-# Counted in tiles, are the striped ranks out of balance? Not at all. From here on we take more tokens, 32,768 on 8 ranks. A shard is then 32
-# tiles wide, and a diagonal weighs less. (`imbalance` is the cost over the ideal.)
+# From here on we take more tokens, 32,768 on 8 ranks. A shard is then 32 tiles wide, and a diagonal weighs less.
+# (`imbalance` is the cost over the ideal.)
 
 # %%
 S, P, TILE = 32_768, 8, (128, 128)
@@ -227,8 +230,8 @@ for layout in (contiguous(S, P), striped(S, P), zigzag(S, P)):
 # compute 0.4 % too much. **Even is not the same as little**: half-empty tiles, spread evenly, are still waste. So compare with
 # the ideal, not with the mean.
 #
-# Some texts say that striping "defeats" tile skipping. It does not: nearly half of the tiles are skipped. But more of the
-# computed tiles are *masked*. (The cell takes S and tile 16 times smaller: the same pattern.)
+# Some texts say that striping "defeats" tile skipping. It does not: where shards are 32 tiles wide, nearly half of the tiles
+# are skipped. But more of the computed tiles are *masked*. (The cell takes S and tile 16 times smaller: the same pattern.)
 
 # %%
 for layout in (striped(2048, 8), zigzag(2048, 8)):
@@ -275,8 +278,9 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
 # %% [markdown]
 # - **Chunks smaller than the tile:** the fold gains nothing. It only reorders tokens inside tiles that are computed anyway.
 # - **At 128** the pieces fill tiles, and half-empty tiles become rare. The folded cost drops to 0.4 %. Round-robin gains
-#   nothing: now the ranks are uneven. In every step but the first, some ranks compute one more diagonal of pieces than others.
-#   A piece is now as large as a tile, so this diagonal costs as much as the diagonal of half-empty tiles did before.
+#   nothing: now the ranks are uneven. In every step but the first, the pieces of some ranks come after the visitor's in
+#   every turn, so these ranks compute one diagonal of whole pieces more. A piece is now as large as a tile, so this diagonal
+#   costs as much as the diagonal of half-empty tiles did before.
 # - **Larger chunks, round-robin:** this diagonal grows with the piece.
 # - **Larger chunks, folded:** the difference cancels, and only the diagonals of step 0 remain. The zig-zag is the last point of
 #   the flat part, and has the fewest pieces.
@@ -285,9 +289,8 @@ show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic
 # ## 4 · Runs and launches
 #
 # A kernel needs rows in memory and a simple mask, not a list of positions. So a rank stores its tokens as a few **runs**,
-# `(start, step, length)`, one after the other. Lesson 07 showed how two runs of one step meet: nothing is visible, everything
-# is, causal, or causal shifted by one. That holds for the whole family, so a kernel needs only one flag, `causal`.
-# (Nothing: no launch. Shifted by one: leave out the first row and the last key, and it is causal.)
+# `(start, step, length)`, one after the other. Lesson 07 showed how two runs of one stride meet in this family: nothing is
+# visible, everything is, causal, or causal shifted by one. So a kernel needs only one flag, `causal`.
 
 # %%
 token_fold = dealt(32, 4, chunk=1, folded=True, name="token fold")
@@ -296,9 +299,9 @@ for layout in (contiguous(32, 4), striped(32, 4), zigzag(32, 4), token_fold):
     print(f"{layout.name:11} rank 1:", *runs)
 
 # %% [markdown]
-# A contiguous or striped rank has one run, a zig-zag or token fold two. `ringlab.plan.tiles` turns pairs of runs into
-# rectangles of rows × keys, and joins rectangles that touch, where it can. Each rectangle is a **launch**: one call of the
-# kernel, which cuts it into tiles, and one merge.
+# A contiguous or striped rank has one run, a zig-zag or token fold two (the last zig-zag rank's touch). The package turns
+# pairs of runs into rectangles of rows × keys, and joins rectangles that touch, where it can. Each is a **launch**: one call
+# of the kernel, which cuts it into tiles, and one merge.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.launches", "A zig-zag rank has 2 runs, and so meets 2 × 2 pairs of runs in each of 4 "
@@ -309,7 +312,7 @@ predict("08.launches", "A zig-zag rank has 2 runs, and so meets 2 × 2 pairs of 
 # %%
 count = 0
 for step in range(4):
-    parts = tiles(zigzag(32, 4), 1, (1 - step) % 4)
+    parts = launches(zigzag(32, 4), 1, (1 - step) % 4)
     count += len(parts)
     for t in parts:
         rows, keys = f"rows {t.q_start}–{t.q_stop - 1}", f"keys {t.k_start}–{t.k_stop - 1}"
@@ -329,16 +332,16 @@ members = {"striped": (1, False), "zig-zag": (2048, True), "folded, 512": (512, 
            "folded, 128": (128, True), "token fold": (1, True)}
 for name, (chunk, folded) in members.items():
     layout = dealt(S, P, chunk=chunk, folded=folded)
-    launches = sum(len(tiles(layout, 0, origin)) for origin in range(P))
+    count = sum(len(launches(layout, 0, origin)) for origin in range(P))
     cost_of = imbalance(layout_work(layout, tile=TILE), layout)
     runs = len(layout.runs(0))
-    print(f"{name:11} {runs:2} runs, {launches:3} launches, cost/ideal {cost_of:.3f}")
+    print(f"{name:11} {runs:2} runs, {count:3} launches, cost/ideal {cost_of:.3f}")
 
 # %% [markdown]
-# Each launch takes time to start, and its result has to be merged. Among the layouts of the same low cost, the zig-zag wins:
-# one launch a step. Note the token fold: here it costs 1.062, but 1.031 in the chart. It stores its two runs one after the
-# other, and each *pair of runs* has a diagonal of half-empty tiles. In the chart, tiles were laid over its tokens in ascending
-# order. The order within a shard is part of a layout.
+# Each launch takes time to start, and its result has to be merged. Among layouts of the same low cost, the zig-zag wins: one
+# launch a step. Note the token fold: here it costs 1.062, but 1.031 in the chart. It stores its two runs one after the
+# other, and each *pair of runs* has a diagonal of half-empty tiles. The chart laid tiles over its tokens in ascending order.
+# The order within a shard is part of a layout.
 
 # %% [markdown]
 # ---
@@ -352,8 +355,8 @@ for name, (chunk, folded) in members.items():
 #
 # ## 5 · On the clock
 #
-# Pairs and tiles are a coarse model of time. Lesson 06's simulator has a finer one: the real ring program on a
-# simulated clock, with the speeds of eight H100s.
+# Lesson 06's simulator models time more finely than pairs and tiles do: it runs the real ring program, with the speeds of
+# eight H100s.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.clock", "32,768 tokens on 8 H100s: how many times as fast as contiguous is the "
@@ -375,11 +378,11 @@ show(gantt.compare(list(traces.values()), list(traces), ranks=[0, 2, 5, 7]),
      gantt.describe_all(traces.values(), traces))
 
 # %% [markdown]
-# The chart shows four of the eight ranks. Nothing is computed faster; the waiting is gone. In the striped chart no rank ever
-# waits, and yet it ends after the zig-zag: a busy rank need not do useful work.
+# The chart shows four ranks of eight. Nothing is computed faster; the waiting is gone. No striped rank ever waits, and yet
+# they end after the zig-zag: a busy rank need not do useful work.
 #
-# For even totals there seems to be a simpler way: keep one stretch for each rank, but give the first rank more tokens and the
-# last one fewer, so that all have the same total work. Visible pairs grow as the square of the length, so cut at S · √(r / P).
+# Even totals seem to be simpler to get: keep one stretch for each rank, but give the first rank more tokens and the last one
+# fewer. Visible pairs grow as the square of the length, so cut at S · √(r / P).
 
 # %% tags=["nbval-ignore-output"]
 predict("08.totals", "Stretches of equal total work, on the same clock: how do they compare with "
@@ -407,7 +410,7 @@ for layout, timed in ((contiguous(S, P), runs_on["contiguous"]), (equal, run)):
 #
 # The last two lines compare the cost, counted in tiles as in section 3, with the clock. They agree for contiguous shards,
 # where rank 7 is the slowest in every step. For the stretches the cost is far above the time: slow steps of *different*
-# ranks overlap, because a delay moves by only one rank per step. So a cost near 1 proves a layout good, but only a clock
+# ranks overlap, because a delay moves at most one rank per step. So a cost near 1 proves a layout good, but only a clock
 # shows how bad another one is.
 #
 # ## 6 · What it costs to reorder
@@ -457,8 +460,7 @@ out, wrong = (scaled_dot_product_attention(rope(q, at), rope(k, at), v, is_causa
 print(f"local positions under zig-zag: relative error {(wrong - out).norm() / out.norm():.1f}")
 
 # %% [markdown]
-# No shape is wrong and no NaN appears, but this is another model. Positions are always global: lesson 14 shards a whole
-# transformer by that rule.
+# No shape is wrong and no NaN appears, but this is another model. Positions are always global.
 #
 # ## 7 · Outlook: packed documents
 #
@@ -469,8 +471,8 @@ print(f"local positions under zig-zag: relative error {(wrong - out).norm() / ou
 documents, P_packed = (8, 32, 16, 8), 4
 
 
-def busiest(layout, documents):
-    """The work of the busiest rank of each step, added up, over the mean of the ranks."""
+def cost_over_ideal(layout, documents):
+    """As before, in visible pairs: the slowest rank of each step, added up, over the ideal."""
     document = np.repeat(np.arange(len(documents)), documents)
     work = np.zeros((layout.P, layout.P))
     for rank, step in np.ndindex(work.shape):
@@ -484,16 +486,17 @@ predict("08.packed", "Documents of 8, 32, 16 and 8 tokens on 4 ranks, one zig-za
         ["better", "the same, within 1 %", "worse"])
 
 # %%
-once, plain = (busiest(make(64, P_packed), documents) for make in (zigzag, contiguous))
-print(f"busiest/mean: zig-zag {once:.3f}, contiguous {plain:.3f}")
+once, plain = (cost_over_ideal(make(64, P_packed), documents) for make in (zigzag, contiguous))
+print(f"cost/ideal: zig-zag {once:.3f}, contiguous {plain:.3f}")
 verdict = "worse" if once > 1.01 * plain else "better" if plain > 1.01 * once else None
 compare("08.packed", verdict or "the same, within 1 %")
 
 # %% [markdown]
-# Worse than contiguous: rank 3 owns the middle of the sequence, and that is the late half of the longest document. The remedy
-# is to fold each document by itself: cut it into 2P pieces, and pair piece r with piece 2P − 1 − r. There are two ways to
-# collect the pairs. *Document-major* writes them in a row, for document 0 the pieces 0 7 1 6 2 5 3 4, then those of document 1,
-# and so on, and gives each rank a quarter of that row. *Two of each* gives each rank its two pieces **of every document**.
+# Worse than contiguous: rank 3 owns the middle of the sequence, and that is the late half of the longest document. The
+# remedy is to fold each document by itself: cut it into 2P pieces, and pair piece r with piece 2P − 1 − r. There are two
+# ways to collect the pairs. *Document-major* writes them in a row: for document 0 the pieces 0 7 1 6 2 5 3 4, then those of
+# document 1, and so on. Each rank gets a quarter of that row. *Two of each* gives each rank its two pieces **of every
+# document**.
 
 # %%
 def fold_each(documents, P):
@@ -522,11 +525,12 @@ def two_of_each(documents, P):
 packed = [zigzag(64, P_packed), document_major(documents, P_packed),
           two_of_each(documents, P_packed), striped(64, P_packed)]
 for layout in packed:
-    print(f"{layout.name:15} busiest/mean {busiest(layout, documents):.3f}  {owners(layout)}")
+    cost_of = cost_over_ideal(layout, documents)
+    print(f"{layout.name:15} cost/ideal {cost_of:.3f}  {owners(layout)}")
 
 # %% [markdown]
-# The digits are the owners of the 64 tokens. In document-major order rank 0 owns all of document 0. The table counts
-# visible pairs. The lines above the panels count whole tiles of 2 × 2, of which all striped ranks compute equally many:
+# The digits are the owners of the 64 tokens. The table counts visible pairs, the lines above these panels whole tiles of
+# 2 × 2:
 
 # %%
 shown = [packed[3], packed[2]]
@@ -544,12 +548,14 @@ show(layout_view.figure(shown, tile=2, documents=documents),
 for scale in (8, 64):
     longer = tuple(scale * n for n in documents)
     for layout in (zigzag(sum(longer), 4), striped(sum(longer), 4), two_of_each(longer, 4)):
-        even = busiest(layout, longer)
-        print(f"{sum(longer):5} tokens, {layout.name:11} busiest/mean {even:.3f}")
+        cost_of = cost_over_ideal(layout, longer)
+        print(f"{sum(longer):5} tokens, {layout.name:11} cost/ideal {cost_of:.3f}")
 
 # %% [markdown]
 # 2P divides all these lengths. Otherwise some pieces are a token longer than others. Over thousands of short documents that
-# adds up if the same ranks always get the longer pieces. The exercise avoids that.
+# adds up if the same ranks always get the longer pieces. So rotate the ranks from document to document, until each has had
+# every part in every step. But where long and short documents alternate, one rank may begin every long one. In which order
+# must the rotation go? The exercise asks.
 
 # %% [markdown]
 # ## Recap
@@ -559,13 +565,13 @@ for scale in (8, 64):
 #   S (S + 1) / 2 / P. Even totals are not enough, and even steps are not enough if all ranks waste alike.
 # - Counted in tokens, striping is nearly ideal. Counted in tiles, it has masked tiles in all ranks and steps; the zig-zag has
 #   diagonals only in step 0.
-# - Two runs of one step meet in four ways, so a kernel needs one flag. Few runs make few launches.
+# - In this family two runs of one stride meet in four ways, so a kernel needs one flag. Few runs make few launches.
 # - The data loader deals the tokens once, and traffic stays the same. Positions stay global.
 # - Packed documents: each rank gets two pieces of every document.
 #
 # ## Self-check
 #
-# <details><summary>1. A zig-zag is built with P pieces and one fold. Which layout is it?</summary>Contiguous: P pieces are
+# <details><summary>1. Somebody cuts P pieces instead of 2P, with <code>folded=True</code>. Which layout is it?</summary>Contiguous: P pieces are
 # dealt in one turn, and there is nothing to fold back.</details>
 #
 # <details><summary>2. All ranks of a ring are busy 100 % of the time. May another layout still be

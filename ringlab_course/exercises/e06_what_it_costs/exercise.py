@@ -122,7 +122,9 @@ check("06.makespan")
 # - In every step but the last, each piece's exchange is under way while the rank computes with that piece, and no other
 #   exchange is. K and V of the piece travel in it together.
 # - Make `pieces` · (P − 1) exchanges, all with the next rank. K and V travel as they came, bfloat16 as bfloat16.
-# - Memory beyond the shard: one block and one arriving piece.
+# - Memory beyond the shard: one block and one arriving piece. In step 0 the block in use is your shard, so only arriving
+#   pieces count. Accumulators do not count. The check leaves room for one piece more, such as the copy that `post` makes of
+#   a slice that is not contiguous, or a loop variable that still holds a piece.
 #
 # The check reads the order of your posts, computations and waits off a virtual clock.
 

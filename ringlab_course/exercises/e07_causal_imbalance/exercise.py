@@ -92,7 +92,8 @@ check("07.work")
 #   keys 0 to i.
 # - Every visible pair is in exactly one tile, and no hidden pair is in any. If nothing is visible, the list is empty.
 # - Starts differ by any amount, and lengths too: there are more cases than the four kinds of the lesson.
-# - Every tile is a launch: return no empty tile, and few tiles: one where every row sees every key, never more than three.
+# - Every tile is a launch: return no empty tile, and no more than needed. That is exactly one if every row sees every key.
+#   Otherwise it is at most three, and fewer where the visible pairs allow it.
 
 # %% grade="07.relation"
 def tiles_between(q_run, k_run):
@@ -123,13 +124,14 @@ check("07.relation")
 # %% [markdown]
 # ## 07.ring · The causal ring, on any layout
 #
-# `q`, `k`, `v` are this rank's shards, `runs` are the runs of all ranks. Return `(out, lse)` of this rank's queries over
-# the keys at or before them, in float32.
+# `q`, `k`, `v` are this rank's shards in float32, `runs` are the runs of all ranks. Return `(out, lse)` of this rank's queries
+# over the keys at or before them, in float32. A rank that owns no tokens returns them with 0 rows.
 #
 # - `attend` is given; its only mask is `causal`. `merge_into(state, slice, partial)` merges into rows of a `Partial`.
 #   Both, and all of `ringlab.merge`, may be used here.
-# - Compute the tiles of your `tiles_between` and nothing else. For each run of queries, the check puts NaN into all keys of
-#   other ranks for which that run has no tile: if you compute a hidden score and give it weight 0, you get 0 · NaN = NaN.
+# - Compute the tiles of your `tiles_between` and nothing else. The check tests this run by run: for each run of queries it
+#   puts NaN into all keys of other ranks for which that run has no tile, and looks at the rows of that run. If you compute a
+#   hidden score and give it weight 0, you get 0 · NaN = NaN.
 #   You may attend to your own block by tiles. If this rank's positions ascend, one triangle will do, too.
 # - Make exactly P − 1 exchanges with the next rank, even if a rank sees nothing of a block. Send K and V together, with as
 #   many heads as they came with: there may be fewer K/V heads than query heads.

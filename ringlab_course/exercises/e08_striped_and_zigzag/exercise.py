@@ -92,8 +92,9 @@ check("08.runs")
 # - **masked**: some pairs are visible, some are not;
 # - **skipped**: nothing is visible.
 #
-# A query sees the keys at or before its own position. Never hold a mask of all queries times all keys: for two shards of
-# 131,072 tokens it would take 17 GB.
+# A query sees the keys at or before its own position. An empty shard has no tiles: 0, 0, 0. Never hold a mask of all queries
+# times all keys: for two shards of 131,072 tokens it would take 17 GB. A table with an entry for each *tile* is fine: on long
+# shards, tiles are 64 × 64.
 
 # %% grade="08.tiles"
 def tile_counts(queries, keys, tile):
@@ -124,7 +125,8 @@ check("08.tiles")
 # is masked or short.
 #
 # Return the lesson's measure of cost: the score elements of the busiest rank of each step, added up over the steps, divided
-# by the ideal, S (S + 1) / 2 / P. (A ring in which all ranks wait for the slowest in every step takes that long.)
+# by the ideal, S (S + 1) / 2 / P, where S is the number of all positions. (A ring in which all ranks wait for the slowest in
+# every step takes that long.)
 
 # %% grade="08.balance"
 def imbalance(positions, tile):
@@ -158,8 +160,8 @@ check("08.balance")
 #    work of a rank on average;
 # 5. the same lengths always give the same answer, because every rank calls `pack` by itself.
 #
-# Conditions 1, 2 and 5 always hold. Conditions 3 and 4 hold where 2P divides every length, and also where there are at least
-# 4,096 tokens a rank, **for any documents**: two long ones, thousands of 20 tokens, long and short ones by turns, or
+# Conditions 1, 2 and 5 must hold always. Conditions 3 and 4 must hold where 2P divides every length, and also where there are
+# at least 4,096 tokens a rank, **for any documents**: two long ones, thousands of 20 tokens, long and short ones by turns, or
 # documents shorter than 2P tokens. The lesson's `two_of_each` works only for lengths that 2P divides. Here you decide which
 # ranks get the tokens that are left over.
 
