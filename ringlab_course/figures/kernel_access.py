@@ -173,10 +173,10 @@ def player(accesses: Sequence[Access], shapes: Shapes) -> Any:
     return step_player(pictures, "program", readout=False)
 
 
-def play(accesses: Sequence[Access], shapes: Shapes) -> None:
-    """Show the player in a live notebook; print the programs in words elsewhere."""
+def play(accesses: Sequence[Access], shapes: Shapes, still: str = "") -> None:
+    """Show the player in a live notebook; elsewhere print `still`, or the programs in words."""
     words = (describe(accesses, shapes, program) for program in programs(accesses))
-    show_player(lambda: player(accesses, shapes), lambda: print(*words, sep="\n"))
+    show_player(lambda: player(accesses, shapes), lambda: print(*([still] if still else words), sep="\n"))
 
 
 def _draw_map(

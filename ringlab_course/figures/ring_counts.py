@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,20 @@ def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "")
         draw_counts(ax, counts, boundaries)
         ax.set_title(title, fontsize=10.5)
         _counts_legend(figure, counts, bool(boundaries))
+    return figure
+
+
+def compared(panels: Mapping[str, np.ndarray], boundaries: Sequence[int] = (), title: str = "") -> Figure:
+    """Measured count matrices side by side, each under its name; see `draw_counts`."""
+    with styled():
+        figure = new_figure((4.2 * len(panels), 5.1))
+        figure.set_layout_engine("constrained", h_pad=0.1)
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, (name, counts) in zip(axes, panels.items(), strict=True):
+            draw_counts(ax, counts, boundaries)
+            ax.set_title(name, fontsize=10.5)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        _counts_legend(figure, np.stack(list(panels.values())), bool(boundaries))
     return figure
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringlab.viz.frontend import import_widgets
+from ringlab.viz.frontend import import_widgets, show_player
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -151,19 +151,22 @@ def moments(picture: Scan) -> tuple[int, ...]:
 
 
 def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
-    """Small multiples: the grid at several steps, above the live set at each."""
+    """Small multiples: the grid at several steps, above the largest live set of any step."""
     from ringlab.viz.style import new_figure, styled
 
     indices = indices or moments(picture)
+    largest = max(range(len(picture.steps)), key=lambda index: picture.steps[index].live_bytes)
     with styled():
-        figure = new_figure((2.5 * len(indices) + 1.2, 5.6))
-        grids, bars = figure.subplots(2, len(indices), squeeze=False, height_ratios=(1.15, 1))
+        bars = len(picture.steps[largest].live)
+        figure = new_figure((2.5 * len(indices) + 1.2, 4.4 + 0.2 * bars))
+        figure.set_layout_engine("constrained", h_pad=0.1)
+        places = figure.add_gridspec(2, len(indices), height_ratios=(2.5, 0.2 * bars))
         for column, index in enumerate(indices):
-            draw_grid(grids[column], picture, index, names=column == 0)
-            draw_live(bars[column], picture, index, names=column == 0)
+            draw_grid(figure.add_subplot(places[0, column]), picture, index, names=column == 0)
+        draw_live(figure.add_subplot(places[1, :]), picture, largest, names=True, whole=True)
         title = f"{_heading(picture)}, at {len(indices)} moments: score tiles, and live memory (float32)"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
-        _legend(figure)
+        _legend(figure, picture)
     return figure
 
 
@@ -183,7 +186,7 @@ def still(picture: Scan, index: int) -> Figure:
         draw_grid(left, picture, index, names=True)
         draw_live(right, picture, index, names=True)
         figure.suptitle(_heading(picture), x=0.01, ha="left", fontweight="bold", fontsize=11.5)
-        _legend(figure)
+        _legend(figure, picture, rows=2)
     return figure
 
 
@@ -219,8 +222,8 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.spines[:].set_visible(False)
 
 
-def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
-    """Draw what is live at step `index`, one bar for each tensor, in KiB."""
+def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool = False) -> None:
+    """Draw what is live at step `index`, one bar for each tensor, in KiB; with `whole` the title is about all steps."""
     from ringlab.viz.style import BLUE, RED
 
     live = picture.steps[index].live
@@ -236,7 +239,11 @@ def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ax.tick_params(axis="x", labelsize=8)
     ax.tick_params(length=0)
     ax.grid(visible=False)
-    ax.set_title(f"live: {_kib(sum(live.values()))}\n(all scores: {_kib(picture.whole_bytes)})", fontsize=9.5)
+    constant = len({step.live_bytes for step in picture.steps}) == 1
+    when = ("live at every moment" if constant else "live at most") if whole else "live"
+    gap = " " if whole else "\n"
+    title = f"{when}: {_kib(sum(live.values()))}{gap}(all scores: {_kib(picture.whole_bytes)})"
+    ax.set_title(title, fontsize=9.5)
 
 
 def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> Widget:
@@ -262,6 +269,13 @@ def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) 
     return ipywidgets.VBox([which, ipywidgets.HBox([play, slider]), picture])
 
 
+def play(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> None:
+    """Show the player to a person; where nobody is there to press Play, say so."""
+    steps = len(scan(S, tile, D, causal=causal).steps)
+    still = f"{steps} tiles forward, {steps} backward: run this cell to play them"
+    show_player(lambda: player(S, tile, D, causal=causal), lambda: print(still))
+
+
 def _look(state: str) -> dict[str, Any]:
     """Fill and hatch of a tile; no two in the grid differ by colour alone. Only the sides have "held"."""
     from ringlab.viz.style import BLUE, PAPER, QUIET, RED, RULE, SKY
@@ -276,8 +290,11 @@ def _look(state: str) -> dict[str, Any]:
     return {"edgecolor": QUIET, "linewidth": 0.5, **looks[state]}
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, picture: Scan, rows: int = 1) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
+
+    from ringlab.viz.style import INK
 
     words = {
         "now": "being computed",
@@ -286,10 +303,11 @@ def _legend(figure: Figure) -> None:
         "todo": "to come",
         "skip": "hidden, never computed",
     }
-    patches = [Patch(label=label, **_look(state)) for state, label in words.items()]
-    figure.legend(
-        handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8.5, columnspacing=1.2
-    )
+    handles: list[Any] = [Patch(label=label, **_look(state)) for state, label in words.items()]
+    if picture.causal:
+        handles.append(Line2D([], [], color=INK, linewidth=0.9, label="edge of the causal mask"))
+    columns = -(-len(handles) // rows)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8.5, columnspacing=1.2)
 
 
 def _kib(count: int) -> str:

@@ -47,6 +47,7 @@ def random_inputs(S, D=16, count=3, dtype=torch.float32):
     return [torch.randn(1, 1, S, D, dtype=dtype) for _ in range(count)]
 
 
+# dout: the gradient of some loss with respect to the output, for the backward in section 7
 q, k, v, dout = random_inputs(128, count=4, dtype=torch.float64)
 scale = q.shape[-1] ** -0.5
 print("q, k, v, dout:", tuple(q.shape), q.dtype)
@@ -185,8 +186,9 @@ for tile in (128, 32, 50, 1):
 # `attend` needs no guard. In the exercise a tile may hold rows that see nothing. There, `attend` would return NaN and needs
 # a guard.
 #
-# In ringlab a *block* is one implementation of this computation, forward and backward, with the same interface as the
-# others. Every rank of the ring will run one. `Blockwise` does the same as the function above, and you can now read it, in
+# ringlab has several implementations of this computation, forward and backward, all with one interface. It calls each of
+# them a *block*. (The word has other meanings too: a run of keys in lesson 02, an array inside a kernel in lesson 04, the
+# K and V of one rank in lesson 05.) `Blockwise` does the same as the function above, and you can now read it, in
 # `ringlab/blocks/blockwise.py`; `native` calls PyTorch's own attention.
 
 # %%
@@ -194,14 +196,14 @@ block = Blockwise(tile=32)
 part = block.forward(q, k, v, causal=True, scale=scale)
 print("ringlab's blockwise block:", agree(part.out, out), agree(part.lse, lse))
 names = [get_block(name, q).name for name in ("naive", "blockwise", "native")]
-print("blocks with the same interface:", names)
+print("blocks with one interface:", names)
 
 # %% [markdown]
 # ## 4 · The live set
 #
 # What is in memory at one moment? Besides the inputs and the output, only what the current tile needs. This is the *live
 # set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
-# become the softmax weights P, and the out and lse of the query tile so far.
+# become weights (P in the figure), and the out and lse of the query tile so far.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -224,23 +226,23 @@ compare("03.live", round(large / small, 2))
 # %% [markdown]
 # Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small. On an
 # H100, one *thread block* of a kernel can use at most 227 KiB of it. (A kernel is a program that runs on the GPU, and a
-# thread block is one of the groups in which its threads run.) In float32 the live set of a tile of 128 just fits there,
-# and that of 256 does not. But the live set does not depend on S at all.
+# thread block is one of the groups in which its threads run.) Leaving registers aside, the live set of a tile of 128 just
+# fits there in float32, and that of 256 does not. But the live set does not depend on S at all.
 #
 # The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
-# and the K/V tile in use along its sides. Below is the live set at that moment.
+# and the K/V tile in use along its sides. Below is the live set.
 
 # %%
 forward_scan = tile_scan.scan(1024, 128, 64)
 show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
-# The bars are the same at all four moments: that is the point. The light blue area grows, but light blue means *done and
+# One set of bars serves all four moments: that is the point. The light blue area grows, but light blue means *done and
 # released*. All that remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider
 # tile by tile, and switch to *backward* when you have read section 8.
 
 # %% tags=["nbval-ignore-output"]
-tile_scan.player()
+tile_scan.play()
 
 # %% [markdown]
 # ## 5 · Memory against S
@@ -361,14 +363,14 @@ def recorded(q, k, v):
 recorded_peaks = [peak_bytes(recorded, *random_inputs(S)) for S in SIZES]
 exponent = fitted_exponent(SIZES, recorded_peaks)
 for S, peak in zip(SIZES, recorded_peaks, strict=True):
-    print(f"S = {S:5}   peak {peak / 2**20:5.1f} MiB   P alone {4 * S * S / 2**20:5.1f} MiB")
+    print(f"S = {S:5}   peak {peak / 2**20:5.1f} MiB   S × S floats {4 * S * S / 2**20:5.1f} MiB")
 print(f"exponent {exponent:.1f}")
 compare("03.autograd", "S²" if exponent > 1.5 else "S")
 
 # %% [markdown]
-# Autograd keeps whatever each operation needs in its backward. For every tile, that includes P, the softmax weights, and other
-# tensors of its size. All tiles together are matrices of S × S: the wall is back. The way out is **not to store P but to compute it again**, tile
-# by tile, when the backward needs it. The lse makes that cheap.
+# Autograd keeps whatever each operation needs in its backward. For every tile it keeps the scores and the weights. Over all
+# tiles these add up to two whole S × S matrices: the wall is back. The way out is **not to store the weights but to compute
+# them again**, tile by tile, when the backward needs them. The lse makes that cheap.
 #
 # **P from lse.** Let $S_{ij}$, with two indices, be a score, as in the papers (S alone remains the number of tokens). In
 # each tile, the softmax over the *whole* row is
@@ -385,15 +387,15 @@ tile_again = torch.exp(scale * (q[..., :32, :] @ k[..., 64:96, :].mT) - full_lse
 print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]))
 
 # %% [markdown]
-# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $dO$ is `dout`. We want dS of a tile
-# without the other tiles. Only one term is in the way. Since O = PV, $dV = P^\top dO$ and $dP = dO\,V^\top$. The
-# softmax couples all scores of a row: if $S_{ij}$ grows, $P_{ij}$ changes at the rate $P_{ij}(1 - P_{ij})$, and every
-# other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$. The chain rule sums over all of them. The $-P_{ij}^2$ in the
-# first rate is the term $j' = j$ of the sum:
+# **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $O$ is `out` and $dO$ is `dout`. We want
+# dS of a tile without the other tiles. One term of dS will be a sum over the whole row. We derive it, then get rid of it.
+# Since O = PV, $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows,
+# $P_{ij}$ changes at the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$.
+# The chain rule sums over all of them:
 #
-# $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij},$$
+# $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij}.$$
 #
-# and with $P_{ij}$ taken out:
+# The $-P_{ij}^2$ in the first rate is the term $j' = j$ of the sum. With $P_{ij}$ taken out:
 #
 # $$dS_{ij} = P_{ij}\Big(dP_{ij} - \sum_{j'} P_{ij'}\,dP_{ij'}\Big).$$
 #
@@ -430,8 +432,7 @@ def attend_backward(dout, q, k, v, lse, delta, causal, scale):
 
 # %% [markdown]
 # Around it are two loops. Here a key tile stays, with its dK and dV, while the query tiles pass by, and every visit adds
-# to dQ. The other order works as well, with the roles exchanged. ringlab's block takes all that belongs to the rows as one
-# `BackwardRows`.
+# to dQ. The other order works as well, with the roles exchanged.
 
 
 # %%
@@ -452,6 +453,9 @@ def tiled_backward(dout, q, k, v, out, lse, causal, scale, tile):
             dv[..., keys, :] += parts[2]
     return dq, dk, dv
 
+
+# %% [markdown]
+# ringlab's block does the same. It takes all that belongs to the rows as one `BackwardRows`.
 
 # %%
 leaves = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -486,7 +490,7 @@ backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
 show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan))
 
 # %% [markdown]
-# At 353 KiB it no longer fits into the 227 KiB of section 4. So a backward kernel takes smaller tiles, or numbers of 16 bits.
+# By the count of section 4, these 353 KiB no longer fit into 227. So a backward kernel takes smaller tiles, or numbers of 16 bits.
 #
 # The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
 # tile, and they leave the live set. Only dQ is written again and again.
@@ -510,12 +514,13 @@ def tile_by_tile(own_delta, own_lse, tile=32):
     grads = [torch.zeros_like(x) for x in (q, k, v)]
     for row, key in itertools.product(range(0, 128, tile), repeat=2):
         rows, keys = slice(row, row + tile), slice(key, key + tile)
-        pair = dout[..., rows, :], q[..., rows, :], k[..., keys, :], v[..., keys, :]
-        scores = scale * (pair[1] @ pair[2].mT)
+        dout_tile, q_tile = dout[..., rows, :], q[..., rows, :]
+        k_tile, v_tile = k[..., keys, :], v[..., keys, :]
+        scores = scale * (q_tile @ k_tile.mT)
         row_lse = scores.logsumexp(-1, keepdim=True) if own_lse else full_lse[..., rows, None]
-        own = (torch.exp(scores - row_lse) * (pair[0] @ pair[3].mT)).sum(-1, keepdim=True)
+        own = (torch.exp(scores - row_lse) * (dout_tile @ v_tile.mT)).sum(-1, keepdim=True)
         used = own if own_delta else delta[..., rows, None]
-        parts = attend_backward(*pair, row_lse, used, False, scale)
+        parts = attend_backward(dout_tile, q_tile, k_tile, v_tile, row_lse, used, False, scale)
         for grad, part, where in zip(grads, parts, (rows, keys, keys), strict=True):
             grad[..., where, :] += part
     return grads

@@ -7,10 +7,10 @@
 # **You need first** [lesson 02](02_online_softmax.ipynb), the running maximum, and
 # [lesson 03](03_tiled_attention.ipynb), attention by tiles. **Minutes** 75. You do not need a GPU.
 #
-# Lesson 03 cut attention into tiles, in PyTorch. Every line there, a product, a maximum, an exponential, is a kernel of its
-# own: it reads its inputs from memory and writes its result back. But we made the tile small so that it could *stay* in
-# the few hundred KiB beside the arithmetic units, and PyTorch has no way to say "stay". **Triton** has: you say what is
-# read and when, and whatever you do not store never leaves the chip.
+# Lesson 03 cut attention into tiles, in PyTorch. Every line there, a product, a maximum, an exponential, is a kernel of
+# its own: it reads its inputs from memory and writes its result back. But we made the tile small so that it could *stay*
+# in the few hundred KiB beside the arithmetic units, and plain PyTorch, line by line, has no way to say "stay". **Triton**
+# has: you say what is read and when, and whatever you do not store never leaves the chip.
 
 # %%
 import math
@@ -25,7 +25,7 @@ from ringlab_course import compare, needs_triton, predict
 from ringlab_course.figures import kernel_access
 from ringlab.viz.style import show
 
-needs_triton()
+needs_triton()  # where Triton is missing, this says how to install it
 import triton
 import triton.language as tl
 
@@ -33,14 +33,16 @@ from ringlab_course.checking.accesses import record_accesses
 from ringlab.blocks.triton.interpreter import repair
 
 torch.manual_seed(4)
-print("kernels run in the interpreter:", repair())
+print("kernels run in the interpreter:", repair())  # on the CPU; section 2 is about it
 
 # %% [markdown]
 # ## 1 · One function, many programs
 #
 # A kernel is a function that runs many times at once. Each run is a **program**: it asks for its number and does its share
-# of the work. Inside a program you write arithmetic on whole **blocks**, as in NumPy, without a loop over elements and
-# without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer moves it n elements on.
+# of the work. (Earlier lessons called the whole kernel a program. From here on a program is one run of it, what lesson 03
+# called a thread block.) Inside a program you write arithmetic on whole **blocks**, as in NumPy, without a loop over
+# elements and without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer moves it n
+# elements on.
 
 # %%
 @triton.jit
@@ -52,7 +54,8 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 # %% [markdown]
 # - `tl.constexpr` marks a value that is known when the kernel is compiled. Block sizes must be such values, and powers of two.
-# - `kernel[grid](…)` starts the kernel. `grid` is the number of programs, here enough blocks of 4 for 10 elements.
+# - `kernel[grid](…)` starts the kernel. `grid` is the number of programs, here enough blocks of 4 for 10 elements. A grid has
+#   up to three axes, and `tl.program_id(a)` is the program's number along axis a. This grid has only axis 0.
 # - The places of a block are its **lanes**. The last block has 2 lanes too many: `mask` says which lanes may touch memory,
 #   `other` which value the remaining lanes get.
 
@@ -80,10 +83,10 @@ for access in accesses[-3:]:
 # No program writes what another one reads, so the programs may run in any order, or all at once. This is the whole
 # contract, and *you* must cut the work so that it holds.
 #
-# Now suppose you forget the masks. Below, `out` is the first 10 of 12 numbers.
+# Now suppose you forget the masks. Below, the kernel gets the first 10 of the 12 numbers in `memory` to write to.
 
 # %% tags=["nbval-ignore-output"]
-predict("04.mask", "Without masks: what happens to the 2 numbers after out?",
+predict("04.mask", "Without masks: what happens to the last 2 numbers in memory?",
         choices=["nothing", "they are overwritten", "there is an error"])
 
 # %%
@@ -96,7 +99,7 @@ def careless_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 memory = torch.zeros(12)
 careless_kernel[(3,)](torch.arange(12.0)[:10], memory[:10], BLOCK=4)
 compare("04.mask", "they are overwritten" if memory[10:].any() else "nothing")
-print("after out:", memory[10:].tolist())
+print("the last 2 numbers:", memory[10:].tolist())
 
 # %% [markdown]
 # No error, no warning: a pointer knows where an array begins, but not where it ends. On a GPU these two numbers may be the
@@ -119,7 +122,7 @@ talking_kernel[(2,)](torch.tensor([3.0, 1.0, 4.0, 1.0]), BLOCK=2)
 # %% [markdown]
 # | | interpreter | GPU |
 # |---|---|---|
-# | values, masks, order within a program | right | right, with other rounding |
+# | values, masks, order of the operations within a program | right | right, with other rounding |
 # | a masked load without `other` | 0; after `repair()` NaN for floats | undefined |
 # | two programs write one place | one after the other, always the same result | a race: any result |
 # | out of bounds | reads and writes other memory without an error | the same, or a fault |
@@ -141,9 +144,10 @@ racing_kernel[(8,)](counter)
 print("8 programs, one after the other:", counter.item())
 
 # %% [markdown]
-# On a GPU all of them may load before any has stored. Then the result is 1, or any other number up to 8. The interpreter's
-# seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count **traffic**, the bytes
-# that programs load and store. (A GPU's cache serves some of the repeated loads; we count as if there were none.) Traffic decides how fast such kernels are, and we count it below.
+# On a GPU all of them may load before any has stored. Then the result is 1. With other timings it is any number from 1 to
+# 8. The interpreter's seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count
+# **traffic**, the bytes that programs load and store. (A GPU's cache serves some of the repeated loads; we count as if
+# there were none.) Traffic decides how fast such kernels are, and we count it below.
 #
 # ## 3 · Softmax: the lanes after the row
 #
@@ -191,9 +195,10 @@ for other, total in sums.items():
 #
 # ## 4 · Plain attention: three kernels
 #
-# A program of the first kernel takes a block of 64 query rows and a tile of 64 keys. Two aranges make the offsets of a
-# matrix: `[:, None]` gives the row and `[None, :]` the column. `tl.dot` multiplies two blocks, each side 16 or more. With
-# 16-bit inputs it runs on the matrix units of a GPU (*tensor cores*). We take one head; the exercise has several.
+# A program of the first kernel takes a block of 64 query rows and a tile of 64 keys. So its grid has two axes, one for the
+# blocks of rows and one for the tiles of keys. Two aranges make the offsets of a matrix: `[:, None]` gives the row and
+# `[None, :]` the column. `tl.dot` multiplies two blocks, each side 16 or more. With 16-bit inputs it runs on the matrix
+# units of a GPU (*tensor cores*). We take one head; the exercise has several.
 
 # %%
 @triton.jit
@@ -243,12 +248,13 @@ def kib(accesses, kind):
 
 
 ladder = {}
-with record_accesses() as ladder["three kernels"]:
+with record_accesses() as accesses:
     out = plain(q, k, v)
+ladder["three kernels"] = accesses
 truth = oracle.attention(q[None, None], k[None, None], v[None, None])
 print("error below 2e-6:", abs(out.numpy() - truth.out[0, 0]).max() < 2e-6)
 for kind in ("load", "store"):
-    print(f"{kind}: {kib(ladder['three kernels'], kind):.0f} KiB")
+    print(f"{kind}: {kib(accesses, kind):.0f} KiB")
 print(f"Q, K and V together: {3 * S * D * 4 / 1024:.0f} KiB, out: {S * D * 4 / 1024:.0f} KiB")
 
 # %% [markdown]
@@ -285,9 +291,9 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
 
 # %% [markdown]
 # Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the
-# lanes after the last key? The masks protect memory, and `other=0` keeps NaN out of both products. The `where` protects the
-# result: a key of zeros has a score of 0, not −∞. No `other` of the load could help, because the score is computed from the
-# key afterwards.
+# lanes after the last key? The masks protect memory. Without `other` a masked lane may hold NaN, and 0 · NaN is NaN. The
+# `where` protects the result: a key of zeros has a score of 0, not −∞. No `other` of the load could help, because the
+# score is computed from the key afterwards.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.reads",
@@ -303,9 +309,10 @@ def flash(q, k, v, kernel=flash_kernel, BLOCK_M=64, BLOCK_N=64):
     return out, lse
 
 
-with record_accesses() as ladder["flash"]:
+with record_accesses() as accesses:
     out, lse = flash(q, k, v)
-reads = kernel_access.counts(ladder["flash"], "k_ptr", "load", (S, D))
+ladder["flash"] = accesses
+reads = kernel_access.counts(accesses, "k_ptr", "load", (S, D))
 compare("04.reads", int(reads.max()))
 errors = abs(out.numpy() - truth.out[0, 0]).max(), abs(lse.numpy() - truth.lse[0, 0]).max()
 print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
@@ -317,33 +324,38 @@ print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}
-kernel_access.play(ladder["flash"], maps)
+kernel_access.play(ladder["flash"], maps, still="programs 0 to 3: run this cell to step through "
+                   "them; all four stand below")
 
 # %%
 flash_figure = kernel_access.all_programs(ladder["flash"], maps, "flash")
 show(flash_figure, kernel_access.describe(ladder["flash"], maps))
 
 # %% [markdown]
-# Q and out form a staircase: every program has its own rows. K and V form a wall: every program reads all rows. Which of the
-# two block sizes reduces the traffic?
+# Q and out form a staircase: every program has its own rows. K and V form a wall: every program reads all rows.
+
+# %% tags=["nbval-ignore-output"]
+predict("04.block", "Which of the two block sizes reduces the traffic if you double it?",
+        choices=["BLOCK_M, queries", "BLOCK_N, keys", "both"])
 
 # %%
+loaded = {}
 for block_m, block_n in ((32, 64), (64, 64), (64, 128), (128, 64)):
     with record_accesses() as accesses:
         flash(q, k, v, BLOCK_M=block_m, BLOCK_N=block_n)
     times = kernel_access.counts(accesses, "k_ptr", "load", (S, D)).max()
+    loaded[block_m, block_n] = kib(accesses, "load")
     print(f"BLOCK_M {block_m:3}, BLOCK_N {block_n:3}: K read {times} times, "
-          f"{kib(accesses, 'load'):.0f} KiB loaded")
-    if block_m == 128:
-        ladder["flash, BLOCK_M 128"] = accesses
+          f"{loaded[block_m, block_n]:.0f} KiB loaded")
+ladder["flash, BLOCK_M 128"] = accesses  # the last one
+helps = [name for name, sizes in (("BLOCK_M, queries", (128, 64)), ("BLOCK_N, keys", (64, 128)))
+         if loaded[sizes] < loaded[64, 64]]
+compare("04.block", "both" if len(helps) == 2 else helps[0])
 
 # %% [markdown]
 # Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and
-# the scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. The
-# command `ringlab kernels --offline --arch sm_90 --kernel forward_step` takes a few minutes. It compiles the kernel
-# that `ringlab` ships (not ours) for an H100-class chip, `sm_90`. It lists how much its blocks need of the chip's two
-# memories (*registers*, for the numbers in use, and *shared memory*), and *spills*: values that did not fit and went to
-# main memory.
+# the scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. [Lesson
+# 12](12_triton_ring_step.ipynb) asks a compiler how much room the blocks of ringlab's own kernel take.
 #
 # ## 6 · Causal: skip what nobody sees
 #
@@ -371,10 +383,9 @@ def add_tile(m, total, acc, q, k_ptr, v_ptr, rows, first, S, scale, MASK: tl.con
 
 # %% [markdown]
 # `add_tile` is the body of the loop, moved out: a kernel may call other `@triton.jit` functions. Only the `where` has
-# changed: it is now under `if MASK`, and it compares positions. `MASK` is a constexpr,
-# so the compiler makes two versions, and neither decides at run time. `STEP` chooses how many of the three changes are in.
-# Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no causal mask, the
-# tile at 128 has one, and the tile at 192 is not visited.
+# changed: it is now under `if MASK`, and it compares positions. `MASK` is a constexpr, so the compiler makes two versions,
+# and neither version tests `MASK` while it runs. The kernel itself has a constexpr `STEP`, which says how many of the
+# three changes are in.
 
 # %%
 @triton.jit
@@ -399,6 +410,9 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.cons
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %% [markdown]
+# Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no causal mask, the
+# tile at 128 has one, and the tile at 192 is not visited.
+#
 # With S = 256 and blocks of 64, `flash` visits 16 tiles and loads 288 KiB.
 
 # %% tags=["nbval-ignore-output"]
@@ -417,8 +431,9 @@ def causal(q, k, v, step, block=64):
 causal_truth = oracle.attention(q[None, None], k[None, None], v[None, None], causal=True)
 names = "causal: mask all", "causal: skip", "causal: skip, mask the diagonal"
 for step, name in enumerate(names, 1):
-    with record_accesses() as ladder[name]:
+    with record_accesses() as accesses:
         out, lse = causal(q, k, v, step)
+    ladder[name] = accesses
     error = abs(out.numpy() - causal_truth.out[0, 0]).max()
     print(f"{name:32} error below 2e-6: {error < 2e-6}")
 
@@ -444,7 +459,9 @@ show(skip_figure, kernel_access.describe(skipping, maps))
 # ## 7 · The ladder
 #
 # The table has all our kernels. Each load of K is one tile. The causal mask cuts a tile if its last key comes after the
-# program's first row. The last kernel masks only those tiles.
+# program's first row. The last column says how many tiles are compared with the causal mask. No record shows that; we infer
+# it from the kernels: the first three rows have no such mask, the next two apply it to every tile they visit, and the last
+# one only to tiles that are cut.
 
 # %%
 def tiles(accesses):
@@ -454,12 +471,12 @@ def tiles(accesses):
     return len(last_keys), sum(last > first_row[program] for program, last in last_keys)
 
 
-print(f"{'':32} KiB read  written  tiles  masked")
+print(f"{'':32} KiB read  written  tiles  causal mask")
 for name, accesses in ladder.items():
     count, cut = tiles(accesses)
     masked = 0 if "causal" not in name else cut if "diagonal" in name else count
     traffic = f"{kib(accesses, 'load'):8.0f} {kib(accesses, 'store'):8.0f}"
-    print(f"{name:32} {traffic} {count:6} {masked:7}")
+    print(f"{name:32} {traffic} {count:6} {masked:12}")
 
 # %% [markdown]
 # - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The
@@ -472,7 +489,7 @@ for name, accesses in ladder.items():
 #   arithmetic: the number of cut tiles grows like S and that of all tiles like S², so the share with a mask falls.
 #
 # The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of e,
-# because the hardware computes those; a table of tiles, for any layout; and a state that is carried from one ring step to the
+# because the hardware computes those; a table of the tiles to visit; and a state that is carried from one ring step to the
 # next. On a GPU the text of a kernel stays the same, with one exception: there `print` takes one string, as its first
 # argument, and the `print` of section 2 has two. Leave TRITON_INTERPRET unset, pass CUDA tensors, and measure there.
 #

@@ -32,7 +32,7 @@ from ringlab.viz.style import show
 # ## 1 · Small enough for paper
 #
 # There are eight tokens, one head, head dim D = 4 and two ranks. Rank 0 owns tokens 0–3 and rank 1 tokens 4–7, each with
-# its own rows of Q, K and V. Take a sheet of paper and count:
+# its own rows of Q, K and V. Count on paper:
 #
 # | | on paper | |
 # |---|---|---|
@@ -87,7 +87,7 @@ for name, part in (("own keys", here), ("rank 1's keys", there), ("merged", merg
 print(f"plain average  out {(here.out + there.out)[0, 0, 0, 0] / 2:.1f}")
 
 # %% [markdown]
-# Paper and machine agree. Does the count of FLOPs agree too? PyTorch can count those of the matrix products it runs.
+# Paper and machine agree. Do the FLOPs agree too? PyTorch counts those of the matrix products it runs.
 
 # %%
 with FlopCounterMode(display=False) as counter:
@@ -100,8 +100,8 @@ print("values on a rank:", q0.numel() + k0.numel() + v0.numel())
 # %% [markdown]
 # Cutting the sequence saved no FLOPs: the four pairs together cost what one device would have paid. But it *divided* the
 # work, two pairs for each rank. For that, something had to travel. To serve query 0, for instance, rank 1's K/V block, 32
-# values, went to rank 0. (Rank 0's block went to rank 1 as well.) It could be done the other way round: rank 0 sends its
-# four queries to rank 1, which returns the partial `(out, lse)`.
+# values, went to rank 0. It could be done the other way round: rank 0 sends its four queries to rank 1, which returns the
+# partial `(out, lse)`.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.values", "If rank 0's queries travel instead, how many values travel, there and back?",
@@ -117,24 +117,11 @@ compare("05.values", q0.numel() + there.out.numel() + there.lse.numel())
 #
 # ## 2 · Ranks without a cluster
 #
-# A rank is a program with its own memory and a number. Every rank runs the *same* program; only `ring.rank` differs. On
-# a cluster each rank is a process on its own device. Here all ranks live in this notebook: `VirtualCluster(P).run(program)`
+# A rank is a program with its own memory and a number. Every rank runs the *same* program; only `ring.rank` differs. On a
+# cluster each rank is a process on its own device. Here all ranks live in this notebook: `VirtualCluster(P).run(program)`
 # lets one rank run until it has to wait for a message, then the next one that can continue. Ranks share nothing but
-# messages.
-
-# %%
-def hello(ring):
-    ends = f"sends to {ring.next}, receives from {ring.previous}"
-    return f"rank {ring.rank} of {ring.world_size}: {ends}"
-
-
-for line in VirtualCluster(4).run(hello).results:
-    print(line)
-
-# %% [markdown]
-# These are four ranks in a circle, and each knows just two others. `ring.shift(x)` sends x to the next rank and returns
-# what the previous rank sent. So things travel to the right, to rank + 1. Now let every rank shift its own block first,
-# and from then on the block that it received last.
+# messages. As in lesson 00 they form a circle: `ring.shift(x)` sends x to rank + 1, `ring.next`, and returns what rank −
+# 1, `ring.previous`, sent. Every rank first shifts its own block, and from then on the block that it received last.
 
 # %%
 def follow(ring):
@@ -150,9 +137,8 @@ for rank, seen in enumerate(journeys):
     print(f"rank {rank} sees blocks {seen}")
 
 # %% [markdown]
-# Read a row: the owners count *down*. Blocks move right, so the block that is here after `step` shifts comes from `step`
-# places to the left: **origin = (rank − step) mod P**, which is `ring.origin(step)`. Some write-ups send to the right and
-# then claim (rank + step) mod P.
+# Read a row: the owners count *down*. The block that is here after `step` shifts comes from **origin = (rank − step) mod
+# P**, which is `ring.origin(step)`. Some write-ups send to the right and then claim (rank + step) mod P.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.slip", "On 4 ranks, in how many of the 4 steps is (rank + step) mod 4 the wrong owner?",
@@ -166,10 +152,10 @@ print("steps with a wrong owner:", wrong)
 compare("05.slip", str(len(wrong)))
 
 # %% [markdown]
-# In step 0 and half-way round both formulas agree; on 2 ranks they always do. Only a mask asks whose
-# block this is, so without a mask the slip never shows. With a mask it is a bug.
+# In step 0 and half-way round both formulas agree; on 2 ranks they always do. The formula is used only to build masks.
+# Without a mask a wrong one does no harm; with a mask it is a bug.
 #
-# ## 3 · The ring, in ten lines
+# ## 3 · The ring, in nine lines
 #
 # Everything is in place: blocks come by, `attend` handles one of them, and `merge` adds it to the state. Queries never
 # move. One shift of a block is a *hop*. There are P blocks to meet and your own is here already, so P − 1 hops are enough.
@@ -186,7 +172,8 @@ def my_ring(ring, q, k, v):
     return state.out, state.lse
 
 # %% [markdown]
-# `ring.compute(label, function, …)` calls the function and records the call in the trace.
+# `ring.compute(label, function, …)` calls the function and records the call in the trace. Below, `layout.unshard` joins
+# what the ranks return, in the order of the sequence.
 
 # %%
 def on_shards(ring, layout, program, *whole):
@@ -206,7 +193,7 @@ for event in run.trace.exchanges():
 
 # %% [markdown]
 # Each rank made one hop of 2 · 64 bytes: 32 values. The last block to arrive need not travel home. A program that shifts P
-# times is also correct, but it pays for a hop that nobody needs.
+# times pays for a hop that nobody needs.
 #
 # Is the result still exact on more ranks? Merging is associative and commutative, so neither the cuts
 # nor the order of arrival matter, up to rounding.
@@ -243,8 +230,9 @@ show(ring_view.strip(run4.trace), ring_view.describe(run4.trace))
 # carries more than one block.
 #
 # The trace knows where the blocks were, but not whether the program used them correctly. A probe can tell. With Q = K = 0
-# every visible key has the weight e⁰ = 1. If V is the identity matrix, then out · e^lse is *the number of times that each
-# key was counted*. Compare your ring with one that makes a common slip: it sends its **own** block again in every step.
+# every visible key has the weight e⁰ = 1. If V is the identity matrix (so D = S, and column j of out belongs to key j),
+# then out · e^lse is *the number of times that each key was counted*. Compare your ring with one that makes a common slip:
+# it sends its **own** block again in every step.
 
 # %%
 def stale_ring(ring, q, k, v):
@@ -263,7 +251,7 @@ for program in (my_ring, stale_ring):
     print(f"{program.__name__}: {trace.rounds(0)} rounds, {trace.bytes_sent(0):,} bytes")
 
 # %%
-show(ring_counts.counted(stale, (3, 6, 9), "Stale ring: how often each query counts each key"),
+show(ring_counts.counted(stale, (3, 6, 9), "Stale ring: how often\neach query counts each key"),
      "How often a stale ring counts each of 12 keys for each of 12 queries, in a grid of 4 by 4 "
      "blocks, each of 3 by 3 tokens. "
      "The blocks on the diagonal are grey, counted once. In each row of blocks the block to the "
@@ -283,11 +271,11 @@ predict("05.traffic", "Compared with an all-gather, how many bytes does a rank s
 
 # %% [markdown]
 # Let us take real text: 8,192 tokens, bytes of the Python standard library's own source, through one layer of random
-# weights from a fixed seed, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your ten lines do, and it also handles masks and
-# offers several schedules. We run it on 8 ranks as a ring and as an all-gather.
+# weights from a fixed seed, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your nine lines
+# do, and it also handles masks and offers several schedules. We run it on 8 ranks as a ring and as an all-gather.
 
 # %%
-S, P, H, Hkv, D = 8192, 8, 8, 2, 64
+S, P, H, Hkv, D = 8192, 8, 8, 2, 64  # Hkv is lesson 00's K, the K/V heads; here K is the matrix
 text = corpus.qkv(S, heads=H, kv_heads=Hkv, head_dim=D)
 even = contiguous(S, P)
 
@@ -300,6 +288,10 @@ def run_package(layout, qkv, **options):
     program = partial(package, layout=layout, **options)
     return VirtualCluster(layout.P).run(on_shards, layout, program, *qkv)
 
+# %% tags=["nbval-ignore-output"]
+predict("05.more", "The same sequence on twice as many ranks: how many bytes does a rank send?",
+        choices=["half as many as before", "about as many", "twice as many"])
+
 # %%
 ringed = run_package(even, text, causal=False)
 gather = run_package(even, text, causal=False, schedule="allgather")
@@ -310,17 +302,6 @@ print(f"formula    {closed_form:>9,}")
 same = ringed.trace.bytes_sent(0) == gather.trace.bytes_sent(0)
 compare("05.traffic", "as many" if same else "fewer")
 
-# %% [markdown]
-# They are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · e** (times B, if there are B sequences), with 2 for K
-# and V, and e bytes per element. Every rank
-# has to see P − 1 other blocks, whatever the schedule. Note *Hkv*: K and V travel with their 2 heads, not with the 8 query
-# heads that share them. Our `attend` knows no such grouped heads yet. It would repeat each K/V head for its group of query
-# heads *inside* attend, never before sending.
-
-# %% tags=["nbval-ignore-output"]
-predict("05.more", "The same sequence on twice as many ranks: how many bytes does a rank send?",
-        choices=["half as many as before", "about as many", "twice as many"])
-
 # %%
 sent = {}
 for ranks in (8, 16):
@@ -330,7 +311,12 @@ for ranks in (8, 16):
 compare("05.more", "about as many" if 0.9 < sent[16] / sent[8] < 1.1 else "twice as many")
 
 # %% [markdown]
-# A block is half as large, but there are twice as many to pass on: every rank still has to see the whole sequence.
+# Ring and all-gather are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · itemsize** (times B, if there are B
+# sequences), with 2 for K and V. Every rank has to see P − 1 other blocks, whatever the schedule. On twice as many ranks a
+# block is half as large, but there are about twice as many to pass on.
+#
+# Note *Hkv*: K and V travel with their 2 heads, not with the 8 query heads that share them. Our `attend` knows no such
+# grouped heads yet. If you add them, repeat the heads inside `attend`, never before sending.
 #
 # If the bytes are those of an all-gather, why a ring? Look at what a rank holds. We keep 512 tokens per rank and add ranks:
 
@@ -345,12 +331,20 @@ for ranks in (2, 4, 8, 16):
               f"{others:2} of other ranks, {peak - others:.0f} for the rest")
 
 # %% [markdown]
-# The ring's peak soon stops growing. A rank's own shard is not counted here. Of the other ranks' K/V blocks it holds two,
-# one in use and one in flight (a single one if there are only two ranks). The all-gather holds all P − 1 of them. The
-# rest is as large as 7 blocks under both schedules: the accumulators and what updating them needs. It is that large
-# because out has 8 heads, as many as two K/V blocks. An update holds the old out, the new one and the block's own at the
-# same time, and some smaller tensors. So the ring sends the same bytes with a constant peak. And no rank ever holds a tensor as large as the
-# scores of one block pair, because the package's block attention works by tiles:
+# The ring's peak soon stops growing. Of the other ranks' K/V blocks it holds two, one in use and one in flight (a single
+# one if there are only two ranks). The all-gather holds all P − 1. The meter measures the peak alone; these blocks we
+# counted by hand. The evidence is the last column: without them 7 blocks remain in every row. A K/V block has 2 + 2 heads,
+# so these are:
+#
+# | | heads | K/V blocks |
+# |---|---|---|
+# | the rank's own K and V | 2 + 2 | 1 |
+# | its Q | 8 | 2 |
+# | out, so far | 8 | 2 |
+# | out of the block in use, before the merge | 8 | 2 |
+#
+# lse and other small tensors disappear in rounding. So the ring sends the same bytes with a constant peak. And no rank ever
+# holds a tensor as large as the scores of one block pair, because the package's block attention works by tiles:
 
 # %%
 largest = max(report.largest_bytes for report in ringed.memory)
@@ -361,7 +355,8 @@ print(f"largest tensor {largest:,} bytes; scores of one block pair {H * (S // P)
 #
 # Your ring computes, *then* shifts: while a block travels, all ranks wait. But both the computation and the transport only
 # read the block, so it can be sent while we compute with it. `ring.post(k, v)` starts the exchange and returns at once;
-# `wait()` returns what has arrived. The price is a second buffer, hence the name *double buffering*.
+# `wait()` returns what has arrived. Both rings need room for the arriving block while the old one is sent. Here that room
+# is in use during the computation too: one buffer is read while the other fills, hence the name *double buffering*.
 
 # %%
 def overlapped_ring(ring, q, k, v):
@@ -440,17 +435,30 @@ compare("05.future", str(sum(pairs > 0 for pairs in table[0])))
 # %% [markdown]
 # Rank 0 can use only its own block, yet it has to pass on all the others. Rank 3 uses all four. The mask of a query block and
 # a K/V block is one comparison of *positions*. Here it lets through every pair, none, or a triangle. A mask by local row and
-# column would put a triangle of 10 into every one of the 16 blocks. The probe from above shows what the package's causal ring
-# counts:
+# column puts a triangle of 10 into every one of the 16 blocks. The probe from above shows what the package's causal ring
+# counts, and what a ring with that slip counts:
 
 # %%
-causal = partial(package, layout=small, causal=True, return_lse=True)
-causal_counts = ring_counts.counts(causal, small)
-title = "Causal ring: how often each query counts each key"
-show(ring_counts.counted(causal_counts, (3, 6, 9), title),
-     "How often a causal ring counts each of 12 keys for each of 12 queries. The lower triangle "
-     "with the diagonal is grey, counted once; nothing above it is counted. Lines cut the matrix "
-     "into a grid of 4 by 4 blocks: those above the diagonal of blocks are empty.")
+def local_mask_ring(ring, q, k, v):
+    """The slip: every block gets the same mask, by local row and column."""
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    state = Partial.identity(q)
+    for step in range(ring.world_size):
+        state = merge(state, attend(q, k, v, mask))
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v)
+    return state.out, state.lse
+
+
+causal = partial(package, layout=wide, causal=True, return_lse=True)
+rings = {"right: by global position": causal, "wrong: by local row and column": local_mask_ring}
+counted = {mask: ring_counts.counts(program, wide) for mask, program in rings.items()}
+title = "Two masks of a causal ring on 4 ranks: how often each query counts each key"
+show(ring_counts.compared(counted, (4, 8, 12), title),
+     "Two matrices of 16 queries by 16 keys, cut into a grid of 4 by 4 blocks. Left, mask by "
+     "global position: the lower triangle with the diagonal is grey, counted once; nothing above "
+     "it is counted. Right, mask by local row and column: each of the 16 blocks has a grey "
+     "triangle of its own, also those above the diagonal of blocks.")
 
 # %% [markdown]
 # Rank 0 has 10 of the 136 pairs, and rank 3 has 58. Other layouts share the same work evenly, for instance the zig-zag,
@@ -483,8 +491,8 @@ exact = errors["native"] < 1e-5
 compare("05.block", "stays exact, up to rounding" if exact else "becomes an approximation")
 
 # %% [markdown]
-# So any attention will do if it returns `(out, lse)`. The ring decides *which* block is here; the block attention decides *how*
-# to compute with it.
+# So any attention will do if it returns its lse beside out. The ring decides *which* block is here; the block attention
+# decides *how* to compute with it.
 #
 # **"It needs special hardware."** It needs only something that carries messages. `launch` starts real processes on this
 # machine, joined by *gloo*, PyTorch's CPU transport. They run your function unchanged:
@@ -507,9 +515,9 @@ print("rounds and bytes of rank 0:", real.trace.rounds(0), real.trace.bytes_sent
 #   the block of rank (rank − step) mod P.
 # - In each step a rank attends to the block that is here and merges `(out, lse)`. There are P blocks and P − 1 hops, and
 #   every pair meets exactly once.
-# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · e bytes (times B, if there are B sequences). Memory does not: beside its shard and its
-#   accumulators a rank holds one block in use and one in flight instead of the whole sequence.
-#   The FLOPs are divided, not reduced.
+# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · itemsize bytes (times B, if there are B sequences). Memory
+#   does not: beside its shard and its accumulators a rank holds one block in use and one in flight instead of the whole
+#   sequence. The FLOPs are divided, not reduced.
 # - Post the exchange, compute, then wait, and the hop is hidden. Post both ends together, equally often on every rank.
 # - Masks compare global positions. The block attention inside is yours to choose, and so is the transport.
 #

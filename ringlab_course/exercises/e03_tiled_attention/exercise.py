@@ -37,6 +37,8 @@ import math
 import torch
 
 from ringlab_course import check, hint, progress
+from ringlab.blocks import get_block
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.merge import Partial, merge, state_dtype
 
 # %% [markdown]
@@ -46,15 +48,30 @@ from ringlab.merge import Partial, merge, state_dtype
 # key/value head, as in lesson 01. Return `(out, lse)`: out (B, H, M, D) is softmax(scale · q kᵀ) v, and lse (B, H, M) is
 # the natural logarithm of each row's sum of exponentials.
 #
-# - A tile is at most `tile` queries × `tile` keys. M and N need not be multiples of `tile`.
-# - Without `causal`, M and N are any lengths. With `causal`, M ≤ N, and the queries are the last M of the N tokens.
+# - A tile is at most `tile` queries × `tile` keys, and may begin at any token. M and N need not be multiples of `tile`.
+# - Without `causal`, M and N are any lengths from 1. With `causal`, M ≤ N, and the queries are the last M of the N tokens.
 #   Each query sees the keys up to its own token. N − M need not be a multiple of `tile` either.
 # - Hold one tile of scores at a time, of all heads. Do not copy k or v as a whole: neither once for each query head,
 #   nor in another dtype. Do not compute tiles in which nothing is visible.
+# - In numbers: the peak beyond the arguments may be three times the results, and twelve squares of `tile` × `tile` float32
+#   scores of all query heads. The lesson's `attend` makes three squares.
 # - q, k and v may be bfloat16. out and lse are in `state_dtype(q.dtype)`, float32 or float64, and so are all
 #   numbers computed on the way to them.
 #
-# Merge as you like: with `Partial` and `merge`, or with a running maximum, sum and accumulator.
+# Merge as you like: with `Partial` and `merge`, or with a running maximum, sum and accumulator. `Partial.identity(q)` is in
+# the state dtype, also for a bfloat16 q.
+#
+# For a tile you may call ringlab's naive block. It takes grouped heads and bfloat16, and returns a `Partial` in the state
+# dtype:
+#
+# ```python
+# block = get_block("naive", q)
+# part = block.forward(q_tile, k_tile, v_tile, causal=on_diagonal, scale=scale)
+# ```
+#
+# It knows one causal mask, that of the lesson: row i of the tile sees keys 0 to i of the tile, and there are no more keys
+# than rows. It takes no shifted mask. So cut the keys at the token of the tile's first query: every row sees all keys before
+# that token (`causal=False`), and from there on the mask is the lesson's (`causal=True`).
 
 
 # %% grade="03.forward"
@@ -94,11 +111,16 @@ check("03.forward")
 # %% [markdown]
 # ## 03.backward · From lse and delta
 #
-# `dout` is the gradient of the loss with respect to out; `out` and `lse` are what the whole forward returned. Return
-# `(dq, dk, dv)`, each in the shape of its input and in `state_dtype(q.dtype)`.
+# `dout` is the gradient of the loss with respect to out, in the dtype of q; `out` and `lse` are what the whole forward
+# returned, in the state dtype. Return `(dq, dk, dv)`, each in the shape of its input and in `state_dtype(q.dtype)`.
 #
 # - Compute each tile of P again. Store no P, and do not call autograd.
-# - Lengths, mask, heads, memory and hidden tiles are as in the forward.
+# - dk and dv of a key/value head are sums over the query heads that share it.
+# - Lengths, mask, heads, memory and hidden tiles are as in the forward. In that memory there is room for dout · out of all
+#   rows at once, but not for a dk and a dv of each query head, where four share one key/value head.
+#
+# The naive block has a backward, too: `block.backward(rows, k_tile, v_tile, causal=…, scale=…)`, where `rows` is
+# `BackwardRows(dout, q, out, lse, delta)` of the tile's queries, as in the lesson.
 #
 # The order in which you visit the tiles is yours to choose. Which of dQ, dK and dV is then finished early, and which is
 # written again and again?

@@ -98,8 +98,10 @@ check("04.softmax")
 # Without a mask the order of the rows makes no difference. In 04.causal it does: a block of neighbouring tokens can end early.
 #
 # The launch is given: grid axis 0 counts blocks of BLOCK_M packed rows, axis 1 key heads; `group` is G. Token t of query
-# head h begins at element (h · capacity + t) · D of q and out, and its lse is at h · capacity + t.
+# head h begins at element (h · capacity + t) · D of q and out, and its lse is at h · capacity + t. Token t of key head c
+# begins at element (c · capacity + t) · D of k and v.
 #
+# - Do not read q, k and v after token S − 1: what is there may be anything, also NaN.
 # - Load q once, and K and V once per block of packed rows, BLOCK_N keys at a time.
 # - S need not be a multiple of a block, nor BLOCK_M of G. D, BLOCK_M and BLOCK_N are powers of two, 16 or more.
 # - Carry float32 from tile to tile. `tl.dot(a, b, input_precision="ieee")` multiplies in full float32, also on a GPU. Its
@@ -156,6 +158,7 @@ check("04.flash")
 #
 # - A row that sees no key has out 0 and lse −inf. Write it like any other.
 # - Do not visit a tile in which no row of the block sees a key. Rows after token S − 1 do not count.
+# - You may mask every tile that you visit, as in the lesson's second step: no check asks whether a full tile is masked.
 
 
 # %% grade="04.causal"

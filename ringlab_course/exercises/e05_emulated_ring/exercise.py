@@ -15,7 +15,7 @@
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. Memory and
 # traffic count once the values are right.
 #
-# **Not allowed:** ringlab's merge, blocks and rings, PyTorch's attention (`scaled_dot_product_attention` and its
+# **Not allowed:** ringlab's `merge` and `Partial`, its blocks and rings, PyTorch's attention (`scaled_dot_product_attention` and its
 # relatives), and changing the arguments of a function.
 
 # %%
@@ -34,12 +34,13 @@ from ringlab_course import check, corpus, hint
 # from the beginning.
 #
 # - The scale is 1/√D. `mask` (Lq, Lk), if given, is True where a query may see a key.
-# - `(0, −inf)` means *nothing seen yet*. A row that sees no key of the block comes out as it went in.
+# - `(0, −inf)` means *nothing seen yet*. A row that sees no key of the block comes out as it went in, up to rounding, and
+#   (0, −inf) stays (0, −inf).
 # - Query head h reads K/V head h // (H // K).
 # - q, k and v may be bfloat16; `out` and `lse` are at least float32. Compute in the dtype of `out`.
 # - You may write into `out` and `lse`, but leave `q`, `k`, `v` and `mask` as they are.
 #
-# **You may use** PyTorch's tensor functions. You write the merge yourself this once: `ringlab.merge`,
+# **You may use** PyTorch's tensor functions. You write the merge yourself this once: all of `ringlab.merge`,
 # `ring_attention` and the other functions of ringlab that compute attention are off limits in all three stages, and
 # so is PyTorch's own attention.
 
@@ -74,10 +75,12 @@ check("05.step")
 #
 # - Make exactly P − 1 exchanges, all with the next rank. Each carries K and V together, and nothing else travels.
 # - K and V travel as they came: in the same dtype, without repeated heads.
-# - A rank may hold its shard, the block in use and the block that is arriving. Memory must not grow with the number of
-#   ranks.
+# - Of the K/V blocks a rank may hold its own, the one in use and the one that is arriving. Memory must not grow with the
+#   number of ranks: that is what the checks compare, on 3 and on 8 ranks. So whatever `ring_step` needs for one block, its
+#   scores or repeated heads, is allowed.
+# - If another rank dies, let the error of the exchange through.
 #
-# **You may use** your `ring_step`, PyTorch's tensor functions, and the methods of `ring`.
+# **You may use** your `ring_step`, PyTorch's tensor functions, and the methods of `ring`. Nobody asks for `ring.compute`.
 
 # %% grade="05.forward"
 def ring_forward(ring, q, k, v):
@@ -106,7 +109,10 @@ check("05.forward")
 #
 # `positions` is a list with one int64 tensor per rank: `positions[r][i]` is the global position of token i of rank r.
 # A query sees the keys at or before its own position. Shards may have different lengths, and some may be empty:
-# `ring.shift(k, v, length=n)` says that the arriving block has n tokens.
+# `ring.shift(k, v, length=n)` says that the arriving block has n tokens, on axis −2. `ring.post` takes the same `length`.
+#
+# Exchanges, bytes and memory are as in 05.forward: blocks travel unpadded, and every rank makes its P − 1 exchanges, also
+# one whose own shard is empty. Your `ring_step` then gets no queries, or no keys.
 #
 # **You may use** what you may use in 05.forward.
 
