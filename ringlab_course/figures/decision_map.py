@@ -6,8 +6,6 @@ The rules are in `ringlab_course.figures.decision_rules`; the heavy line is wher
 
 from __future__ import annotations
 
-import math
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +40,7 @@ from ringlab_course.figures.decision_rules import (
     Machine,
     Question,
     grid,
+    links,
     machines,
     question,
 )
@@ -69,11 +68,10 @@ WORDS = {
 }
 
 
-AXES = (5.1, 3.6)
+AXES = (5.0, 3.5)
 """About how wide and high the map is, in inches."""
-LETTER_SIDES = ((0.13, 0.0), (-0.13, 0.0), (0.0, 0.14), (0.0, -0.14))
-"""Where a machine's letter may stand beside its diamond, in inches; the first with LETTER_ROOM around it is best."""
-LETTER_ROOM = 0.2
+ROW = 0.23
+"""How high a machine's row below the map is, in inches."""
 
 
 def figure(
@@ -84,20 +82,25 @@ def figure(
     memory_bytes: float | None = None,
     hybrids: bool = False,
 ) -> Figure:
-    """Return the map for P ranks of `machine`, with the known machines' links at their own thresholds.
+    """Return the map for P ranks of `machine`, and below it the tokens from which a ring hides on known machines.
 
     The map takes the machine's dense peak, its inner link's latency and its whole memory for one
     layer's attention by default. With `hybrids`, rings of Ulysses rows are weighed, too.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
+    own = machine if isinstance(machine, Hardware) else hardware(machine)
+    ours, known = links(asked, own), machines(asked)
+    known += [it for it in ours if it not in known]
+    rows = list(dict.fromkeys(it.machine for it in known))
     with styled():
-        drawn = new_figure((8.0, 5.0))
-        ax = drawn.subplots()
+        drawn = new_figure((8.0, 4.3 + ROW * (len(rows) + 1)))
+        ax, strip = drawn.subplots(2, 1, sharex=True, height_ratios=[AXES[1], ROW * (len(rows) + 1)])
         regions = draw_regions(ax, asked)
-        draw_machines(ax, machines(asked))
-        ax.set_title(f"Least exposed communication\n{_title(asked, machine)}", fontsize=10.5)
-        _legend(drawn, regions, f"At most so many tokens per rank fit into {_memory(asked)}: {_room(asked)}")
+        draw_links(ax, ours)
+        draw_machines(strip, known, rows, short(own))
+        ax.set_title(f"Least exposed communication\n{_title(asked, own)}", fontsize=10.5)
+        _legend(ax, regions, asked)
     return drawn
 
 
@@ -120,34 +123,42 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
     ax.set(xscale="log", yscale="log", xlim=TOKENS, ylim=BANDWIDTH)
     ticks = [2**power for power in range(5, 24, 3)]
     ax.set_xticks(ticks, [_tokens(tick) for tick in ticks])
+    ax.tick_params(labelbottom=True)
     ax.set_yticks([1e8, 1e9, 1e10, 1e11, 1e12], ["100 MB/s", "1 GB/s", "10 GB/s", "100 GB/s", "1 TB/s"])
     ax.minorticks_off()
     ax.tick_params(labelsize=9)
     impossible = "\nUlysses: P ranks cannot share these heads" if asked.ulysses_refusal else ""
-    ax.set_xlabel(f"tokens per rank{impossible}", fontsize=9.5)
+    ax.set_xlabel(f"tokens per rank (k = 2¹⁰, M = 2²⁰){impossible}", fontsize=9.5)
     ax.set_ylabel("bandwidth, one way")
     ax.grid(visible=False)
     return there
 
 
-def draw_machines(ax: Axes, known: list[Machine]) -> None:
-    """Draw a diamond with a letter where each machine's own ring begins to hide; the key to the right names them."""
-    head = "hops are hidden if a rank\nhas at least … tokens"
-    ax.text(1.03, 1.0, head, transform=ax.transAxes, va="top", fontsize=8.5, color=QUIET)
-    letters = dict(zip(ascii_lowercase, known, strict=False))
-    sides = _sides([_inches(it) for it in known])
-    for number, ((letter, it), side) in enumerate(zip(letters.items(), sides, strict=True)):
-        at = it.threshold, it.bytes_per_s
-        ax.plot(*at, "D", color=PAPER, markeredgecolor=INK, markersize=6, zorder=5, gid=it.name)
-        plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.1"}
-        word: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8.5}
-        if all(low <= value <= high for value, (low, high) in zip(at, (TOKENS, BANDWIDTH), strict=True)):
-            ax.annotate(
-                letter, at, (72 * side[0], 72 * side[1]), bbox=plate, fontweight="bold", zorder=6, **word
-            )
-        row: Any = {"transform": ax.transAxes, "va": "top", "fontsize": 8.5}
-        ax.text(1.03, 0.87 - 0.066 * number, letter, fontweight="bold", **row)
-        ax.text(1.065, 0.87 - 0.066 * number, f"{it.name}: {it.threshold:,.0f}", **row)
+def draw_links(ax: Axes, own: list[Machine]) -> None:
+    """Draw a diamond where the ring begins to hide on each link of the machine that the colours hold for."""
+    for it, face in zip(own, (INK, PAPER), strict=True):
+        ax.plot(it.threshold, it.bytes_per_s, "D", color=face, markeredgecolor=INK, zorder=5, gid=it.name)
+        inside = TOKENS[0] <= it.threshold <= TOKENS[1] and BANDWIDTH[0] <= it.bytes_per_s <= BANDWIDTH[1]
+        if inside:
+            left = it.threshold < TOKENS[1] / 32  # room for its name to the right
+            at: Any = {"xytext": (9 if left else -9, 0), "ha": "left" if left else "right", "va": "center"}
+            plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
+            place = it.threshold, it.bytes_per_s
+            ax.annotate(it.link, place, textcoords="offset points", bbox=plate, fontsize=8.5, zorder=6, **at)
+
+
+def draw_machines(ax: Axes, known: list[Machine], rows: list[str], own: str) -> None:
+    """Draw a row for each machine: from how many tokens per rank on a ring hides on its links; `own` in ink."""
+    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), yticklabels=rows)
+    ax.tick_params(labelsize=9, labelbottom=False, length=0)
+    ax.set_title("Each machine at its own FLOP/s: so many tokens per rank hide a ring's hops", fontsize=9.5)
+    for row, name in enumerate(rows):
+        both = [it for it in known if it.machine == name]
+        colour = INK if name == own else QUIET
+        for it, face in zip(both, (colour, PAPER), strict=True):
+            ax.plot(it.threshold, row, "D", color=face, markeredgecolor=colour, markersize=5, gid=it.name)
+        text = "; ".join(f"{it.link}: {it.threshold:,.0f}" for it in both)
+        ax.text(1.02, row, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=colour)
 
 
 def describe(
@@ -169,7 +180,7 @@ def describe(
     return (
         f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
-        f"Most tokens per rank in {_memory(asked)}: {_room(asked)}. "
+        f"Most tokens per rank in {_memory(asked)}: {', '.join(_room(asked))}. "
         f"A ring's hops are hidden if a rank has at least so many tokens: {points}."
     )
 
@@ -239,10 +250,15 @@ def _memory(asked: Question) -> str:
     return f"{size:,.0f} GB" if size >= 1000 else f"{size:.3g} GB"
 
 
-def _room(asked: Question) -> str:
-    """How many tokens per rank fit, by schedule."""
+def _room(asked: Question) -> list[str]:
+    """How many tokens per rank fit at most, by schedule."""
     names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrid", ALLGATHER: "all-gather"}
-    return ", ".join(f"{names[kind]} {_tokens(asked.most_tokens[kind])}" for kind in asked.choices)
+    return [f"{names[kind]} {_decimal(asked.most_tokens[kind])}" for kind in asked.choices]
+
+
+def _decimal(count: int) -> str:
+    """Return a number of tokens to three digits; powers of ten, as in the rows of the machines."""
+    return f"{count / 1e6:.3g} million" if count >= 1e6 else f"{float(f'{count:.3g}'):,.0f}"
 
 
 def _tokens(count: float) -> str:
@@ -269,36 +285,13 @@ def _room_for(text: str, mask: np.ndarray) -> tuple[int, int] | None:
     return None
 
 
-def _inches(machine: Machine) -> tuple[float, float]:
-    """Where a machine's diamond lies on the map, in inches from its lower left corner."""
-    x, y = (
-        size * math.log(value / low) / math.log(high / low)
-        for size, value, (low, high) in zip(
-            AXES, (machine.threshold, machine.bytes_per_s), (TOKENS, BANDWIDTH), strict=True
-        )
-    )
-    return x, y
-
-
-def _sides(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return for each diamond how far, in inches, its letter stands from it: beside it where nothing else is."""
-    taken, sides = list(places), []
-    for place in places:
-        spots = [(place[0] + right, place[1] + up) for right, up in LETTER_SIDES]
-        rooms = [min(math.dist(spot, it) for it in taken if it != place) for spot in spots]
-        wide = [min(room, LETTER_ROOM) for room in rooms]
-        best = wide.index(max(wide))
-        taken.append(spots[best])
-        sides.append(LETTER_SIDES[best])
-    return sides
-
-
 def _write(ax: Axes, text: str, x: float, y: float) -> None:
     plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.25"}
     ax.text(x, y, text, ha="center", va="center", fontsize=9.5, fontweight="bold", bbox=plate, zorder=6)
 
 
-def _legend(drawn: Figure, there: list[int], title: str) -> None:
+def _legend(ax: Axes, there: list[int], asked: Question) -> None:
+    """Write to the right of the map what its colours, line and diamonds mean, and how much fits."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -307,19 +300,15 @@ def _legend(drawn: Figure, there: list[int], title: str) -> None:
         colour, hatch = LOOKS[kind]
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=0.6, label=WORDS[kind]))
     handles.append(
-        Line2D([], [], color=INK, linewidth=2.2, label="ring's hops begin to hide,\nlatency included")
-    )
-    handles.append(
         Line2D(
-            [],
-            [],
-            linestyle="",
-            marker="D",
-            color=PAPER,
-            markeredgecolor=INK,
-            label="the same on a known link,\nwith its own machine's FLOP/s",
+            [], [], color=INK, linewidth=2.2, label="from here on, a ring hides\nits hops, latency included"
         )
     )
-    drawn.legend(
-        handles=handles, loc="outside lower center", ncols=3, fontsize=8.5, title=title, title_fontsize=9
-    )
+    for face, words in ((INK, "the same on the machine's\nlink inside a node"), (PAPER, "and between nodes")):
+        mark: Any = {"linestyle": "", "marker": "D", "markersize": 5, "markeredgecolor": INK}
+        handles.append(Line2D([], [], color=face, label=words, **mark))
+    beside: Any = {"loc": "upper left", "borderaxespad": 0.0, "frameon": False}
+    ax.legend(handles=handles, bbox_to_anchor=(1.02, 1.0), fontsize=8.5, **beside)
+    room = "\n".join(_room(asked))
+    text = f"tokens per rank that fit into\n{_memory(asked)}, at most:\n{room}"
+    ax.text(1.04, 0.0, text, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET)

@@ -16,7 +16,7 @@ from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden, shared_heads
 from ringlab.errors import CostError
-from ringlab_course.figures.papers import known_links
+from ringlab_course.figures.papers import MACHINES, short
 
 HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
 KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
@@ -94,9 +94,15 @@ class Question:
 class Machine:
     """A known machine's link, and the tokens per rank from which a ring hides on it."""
 
-    name: str
+    machine: str
+    link: str
     bytes_per_s: float
     threshold: float
+
+    @property
+    def name(self) -> str:
+        """Return both names, "H100, NVLink 4"."""
+        return f"{self.machine}, {self.link}"
 
 
 def question(
@@ -122,16 +128,24 @@ def question(
     return Question(sizes, P, known.peak(sizes.dtype), latency, memory, hybrids)
 
 
-def machines(asked: Question) -> list[Machine]:
-    """Return the known machines' links by falling bandwidth, each with its own peak and latency."""
-    found = [
+def links(asked: Question, machine: Hardware) -> list[Machine]:
+    """Return the machine's links, inside a node and between nodes, each with its own latency and the machine's peak."""
+    F = machine.peak(asked.sizes.dtype)
+    return [
         Machine(
-            known.name,
-            known.link.bytes_per_s,
-            least_tokens_hidden(known.F, known.link.bytes_per_s, asked.sizes, latency_s=known.link.latency_s),
+            short(machine),
+            link.name,
+            link.bytes_per_s,
+            least_tokens_hidden(F, link.bytes_per_s, asked.sizes, latency_s=link.latency_s),
         )
-        for known in known_links(asked.sizes.dtype)
+        for link in (machine.inside, machine.between)
     ]
+
+
+def machines(asked: Question) -> list[Machine]:
+    """Return the links of the known machines that compute in the layer's dtype, by falling bandwidth."""
+    able = [known for known in map(hardware, MACHINES) if asked.sizes.dtype in known.flops_per_s]
+    found = [link for known in able for link in links(asked, known)]
     return sorted(found, key=lambda it: (-it.bytes_per_s, it.threshold))
 
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
-# **Afterwards you can** count what each schedule sends and what of it no computation hides; choose one for a model
-# and a cluster, and say why; decode with a K/V cache that is spread over ranks; say what a sliding window reaches.
+# **Afterwards you can** count what each schedule sends, and how much of that time no computation hides; choose one for
+# a model and a cluster, and say why; decode with a K/V cache that is spread over ranks; say what a sliding window reaches.
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
 # layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
@@ -46,8 +46,8 @@ from ringlab_course.figures import decision_map
 # - **Ulysses** (arXiv 2309.14509): the ranks trade tokens for heads. In an **all-to-all**, every rank sends a different
 #   part of its data to each other rank. Before it, a rank has *some tokens of all heads*; after it, *all tokens of some
 #   heads*. Each rank attends in its heads alone, and a second all-to-all returns the output to the owners of the tokens.
-# - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses; then a ring of P/U
-#   members connects the rows. U = 1 is the ring, and U = P is Ulysses.
+# - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses; then the ranks with
+#   the same heads, one from each row, form a ring of P/U. U = 1 is the ring, and U = P is Ulysses.
 #
 # The picture shows 16 tokens and 4 heads on 4 ranks. Which part of it does rank 1 compute, and whose keys does it need?
 
@@ -129,11 +129,12 @@ for name, heads in by_hand.items():
 
 # %%
 layout = zigzag(S, P)
+CAUSAL = Mask()  # a mask is causal unless it says otherwise
 
 
 def on_rank(ring, schedule, K, mask=None):
     shards = (layout.shard(x, ring.rank) for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
-    options = {"schedule": schedule, "mask": mask or Mask(), "block": "naive", "validate": False}
+    options = {"schedule": schedule, "mask": mask or CAUSAL, "block": "naive", "validate": False}
     return ring_attention(*shards, ring=ring, layout=layout, **options)
 
 
@@ -177,7 +178,7 @@ compare("15.times", ulysses_sent / ring_sent)
 #
 # For H = K that is P/2. For 8:1 it is P/9: up to 8 ranks the ring sends fewer bytes.
 #
-# **Heads bound the degree**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V heads,
+# **The number of heads limits U**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V heads,
 # several ranks need the same K/V head, and each of them gets the *whole* head: they read it with different query heads.
 # Ulysses then sends more than the formula says. In all cases U must divide K or be a multiple of it. Here is one layer
 # of Llama 3 70B, with a million tokens:
@@ -201,11 +202,12 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 # ## 3 · Bytes are not seconds
 #
 # A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is **exposed**.
-# The other schedules have nothing to hide behind: Ulysses cannot compute before the first all-to-all is done, and the
-# second cannot begin before all is computed. An all-gather, too, is exposed in full. A hybrid exposes its all-to-alls,
-# and the part of each hop that is longer than its block. `choose.weigh` counts that for every schedule. Like lesson
-# 06's threshold, it takes the GPU's peak rate. Real kernels are slower, so in practice a ring's hops are hidden even
-# with shorter shards.
+# All-to-alls and all-gathers have nothing to hide behind: Ulysses cannot compute before the first all-to-all is done, and
+# the second cannot begin before all is computed. A hybrid exposes its all-to-alls, and the longer part of each hop.
+# `choose.weigh` counts that for every schedule, at the GPU's peak rate. It also counts what a rank holds: q, k, v, out and
+# what has come from others.
+#
+# Here are 16 nodes with one GPU each, so *every* link is InfiniBand. (Section 4 has nodes of 8.)
 
 # %%
 h100 = hardware("h100")
@@ -227,7 +229,8 @@ scenario(65536, 16, h100.between)
 # %% [markdown]
 # **Long shards, a slow link.** The ring sends 4,027 MB, as much as the all-gather and more than all others, and exposes
 # *nothing*: each hop is shorter than the block that is computed meanwhile. It also holds the least, because Ulysses
-# and hybrids keep q, k, v and out twice, by tokens and by heads, and an all-gather keeps all K and V.
+# and hybrids keep q, k, v and out twice, by tokens and by heads, and an all-gather keeps all K and V. (Counted is one
+# visiting block, as in the paper: 2H + 4K heads. Our ring has two, 2H + 6K: here a tenth more. See lesson 06.)
 #
 # **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard.
 # In rows of 2 a rank sends its partner half of the heads of q, k, v and out: 32 + 4 + 4 + 32 = 72 heads of a shard.
@@ -249,7 +252,8 @@ print(f"rows of 2: two all-to-alls, {trade_s * 1e3:.3f} ms in all; then a ring o
 # %% tags=["nbval-ignore-output"]
 predict(
     "15.least",
-    "2,048 tokens on each of 16 ranks, InfiniBand. Which exposes the least?",
+    "2,048 tokens on each of 16 ranks, one GPU per node, so InfiniBand everywhere. Which exposes "
+    "the least?",
     choices=["ring", "hybrid, U = 2", "hybrid, U = 8", "Ulysses"],
 )
 
@@ -260,7 +264,8 @@ compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" e
 
 # %% [markdown]
 # Rows of 2 leave 7 of the 15 hops, with twice the work beside each, so most of each hop is hidden. The price is two
-# all-to-alls in a row of 2. They make up most of the exposed time. Larger rows expose a larger part of their bytes.
+# all-to-alls in a row of 2. They make up most of the exposed time. In larger rows more of the bytes belong to
+# all-to-alls, and those are always exposed.
 #
 # **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
 
@@ -270,9 +275,8 @@ scenario(2048, 16, h100.inside)
 # %% [markdown]
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and
 # the colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as
-# above, but a block has half the work. Each diamond belongs to one machine and link: it shows where the heavy line
-# would be at that machine's FLOP/s. The colours hold for the H100 only, with the latency of NVLink. Move K up to 32,
-# then change P.
+# above, but a block has half the work. The map is that of the H100, with the latency of NVLink; the rows below it say
+# from how many tokens on a ring hides on other machines. Move K up to 32, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
@@ -286,15 +290,29 @@ show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
-# links slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Ulysses wins further left,
-# and where shards are so short and links so fast that latency counts most. In a sliver at the line, and where memory
-# leaves room for a ring only, an exposed ring still exposes the least. An all-gather never wins on either map, but it
-# has another merit: every mask is simple when a rank has all keys. Llama 3 was trained with one (arXiv 2407.21783).
+# links slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Ulysses wins where shards are
+# so short and links so fast that latency counts most; with 32 K/V heads, everywhere further left. In a sliver at
+# the line, and where memory leaves room for a ring only, an exposed ring still exposes the least. An all-gather never wins
+# here, but with all keys on a rank every mask is simple. Llama 3 was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #
-# A cluster has fast links inside a node and slow ones between nodes. The planner of ringlab tries every split of the ranks
-# over both. Here it splits 16 GPUs, 2 nodes of 8, for **prefill**: reading a whole prompt, without a backward.
+# A cluster has fast links inside a node and slow ones between nodes. Take 2,048 tokens per rank again, on 2 nodes of 8 GPUs.
+# Rows of up to 8 fit inside a node and trade over NVLink; only the hops need InfiniBand:
+
+# %%
+peak, nvlink, infiniband = h100.peak("bfloat16"), h100.inside, h100.between
+for U in (2, 4, 8):
+    way = choose.way(llama, 16, "hybrid", U)
+    rows = way.open_bytes * tokens / nvlink.bytes_per_s + way.turns * nvlink.latency_s
+    hop = way.hop_bytes * tokens / infiniband.bytes_per_s + infiniband.latency_s
+    hops = way.hops * max(0, hop - way.block_flops * tokens**2 / peak)
+    print(f"rows of {U} on NVLink: {rows * 1e3:.2f} ms, hops exposed {hops * 1e3:.2f} ms")
+
+# %% [markdown]
+# With one GPU per node, rows of 2 were best. Here rows of 4 are: their trade is cheap, and they hide all hops. So *what
+# nothing hides goes on the fastest links*. The planner of ringlab tries every split of the ranks over both kinds. Here
+# it splits the 16 GPUs for **prefill**: reading a whole prompt, without a backward.
 
 # %%
 for name in ("llama2-7b", "llama3-8b"):
@@ -306,9 +324,8 @@ for name in ("llama2-7b", "llama3-8b"):
         print(f"{name}, {heads}, {tokens:9,} tokens: {split}, {best.step_s:7.2f} s")
 
 # %% [markdown]
-# The two models are of about the same size; the second has a quarter of the K/V heads. Both take
-# about as long. Up to 131,072 tokens their splits differ; with a million, both are a ring of 16. **Grouped heads and long sequences
-# both favour the ring.** If there are rows, they are inside a node: *what nothing hides goes on the fastest links*.
+# The two models are of about the same size; the second has a quarter of the K/V heads. Up to 131,072 tokens their splits
+# differ; with a million, both are a ring of 16. **Grouped heads and long sequences both favour the ring.**
 #
 # ## 5 · Decode
 #
@@ -333,9 +350,8 @@ print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse
 
 # %% [markdown]
 # So it is the *partial results* that travel: out and lse of one token. The query need not travel: all ranks run the model
-# on the new token, so each has its query. Only the cache is divided. `decode` does just that. `ShardedCache.append` gives
-# each new token to the rank that has the fewest; all ranks count alike, so they need not ask each other. (If the last rank
-# took all new tokens, it alone would read ever more.)
+# on the new token. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the fewest; all
+# ranks count alike, so they need not ask each other.
 
 
 # %%
@@ -409,14 +425,14 @@ weights, cache = parameter_bytes(sized) / 8e9, kv_cache_bytes(sized, 2**20) / 16
 print(f"{weights:.1f} GB of weights and {cache:.1f} GB of cache per GPU")
 
 # %% [markdown]
-# TP divides the weights by 8 and, since each rank keeps one of the 8 K/V heads, the cache too. CP then halves the cache. So
-# each GPU holds an eighth of the weights and a sixteenth of the cache.
+# TP divides the weights by 8 and, since each rank keeps one of the 8 K/V heads, the cache too. CP then halves the cache.
 #
 # ## 6 · A window instead
 #
 # A **sliding window** makes the task itself smaller: each token sees only the last few, 4,096 in Mistral 7B. Then K/V
-# blocks that nobody sees need not travel. For that, the shards must be contiguous: in a zig-zag, neighbours in the text lie
-# on several ranks. With 64 tokens per shard:
+# blocks that nobody sees need not travel. For that, the shards must be contiguous: in a zig-zag, a rank's two chunks have
+# their predecessors on two different ranks, rank − 1 and rank + 1, so blocks must go almost all the way round. With 64
+# tokens per shard:
 
 # %%
 layout = contiguous(S, P)
@@ -470,7 +486,7 @@ for layers in (1, 8, 32):
     print(f"{layers:2} layers reach {len(weight):7,} tokens; the furthest quarter gives {far:.2g}")
 
 # %% [markdown]
-# A quarter in one layer, and less than a millionth through 32. A trained model does better than a plain mean, but it must
+# A trained model does better than a plain mean, but it must
 # carry each fact from window to window before it knows who will ask for it. So many current models mix layers with a
 # window and layers with full attention, and the latter still need one of the schedules above.
 #
@@ -484,9 +500,8 @@ for layers in (1, 8, 32):
 # | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone does not hide; rows inside a node |
 # | decode | partial results, whose bytes do not grow with S | one token at a time |
 #
-# - Grouped heads shrink all of a ring's traffic and little of Ulysses', and they bound the degree of Ulysses.
+# - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
-# - In decode the partial results travel, not the keys. Their bytes do not depend on S.
 # - A window saves hops. Its reach grows by window − 1 tokens per layer, but little arrives from far away.
 #
 # ## Self-check
@@ -502,10 +517,7 @@ for layers in (1, 8, 32):
 # <details><summary>3. Multi-query attention, K = 1, on 8 ranks with Ulysses. How many copies of K and V are
 # there?</summary>Eight: each rank holds the one head, for all tokens.</details>
 #
-# <details><summary>4. Decode with a batch of 64 sequences: what grows?</summary>The partial results and the reading of
-# the caches, 64 times each. The weights are read once for all sequences.</details>
-#
-# <details><summary>5. In decode with a window of 4,096, on shards of at least 4,096 tokens, only the last rank of a
+# <details><summary>4. In decode with a window of 4,096, on shards of at least 4,096 tokens, only the last rank of a
 # contiguous cache has keys in the window. What is lost?</summary>Parallel reading: one rank does all the work. If tokens
 # are dealt in small pieces, all ranks share it.</details>
 #

@@ -18,7 +18,6 @@
 # %%
 import inspect
 import math
-import re
 from functools import partial
 
 import numpy as np
@@ -30,6 +29,8 @@ from ringlab_course import compare, corpus, needs_extra, predict
 from ringlab.merge import Partial
 from ringlab.merge import merge as merge_partials
 from ringlab_course.figures import side_by_side
+from ringlab_course.mesh.compiled import traffic
+from ringlab_course.mesh.examine import examine
 from ringlab.viz.style import new_figure, show, styled
 
 needs_extra("jax")
@@ -45,16 +46,14 @@ jax.config.update("jax_num_cpu_devices", 8)  # before the first computation
 # ## 1 · Two dialects
 #
 # So far we wrote *ranks with messages*: P programs, each with its own memory. JAX starts from the other end, with *one
-# array* that is spread over many devices. Six words are enough for this lesson:
+# array* that is spread over many devices. Two tables have all the words that this lesson needs. The first is about arrays:
 #
 # | in JAX | what it is |
 # |---|---|
-# | mesh | the devices, arranged along named axes; ours has one axis, `"ring"` |
-# | `jax.jit` | calls a function **once** with placeholders instead of numbers (this is called *tracing*), and compiles the operations that it records; later calls with the same shapes run the compiled program |
-# | `jax.shard_map` | turns a function of *one device's part* into a function of whole arrays |
-# | `lax.axis_index("ring")` | the rank: a placeholder while tracing, a number on each device |
-# | `lax.ppermute` | an exchange: device a sends to device b for each pair (a, b) in a list |
-# | `lax.scan` | a loop whose body is traced and compiled once; section 5 shows it |
+# | mesh | the devices, arranged along named axes; ours has one axis, `"ring"`. `AxisType.Auto`: the compiler keeps track of what lies where |
+# | `PartitionSpec(None, None, "ring")` | says which axes of an array are cut: here the third, along `"ring"` |
+# | `NamedSharding(mesh, spec)` | such a cut on a mesh; `jax.device_put(x, sharding)` cuts x and puts the parts in place |
+# | `x.addressable_shards` | the parts of x, one on each device |
 
 # %%
 def mesh_of(P):
@@ -68,6 +67,18 @@ text = corpus.qkv(64, heads=2, head_dim=16)
 q, k, v = (jax.device_put(x.numpy(), NamedSharding(mesh_of(P), tokens)) for x in text)
 print("q is", q.shape, "on", len(q.addressable_shards), "devices")
 print("each of them holds", q.addressable_shards[0].data.shape)
+
+# %% [markdown]
+# The second is about programs:
+#
+# | in JAX | what it is |
+# |---|---|
+# | `jax.jit` | calls a function **once** with placeholders instead of numbers (this is called *tracing*), and compiles the operations that it records; later calls with the same shapes run the compiled program |
+# | `jax.shard_map` | turns a function of *one device's part* into a function of whole arrays; `in_specs` and `out_specs` say how arguments and results are cut |
+# | `lax.axis_index("ring")` | the rank: a placeholder while tracing, a number on each device |
+# | `lax.ppermute` | an exchange: device a sends to device b for each pair (a, b) in a list |
+# | `lax.scan` | a loop whose body is traced and compiled once; section 5 shows it |
+# | `lax.cond` | a branch, decided on each device; section 6 shows it |
 
 # %%
 def on_ring(program, P=8):
@@ -100,9 +111,9 @@ compare("17.traced", len(notes))
 
 # %% [markdown]
 # **One.** Inside `shard_map` you are a rank again, and x is your part. But JAX called the function only once, with a
-# placeholder in place of the rank. The compiler, XLA, made one program of the recorded operations, and every device runs
-# it. So you cannot write `if rank == 0:`, because the rank has no value while Python runs. Whatever differs between devices
-# must be *computed* from `axis_index`.
+# placeholder in place of the rank. (`int32[]{V:ring}` means: one integer, which varies along `"ring"`.) The compiler, XLA,
+# made one program of the recorded operations, and every device runs it. So you cannot write `if rank == 0:`, because the
+# rank has no value while Python runs. Whatever differs between devices must be *computed* from `axis_index`.
 #
 # ## 2 · `ppermute` is `ring.shift`
 #
@@ -118,7 +129,8 @@ def shift(*block):
 def follow(block):
     seen = [block]
     for _ in range(P - 1):
-        seen += shift(seen[-1])
+        (block,) = shift(seen[-1])
+        seen.append(block)
     return jnp.stack(seen, axis=-1)
 
 
@@ -156,9 +168,9 @@ compare("17.missing", {0: "zeros", 10: "its own block"}[got[0]])
 # **Zeros**, without any warning. A block of zero keys is not an empty block: each of its keys has score 0 and takes part
 # in the softmax.
 #
-# The two dialects fail in different ways. With messages, a send without its receive hangs. A `ppermute` holds both ends of
-# every message, so one that all devices reach cannot hang. It can still hang if only some devices reach it; section 6 comes
-# back to this.
+# The two dialects fail in different ways. With messages, a send without its receive hangs. One `ppermute` is both the send
+# and the receive. If all devices reach it, none can wait for another. It can still hang if only some devices reach it;
+# section 6 comes back to this.
 #
 # ## 3 · Block and merge
 #
@@ -269,9 +281,9 @@ drawn = side_by_side.figure(names, sources, jobs, title="The same ring, line by 
 show(drawn, side_by_side.describe(names, sources, jobs))
 
 # %% [markdown]
-# The programs agree line by line. On the left the object `ring` knows the rank; on the right the axis name does. On the
-# left every rank runs the loop. On the right Python runs it once, while JAX records, and the compiled program has P copies
-# of its body in a row. That has a consequence.
+# The programs agree line by line. On the left the object `ring` knows the rank; on the right `sees` and `shift` ask the
+# axis `"ring"` for it. On the left every rank runs the loop. On the right Python runs it once, while JAX records, and the
+# compiled program has P copies of its body in a row. That has a consequence.
 #
 # ## 5 · What the compiler sends
 #
@@ -288,29 +300,22 @@ ring_of_copies = compiled(on_ring(partial(mesh_ring, layout=even)), q, k, v)
 lines = ring_of_copies.as_text().splitlines()
 sends = [line for line in lines if " collective-permute(" in line]
 print(f"{len(sends)} lines of the program hold a collective-permute; the pairs of one are")
-print(*re.findall(r"source_target_pairs=(\S+\}),", sends[0]))
+print(sends[0].partition("source_target_pairs=")[2].partition(", ")[0])
 
 # %% [markdown]
-# The pairs are those of our list. A hop is two such messages, K and V.
-#
-# `messages` counts the collective-permutes of each function, times its turns: for a loop, the text says how many there
-# are (`known_trip_count`).
+# The pairs are those of our list. A hop is two such messages, K and V. `traffic` counts them in the text, those in a loop
+# as often as the loop turns, which the text says as well.
 
 # %%
 def messages(machine_code):
     """Messages that each device sends, loops included."""
-    text, total = machine_code.as_text(), 0
-    turns = dict(re.findall(r'body=%([\w.-]+).*"known_trip_count":{"n":"(\d+)"', text))
-    for function in text.split("\n}\n"):
-        name = re.search(r"^(?:ENTRY )?%([\w.-]+) \(", function, re.MULTILINE)
-        total += function.count(" collective-permute(") * int(turns.get(name and name[1], 1))
-    return total
+    return traffic(machine_code.as_text()).messages
 
 
 print("mesh_ring:", messages(ring_of_copies), "messages")
 
 # %% [markdown]
-# `careless_ring` shifts after every step, the last one included. In lesson 05 these were 8 hops.
+# `careless_ring` shifts after every step, the last one included.
 
 # %%
 def careless_ring(q, k, v, layout):
@@ -374,7 +379,7 @@ compare("17.operations", scanned.as_text().count(" collective-permute("))
 # compiler cannot remove it, because all turns share the same code and the other turns need the shift.
 #
 # The remedy: your own block needs no hop, so meet it *before* the loop. Each turn is then *shift, then meet*, and P − 1 turns
-# are enough. (Sections 7 and 8 use the arguments `meet` and `unroll`.)
+# are enough. (Sections 7 and 9 use the arguments `meet` and `unroll`.)
 
 # %%
 def meet(state, q, k, v, mask):
@@ -419,7 +424,7 @@ out, lse = on_ring(partial(ring, layout=folded))(*(dealt(folded, x) for x in tex
 print("zig-zag, error below 1e-6:", abs(in_order(folded, out) - truth.out).max() < 1e-6)
 
 # %% [markdown]
-# A zig-zag saves time only if hidden tiles are *not computed*. In lesson 07, rank 0 could see one block of eight.
+# In lesson 07, rank 0 of a contiguous layout could see one block of eight.
 
 # %% tags=["nbval-ignore-output"]
 predict("17.masked",
@@ -432,23 +437,36 @@ print("branches in the compiled program:", branches)
 compare("17.masked", "1" if branches else "8")
 
 # %% [markdown]
-# **8.** A mask hides scores that have been computed, and the one program that all devices run has no branch. `lax.cond`
-# adds one: each device decides at run time. We cut every shard into `pieces`, so that the two chunks of a zig-zag are
-# decided separately, and let the devices count their tiles.
+# **8.** A mask hides scores that have been computed, and the one program that all devices run has no branch. So a zig-zag
+# would save no time. `lax.cond` adds a branch: each device decides at run time which of two functions to call.
+
+# %%
+def meet_if_seen(state, q, k, v, mask):
+    """The state after this tile, which is not computed where the mask hides all of it."""
+
+    def compute(state):
+        return meet(state, q, k, v, mask)
+
+    def leave(state):
+        return state
+
+    return lax.cond(mask.any(), compute, leave, state)
+
+# %% [markdown]
+# We cut every shard into `pieces`, so that the two chunks of a zig-zag are decided separately, and let the devices count
+# their tiles.
 
 # %%
 def tile_by_tile(state, q, k, v, mask, pieces):
     """`state` after this block, and how many of its pieces × pieces tiles were computed."""
     count, states, n = 0, [], q.shape[2] // pieces
-    for rows in (slice(i * n, (i + 1) * n) for i in range(pieces)):
+    spans = [slice(i * n, (i + 1) * n) for i in range(pieces)]
+    for rows in spans:
         part = state[0][:, :, rows], state[1][:, :, rows]
-        for keys in (slice(i * n, (i + 1) * n) for i in range(pieces)):
-            tile = q[:, :, rows], k[:, :, keys], v[:, :, keys], mask[rows, keys]
-            seen = tile[-1].any()
-            part = lax.cond(
-                seen, lambda part, tile: meet(part, *tile), lambda part, tile: part, part, tile
-            )
-            count += seen.astype(int)
+        for keys in spans:
+            seen = mask[rows, keys]
+            part = meet_if_seen(part, q[:, :, rows], k[:, :, keys], v[:, :, keys], seen)
+            count += seen.any().astype(int)
         states.append(part)
     return tuple(jnp.concatenate(x, axis=2) for x in zip(*states, strict=True)), count
 
@@ -476,15 +494,13 @@ for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
 # Put only computation into a branch. If a branch holds a `shift`, some devices send and others do not: the program compiles,
 # and then it hangs.
 #
+# The forward is complete: a good place for a break. The rest is about the backward.
+#
 # ## 7 · Gradients that nobody wrote
 #
 # `jax.vjp(f, x)` returns f(x) and a function, the backward. The backward takes the gradient of a loss with respect to f(x),
-# and returns the one with respect to x. JAX derives it from the recorded operations, `ppermute` included. What is the
-# backward of a message?
-
-# %% tags=["nbval-ignore-output"]
-predict("17.way", "Blocks go to the next device. Which way does autodiff send their gradients?",
-        choices=["on, with the blocks", "back, against the blocks"])
+# and returns the one with respect to x. JAX derives it from the recorded operations, `ppermute` included. The backward of
+# a message is the message back:
 
 # %%
 hop = on_ring(lambda x: shift(x)[0])
@@ -493,11 +509,14 @@ there, backward_of_hop = jax.vjp(hop, numbers)
 (back,) = backward_of_hop(numbers)
 print("a hop          ", there[0, 0].astype(int).tolist())
 print("its backward   ", back[0, 0].astype(int).tolist())
-compare("17.way", "back, against the blocks" if back[0, 0, 0] == 1 else "on, with the blocks")
 
 # %% [markdown]
-# **Back.** But in lesson 09, couriers that were sent backwards made dK and dV wrong. We check all five results against the
+# But in lesson 09, couriers that were sent backwards made dK and dV wrong. Here all five results are checked against the
 # derived bounds of lesson 10.
+
+# %% tags=["nbval-ignore-output"]
+predict("17.autodiff", "Autodiff sends the gradients of K and V against the blocks. "
+        "Are dK and dV right?", choices=["yes", "no"])
 
 # %%
 dout = torch.randn(text[0].shape, generator=torch.Generator().manual_seed(0))
@@ -516,10 +535,12 @@ def within(found):
     return {name: error <= bounds[name] for name, error in tolerance.errors(found, true).items()}
 
 
-print(within(results(partial(ring, layout=folded), folded, text, dout)))
+right = within(results(partial(ring, layout=folded), folded, text, dout))
+print(right)
+compare("17.autodiff", "yes" if right["dk"] and right["dv"] else "no")
 
 # %% [markdown]
-# All are right. Autodiff and lesson 09's ring are two different programs. The picture follows the gradient of one block:
+# **Yes.** Autodiff and lesson 09's ring are two different programs. The picture follows the gradient of one block:
 
 # %%
 show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
@@ -559,19 +580,21 @@ grown = "about doubles" if growth < 2.5 else "about quadruples"
 compare("17.kept", "stays the same" if growth < 1.1 else grown)
 
 # %% [markdown]
-# `ring` keeps several arrays of the size of the weights (scores, weights, steps between them) for every pair of blocks:
-# over all devices, several S × S matrices like that of lesson 01. With
-# `jax.checkpoint` the backward recomputes each step ("rematerialises" it), and the weights are not kept. But the *blocks
-# that came by* still are, and so is the state after each step. An all-gather would keep P blocks; this keeps more. Under
-# autodiff, a ring saves no memory.
+# `ring` keeps several arrays of the size of the weights (scores, weights, steps between them) for every pair of blocks.
+# Added up over all devices these are several S × S matrices, like that of lesson 01. With `jax.checkpoint` the backward
+# recomputes each step ("rematerialises" it), and the weights are not kept. But the *blocks that came by* still are, and so
+# is the state after each step. An all-gather would keep P blocks; this keeps more. Under autodiff, a ring saves no memory.
 #
 # ## 8 · Couriers
 #
 # So we decide ourselves which arrays are kept and which are sent. `jax.custom_vjp` takes a backward of our own in place of
-# the derived one. We build it in three parts: the terms of one pair of blocks, the ring around them, and the registration.
+# the derived one. We build it in three parts.
 #
 # First the terms. They are lesson 09's formulas: the weights W again, from scores and lse, then dS = W ∘ (dO Vᵀ −
 # delta). A row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
+#
+# One thing is new: our ring returns lse as well, so a loss may depend on it, and a gradient dlse comes in. As ∂lse/∂s = W,
+# it adds W ∘ dlse: dS = W ∘ (dO Vᵀ − delta + dlse). So it is enough to take delta − dlse for delta.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):
@@ -584,26 +607,23 @@ def attend_backward(dout, q, k, v, lse, delta, mask):
 
 # %% [markdown]
 # Then the ring. The forward keeps q, k, v, out and lse, all of a shard's size (`saved`). In the backward, the blocks come
-# around again, and dK and dV travel with them in float32. The loop has the same form as in section 5:
-#
-# 1. Compute the own pair, without a hop.
-# 2. P − 1 times: shift all four (K, V, dK and dV), then add my terms.
-# 3. Now the couriers dK and dV are one device short of home. They make the P-th hop alone.
+# around again, and dK and dV travel with them in float32. The plainest loop has P turns: add my terms, then shift all four.
 
 # %%
 def backward(layout, unroll, saved, cotangents):
     (q, k, v, out, lse), (dout, dlse) = saved, cotangents
-    delta = (dout * out).sum(-1) - dlse  # lse is a result too: its gradient comes in here
+    delta = (dout * out).sum(-1) - dlse
 
     def body(carry, step):
-        dq, k, v, dk, dv = carry[0], *shift(*carry[1:])
+        dq, k, v, dk, dv = carry
         more = attend_backward(dout, q, k, v, lse, delta, sees(layout, step))
-        return (dq + more[0], k, v, dk + more[1], dv + more[2]), None
+        dq, dk, dv = dq + more[0], dk + more[1], dv + more[2]
+        return (dq, *shift(k, v, dk, dv)), None
 
-    dq, dk, dv = attend_backward(dout, q, k, v, lse, delta, sees(layout, 0))
-    turns = jnp.arange(1, layout.P)
-    (dq, _, _, dk, dv), _ = lax.scan(body, (dq, k, v, dk, dv), turns, unroll=unroll)
-    return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))
+    zero = jnp.zeros_like(q, jnp.float32)
+    turns = jnp.arange(layout.P)
+    (dq, _, _, dk, dv), _ = lax.scan(body, (zero, k, v, zero, zero), turns, unroll=unroll)
+    return tuple(x.astype(q.dtype) for x in (dq, dk, dv))
 
 # %% [markdown]
 # Last the registration. `custom_vjp` needs three functions: the plain one, a forward that also returns the arrays to keep,
@@ -672,10 +692,14 @@ for name, (_, on_8) in steps.items():
 compare("17.messages", messages(steps["courier_ring"][1]))
 
 # %% [markdown]
-# 28 with autodiff, **44** with couriers: 2 · 7 forward, 2 · 7 backward, and 2 · 8 for dK and dV, which have one hop more to go.
+# 28 with autodiff, **46** with couriers: 2 · 7 forward, and 4 · 8 backward. Lesson 09's ring needs two fewer, 44: K and V have
+# been everywhere after 7 hops, and only dK and dV have one more to go. Here they share a loop, as in `scan_ring`, and the
+# last hop of K and V is wasted. In the exercise you will write the loop that sends 44.
 #
-# Now a trap. `unroll=True` makes `scan` write out its turns one after the other, as Python's `for` does. Nothing else
-# changes.
+# ## 9 · Two traps
+#
+# The first is the compiler. `unroll=True` makes `scan` write out its turns one after the other, as Python's `for` does.
+# Nothing else changes.
 
 # %%
 def unrolled_couriers(q, k, v, layout):
@@ -689,22 +713,26 @@ for name, (on_4, on_8) in steps.items():
     print(f"{name:17} {messages(on_8)} messages; memory in use from 4 devices to 8: {grows}")
 
 # %% [markdown]
-# It sends 30 messages instead of 44. Forward and backward are one program, and the compiler sees the same block sent to the
-# same device twice. It sends the block once, **keeps it**, and our ring has become an all-gather: its memory grows with P
+# It sends 30 messages. Forward and backward are one program, and the compiler sees the same block sent to the same device
+# twice. It sends the block once, **keeps it**, and our ring has become an all-gather: its memory grows with P
 # again. The compiler merges repeats in straight-line code, not across two loops. So measure the *compiled step*, not the
 # source, and not only what `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
 #
-# One more difference is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16,
-# then so are the sums that travel, and they are rounded at every stop. To see the types, we read the program as JAX recorded
-# it, before it is compiled. There each `ppermute` appears beside the type of its result.
+# The second trap is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16, then
+# so are the sums that travel, and they are rounded at every stop. `examine`, which the exercise uses as well, reads the
+# types of all messages off the program as JAX recorded it, and counts in blocks of K:
 
 # %%
 def on_the_wire(program):
-    """Types of floating-point messages of forward and backward, before compilation."""
-    whole = on_ring(partial(program, layout=folded))
-    halves = [x.astype(jnp.bfloat16) for x in (q, k, v)]
-    step = jax.make_jaxpr(jax.grad(lambda *a: whole(*a)[0].sum(), argnums=(0, 1, 2)))(*halves)
-    return sorted(set(re.findall(r":(\w+)\[[\d,]*\]\S* = ppermute", str(step))))
+    """What a device sends in forward and backward, by type; q, k and v are bfloat16."""
+    positions = np.stack([folded.positions(rank) for rank in range(P)])
+    arrays = [x.numpy()[:, :, positions.ravel()] for x in (*text, dout)]
+    cotangents = arrays.pop(), np.zeros(text[0].shape[:-1], np.float32)
+
+    def on_device(q, k, v, positions):
+        return program(q, k, v, folded)
+
+    return examine(on_device, positions, arrays, cotangents, dtype="bfloat16").types
 
 
 for program in (ring, courier_ring):
@@ -764,8 +792,6 @@ print(done)
 #
 # ## Self-check
 #
-# Answer first, then open the answer.
-#
 # <details><summary>1. Why does the compiler remove the last shift of a <code>for</code>, but not that of a <code>scan</code>?</summary>In the
 # unrolled program each shift is an operation of its own, and nothing uses the last one. In a loop's body one operation
 # serves all turns.</details>
@@ -774,7 +800,7 @@ print(done)
 # way"?</summary>It retraces the hops to where each block was kept. Where the blocks go around again, the sums must go with
 # them.</details>
 #
-# <details><summary>3. Couriers on 4 devices, forward and backward: how many messages?</summary>2 · 3 + 2 · 3 + 2 · 4 =
+# <details><summary>3. Couriers on 4 devices, forward and backward: how many messages are enough?</summary>2 · 3 + 2 · 3 + 2 · 4 =
 # 20.</details>
 #
 # <details><summary>4. A colleague's <code>custom_vjp</code> keeps one shard, and training still runs out of memory as P grows. Where do

@@ -27,9 +27,10 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 15.traffic · Bytes, by schedule
 #
-# A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). Each of P ranks has S/P of the S tokens. U ranks
-# of a row share the heads, and the P/U rows are connected by a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P
-# for `"ulysses"`, any number for `"hybrid"`.
+# A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). There are at least 2 ranks, and P divides S: each
+# rank has S/P tokens. The U ranks of a row share the heads, and the ranks with the same heads, one from each of the P/U
+# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, any number, P
+# included, for `"hybrid"`.
 #
 # Return the bytes that a rank sends in one forward, a whole number. Return **None** where the schedule cannot run:
 #
@@ -65,7 +66,7 @@ check("15.traffic")
 #
 # `machine` is a dict: `flops_per_s` of a rank, `bytes_per_s` of its link in one direction, `latency_s` of a message,
 # `memory_bytes` for this layer's attention. The mask is causal and the layout balanced: half of the pairs of each block
-# are visible. L is S/P.
+# are visible. L is S/P. As above, P is at least 2 and divides S.
 #
 # **Exposed seconds.**
 #
@@ -79,19 +80,20 @@ check("15.traffic")
 #
 # - q, k, v and out of the rank's own tokens.
 # - If U > 1, also q, k, v and out of its heads, for all tokens of its row.
-# - If there are hops, also K and V of one visiting block: its heads, U·L tokens.
+# - If there are hops, also K and V of one visiting block (the paper's count): its heads, U·L tokens.
 # - In the all-gather, also K and V of all other ranks.
 #
 # Return a list with one dict for each option: ring and all-gather (U = 1), Ulysses (U = P), and a hybrid for each U
-# between 1 and P that divides P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and no
+# that divides P, with 1 < U < P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and no
 # others. The reason is one of four words:
 #
 # - `"hidden"`: usable, and nothing is exposed;
 # - `"exposed"`: usable, and something is exposed;
 # - `"memory"`: it holds more than `memory_bytes`. Give `bytes` and `exposed_s` all the same;
-# - `"heads"`: so many ranks cannot share the heads. `bytes` and `exposed_s` are None.
+# - `"heads"`: so many ranks cannot share the heads, whatever the memory. `bytes` and `exposed_s` are None.
 #
-# Usable options come first, sorted by exposed seconds, the least first. The order of the others does not matter.
+# Usable options come first, sorted by exposed seconds, the least first. No two of them expose the same. The order of the
+# others does not matter.
 
 
 # %% grade="15.choose"

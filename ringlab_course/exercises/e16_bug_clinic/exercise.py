@@ -57,7 +57,8 @@ ward()
 #
 # - `examine` runs a patient on `ranks` ranks with `tokens` tokens each. `layout` may be `"contiguous"`, `"striped"` or
 #   `"zigzag"`, `causal` True or False, `dtype` `"float32"` or `"bfloat16"`. The first of each is the default.
-# - `examine(…).well` is True or False: you may let a loop look for the smallest case.
+# - `examine(…).well` is True or False: you may let a loop look for the smallest case. It is False if the ranks do not end, if
+#   a result is wrong, or if a rank sends more bytes than are needed.
 # - `print(examine(…).journal)` lists what every rank sent, in order, and to whom.
 # - `report("ash")` runs the conformance suite, and `report("ash", "masks")` one check of it.
 
@@ -75,7 +76,7 @@ print("\nchecks:", *CHECKS, sep="\n  ")
 #   and dtype, every case of fewer ranks and no more tokens, or of fewer tokens and no more ranks, is well;
 # - `matters`: a list of those of `"layout"`, `"causal"` and `"dtype"` that matter. One matters if another value of it
 #   alone, with the same ranks and tokens, makes the patient well. `[]` if none matters;
-# - `check`: a check of `CHECKS` that finds it, and that a sound ring passes;
+# - `check`: a check of `CHECKS` that finds it (sound rings pass them all);
 # - `fault`: its name in `FAULTS`;
 # - `found`, later, and only if the source surprises you: the name of what you found there. `fault` stays what it was.
 #

@@ -38,7 +38,8 @@ from ringlab_course.mesh.examine import examine
 #
 # - `q`, `k` and `v` are the device's parts, (B, H, L, D).
 # - `positions` is a **NumPy** array (P, L). Row r lists the global positions that device r owns, in the order of its
-#   tokens; they need not be sorted. It is known while JAX traces; the rank, `lax.axis_index("ring")`, is not.
+#   tokens; they need not be sorted. Every device owns equally many, L ≥ 1. They are known while JAX traces; the rank,
+#   `lax.axis_index("ring")`, is not.
 #
 # From lesson 17 you have these functions:
 #
@@ -54,7 +55,8 @@ from ringlab_course.mesh.examine import examine
 #
 # Keep messages out of branches, such as `lax.cond`, and out of loops whose number of turns is unknown beforehand: if some
 # devices do not send, others wait forever. The checks compile such a program but do not run it, even if all devices would
-# take the same branch.
+# take the same branch. One device alone has nobody to send to: P may be 1, and what a device sends to itself, or would send
+# in a loop of no turns, is not counted.
 #
 # If q, k and v are bfloat16, K and V travel in bfloat16. Everything that is *computed* is float32, as in `attend` and
 # `merge`: scores, weights and state. So out and lse are as exact as with the same numbers in float32.
@@ -144,8 +146,8 @@ check("17.window")
 # ## 17.couriers · Couriers by custom_vjp
 #
 # `courier_ring` returns the same as `ring_forward`, but its gradient is a ring of its own. K and V come around again in
-# P − 1 hops. dK and dV travel with them in P hops, in **float32**, whatever the type of q, k and v. From the forward, a
-# device keeps nothing that grows with P. lse is a result like out, so it has a cotangent (a gradient that arrives from
+# P − 1 hops, one fewer than in the lesson's loop. dK and dV travel with them in P hops, in **float32**, whatever the type
+# of q, k and v. From the forward, a device keeps nothing that grows with P. lse is a result like out, so it has a cotangent (a gradient that arrives from
 # outside), too.
 #
 # If q, k and v are bfloat16, K and V travel as they came, and everything that is computed is float32. The gradients have
@@ -153,7 +155,7 @@ check("17.window")
 #
 # A device's memory is read off the *compiled* step, forward and backward together. With the same tokens on each device, 8
 # devices may need at most a quarter more than 4, and at most half a block of K more for each additional device. Remember
-# the trap of lesson 17, section 8: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
+# the first trap of lesson 17, section 9: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
 # holds for `ring_forward` as well: stage 17.forward accepts a `for`, but here it may cost points.
 #
 # `jax.custom_vjp` is already set up. If a gradient is wanted, `keep` runs in place of the forward, and returns the results

@@ -5,7 +5,8 @@
 # deliver** five functions, forward and backward, in which the suite finds nothing.
 #
 # **You need** lessons [05](../notebooks/05_emulated_ring.ipynb), [08](../notebooks/08_striped_and_zigzag.ipynb),
-# [09](../notebooks/09_backward_ring.ipynb) and [10](../notebooks/10_numerics.ipynb). **Minutes** 240.
+# [09](../notebooks/09_backward_ring.ipynb), [10](../notebooks/10_numerics.ipynb) and, for point 6 and the report over gloo,
+# [11](../notebooks/11_real_processes.ipynb). **Minutes** 240.
 #
 # | stage | function | what is checked |
 # |---|---|---|
@@ -26,13 +27,20 @@
 #    which is carried from block to block, is at least float32, and float64 for float64. Rounding errors do not grow with P.
 # 4. **Messages.** All messages go to the next rank. K and V make P − 1 hops in their own dtype, without repeated heads. dK
 #    and dV make P hops in at least float32 (one rank alone sends nothing). Do not send a byte more, even if lengths
-#    differ. Until `wait()` returns, do not write to what is sent, and do not read what is received.
-# 5. **Memory and work.** If shards keep their size, no tensor grows with P. In the contiguous and the zig-zag layout,
-#    stretches of tokens that are hidden from each other are not computed.
+#    differ. An empty block makes its hops like any other, as a message without bytes. Until `wait()` returns, do not write
+#    to what is sent, and do not read what is received.
+# 5. **Memory and work.** If shards keep their size, no tensor grows with P. A *stretch* is a maximal run of consecutive
+#    positions on one rank. In the contiguous and the zig-zag layout, if no query of one stretch sees a key of another
+#    rank's stretch, the scores of the two must not be computed, neither in the forward nor in the backward. Whether your
+#    ring or your block skips them is up to you. The pairs within a rank's own shard may all be computed. 18.forward and
+#    18.backward have checks of memory and of work; `conform` counts both more exactly.
 # 6. **Faults.** Results do not depend on when messages arrive. If a rank dies, or a shard is shorter than `positions`
-#    says, every rank ends with an error.
+#    says, every other rank ends with an error, of any type. The transport sees to that, if you let it: it raises where a
+#    rank that you wait for has ended, and where a tensor arrives with another length than you asked for. So ask for the
+#    lengths in `positions`, and do not catch its errors.
 # 7. **Yours.** You may use `Ring`: its `rank`, `world_size`, `origin(step)`, `post(*tensors, length=…)` → `wait()`, and
-#    `shift`. Write everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
+#    `shift(*tensors, length=…)`. `length` is the number of tokens that *arrive*; without it, as many as you send. Write
+#    everything else yourself. **Not allowed:** ringlab's oracle, layouts, blocks,
 #    merge and attention, PyTorch's attention, and changing the arguments of a function.
 #
 # You may add helper functions, in these five cells or in new ones. Write the five in any order. Each is graded by itself,
@@ -53,9 +61,9 @@ from ringlab_course.notebook.capstone import beside, conform
 #
 # - `"contiguous"`: pieces of ⌈S/P⌉ tokens, piece r to rank r;
 # - `"striped"`: token i to rank i % P;
-# - `"zigzag"`: pieces of ⌈S/2P⌉ tokens, pieces r and 2P − 1 − r to rank r.
+# - `"zigzag"`: pieces of ⌈S/(2P)⌉ tokens, pieces r and 2P − 1 − r to rank r.
 #
-# The last piece may be shorter, and some ranks may get no token.
+# Later pieces may be shorter or empty, so some ranks may get no token.
 
 
 # %% grade="18.owned"
@@ -109,7 +117,8 @@ check("18.block")
 # %% [markdown]
 # ## 18.merge
 #
-# Both parts are results over different keys, for the same queries. Return `(out, lse)` over the keys of both.
+# Both parts are results over different keys, for the same queries, and all four tensors have the state's dtype. Return
+# `(out, lse)` over the keys of both, in that dtype, in new tensors. Where both lse are −∞, out is 0 and lse −∞.
 
 
 # %% grade="18.merge"

@@ -297,7 +297,7 @@ OWNED_STAGE = _stage(
     (
         "Which piece of the sequence goes to which rank? What happens to the last piece if the length does not divide?",
         "Give every token the number of its piece, position // length of a piece, and every piece its rank. Pieces have ⌈S / P⌉, 1, or "
-        "⌈S / 2P⌉ tokens; only the last one may be shorter, and some may be missing.",
+        "⌈S / (2P)⌉ tokens; later ones may be shorter or empty.",
         r"zig-zag: piece $i$ belongs to rank $\min(i,\; 2P - 1 - i)$",
     ),
     (

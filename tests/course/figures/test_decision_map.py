@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,6 @@ from ringlab.errors import CostError
 from ringlab_course.figures import decision_map
 from ringlab_course.figures.decision_rules import (
     ALLGATHER,
-    BANDWIDTH,
     HIDDEN,
     HYBRID,
     NOTHING,
@@ -131,7 +132,7 @@ def test_rows_win_where_a_ring_of_them_hides() -> None:
     assert HYBRID not in without.choices and without.best(int(0.6 * at), 50e9) == RING
     assert HYBRID not in question(grouped, "h100", 2, hybrids=True).choices
     words = decision_map.describe(grouped, "h100", 16, hybrids=True)
-    assert "a hybrid exposes less on 45%" in words and "hybrid 1.05M" in words
+    assert "a hybrid exposes less on 45%" in words and "hybrid 1.1 million" in words
     assert illegible(decision_map.figure(grouped, "h100", 16, hybrids=True)) == []
     assert set(decision_map.WORDS) == set(decision_map.LOOKS)
 
@@ -159,22 +160,31 @@ def test_few_kv_heads_favour_the_all_gather_in_short_shards() -> None:
 
 def test_the_line_is_the_threshold_and_the_diamonds_are_the_machines() -> None:
     sizes = Attention()
-    ax = decision_map.figure(sizes, "h100", 8).axes[0]
+    ax, strip = decision_map.figure(sizes, "h100", 8).axes
     h100 = hardware("h100")
     line = ax.lines[0]
     for at, B in zip(line.get_xdata(), line.get_ydata(), strict=True):
         latency = h100.inside.latency_s
         assert at == least_tokens_hidden(h100.peak("bfloat16"), B, sizes, latency_s=latency)
-    points = {line.get_gid(): tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
-    assert len(points) == 2 * len(MACHINES)
+    own, known = (diamonds(each) for each in (ax, strip))
+    assert set(own) == {name for name in known if name.startswith("H100, ")} and len(own) == 2
+    assert len(known) == 2 * len(MACHINES)
     for name in MACHINES:
         machine = hardware(name)
         for link in (machine.inside, machine.between):
-            (found,) = [xy for label, xy in points.items() if label.endswith(link.name) and xy[1] == link.bytes_per_s
-                        and xy[0] == least_tokens_hidden(machine.peak("bfloat16"), link.bytes_per_s, sizes, latency_s=link.latency_s)]  # fmt: skip
-            assert TOKENS[0] < found[0] < TOKENS[1] and BANDWIDTH[0] < found[1] < BANDWIDTH[1]
-    known = machines(question(sizes))
-    assert known == sorted(known, key=lambda it: -it.bytes_per_s)
+            hides = least_tokens_hidden(
+                machine.peak("bfloat16"), link.bytes_per_s, sizes, latency_s=link.latency_s
+            )
+            (found,) = [x for label, (x, _) in known.items() if label.endswith(link.name) and x == hides]
+            assert TOKENS[0] < found < TOKENS[1]
+            if name == "h100":
+                (place,) = [xy for label, xy in own.items() if label.endswith(link.name)]
+                assert place == (hides, link.bytes_per_s)
+    assert machines(question(sizes)) == sorted(machines(question(sizes)), key=lambda it: -it.bytes_per_s)
+
+
+def diamonds(ax) -> dict[str, tuple[float, float]]:
+    return {line.get_gid(): tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
 
 
 def test_the_regions_drawn_are_the_grid() -> None:
@@ -219,25 +229,34 @@ def test_every_word_can_be_read(sizes, machine, P, memory) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "machine"), [(None, "h100"), (MHA, "a100"), (MQA, "tpu-v4")])
-def test_each_letter_stands_next_to_the_diamond_that_its_row_names(sizes, machine) -> None:
-    ax = decision_map.figure(sizes, machine, 8).axes[0]
+def test_each_diamond_stands_beside_its_name_and_in_the_row_of_its_machine(sizes, machine) -> None:
+    ax, strip = decision_map.figure(sizes, machine, 8).axes
     ax.figure.canvas.draw()
-    words = [t.get_text() for t in ax.texts]
-    at = {line.get_gid(): ax.transData.transform(line.get_xydata()[0]) for line in ax.lines if line.get_gid()}
-    letters = [t for t in ax.texts if hasattr(t, "xyann") and len(t.get_text()) == 1]
-    assert len(letters) == sum(ax.bbox.contains(*place) for place in at.values()) >= 10
-    for letter in letters:
-        box = letter.get_window_extent()
-        middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
-        nearest = min(at, key=lambda name: np.linalg.norm(at[name] - middle))
-        row = words.index(letter.get_text(), words.index(letter.get_text()) + 1)
-        assert words[row + 1].startswith(nearest + ": ")
+    beside = {t.get_text(): t.get_window_extent() for t in ax.texts if hasattr(t, "xyann")}
+    assert len(beside) == 2
+    for name, at in diamonds(ax).items():
+        x, y = ax.transData.transform(at)
+        box = beside[name.partition(", ")[2]]
+        assert box.y0 < y < box.y1 and 0 < min(abs(box.x0 - x), abs(box.x1 - x)) < 20
+    rows = [label.get_text() for label in strip.get_yticklabels()]
+    told = {round(t.get_position()[1]): t.get_text() for t in strip.texts}
+    assert len(rows) == len(told) == len(MACHINES)
+    for name, (x, row) in diamonds(strip).items():
+        known, _, link = name.partition(", ")
+        assert rows[int(row)] == known and f"{link}: {x:,.0f}" in told[int(row)]
+
+
+def test_a_machine_that_is_not_known_gets_a_row_of_its_own() -> None:
+    mine = replace(hardware("h100"), title="Mine", flops_per_s={"bfloat16": 1e13})
+    ax, strip = decision_map.figure(machine=mine).axes
+    assert [label.get_text() for label in strip.get_yticklabels()].count("Mine") == 1
+    assert {name.partition(", ")[0] for name in diamonds(ax)} == {"Mine"}
 
 
 def test_the_words_carry_regions_room_and_machines() -> None:
     words = decision_map.describe()
     for part in ("H100, 8 ranks", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on",
-                 "Most tokens per rank in 85.5 GB: ring 3.32M", "A100, NVLink 3 704"):  # fmt: skip
+                 "Most tokens per rank in 85.5 GB: ring 3.48 million", "A100, NVLink 3 704"):  # fmt: skip
         assert part in words, words
 
 
