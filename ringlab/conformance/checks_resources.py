@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,9 @@ from ringlab.conformance.runs import Ran, Run
 
 _SHARE = 64
 """Tokens per rank in metered runs."""
+_MANY = 128
+LISTS = 4 * 8
+"""Bytes of four lists of all positions, int64, for each token: a rank may know where every token lies."""
 _D = 64
 MORE_WORK = 1.1
 """Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
@@ -106,48 +110,60 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _large(plan: Plan) -> list[Run]:
-    return [_metered(plan, P, H=2, K=2, dtype=plan.dtypes("float32")[0]) for P in plan.ranks(4, 8)]
+    """Pairs of runs on few and on more ranks: without a mask on the first layout, under a mask on the last."""
+    claims = plan.claims
+    ways = dict.fromkeys([(claims.causal[0], claims.layouts[0]), (claims.causal[-1], claims.layouts[-1])])
+    dtype = plan.dtypes("float32")[0]
+    return [
+        _metered(plan, P, H=2, K=2, dtype=dtype, causal=causal, layout=layout)
+        for causal, layout in ways
+        for P in plan.ranks(4, 8)
+    ]
+
+
+def _narrow(plan: Plan) -> list[Run]:
+    """A pair with many tokens and few dims, where a mask of a rank's rows and all tokens would be larger than its K and V."""
+    return [replace(run, S=run.P * _MANY, D=8, H=1, K=1) for run in _large(plan)[-len(plan.ranks(4, 8)) :]]
 
 
 def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """No single tensor as large as the whole K, or as a rank's rows of scores against the whole sequence."""
-    ran = rans[-1]
-    run, itemsize = ran.run, getattr(torch, ran.run.dtype).itemsize
-    whole = run.B * run.K * run.S * run.D * itemsize
-    for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
-        for rank, meter in enumerate(meters):
-            if meter.largest >= whole:
-                return Verdict(
-                    False,
-                    f"{which}: rank {rank} makes a tensor of {meter.largest:,} bytes; the whole K, or the scores of its rows with every key of one head, have {whole:,} ({run})",
-                    run,
-                )
-    largest = max(meter.largest for meter in (*ran.forward, *ran.backward))
-    return Verdict(
-        True, f"largest tensor {largest:,} bytes; the whole K has {whole:,} (P={run.P}, S={run.S})"
-    )
+    figures = []
+    for ran in rans[len(plan.ranks(4, 8)) - 1 :: len(plan.ranks(4, 8))]:
+        run, itemsize = ran.run, getattr(torch, ran.run.dtype).itemsize
+        whole = run.B * run.K * run.S * run.D * itemsize
+        for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+            for rank, meter in enumerate(meters):
+                if meter.largest >= whole:
+                    return Verdict(
+                        False,
+                        f"{which}: rank {rank} makes a tensor of {meter.largest:,} bytes; the whole K, or the scores of its rows with every key of one head, have {whole:,} ({run})",
+                        run,
+                    )
+        largest = max(meter.largest for meter in (*ran.forward, *ran.backward))
+        mask = "causal" if run.causal else "full"
+        figures.append(f"{largest:,} bytes {mask}; the whole K has {whole:,} (P={run.P}, S={run.S})")
+    return Verdict(True, f"largest tensor {', '.join(figures)}")
 
 
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """With the same tokens per rank, more ranks need less than one additional K/V block."""
-    few, many = rans[0], rans[-1]
-    if (
-        few.run.P < 4 or few is many
-    ):  # a block in use, one arriving and one still being sent fit into three hops
+    """With the same tokens per rank, more ranks need less than one additional K/V block, beside lists of positions."""
+    numbers, figures = plan.ranks(4, 8), []
+    if len(numbers) < 2:  # a block in use, one arriving and one still being sent fit into three hops
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
-    block, figures = _block_bytes(many.run), []
-    for which in ("forward", "backward"):
-        peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
-        figures.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
-        if peaks[1] - peaks[0] >= block:
-            return Verdict(
-                False,
-                f"{which}: the peak grows from {peaks[0] / block:.2f} to {peaks[1] / block:.2f} K/V blocks, from {few.run.P} to {many.run.P} ranks of {_SHARE} tokens each",
-                many.run,
-            )
+    for few, many in zip(rans[::2], rans[1::2], strict=True):
+        block, share = _block_bytes(many.run), many.run.S // many.run.P
+        for which in ("forward", "backward"):
+            peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
+            figures.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
+            if peaks[1] - peaks[0] >= block + LISTS * (many.run.S - few.run.S):
+                return Verdict(
+                    False,
+                    f"{which}: the peak grows from {peaks[0] / block:.2f} to {peaks[1] / block:.2f} K/V blocks, from {few.run.P} to {many.run.P} ranks of {share} tokens each ({many.run})",
+                    many.run,
+                )
     return Verdict(
-        True,
-        f"peak in K/V blocks, {few.run.P} → {many.run.P} ranks of {_SHARE} tokens each: {', '.join(figures)}",
+        True, f"peak in K/V blocks, {numbers[0]} → {numbers[-1]} ranks of equal shards: {', '.join(figures)}"
     )
 
 
@@ -197,6 +213,6 @@ RESOURCE_CHECKS = (
     Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", _full, _rounds, needs_ring),
     Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", _full, _bytes, needs_ring),
     Check("gather", "no tensor as large as the whole sequence", "quick", _large, _gather, needs_ring),
-    Check("peak memory", "more ranks of equal shards take no more memory", "quick", _large, _memory, needs_ring),
+    Check("peak memory", "more ranks of equal shards take no more memory", "quick", lambda plan: [*_large(plan), *_narrow(plan)], _memory, needs_ring),
     Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", _work_runs, _work, _work_needs),
 )  # fmt: skip

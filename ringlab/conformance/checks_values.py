@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float
 
 from ringlab.conformance.plan_runs import (
+    LENGTH,
     Check,
     Plan,
     Runs,
@@ -61,21 +63,41 @@ def _types(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _masks(plan: Plan) -> list[Run]:
-    """Two sequences, and two heads that share K/V if that is claimed: a mask is the same for all of them."""
-    ranks = plan.ranks(2, 3) if plan.quick else plan.ranks(2, 3, 4, 8)
-    K = 2 if plan.claims.grouped else 4
+    """Two sequences, and two heads that share K/V if that is claimed: a mask is the same for all of them.
+
+    On 4 ranks, where zig-zag has ranks between the first and the last; in a half dtype, with a scale if the target takes one;
+    and on 16 ranks.
+    """
+    ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
+    heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
+    half = [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
+    scale = 0.5 if plan.claims.scale else None
+    many = [16] if 16 in plan.claims.ranks else []
     return [
-        plan.run(P, layout=layout, causal=True, B=2, H=4, K=K)
+        run
         for layout in plan.claims.layouts
-        for P in ranks
+        for run in (
+            *(heads(P, layout=layout) for P in ranks),
+            *(heads(ranks[0], LENGTH // 2, layout=layout, dtype=dtype, scale=scale) for dtype in half),
+            *(plan.run(P, 4 * P, layout=layout, causal=True) for P in many),
+        )
+    ]
+
+
+def _unmasked(plan: Plan) -> list[Run]:
+    return [
+        plan.run(P, layout=layout, causal=False)
+        for layout in plan.claims.layouts
+        for P in plan.ranks(4, 3)[:1]
     ]
 
 
 def _groups(plan: Plan) -> list[Run]:
     """Head dims, including some that are not powers of two: some targets pad them."""
     heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
+    dims = {1: 128, 2: 16, 4: 40}
     return [
-        plan.run(P, 24, H=H, K=K, D=40 if H == K else 16, causal=causal)
+        plan.run(P, 24, H=H, K=K, D=dims[K], causal=causal)
         for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
         for H, K in heads
         for causal in plan.claims.causal
@@ -83,9 +105,9 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """More tokens on a rank than tiles of 128 or 256 hold, and not a multiple of them."""
+    """More tokens on a rank than tiles of 512 hold, and not a multiple of them."""
     P = plan.ranks(2)[0]
-    return [plan.run(P, 300 * P, causal=causal) for causal in plan.claims.causal]
+    return [plan.run(P, 600 * P, H=1, K=1, causal=causal) for causal in plan.claims.causal]
 
 
 def _ragged(plan: Plan) -> list[Run]:
@@ -184,8 +206,8 @@ def _scaled(plan: Plan) -> list[Run]:
 
 def _strided(plan: Plan) -> list[Run]:
     return [
-        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=True, causal=causal)
-        for P in plan.ranks(2, 3)
+        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=axis, causal=causal)
+        for P, axis in zip(plan.ranks(2, 3) * 2, ("heads", "dims"), strict=False)
         for causal in plan.claims.causal
     ]
 
@@ -202,6 +224,10 @@ def _seeds(plan: Plan) -> list[Run]:
 
 def _grouped(plan: Plan) -> str | None:
     return None if plan.claims.grouped else "the target claims no grouped heads"
+
+
+def _needs_unmasked(plan: Plan) -> str | None:
+    return None if False in plan.claims.causal else "the target computes nothing without a mask"
 
 
 def _uneven(plan: Plan) -> str | None:
@@ -222,10 +248,11 @@ VALUE_CHECKS = (
     Check("dk", "the gradient of k", "quick", _plain, by_errors(("dk",)), needs_backward, names=("dk",)),
     Check("dv", "the gradient of v", "quick", _plain, by_errors(("dv",)), needs_backward, names=("dv",)),
     Check("masks", "causal masks by global position, in every layout that it claims", "quick", _masks, by_errors(NAMES), needs_causal),
+    Check("layouts", "no mask, in every layout that it claims", "quick", _unmasked, by_errors(NAMES), _needs_unmasked),
     Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", _blind, by_errors(NAMES), needs_causal),
     Check("grouped heads", "fewer key/value heads than query heads", "quick", _groups, by_errors(NAMES), _grouped),
     Check("ragged", "lengths that do not divide, and ranks without tokens", "quick", _ragged, by_errors(NAMES), _uneven),
-    Check("long shards", "300 tokens on a rank: more than a tile holds", "quick", _long, by_errors(NAMES)),
+    Check("long shards", "600 tokens on a rank: more than a tile holds", "quick", _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block", "quick", _values("rising", "falling"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", _growth, _grows),

@@ -43,7 +43,8 @@ class Plan:
             P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
             dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
         )  # fmt: skip
-        return replace(plain, **changes)
+        one = {"B": 1} if self.claims.axes == "LHD" else {}
+        return replace(plain, **changes | one)
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,13 @@ class Check:
     names: tuple[str, ...] = NAMES
     by_values: bool = True
 
+    def settled_by(self, plan: Plan, ran: Ran) -> Verdict | None:
+        """Return the verdict if this run alone shows that the check fails, whatever its other runs show."""
+        if not getattr(self.judge, "each_run_alone", False):
+            return None
+        verdict = self.judge(plan, [ran])
+        return None if verdict.ok else verdict
+
 
 def by_errors(names: tuple[str, ...]) -> Judge:
     """Return the judge that holds the named results of every run to their bounds."""
@@ -98,6 +106,7 @@ def by_errors(names: tuple[str, ...]) -> Judge:
             first.run,
         )
 
+    judge.each_run_alone = True  # type: ignore[attr-defined]
     return judge
 
 

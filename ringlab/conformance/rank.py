@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab import oracle
@@ -16,9 +17,14 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
-from ringlab.conformance.target import Target, as_axes, call, tensors_of
+from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
+from ringlab.conformance.uses import USES
 
 Tensors = dict[str, Tensor]
+SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
+CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_lens_q", "cu_seq_lens_k")
+WINDOWS = ("window", "sliding_window", "window_left", "window_size")
+DOCUMENTS = (*CU_SEQLENS, "segment_ids", "document_ids", "position_ids")
 
 
 class WrongResult(Exception):
@@ -49,24 +55,94 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
-        given = self._shards(self.run)
-        first = self._call(given)
+        own = self.positions[self.rank]
+        if self.run.use:
+            found = USES[self.run.use].call(self)
+            arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
+            return RankResult(own, arrays, list(dict.fromkeys(self.notes)))
+        first = self._call(self._shards(self.run))
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
         if self.run.twice:
             self._call(self._shards(replace(self.run, seed=self.run.seed + 1)))
             for name, x in first.items():
                 if not np.array_equal(self._whole_precision(name, x), arrays[name], equal_nan=True):
-                    self._note("aliasing", f"{name} of the first call was changed by the second call")
+                    self.note("aliasing", f"{name} of the first call was changed by the second call")
             for name, x in self._call(self._shards(self.run)).items():
                 again = self._whole_precision(name, x)
                 if not np.array_equal(again, arrays[name], equal_nan=True):
                     furthest = float(np.nanmax(np.abs(again - arrays[name]), initial=0.0))
-                    self._note("determinism", f"{name} differs by {furthest:.2g} between two equal calls")
+                    self.note("determinism", f"{name} differs by {furthest:.2g} between two equal calls")
             if self.run.backward:
                 self._two_layers(arrays)
         meters = (*self.meters, None, None)
-        own = self.positions[self.rank]
         return RankResult(own, arrays, list(dict.fromkeys(self.notes)), meters[0], meters[1])
+
+    def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
+        """Return this rank's q, k, v and dout, of the seed that is `shift` further."""
+        return self._shards(replace(self.run, seed=self.run.seed + shift))
+
+    def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]:
+        """Return this rank's rows of a tensor (B, H, S)."""
+        return whole.index_select(-1, torch.from_numpy(self.positions[self.rank])).to(self.device)
+
+    def attend(
+        self, qkv: tuple[Float[Tensor, "..."], ...]
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
+        """Return the target's (out, lse) for these tensors. Raises: WrongResult for anything else."""
+        out, lse = self._unpacked(call(self.target.function, qkv, self._known()))
+        self._looks_like("out", out, qkv[0])
+        return out, lse
+
+    def gradients(
+        self,
+        leaves: tuple[Float[Tensor, "..."], ...],
+        dout: Float[Tensor, "..."],
+        out: Float[Tensor, "..."],
+        lse: Float[Tensor, "B H L"] | None,
+        retain: bool = False,
+    ) -> Any:
+        """Return (dq, dk, dv) from the target; retain: autograd keeps the graph for another backward.
+
+        Raises: WrongResult for anything else.
+        """
+        if self.target.gradients is not None:
+            known = {
+                **self._known(),
+                "dout": dout,
+                "out": out.detach(),
+                "lse": None if lse is None else lse.detach(),
+            }
+            gradients = call(self.target.gradients, tuple(x.detach() for x in leaves), known)
+            if not isinstance(gradients, (tuple, list)) or len(gradients) != 3:
+                raise WrongResult(f"gradients are (dq, dk, dv), got {_kind(gradients)}")
+            return gradients
+        if not out.requires_grad:
+            raise WrongResult("out has no gradient: autograd cannot go back from it to q, k and v")
+        gradients = torch.autograd.grad(out, leaves, dout, retain_graph=retain, allow_unused=True)
+        missing = [name for name, x in zip("qkv", gradients, strict=True) if x is None]
+        if missing:
+            raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
+        return gradients
+
+    def meet(self) -> None:
+        """Wait for the other ranks."""
+        if self.ring is None:
+            torch.distributed.barrier()
+        else:
+            self.ring.barrier()
+
+    @contextmanager
+    def counted(self) -> Iterator[PassMeter]:
+        """Count the tensors of all calls inside the block with one meter."""
+        meter = PassMeter(self.rank, self.run.P, self.on_send, strict=False)
+        if self.metered is not None:
+            self.metered.meter = meter
+        try:
+            with torch.autograd.set_multithreading_enabled(False), meter.watch():
+                yield meter
+        finally:
+            if self.metered is not None:
+                self.metered.meter = None
 
     def _two_layers(self, alone: dict[str, np.ndarray]) -> None:
         """Two forwards, then their backwards, the last one first: as in every model of two layers."""
@@ -81,14 +157,12 @@ class RankPart:
         found: Any = ()
         for leaves, dout, out, lse in reversed(layers):
             with self._pass():
-                found = self._gradients(leaves, dout, out, lse)
+                found = self.gradients(leaves, dout, out, lse)
         for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
             between = self._whole_precision(name, gradient)
             if not np.array_equal(between, alone[name], equal_nan=True):
                 furthest = float(np.nanmax(np.abs(between - alone[name]), initial=0.0))
-                self._note(
-                    "layers", f"{name} differs by {furthest:.2g} where a second forward came before it"
-                )
+                self.note("layers", f"{name} differs by {furthest:.2g} where a second forward came before it")
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
         own = torch.from_numpy(self.positions[self.rank])
@@ -97,7 +171,8 @@ class RankPart:
         shards = [x.index_select(-2, own).to(self.device) for x in inputs(run)]
         shards = [as_axes(x, self.target.axes) for x in shards]
         if run.strided:
-            shards = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in shards]
+            a, b = (1, 2) if run.strided == "heads" and shards[0].ndim == 4 else (-2, -1)
+            shards = [x.transpose(a, b).contiguous().transpose(a, b) for x in shards]
         return tuple(shards)
 
     def _call(self, shards: tuple[Tensor, ...]) -> Tensors:
@@ -106,35 +181,19 @@ class RankPart:
         kept = [x.clone() for x in shards]
         leaves = tuple(x.requires_grad_(self.run.backward) for x in qkv)
         with self._pass():
-            out, lse = self._unpacked(call(self.target.function, leaves, self._known()))
-        self._looks_like("out", out, qkv[0])
-        found = {"out": out.detach(), **({} if lse is None else {"lse": lse})}
+            out, lse = self.attend(leaves)
+        found = {"out": out.detach(), **({} if lse is None else {"lse": lse.detach()})}
         if self.run.backward:
             with self._pass():
-                gradients = self._gradients(leaves, dout, out, lse)
+                gradients = self.gradients(leaves, dout, out, lse)
             for name, gradient, like in zip(("dq", "dk", "dv"), gradients, qkv, strict=True):
                 self._looks_like(name, gradient, like)
                 found[name] = gradient
         for name, x, before in zip(("q", "k", "v", "dout"), shards, kept, strict=True):
             if not torch.equal(x.detach(), before):
-                self._note("inputs", f"{name} was changed")
+                self.note("inputs", f"{name} was changed")
         self._aliases(found, dict(zip(("q", "k", "v", "dout"), shards, strict=True)))
         return found
-
-    def _gradients(self, leaves: tuple[Tensor, ...], dout: Tensor, out: Tensor, lse: Tensor | None) -> Any:
-        if self.target.gradients is not None:
-            known = {**self._known(), "dout": dout, "out": out.detach(), "lse": lse}
-            gradients = call(self.target.gradients, tuple(x.detach() for x in leaves), known)
-            if not isinstance(gradients, (tuple, list)) or len(gradients) != 3:
-                raise WrongResult(f"gradients are (dq, dk, dv), got {_kind(gradients)}")
-            return gradients
-        if not out.requires_grad:
-            raise WrongResult("out has no gradient: autograd cannot go back from it to q, k and v")
-        gradients = torch.autograd.grad(out, leaves, dout, allow_unused=True)
-        missing = [name for name, x in zip("qkv", gradients, strict=True) if x is None]
-        if missing:
-            raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
-        return gradients
 
     def _known(self) -> dict[str, Any]:
         run, group = self.run, None
@@ -145,8 +204,31 @@ class RankPart:
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, "group": group,
             "rank": self.rank, "world_size": run.P, "causal": run.causal, "is_causal": run.causal,
             "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
-            "scale": run.scale, "softmax_scale": run.scale, "return_lse": True, **self.target.options,
+            "scale": run.scale, "softmax_scale": run.scale, "return_lse": True, **self._given(), **self.target.options,
         }  # fmt: skip
+
+    def _given(self) -> dict[str, Any]:
+        """The arguments that only some runs have, under every name that the field has for them."""
+        run = self.run
+        found: dict[str, Any] = {}
+        if run.window:
+            found |= {"window": run.window, "sliding_window": run.window, "window_left": run.window - 1}
+            found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
+        if run.softcap:
+            found |= dict.fromkeys(SOFTCAPS, run.softcap)
+        if run.documents:
+            lengths = torch.tensor(run.documents)
+            cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().to(self.device)
+            own = torch.from_numpy(self.positions[self.rank])
+            segments = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+            starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+            found |= dict.fromkeys(CU_SEQLENS, cu_seqlens)
+            found |= dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(run.documents))
+            found |= dict.fromkeys(("segment_ids", "document_ids"), segments[own].to(self.device))
+            found |= {"position_ids": (own - starts[own]).to(self.device)}
+        if set(found) and self.target.takes_mask:
+            found |= {"mask": run.mask}
+        return found
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
         """(out, lse) from the target's value; lse as (B, H, L), None if there is none."""
@@ -155,11 +237,13 @@ class RankPart:
             raise WrongResult(f"a tensor, or a tuple that begins with one, is needed; got {_kind(result)}")
         out: Tensor = parts[0]
         lse = parts[1] if len(parts) > 1 and isinstance(parts[1], Tensor) else None
-        run, length = self.run, out.shape[1 if self.target.axes == "BLHD" else 2] if out.ndim == 4 else -1
-        if lse is not None:
-            lse = lse.detach()
-            if lse.shape == (run.B, length, run.H) and length != run.H and self.target.axes == "BLHD":
+        run, axes = self.run, self.target.axes
+        if lse is not None and out.ndim == len(axes):
+            length = out.shape[axes.index("L")]
+            if lse.shape == (run.B, length, run.H) and length != run.H and axes != "BHLD":
                 lse = lse.transpose(1, 2)
+            elif lse.ndim == 2 and axes == "LHD":
+                lse = (lse if lse.shape[0] == run.H else lse.T)[None]
             if lse.shape != (run.B, run.H, length):
                 raise WrongResult(f"lse of shape {(run.B, run.H, length)} is needed, got {tuple(lse.shape)}")
         return out, lse
@@ -170,9 +254,9 @@ class RankPart:
         if x.shape != like.shape:
             raise WrongResult(f"{name} has shape {tuple(x.shape)}, needed {tuple(like.shape)}")
         if x.dtype != like.dtype:
-            self._note("types", f"{name} is {x.dtype} for inputs of {like.dtype}")
+            self.note("types", f"{name} is {x.dtype} for inputs of {like.dtype}")
         if x.device != like.device:
-            self._note("types", f"{name} is on {x.device} for inputs on {like.device}")
+            self.note("types", f"{name} is on {x.device} for inputs on {like.device}")
 
     def _aliases(self, found: Tensors, given: Tensors) -> None:
         owners = [(name, _span(x)) for name, x in given.items() if x.numel()]
@@ -182,7 +266,7 @@ class RankPart:
             begin, end = _span(x)
             owner = next((its for its, (a, b) in owners if begin < b and a < end), None)
             if owner is not None:
-                self._note("aliasing", f"{name} lies in the memory of {owner}")
+                self.note("aliasing", f"{name} lies in the memory of {owner}")
             else:
                 owners.append((name, (begin, end)))
 
@@ -206,9 +290,10 @@ class RankPart:
         self.meters.append(meter.report())
 
     def _whole_precision(self, name: str, x: Tensor) -> np.ndarray:
-        return oracle.float64(x if name == "lse" else as_axes(x.detach(), self.target.axes)).copy()
+        return oracle.float64(x.detach() if name == "lse" else from_axes(x.detach(), self.target.axes)).copy()
 
-    def _note(self, kind: str, text: str) -> None:
+    def note(self, kind: str, text: str) -> None:
+        """Record an observation for the checks."""
         self.notes.append((kind, f"{text} (rank {self.rank}; {self.run})"))
 
 

@@ -229,7 +229,7 @@ class _Suite:
             hung = [*hung, ran] if hangs else []
             for each in self.selected:
                 if each.name not in self.findings and ran.run in planned[each.name]:
-                    self._judge(plan, each, planned)
+                    self._judge(plan, each, planned, ran)
             if len(hung) >= HUNG:
                 self._give_up(hung, planned)
         for each in self.selected:
@@ -237,12 +237,15 @@ class _Suite:
                 self._found(Finding(each.name, each.asks, False, "not run", 0.0))
         self._look_for_smaller()
 
-    def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]]) -> None:
-        """Judge a check if all its runs are made, or one of them failed."""
+    def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]], ran: Ran) -> None:
+        """Judge a check if all its runs are made, or the last one, `ran`, settles it."""
         rans = [self.done[run] for run in planned[each.name] if run in self.done]
         failed = next((ran for ran in rans if ran.trouble is not None), None)
         if failed is not None and not each.tolerant:
             verdict = Verdict(False, f"{failed.trouble} ({failed.run})")
+            self._let_go(each.name, planned)
+        elif not each.tolerant and (settled := each.settled_by(plan, ran)) is not None:
+            verdict = settled
             self._let_go(each.name, planned)
         elif len(rans) == len(planned[each.name]):
             verdict = each.judge(plan, rans)
@@ -252,6 +255,8 @@ class _Suite:
         seconds = sum(ran.seconds for ran in rans)
         if verdict.counter is not None and each.by_values:
             self.counters[each.name] = verdict.counter
+        if not verdict.ok and (reason := dict(plan.claims.allow).get(each.name)):
+            verdict = Verdict(True, f"allowed, {reason}: {verdict.evidence}")
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:
@@ -302,7 +307,9 @@ class _Suite:
 
 
 def smaller_runs(counter: Run) -> list[Run]:
-    """Return runs smaller than `counter`, the smallest first, that may show the same error."""
+    """Return runs smaller than `counter`, the smallest first, that may show the same error; none of packed documents."""
+    if counter.documents:
+        return []
     lean = replace(counter, B=1, H=counter.H // counter.K, K=1, D=4, meter=False, moved=None, twice=False)
     sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
     candidates = [replace(lean, P=P, S=S) for P, S in sizes]

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
+from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
+GIVEN = ("window", "softcap", "documents")
+"""The fields of a run that are arguments which a target may take."""
+LOSS_SCALE = 2.0**16
 CHANCE = 1.5
 """By how much bounds are widened here, against luck: twice the plainest implementation's error is a bound on one result,
 and a report holds M ≈ 400 results to such bounds.
@@ -32,7 +38,9 @@ benchmarks/results/conformance/seeds.json says how much of the widened bounds is
 class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
-    values: how the inputs are drawn (see `inputs`). strided: inputs that do not lie densely in memory.
+    values: how the inputs are drawn (see `inputs`). strided: which axis of the inputs lies apart in memory, "heads" or
+    "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
+    2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, documents: arguments of the call, 0 or () if not given.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
     or row whose values are replaced. twice: computed again, for equality and for what the second call does
     to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
@@ -52,12 +60,18 @@ class Run:
     seed: int = 0
     backward: bool = True
     scale: float | None = None
-    strided: bool = False
+    strided: str = ""
     strict: bool = False
     moved: tuple[str, int] | None = None
     twice: bool = False
     meter: bool = False
     fault: str = ""
+    use: str = ""
+    dout: str = "normal"
+    dlse: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    documents: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -65,6 +79,8 @@ class Run:
         text = f"P={self.P} S={self.S} {heads} D={self.D} {self.dtype} {mask} {self.layout} seed {self.seed}"
         extra = [self.values] if self.values != "normal" else []
         extra += [f"{self.moved[0]} {self.moved[1]} changed"] if self.moved else []
+        extra += [f"{name} {value}" for name in GIVEN if (value := getattr(self, name))]
+        extra += [self.use] if self.use else []
         extra += [self.fault] if self.fault else []
         return ", ".join([text, *extra])
 
@@ -74,11 +90,16 @@ class Run:
         return self.fault not in ("", "stalls")
 
     @property
+    def mask(self) -> Mask:
+        """Return the mask of this run's sequence."""
+        return Mask(causal=self.causal, window=self.window or None, documents=self.documents)
+
+    @property
     def plain(self) -> Run:
         """Return the run that has the same true result and the same bounds."""
         return replace(
-            self, P=1, layout=ANY_LAYOUT, backward=True, strided=False, strict=False,
-            twice=False, meter=False, fault="",
+            self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
+            twice=False, meter=False, fault="", use="",
         )  # fmt: skip
 
 
@@ -197,10 +218,18 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         bias = slope * 24.0 if run.values != "negative" else np.full(run.S, -128.0)
         q[..., 0] = run.D**0.5 * (4.0 if run.values != "negative" else 128.0)
         k[..., 0] = bias
+    dout = {"normal": dout, "ones": np.ones(rows), "large": dout * LOSS_SCALE}[run.dout]
     q, k, v, dout = _moved(run, q, k, v, dout)
     dtype = getattr(torch, run.dtype)
     tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
     return tensors[0], tensors[1], tensors[2], tensors[3]
+
+
+def cotangent_of_lse(run: Run) -> Float[Tensor, "B H S"]:
+    """Return the gradient of the loss with respect to lse, (B, H, S), in the dtype of lse."""
+    draw = np.random.default_rng([run.S, run.H, run.B, run.seed, 1]).standard_normal((run.B, run.H, run.S))
+    dtype = torch.promote_types(getattr(torch, run.dtype), torch.float32)
+    return torch.from_numpy(draw).to(dtype)
 
 
 def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -218,10 +247,12 @@ def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of `run.plain` and the bounds of their errors, widened by CHANCE."""
     tensors = inputs(plain)
-    true = truth(*tensors, causal=plain.causal, scale=plain.scale)
-    limits = bounds(*tensors, causal=plain.causal, scale=plain.scale, true=true)
-    if plain.values != "normal":
-        more = score_rounding(*tensors, causal=plain.causal, scale=plain.scale, true=true)
+    scoring: dict[str, Any] = {"scale": plain.scale, "softcap": plain.softcap or None, "mask": plain.mask}
+    dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
+    true = truth(*tensors, dlse=dlse, **scoring)
+    limits = bounds(*tensors, dlse=dlse, true=true, **scoring)
+    if plain.values != "normal" or plain.moved:  # a moved token has scores of some tens
+        more = score_rounding(*tensors, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}
     return true, {name: CHANCE * limits[name] for name in NAMES}
 

@@ -12,6 +12,9 @@ function has it:
     positions        a list with the global positions of each rank's tokens, int64 tensors
     scale            or softmax_scale; None stands for D^−½
     return_lse       True
+    qkv, kv          in place of q, k and v, or of k and v: stacked before the heads, (B, L, 3, H, D) for "BLHD"
+    window softcap   or other names of these (see `ringlab.conformance.checks_uses`), if the function has them
+    cu_seqlens       or segment_ids, document_ids, position_ids: packed documents, if the function has them
     dout out lse     for `gradients` only: of the loss, and what the forward gave
 
 The first three required parameters with other names are taken for q, k and v. The function returns out,
@@ -52,9 +55,9 @@ class Target:
     layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
     causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that do
     not divide by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
-    axes: "BHLD" or "BLHD". schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
+    axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
     promises nothing about what is sent and held.
-    options: more arguments, passed by name at each call.
+    options: more arguments, passed by name at each call. allow: checks whose failure is on purpose, each with its reason.
 
     >>> Target(len, layouts={"mine": lambda S, P: [[0, 3], [1, 2]]}).positions("mine", 4, 2)
     [array([0, 3]), array([1, 2])]
@@ -65,8 +68,8 @@ class Target:
     over: str = ""
     layouts: Mapping[str, Positions | str] | Sequence[str] = ()
     causal: Sequence[bool] = ()
-    dtypes: Sequence[str] = ("float32", "bfloat16", "float64")
-    ranks: Sequence[int] = (1, 2, 3, 4, 8)
+    dtypes: Sequence[str] = ("float32", "bfloat16", "float16", "float64")
+    ranks: Sequence[int] = (1, 2, 3, 4, 8, 16)
     grouped: bool = True
     ragged: bool = True
     backward: bool = True
@@ -74,6 +77,7 @@ class Target:
     schedule: str = "ring"
     gradients: Callable[..., Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    allow: Mapping[str, str] = field(default_factory=dict)
 
     def positions(self, layout: str, S: int, P: int) -> list[np.ndarray]:
         """Return each rank's global positions.
@@ -105,14 +109,15 @@ class Target:
         layouts = self.layouts or (layout_names() if any_layout else ("contiguous",))
         masked = "causal" in names or "is_causal" in names or not names
         causal = tuple(self.causal) or ((False, True) if masked else (False,))
+        grouped = self.grouped and "qkv" not in names
         name = self.name or getattr(self.function, "__qualname__", type(self.function).__name__)
-        return replace(self, over=over, layouts=layouts, causal=causal, name=name)
+        return replace(self, over=over, layouts=layouts, causal=causal, name=name, grouped=grouped)
 
     def claims(self) -> Claims:
         """Return the claims as plain data. Raises: BackendError for an invalid claim."""
         for what, value, among in (
             ("over", self.over, (RING, TORCH)),
-            ("axes", self.axes, ("BHLD", "BLHD")),
+            ("axes", self.axes, tuple(AXES)),
             ("schedule", self.schedule, ("ring", "any")),
         ):
             if value not in among:
@@ -127,8 +132,14 @@ class Target:
         return Claims(
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
-            backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes,
+            backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
+            takes=tuple(sorted(_parameters(self.function))), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
+
+    @property
+    def takes_mask(self) -> bool:
+        """Return whether the function takes ringlab's Mask."""
+        return "mask" in _parameters(self.function) and "layout" in _parameters(self.function)
 
     @property
     def takes_scale(self) -> bool:
@@ -153,6 +164,10 @@ class Claims:
     schedule: str
     scale: bool
     axes: str = "BHLD"
+    autograd: bool = True
+    takes: tuple[str, ...] = ()
+    takes_mask: bool = False
+    allow: tuple[tuple[str, str], ...] = ()
 
 
 def as_target(value: Any, **claims: Any) -> Target:
@@ -176,6 +191,8 @@ def call(
     except (TypeError, ValueError):
         return function(*tensors)
     values = {**dict(zip("qkv", tensors, strict=True)), **known}
+    for packed in {"qkv", "kv"} & _names(parameters):
+        values[packed] = torch.stack(tensors[-len(packed) :], dim=-3)
     in_order = iter([x for letter, x in zip("qkv", tensors, strict=True) if letter not in _names(parameters)])
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -208,9 +225,19 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
         return set()
 
 
-def as_axes(x: Float[Tensor, "..."], axes: str) -> Float[Tensor, "..."]:
-    """Return a tensor of axes "BHLD" with `axes`, or one of `axes` with "BHLD"; dense."""
-    return x if axes == "BHLD" else x.transpose(1, 2).contiguous()
+AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD": (0, 2, 1, 3)}
+"""The orders of axes that a target may take, each as a permutation of (B, H, L, D); "LHD" is "BLHD" without its one sequence."""
+
+
+def as_axes(x: Float[Tensor, "B H L D"], axes: str) -> Float[Tensor, "..."]:
+    """Return a tensor of axes "BHLD" with `axes`; dense."""
+    dense = x.permute(AXES[axes]).contiguous()
+    return dense[0] if axes == "LHD" else dense
+
+
+def from_axes(x: Float[Tensor, "..."], axes: str) -> Float[Tensor, "B H L D"]:
+    """Return a tensor of `axes` with axes "BHLD"."""
+    return (x[None] if axes == "LHD" else x).permute(np.argsort(AXES[axes]).tolist())
 
 
 def tensors_of(positions: Sequence[Int[np.ndarray, " _"]], device: str | torch.device) -> list[Tensor]:

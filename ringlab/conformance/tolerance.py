@@ -34,6 +34,9 @@ float64 for float64 inputs):
 
 Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) only part 2 is left.
 
+A gradient of lse, dlse, stands beside delta: dS = p (dP − delta + dlse). Subtracting it rounds by ε'|dlse| at most, which
+part 2 adds to the change of delta. Part 2 scales it with row i of p, and in part 4 it adds 2δ p |dlse| to dS.
+
 A soft cap c rounds a score, at most c, twice more, which adds ε' c to δ in part 3; it never moves a result further than
 the score moves, its slope being at most 1. Under dropout, all that moves with p moves max f times as much.
 """
@@ -72,6 +75,7 @@ class Scoring(TypedDict, total=False):
     factors: np.ndarray | None
 
 
+RowGradient: TypeAlias = Num[np.ndarray, "B H Lq"]
 OracleOptions: TypeAlias = dict[str, Any]
 """A `Scoring` as keywords of the oracle, whose mask is an array: scale, softcap, factors, and causal or mask."""
 
@@ -86,11 +90,19 @@ class Results(NamedTuple):
     dv: Any
 
 
-def truth(q: Query, k: KeyValue, v: KeyValue, dout: Query, **scoring: Unpack[Scoring]) -> Results:
-    """Return the oracle's results in float64, for inputs already rounded to their dtype."""
+def truth(
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    *,
+    dlse: RowGradient | None = None,
+    **scoring: Unpack[Scoring],
+) -> Results:
+    """Return the oracle's results in float64, for inputs already rounded to their dtype. dlse: the gradient of lse, (B, H, Lq)."""
     options = _oracle_options(q, k, **scoring)
     out, lse = oracle.attention(q, k, v, **options)
-    return Results(out, lse, *oracle.gradients(q, k, v, dout, **options))
+    return Results(out, lse, *oracle.gradients(q, k, v, dout, dlse=dlse, **options))
 
 
 def plainest(
@@ -100,6 +112,7 @@ def plainest(
     dout: Query,
     *,
     order: Int64[Tensor, " Lk"] | None = None,
+    dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> Results:
     """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
@@ -117,10 +130,14 @@ def plainest(
         if options["factors"] is not None:
             weights = weights * torch.from_numpy(options["factors"]).to(q)[..., order]
         out = weights @ _for_each_query_head(leaves[2], q.shape[1])
-    dq, dk, dv = torch.autograd.grad(out, leaves, dout)
-    lse = scores.detach().to(_state_dtype(q.dtype)).logsumexp(-1)
+        lse = scores.to(_state_dtype(q.dtype)).logsumexp(-1)
+    results, cotangents = (
+        (out, lse),
+        (dout, torch.zeros_like(lse) if dlse is None else torch.from_numpy(dlse).to(lse)),
+    )
+    dq, dk, dv = torch.autograd.grad(results, leaves, cotangents)
     back = torch.argsort(order)
-    return Results(out.detach(), lse, dq, dk[..., back, :], dv[..., back, :])
+    return Results(out.detach(), lse.detach(), dq, dk[..., back, :], dv[..., back, :])
 
 
 def relative_error(x: Num[Tensor | np.ndarray, "..."], truth: Num[np.ndarray, "..."]) -> float:
@@ -146,15 +163,16 @@ def bounds(
     dout: Query,
     *,
     true: Results | None = None,
+    dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
     """Return the largest `relative_error` allowed for out, lse, dq, dk and dv on these inputs.
 
     true: the result of `truth` for the same arguments, if it is known already.
     """
-    true = true or truth(q, k, v, dout, **scoring)
-    plain = _errors_of_the_plainest(q, k, v, dout, true, scoring)
-    floors = _floors(q, k, v, dout, true, _oracle_options(q, k, **scoring))
+    true = true or truth(q, k, v, dout, dlse=dlse, **scoring)
+    plain = _errors_of_the_plainest(q, k, v, dout, true, dlse, scoring)
+    floors = _floors(q, k, v, dout, true, dlse, _oracle_options(q, k, **scoring))
     return {name: FACTOR * plain[name] + floors[name] for name in NAMES}
 
 
@@ -165,6 +183,7 @@ def score_rounding(
     dout: Query,
     *,
     true: Results | None = None,
+    dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
     """Return how far part 3 of the floor, scores rounded in the state's dtype, can move each result at most.
@@ -173,8 +192,8 @@ def score_rounding(
     some hundreds this difference is larger than the plainest implementation's error, which normalises the scores it computed.
     true: as in `bounds`.
     """
-    true = true or truth(q, k, v, dout, **scoring)
-    moves = _score_moves(q, k, v, dout, _oracle_options(q, k, **scoring))
+    true = true or truth(q, k, v, dout, dlse=dlse, **scoring)
+    moves = _score_moves(q, k, v, dout, dlse, _oracle_options(q, k, **scoring))
     return {name: moves[name] / _scale_of(getattr(true, name)) for name in NAMES}
 
 
@@ -201,7 +220,7 @@ def _oracle_options(
 
 
 def _errors_of_the_plainest(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, scoring: Scoring
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, dlse: RowGradient | None, scoring: Scoring
 ) -> dict[str, float]:
     """Return the largest errors of the plainest implementation over a few orders of the keys."""
     largest = dict.fromkeys(NAMES, 0.0)
@@ -209,18 +228,24 @@ def _errors_of_the_plainest(
     for turn in range(ORDERS):
         length = k.shape[-2]
         order = torch.randperm(length, generator=generator) if turn else torch.arange(length)
-        plain = plainest(q, k, v, dout, **scoring, order=order.to(k.device))
+        plain = plainest(q, k, v, dout, **scoring, dlse=dlse, order=order.to(k.device))
         largest = {name: max(largest[name], error) for name, error in errors(plain, true).items()}
     return largest
 
 
 def _floors(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, options: OracleOptions
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    true: Results,
+    dlse: RowGradient | None,
+    options: OracleOptions,
 ) -> dict[str, float]:
     """Return the floor of the module's docstring, as relative errors."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
-    moves = _storing(q, k, v, dout, true, options)
-    rounding = _score_moves(q, k, v, dout, options)
+    moves = _storing(q, k, v, dout, true, dlse, options)
+    rounding = _score_moves(q, k, v, dout, dlse, options)
     moves["lse"] += rounding["lse"]
     if q.dtype == torch.float64:
         moves = {name: moves[name] + rounding[name] for name in NAMES}
@@ -233,7 +258,13 @@ def _floors(
 
 
 def _storing(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, options: OracleOptions
+    q: Query,
+    k: KeyValue,
+    v: KeyValue,
+    dout: Query,
+    true: Results,
+    dlse: RowGradient | None,
+    options: OracleOptions,
 ) -> dict[str, float]:
     """Return part 2: how far storing out and lse, and summing delta from what is stored, moves the results."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
@@ -241,9 +272,11 @@ def _storing(
     products = cotangent * true.out
     squares, delta = (products**2).sum(-1), products.sum(-1)
     change = unit * np.sqrt(squares) + state * np.sqrt(q.shape[-1] * (squares + 2 * delta**2) / 3)
+    change += 0.0 if dlse is None else state * np.abs(dlse)
     of_out = oracle.gradients(q, k, v, nothing, dlse=change, **options)
     relative = np.where(np.isfinite(true.lse), state / 2 * np.abs(true.lse), 0.0)[..., None]
-    of_lse = oracle.gradients(q, k, v, cotangent * relative, **options)
+    scaled = None if dlse is None else dlse * relative[..., 0]
+    of_lse = oracle.gradients(q, k, v, cotangent * relative, dlse=scaled, **options)
     return {
         "out": _largest(true.out * relative),
         "lse": 0.0,
@@ -253,7 +286,9 @@ def _storing(
     }
 
 
-def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, options: OracleOptions) -> dict[str, float]:
+def _score_moves(
+    q: Query, k: KeyValue, v: KeyValue, dout: Query, dlse: RowGradient | None, options: OracleOptions
+) -> dict[str, float]:
     """Return parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
     D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
     scale = D**-0.5 if options["scale"] is None else abs(options["scale"])
@@ -262,7 +297,7 @@ def _score_moves(q: Query, k: KeyValue, v: KeyValue, dout: Query, options: Oracl
     rho = scale * float(np.linalg.norm(_each_largest(q) * _each_largest(k)))
     delta = _state_unit(q.dtype) * (rho * max(D, S) ** 0.5 / 4 + (options["softcap"] or 0.0))
     most = 1.0 if options["factors"] is None else _largest(options["factors"])
-    products = most * _longest(dout) * _longest(v)
+    products = most * _longest(dout) * _longest(v) + (0.0 if dlse is None else _largest(dlse) / 2)
     return {
         "out": 2 * delta * most * _largest(v),
         "lse": delta,

@@ -40,6 +40,8 @@ DECIDING = (
     "checks_order",
     "checks_resources",
     "checks_faults",
+    "checks_uses",
+    "uses",
     "plan_runs",
     "runs",
     "rank",

@@ -1,0 +1,231 @@
+"""The ways in which training and serving code calls a ring, beside a forward and its backward at once.
+
+Each is a function of one rank's part of a run. It returns results by name, which are held to the same oracle as those of a
+plain call: a way of calling changes no result.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ringlab.conformance.meters import PassMeter
+from ringlab.conformance.runs import Run, cotangent_of_lse
+
+Tensors = dict[str, Tensor]
+GRADIENTS = ("dq", "dk", "dv")
+CALLS = 4
+"""Calls after which memory is read, twice: a cache may fill in the first few, and must not grow after them."""
+
+
+class _Part(Protocol):
+    """One rank's part of a run, as `ringlab.conformance.rank.RankPart` has it."""
+
+    run: Run
+    device: str
+
+    def shards(self, shift: int = 0) -> tuple[Tensor, ...]: ...
+    def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]: ...
+    def attend(self, qkv: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]: ...
+    def gradients(
+        self, leaves: tuple[Tensor, ...], dout: Tensor, out: Tensor, lse: Tensor | None, retain: bool = False
+    ) -> Any: ...
+    def note(self, kind: str, text: str) -> None: ...
+    def meet(self) -> None: ...
+    def counted(self) -> AbstractContextManager[PassMeter]: ...
+
+
+@dataclass(frozen=True)
+class Use:
+    """One way of calling. check: the line of the report; changes: fields of the run; autograd: it needs a graph."""
+
+    check: str
+    call: Callable[[_Part], Tensors]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    autograd: bool = False
+
+
+def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, ...]:
+    return tuple(x.requires_grad_(name in trained) for name, x in zip("qkv", shards, strict=False))
+
+
+def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -> Tensors:
+    """A forward and its backward; gradients of `dout` instead of the run's own if it is given."""
+    leaves = _leaves(shards)
+    out, lse = part.attend(leaves)
+    dout = shards[3] if dout is None else dout
+    return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
+
+
+def _results(out: Tensor, lse: Tensor | None) -> Tensors:
+    return {"out": out.detach(), **({} if lse is None else {"lse": lse.detach()})}
+
+
+def _named(gradients: Any) -> Tensors:
+    return dict(zip(GRADIENTS, gradients, strict=True))
+
+
+def _summed(part: _Part) -> Tensors:
+    """`out.sum().backward()`: dout is one number, read with stride 0."""
+    shards = part.shards()
+    return _both(
+        part, shards, torch.ones((), dtype=shards[3].dtype, device=part.device).expand(shards[3].shape)
+    )
+
+
+def _whole(part: _Part) -> Tensors:
+    return _both(part, part.shards())
+
+
+def _through_lse(part: _Part) -> Tensors:
+    """A loss on lse too, as a z-loss has and every merge of partials."""
+    shards = part.shards()
+    leaves = _leaves(shards)
+    out, lse = part.attend(leaves)
+    if lse is None or not lse.requires_grad:
+        part.note("refused", "lse has no gradient, and autograd says so")
+        return {}
+    dlse = part.own(cotangent_of_lse(part.run))
+    return _named(torch.autograd.grad((out, lse), leaves, (shards[3], dlse)))
+
+
+def _retained(part: _Part) -> Tensors:
+    """The second backward of one forward, as with several losses: `retain_graph=True`."""
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv))
+    out, lse = part.attend(leaves)
+    part.gradients(leaves, dout, out, lse, retain=True)
+    return _named(part.gradients(leaves, dout, out, lse))
+
+
+def _first_in_first_out(part: _Part) -> Tensors:
+    """Three micro-batches in flight, as in a pipeline: the first forward's backward comes first, after all forwards."""
+    calls = []
+    for shift in range(3):
+        *qkv, dout = part.shards(shift)
+        leaves = _leaves(tuple(qkv))
+        calls.append((leaves, dout, *part.attend(leaves)))
+    found = [
+        {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
+        for leaves, dout, out, lse in calls
+    ]
+    return found[0]
+
+
+def _without(mode: Callable[[], AbstractContextManager[Any]], part: _Part) -> Tensors:
+    with mode():
+        return _results(*part.attend(part.shards()[:3]))
+
+
+def _frozen(trained: str, part: _Part) -> Tensors:
+    """Only some inputs need gradients, as with adapters on q, or on q and v."""
+    shards = part.shards()
+    leaves = _leaves(shards, trained)
+    out, _ = part.attend(leaves)
+    wanted = [x for x in leaves if x.requires_grad]
+    return dict(
+        zip((f"d{name}" for name in trained), torch.autograd.grad(out, wanted, shards[3]), strict=True)
+    )
+
+
+def _overwritten(what: str, part: _Part) -> Tensors:
+    """Inputs, or out, changed in place before backward. Autograd refuses that for all that it saves itself."""
+    shards = part.shards()
+    leaves, dout = _leaves(shards), shards[3]
+    out, lse = part.attend(leaves)
+    kept = {} if what == "out" else _results(out, lse)
+    try:
+        if what == "out":
+            out, dout = out.mul_(2), dout / 2  # the factor is in the graph: the gradients are the same
+        else:
+            with torch.no_grad():
+                for leaf in leaves:
+                    leaf.mul_(0.5)
+        return {**kept, **_named(torch.autograd.grad(out, leaves, dout))}
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        part.note("refused", f"autograd refuses to go back after {what} changed")
+        return kept
+
+
+def _same_memory(part: _Part) -> Tensors:
+    """Other values in the same tensors, as in a training loop with static buffers."""
+    held, fresh = part.shards(1), part.shards()
+    _both(part, held)
+    with torch.no_grad():
+        for x, new in zip(held, fresh, strict=True):
+            x.copy_(new)
+    return _both(part, held)
+
+
+def _many_calls(part: _Part) -> Tensors:
+    """Calls after calls: each may hold no more than the one before."""
+    live: list[int] = []
+    found: Tensors = {}
+    with part.counted() as meter:
+        for _ in range(2):
+            for _ in range(CALLS):
+                found = {}
+                found = _whole(part)
+            part.meet()
+            gc.collect()
+            live.append(meter.memory.live_bytes)
+            part.meet()
+    if live[1] > live[0]:
+        part.note("use", f"{(live[1] - live[0]) // CALLS:,} bytes more are held after each call")
+    return found
+
+
+def _side_effects(part: _Part) -> Tensors:
+    """State of the whole process: random numbers, default dtype, autograd's modes, process groups."""
+    _whole(part)  # what is made once, at the first call, is set-up
+    torch.rand(1)  # else a target that seeds would leave what it left before
+    part.meet()
+    before = _state()
+    found = _whole(part)
+    part.meet()
+    changed = [name for name, value in _state().items() if not _equal(value, before[name])]
+    if changed:
+        part.note("use", f"a call changed {' and '.join(changed)}")
+    return found
+
+
+def _state() -> dict[str, Any]:
+    groups = torch.distributed.distributed_c10d._world.pg_map if torch.distributed.is_available() else ()
+    return {
+        "torch's random numbers": torch.get_rng_state(), "the default dtype": torch.get_default_dtype(),
+        "the grad mode": torch.is_grad_enabled(), "the number of process groups": len(groups),
+    }  # fmt: skip
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+USES: dict[str, Use] = {
+    "summed loss": Use("summed loss", _summed, {"dout": "ones"}),
+    "loss scale": Use("loss scale", _whole, {"dout": "large"}),
+    "loss on lse": Use("gradient of lse", _through_lse, {"dlse": True}, autograd=True),
+    "backward again": Use("backward again", _retained),
+    "three in flight": Use("calls in flight", _first_in_first_out),
+    "no_grad": Use("inference", partial(_without, torch.no_grad)),
+    "inference_mode": Use("inference", partial(_without, torch.inference_mode)),
+    "q trained": Use("frozen inputs", partial(_frozen, "q"), autograd=True),
+    "q and v trained": Use("frozen inputs", partial(_frozen, "qv"), autograd=True),
+    "k trained": Use("frozen inputs", partial(_frozen, "k"), autograd=True),
+    "inputs changed": Use("changed in place", partial(_overwritten, "inputs"), autograd=True),
+    "out changed": Use("changed in place", partial(_overwritten, "out"), autograd=True),
+    "same memory": Use("same memory", _same_memory),
+    "many calls": Use("many calls", _many_calls),
+    "side effects": Use("side effects", _side_effects),
+}
+"""Every way, by the name that a run states."""

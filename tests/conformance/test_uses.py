@@ -1,0 +1,206 @@
+"""Ways of calling a ring, arguments that it honours or refuses, packed call forms, and failures that a target allows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import Mask, plain_ring, ring_attention
+from ringlab.conformance import checks
+from ringlab.conformance.checks_uses import ARGUMENT_CHECKS, CALL_CHECKS
+from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.perform import on_virtual_ranks
+from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.runner import Report, check, smaller_runs
+from ringlab.conformance.runs import Run, expected, inputs, measure
+from ringlab.conformance.target import AXES, Target, as_axes, as_target, from_axes
+from ringlab.conformance.uses import USES
+
+quick = partial(check, quick=True, isolate=False)
+
+
+def through_lse() -> Any:
+    """The plain ring with the right gradient of lse: a wrong ring whose only fault, a sign, is mended."""
+    source = MUTANTS["gradient_of_lse_added"].source()
+    right = source.replace(".sum(-1) + dlse", ".sum(-1) - dlse")
+    assert right != source
+    space: dict[str, Any] = {"__name__": "ringlab_mutant_gradient_of_lse_added"}
+    MUTANTS["gradient_of_lse_added"].module()  # its dataclass looks its module up
+    exec(compile(right, "<right>", "exec"), space)
+    return space["attend"]
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {each.name: each.evidence for each in report.findings if not each.ok}
+
+
+def test_a_right_gradient_of_lse_passes_in_every_claimed_dtype() -> None:
+    for dtype in ("float32", "bfloat16", "float64"):
+        report = quick(through_lse(), only=("gradient of lse",), dtypes=(dtype,))
+        assert report.findings[-1].applies and failed(report) == {}
+
+
+def test_an_lse_that_autograd_knows_has_no_gradient_is_no_failure() -> None:
+    (_, finding) = quick(plain_ring.attend, only=("gradient of lse",)).findings
+    assert finding.ok and not finding.applies and "autograd says so" in finding.evidence
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_bounds_know_a_gradient_of_lse(dtype: str) -> None:
+    """The truth is that of autograd in float64, and the plainest implementation keeps within the bounds of its dtype."""
+    run = Run(1, 12, "contiguous", True, H=2, K=1, D=8, dtype=dtype, dlse=True, seed=3)
+    with_dlse, without = expected(run.plain)[0], expected(Run(**{**run.__dict__, "dlse": False}).plain)[0]
+    assert np.array_equal(with_dlse.dv, without.dv) and not np.allclose(with_dlse.dq, without.dq)
+    ran = on_virtual_ranks(as_target(through_lse()), Run(**{**run.__dict__, "use": "loss on lse"}))
+    assert [each.ok for each in measure(ran)] == [True] * 3
+
+
+def test_ringlabs_own_ring_honours_windows_soft_caps_and_documents() -> None:
+    names = [each.name for each in (*CALL_CHECKS, *ARGUMENT_CHECKS)]
+    report = quick(ring_attention, only=names, layouts=("contiguous", "zigzag"))
+    assert failed(report) == {}
+    assert [each.name for each in report.findings if not each.applies] == ["gradient of lse"]
+
+
+def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> None:
+    claims = as_target(plain_ring.attend).claims()
+    plan = Plan(claims, quick=True, seed=0)
+    asked = {run.use: each.name for each in CALL_CHECKS for run in each.runs(plan)}
+    assert asked == {name: use.check for name, use in USES.items()}
+    assert {each.name for each in CALL_CHECKS} <= set(checks.names())
+
+
+def test_gradients_from_a_function_of_their_own_are_not_asked_what_only_autograd_does() -> None:
+    def forward(q, k, v, *, ring, positions, causal):
+        with torch.no_grad():
+            return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    def backward(q, k, v, *, ring, positions, causal, dout, out, lse):
+        call = plain_ring.Call(ring, positions, causal, q.shape[-1] ** -0.5)
+        dq, dk, dv = plain_ring.backward(call, q, k, v, out, lse, dout)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+    names = [each.name for each in CALL_CHECKS]
+    report = quick(Target(forward, gradients=backward), only=names, layouts=("zigzag",))
+    assert failed(report) == {}
+    left = {each.name for each in report.findings if not each.applies}
+    assert left == {"gradient of lse", "frozen inputs", "changed in place"}
+
+
+def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() -> None:
+    def refuses(q, k, v, *, ring, positions, causal, sliding_window=None):
+        if sliding_window is not None:
+            raise NotImplementedError("no windows")
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    def drops(q, k, v, *, ring, positions, causal, sliding_window=None):
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    (_, refused), (_, dropped) = (quick(f, only=("window",)).findings for f in (refuses, drops))
+    assert (
+        refused.ok
+        and refused.applies
+        and "refused: raised: NotImplementedError: no windows" in refused.evidence
+    )
+    assert not dropped.ok and "accepted and ignored" in dropped.evidence
+
+
+def test_packed_documents_come_under_every_name_of_the_field() -> None:
+    """Each function below makes the mask of the documents from another argument."""
+
+    def masked(ring: Any, layout: Any, documents: tuple[int, ...], qkv: tuple[Tensor, ...]) -> Any:
+        mask = Mask(documents=documents)
+        return ring_attention(*qkv, ring=ring, layout=layout, mask=mask, return_lse=True)
+
+    def by_cu_seqlens(q, k, v, *, ring, layout, cu_seqlens=None):
+        lengths = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+        return masked(ring, layout, lengths, (q, k, v))
+
+    def by_segments(q, k, v, *, ring, layout, segment_ids=None):
+        if segment_ids is None:
+            return masked(ring, layout, (), (q, k, v))
+        whole = torch.zeros(layout.S, dtype=torch.int64)
+        whole[torch.from_numpy(layout.positions(ring.rank))] = segment_ids
+        whole = ring.all_reduce(whole)
+        return masked(ring, layout, tuple(torch.bincount(whole).tolist()), (q, k, v))
+
+    for function in (by_cu_seqlens, by_segments):
+        report = quick(function, only=("documents",), causal=(True,), layouts=("zigzag",), ranks=(3,))
+        assert failed(report) == {} and report.findings[-1].applies
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_axes_there_and_back(axes: str) -> None:
+    x = torch.arange(1 * 2 * 3 * 4.0).reshape(1, 2, 3, 4)
+    assert torch.equal(from_axes(as_axes(x, axes), axes), x)
+    assert as_axes(x, axes).shape == {"LHD": (3, 2, 4)}.get(
+        axes, tuple({"B": 1, "H": 2, "L": 3, "D": 4}[a] for a in axes)
+    )
+
+
+@pytest.mark.parametrize("axes", ["BLHD", "LBHD", "LHD"])
+def test_a_target_with_its_axes_in_another_order_passes(axes: str) -> None:
+    def attend(q, k, v, *, ring, positions, causal, scale=None):
+        q, k, v = (from_axes(x, axes) for x in (q, k, v))
+        out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=positions, scale=scale)
+        return as_axes(out, axes), lse[0] if axes == "LHD" else lse
+
+    names = ("types", "forward", "lse", "dk", "masks", "ragged", "calls in flight", "strided", "scale")
+    assert failed(quick(attend, only=names, axes=axes)) == {}
+
+
+@pytest.mark.parametrize("form", ["qkv", "kv"])
+def test_packed_inputs_are_stacked_and_their_gradients_found(form: str) -> None:
+    def qkv_packed(qkv, *, ring, positions, causal):
+        return _of(ring, positions, causal, *qkv.unbind(-3))
+
+    def kv_packed(q, kv, *, ring, positions, causal):
+        return _of(ring, positions, causal, q, *kv.unbind(-3))
+
+    def _of(ring: Any, positions: Any, causal: bool, *tensors: Tensor) -> Tensor:
+        q, k, v = (from_axes(x, "BLHD") for x in tensors)
+        return as_axes(plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)[0], "BLHD")
+
+    target = {"qkv": qkv_packed, "kv": kv_packed}[form]
+    report = quick(target, only=("forward", "dq", "dk", "dv", "masks", "grouped heads"), axes="BLHD")
+    assert failed(report) == {}
+    assert report.findings[-1].applies == (form == "kv")  # q and k that are stacked have the same heads
+
+
+def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
+    target = as_target(MUTANTS["gathers_under_a_mask"].target(), allow={"gather": "the mask needs every key"})
+    report = quick(target, only=("gather", "forward"))
+    (finding,) = [each for each in report.findings if each.name == "gather"]
+    assert report.ok and finding.evidence.startswith(
+        "allowed, the mask needs every key: forward: rank 0 makes"
+    )
+    other = as_target(MUTANTS["averages_blocks"].target(), allow={"gather": "the mask needs every key"})
+    assert quick(other, only=("gather", "forward")).failed == ["forward"]
+
+
+def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skipped() -> None:
+    whole = quick(plain_ring.attend, only=("masks",)).runs
+    wrong = quick(MUTANTS["no_mask"].target(), only=("masks",))
+    assert wrong.failed == ["masks"] and wrong.runs < whole
+
+
+def test_runs_of_packed_documents_are_not_made_smaller() -> None:
+    run = Run(3, 24, "contiguous", True)
+    assert smaller_runs(run) and smaller_runs(Run(**{**run.__dict__, "documents": (20, 4)})) == []
+
+
+def test_a_run_names_its_use_and_arguments() -> None:
+    text = str(Run(2, 24, "zigzag", True, use="no_grad", window=7, documents=(20, 4)))
+    assert text.endswith("window 7, documents (20, 4), no_grad")
+
+
+def test_a_gradient_of_ones_and_a_large_one_are_drawn() -> None:
+    plain, ones, large = (
+        inputs(Run(1, 6, "contiguous", True, dout=d))[3] for d in ("normal", "ones", "large")
+    )
+    assert torch.equal(ones, torch.ones_like(ones)) and torch.allclose(large, plain * 2**16)
