@@ -10,12 +10,15 @@ makes a wrong picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringlab.comm.trace import Trace
 from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.gantt import LOOKS, TEXT, WORDS
+from ringlab.viz.gantt_chart import Bar, Chart, chart, in_unit
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -222,6 +225,62 @@ def play(frames: Sequence[Frame], title: str = "") -> None:
     """Show the player to a person; without one, point to `figure`."""
     still = f"steps 0 to {len(frames) - 1}: run this cell to play them; below, they are side by side"
     show_player(lambda: player(frames, title), lambda: print(still))
+
+
+ROWS = ("computes, waits", "K/V", "courier")
+"""The rows of `lanes`: what the rank does, and what is under way from it meanwhile."""
+
+
+def lanes(traces: Mapping[str, Trace], rank: int = 0) -> Figure:
+    """Return one rank's timeline in each run: its computations, and below them its K/V and its couriers on their way."""
+    from matplotlib.patches import Patch
+
+    charts = {name: chart(trace) for name, trace in traces.items()}
+    with styled():
+        drawn = new_figure((8.0, 1.35 * len(charts) + 1.3))
+        axes = drawn.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, (name, one) in zip(axes, charts.items(), strict=True):
+            for row, bar in _of_rank(one, rank):
+                span, look = [(bar.start, bar.end - bar.start)], LOOKS[bar.kind]
+                ax.broken_barh(span, (row + 0.1, 0.8), linewidth=0.5, **look)
+                if bar.kind not in ("wait", "still"):
+                    colour = TEXT.get(bar.kind, INK)
+                    middle = (bar.start + bar.end) / 2, row + 0.53
+                    ax.text(*middle, bar.short, ha="center", va="center", fontsize=8.5, color=colour)
+            ax.axvline(one.makespan, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+            ax.set_yticks([row + 0.5 for row in range(len(ROWS))], ROWS, fontsize=9)
+            ax.set(xlim=(0, 1.004 * max(each.makespan for each in charts.values())), ylim=(len(ROWS), 0))
+            ax.grid(visible=False, axis="y")
+            ax.tick_params(axis="y", length=0)
+            ax.set_title(f"{name}: rank {rank} ends at {in_unit(one.makespan, 1)} s", fontsize=10.5)
+        axes[-1].set_xlabel("time (s)")
+        words = WORDS | {"transit": "in transit, posted in step …", "still": "arrived, not yet taken"}
+        kinds = {bar.kind for one in charts.values() for _, bar in _of_rank(one, rank)}
+        keys = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
+        drawn.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=8.5)
+    return drawn
+
+
+def describe_lanes(traces: Mapping[str, Trace], rank: int = 0) -> str:
+    """Return the timelines in words: the alternative text of `lanes`."""
+    told = []
+    for name, trace in traces.items():
+        one = chart(trace)
+        at = {"wait": "waits", "K/V": "K/V in transit", "courier": "couriers in transit"}
+        spans: dict[str, list[str]] = {key: [] for key in at}
+        for row, bar in _of_rank(one, rank):
+            key = ROWS[row] if bar.kind == "transit" else bar.kind
+            spans.get(key, []).append(f"{bar.start:g} to {bar.end:g}")
+        parts = "; ".join(f"{what} {', '.join(spans[key])}" for key, what in at.items())
+        told.append(f"{name}, rank {rank}, seconds: computes {one.busy(rank):g} in all; {parts}.")
+    return " ".join(told)
+
+
+def _of_rank(one: Chart, rank: int) -> list[tuple[int, Bar]]:
+    """The bars of a rank, each with its row in `ROWS`."""
+    own = [bar for bar in one.bars if bar.rank == rank and bar.end > bar.start]
+    travels = {bar: bar.kind in ("transit", "still") for bar in own}
+    return [(0 if not travels[bar] else 2 if bar.label.startswith(COURIERS) else 1, bar) for bar in own]
 
 
 def astray(frame: Frame, rank: int) -> bool:

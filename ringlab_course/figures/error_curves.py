@@ -218,8 +218,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     "out": {"color": ORANGE, "marker": "^", "linestyle": "-"},
     "nothing": {"color": BLUE, "marker": "o", "linestyle": "-"},
 }
-FLOOR, CEILING = 2e-7, 6e-2
-"""The range of relative errors in every panel, so that all can be compared."""
+RANGES = {"bf16": (5e-4, 6e-2), "fp16": (6e-5, 7e-3), "fp32": (1e-7, 1e-5)}
+"""The relative errors that a panel shows, by the dtype of its inputs: about two powers of ten for each."""
 MARKS = "osD"
 TOP = 40.0
 """The upper edge of the panels of `fault_figure`."""
@@ -256,12 +256,12 @@ def panel(
 def figure(panels: Sequence[Panel]) -> Figure:
     """Return the panels side by side on one logarithmic scale, each curve labelled where it ends."""
     with styled():
-        drawing = new_figure((3.7 * len(panels) + 0.9, 4.9))
+        drawing = new_figure((3.7 * len(panels) + 0.9, 4.2))
         axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
             _draw(ax, one, whole=panel(one.probe, "fp32", one.ranks) if one.dtype != "fp32" else None)
         axes[0].set_ylabel("relative error against float64")
-        title = "Error of attention in P blocks, by the dtype of its state"
+        title = "Error of attention in P blocks" + ", by the dtype of its state" * (len(panels) > 1)
         drawing.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return drawing
 
@@ -344,14 +344,13 @@ def _draw(ax: Axes, one: Panel, whole: Panel | None) -> None:
         ax.plot(one.ranks, one.errors[rounded], markersize=6, **LOOKS[rounded])
         ends[_label(one.dtype, rounded)] = one.errors[rounded][-1], LOOKS[rounded]["color"]
     if whole:
-        ax.plot(one.ranks, whole.errors["nothing"], "--", color=QUIET, marker="x", markersize=5)
-        ends["all in fp32"] = whole.errors["nothing"][-1], QUIET
-    for (text, (_, colour)), height in zip(
-        ends.items(), _apart([value for value, _ in ends.values()]), strict=True
-    ):
+        text = f"far below: all in fp32, {max(whole.errors['nothing']):.0e}"
+        ax.text(0.03, 0.03, text, transform=ax.transAxes, color=QUIET, fontsize=9.5, fontweight="bold")
+    heights = _apart([value for value, _ in ends.values()], 1.5)
+    for (text, (_, colour)), height in zip(ends.items(), heights, strict=True):
         ax.text(right * 1.18, height, text, color=colour, va="center", fontsize=9.5, fontweight="bold")
     ax.set_title(f"{TITLES[one.probe]}, {one.dtype}")
-    _scale(ax, one.ranks, FLOOR, CEILING)
+    _scale(ax, one.ranks, *RANGES[one.dtype])
     ax.set_xlim(one.ranks[0] * 0.85, right * 4.6)
 
 
@@ -394,5 +393,8 @@ def _words(one: Panel) -> str:
         first, last = one.errors[rounded][0], one.errors[rounded][-1]
         label = _label(one.dtype, rounded).replace("\n", " ")
         spans.append(f"{label} {first:.0e} to {last:.0e}")
+    if one.dtype != "fp32":
+        level = max(panel(one.probe, "fp32", one.ranks).errors["nothing"])
+        spans.append(f"all in fp32 below {10.0 ** math.ceil(math.log10(level)):.0e}")
     span = f"{one.ranks[0]} to {one.ranks[-1]} blocks"
     return f"{TITLES[one.probe].capitalize()}, {one.dtype}, relative error from {span}: {'; '.join(spans)}."

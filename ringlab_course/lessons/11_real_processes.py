@@ -27,15 +27,13 @@ import torch
 import torch.distributed as dist
 
 from ringlab import VirtualCluster, contiguous, launch, ring_attention
-from ringlab.comm.wrappers.faulty import Fault
-from ringlab.errors import (AgreementError, DeadlockError, PeerDiedError, RankFailedError,
-                            TransportTimeout)
+from ringlab.comm.wrappers.faulty import Fault, RankKilled
+from ringlab.errors import (AgreementError, DeadlockError, MismatchError, PeerDiedError,
+                            RankFailedError, TransportTimeout)
 from ringlab.merge import Partial, merge
 from ringlab.viz import gantt
-from ringlab.viz.style import RED, RULE, new_figure, rank_colour, show, styled
+from ringlab.viz.style import PAPER, QUIET, RED, new_figure, rank_colour, show, styled
 from ringlab_course import compare, corpus, predict
-from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.virtual_ranks import run_virtual
 
 torch.set_num_threads(1)
 
@@ -67,6 +65,7 @@ returned = launch(remember, 2).results
 seconds = time.monotonic() - started
 print(f"this notebook is process {os.getpid()}; to start, run and end took {seconds:.1f} s")
 here = len(seen)
+print("the same program on virtual ranks:")
 threads = VirtualCluster(2).run(remember).results
 
 # %%
@@ -136,8 +135,8 @@ print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace
 show(gantt.figure(real.trace, "Two processes"), gantt.describe(real.trace, "Two processes"))
 
 # %% [markdown]
-# The ranks neither begin together nor take equally long, and yet both wait only briefly: most of the hop passed while they
-# computed. (The first block takes longer: a new process is still warming up.) White is time in which a rank neither
+# The ranks need not begin together or take equally long. Yet both wait only briefly: most of the hop passed while they
+# computed. (A first block often takes longer: a new process is still warming up.) White is time in which a rank neither
 # computed nor waited: posting, merging, waiting for a core, or not having begun.
 #
 # ## 3 · Send, then receive
@@ -157,18 +156,19 @@ def receive(ring, like, source):
 
 
 def all_send_first(ring):
-    x = torch.tensor([ring.rank])
+    x = torch.tensor([float(ring.rank)])
     send(ring, x, ring.next)
     return receive(ring, x, ring.previous)
 
 # %% tags=["nbval-ignore-output"]
-predict("11.send", "Two processes each send 4 bytes to the other, then receive, without a time "
+predict("11.send", "On virtual ranks this order was a deadlock (lesson 05). Real sockets have "
+        "buffers of many kilobytes. Two processes each send 4 bytes, then receive, without a time "
         "limit. What happens?",
-        choices=["it works: 4 bytes fit into any buffer", "one of them gets an error at once",
+        choices=["it works: 4 bytes fit into a buffer", "one of them gets an error at once",
                  "both wait for ever"])
 
 # %% [markdown]
-# To be fair to gloo, we ask it directly, with nothing of ours in between: `dist.send` and `dist.recv` of PyTorch.
+# We ask gloo directly, with nothing of ours in between: `dist.send` and `dist.recv` of PyTorch.
 
 # %%
 def plain_torch(ring):
@@ -180,18 +180,18 @@ def plain_torch(ring):
 
 try:
     launch(plain_torch, 2, timeout=2)
-    outcome = "it works: 4 bytes fit into any buffer"
+    outcome = "it works: 4 bytes fit into a buffer"
 except TransportTimeout as error:
     outcome = "both wait for ever"
     print(error)
 compare("11.send", outcome)
 
 # %% [markdown]
-# This is a **deadlock**. Neither rank can ever go on. Only a time limit ends such a run: we had set two seconds, counted
-# from when the ranks had met (PyTorch's default is half an hour). All that the error can say is which ranks have not come
-# back. A send is over when the other side has received, and here nobody receives. (MPI and NCCL buffer small messages in
-# some cases. Such a program then works until the day when your tensors grow.) Now the same order on the virtual cluster,
-# without a limit, and on three ranks, so that one can see which way round they wait:
+# This is a **deadlock**. gloo's send is over when the other side has received, however small the message, and here nobody
+# receives. Only a time limit ends such a run: we had set two seconds, counted from when the ranks had met (PyTorch's
+# default is half an hour). All that the error can say is which ranks have not come back. (MPI and NCCL buffer small
+# messages in some cases. Such a program then works until the day when your tensors grow.) Now the same order on three
+# virtual ranks, without a limit, to see which way round they wait:
 
 # %%
 try:
@@ -249,12 +249,13 @@ with styled():
     ax = stairs.subplots()
     for sent in (event for event in line.exchanges() if event.bytes_sent):
         y, begin = sent.rank, sent.done - MESSAGE
-        ax.barh(y, begin - sent.posted, 0.5, left=sent.posted, color=RULE)
+        ax.barh(y, begin - sent.posted, 0.4, left=sent.posted, color=PAPER, edgecolor=QUIET,
+                hatch="////")
         ax.barh(y, MESSAGE, 0.8, left=begin, color=rank_colour(y), alpha=0.6)
         ax.text(begin + MESSAGE / 2, y, f"{y}→{sent.to}", ha="center", va="center")
     ax.set(xlabel="time (s); a message takes 0.5 s", ylim=(7.6, -0.6),
            ylabel="sender", yticks=range(8),
-           title="All but rank 0 send first. Grey: posted, and not yet received")
+           title="All but rank 0 send first. Hatched: posted, and not yet received")
 show(stairs, "Time from left to right, a row for each sender. The message 7→0 passes first, then "
      "6→7, 5→6 and so on up to 0→1: a staircase of 8 messages that ends at 4 s.")
 
@@ -284,18 +285,23 @@ print("whose x, batched and in order, on two processes:", cured)
 # one shape. Virtual ranks are enough to show it. No rank is stuck, so they report no error, and real ones would not either.
 
 # %%
-def mixed_up(ring):
-    k, v = torch.tensor([ring.rank]), torch.tensor([ring.rank + 100])
+def mixed_up(ring, tags):
+    block = {"k": torch.tensor([ring.rank]), "v": torch.tensor([ring.rank + 100])}
     order = "vk" if ring.rank % 2 else "kv"
-    return {name: ring.shift({"k": k, "v": v}[name]).item() for name in order}
+    return {name: ring.shift(block[name], tag=tags[name]).item() for name in order}
 
 
-print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up).results)
+alike, apart = {"k": "x", "v": "x"}, {"k": "k", "v": "v"}
+print("what each rank takes for k and v:", VirtualCluster(2).run(mixed_up, alike).results)
+try:
+    VirtualCluster(2).run(mixed_up, apart)
+except MismatchError as error:
+    print("with a tag for each:", error.got)
 
 # %% [markdown]
-# No error, no hang: K arrived as V. Messages between two ranks arrive in the order in which they were sent, and nobody but
-# you knows what they mean. So send K and V in *one* exchange: then every rank has the same order. A wrong shape, dtype or
-# tag is noticed, because ringlab sends a header, a description of the tensors, ahead of each message. It says nothing about
+# With one tag, no error and no hang: K arrived as V. Messages between two ranks arrive in the order in which they were
+# sent. ringlab sends a header, a description of the tensors, ahead of each message, and notices a wrong shape, dtype or
+# tag. So tag K and V, or send them in *one* exchange: then every rank has the same order. But a header says nothing about
 # options. What if one process was called with `causal=True` and the other without?
 
 # %% tags=["nbval-ignore-output"]
@@ -356,7 +362,8 @@ print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
 #
 # 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, know in a moment.
-# 2. They fail. Each stays for two more seconds, so that the others can report what they saw. Then its connections close.
+# 2. They fail. ringlab keeps a failed rank alive for two more seconds, so that an error seen elsewhere still reaches
+#    `launch`. Then its connections close.
 # 3. Only now does rank 0 know: it exchanges nothing with rank 2, and was waiting for a neighbour.
 #
 # `launch` tells each of them which rank died first. It then raises *one* error, that of the rank which failed first, with
@@ -364,42 +371,45 @@ print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 # you have to find out which peer.
 #
 # Which rank notices when? Not all at once: a rank notices a death only when one of its own exchanges fails, because a
-# neighbour no longer sends or no longer receives. It then leaves the ring as well. Take eight ranks, of which rank 3 dies
-# before its first exchange. We use virtual ranks, and `run_virtual`, which the exercise's checks use as well: it goes on
-# when a rank is killed, and returns the results of the others. `Faults(kill=(3, 0))` kills rank 3 before its exchange 0.
+# neighbour no longer sends or no longer receives. It then leaves the ring as well. Take eight virtual ranks, of which rank
+# 3 dies before its first exchange. The run ends with an error, as above, so the ranks note their blocks in `had`, which
+# threads share.
 
 # %% tags=["nbval-ignore-output"]
 predict("11.cone", "Rank 3 of 8 dies before its first exchange. "
         "How many blocks will rank 1 have had, with its own?", unit="blocks")
 
 # %%
-def blocks_had(ring):
-    """Return the numbers of the blocks that this rank has had when it ends, or a death ends it."""
-    blocks = [torch.tensor([ring.rank])]
+def until_a_death(ring):
+    """Note the blocks that this rank has had when all have come, or a death ends it."""
+    x = torch.tensor([ring.rank])
+    had[ring.rank] = [ring.rank]
     try:
-        while len(blocks) < ring.world_size:
-            blocks.append(ring.shift(blocks[-1]))
+        while len(had[ring.rank]) < ring.world_size:
+            x = ring.shift(x)
+            had[ring.rank].append(x.item())
     except PeerDiedError:
         pass
-    return [block.item() for block in blocks]
 
 
-had = run_virtual(8, blocks_had, Faults(kill=(3, 0))).results
+had = {}
+try:
+    VirtualCluster(8, faults=[Fault("kill", rank=3, exchange=0)]).run(until_a_death)
+except RankKilled:
+    had[3] = []
 compare("11.cone", len(had[1]))
-counts = [len(blocks) for blocks in had[:3] + had[4:]]
-print("blocks on ranks 0 to 7:", *counts[:3], "dead", *counts[3:])
+print("blocks on ranks 0 to 7:", *(len(had[rank]) or "dead" for rank in range(8)))
 
 # %%
 with styled():
     spread = new_figure((8.0, 4.0))
     ax = spread.subplots()
     for rank in range(8):
-        blocks = [] if rank == 3 else had[rank]
-        for row, block in enumerate(blocks):
+        for row, block in enumerate(had[rank]):
             ax.bar(rank, 0.9, bottom=row - 0.45, width=0.9, color=rank_colour(block), alpha=0.6)
             ax.text(rank, row, block, ha="center", va="center")
         end = "dies" if rank == 3 else "ends"
-        ax.text(rank, len(blocks), end, ha="center", va="center", color=RED)
+        ax.text(rank, len(had[rank]), end, ha="center", va="center", color=RED)
     ax.set(xlabel="rank (7 and 0 are neighbours)", xticks=range(8),
            ylabel="exchange", ylim=(-0.6, 4.6),
            yticks=range(5), yticklabels=["its own", "1st", "2nd", "3rd", "4th"],
@@ -412,10 +422,10 @@ show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are
 # %% [markdown]
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
 # death travels **one rank per step**, both ways round, which is the V of the picture: the neighbours miss their first
-# exchange, *their* neighbours the second. If only missing blocks ended a rank, rank 1 would have had six: 1, 0, 7, 6, 5, 4.
-# But rank 2 leaves after its failed exchange, and then rank 1 has nobody to send to. In general, if a rank dies before its
-# exchange n, counted from 0, a rank d places away, the shorter way round, ends with n + d blocks, and never with more than
-# P. Each holds a correct partial over the blocks that came. The exercise keeps it.
+# exchange, *their* neighbours the second. Rank 1 could still have received 0, 7, 6, 5, 4. It ends earlier, because its
+# receiver, rank 2, has left. In general, if a rank dies before its exchange n, counted from 0, a rank d places away, the
+# shorter way round, ends with n + d blocks, and never with more than P. Each holds a correct partial over the blocks that
+# came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -457,8 +467,8 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 # **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 1
 # posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block that
 # it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the slow
-# rank's block, and rank 0 waits until the slow rank takes the block that rank 0 sends. The others can be one step ahead of
-# rank 1, and no more. In a longer ring they would wait again and again.
+# rank's block, and rank 0 waits until the slow rank takes the block that rank 0 sends. Both may begin step n + 1 when rank
+# 1 begins step n, not earlier. In a longer ring they would wait again and again.
 #
 # Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
 # would blame the network.
@@ -502,8 +512,8 @@ traces = list(clocked.values())
 show(gantt.compare(traces, names, ranks=[0, 1]), gantt.describe_all(traces, names))
 
 # %% [markdown]
-# `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**: in C the orange bars lie
-# under computations. On the virtual clock, where links work by themselves, that is enough if the computation is no shorter
+# `isend` alone hides nothing. A hop is hidden only by what is computed **between post and wait**: in C each message travels
+# while its rank computes. On the virtual clock, where links work by themselves, that is enough if the computation is no shorter
 # than the hop. On real machines somebody has to move the bytes. For gloo that is a thread on *your* processor. NCCL uses
 # some of the GPU's multiprocessors, the units that also compute. A *copy engine*, a part of the GPU that only moves data,
 # needs neither the processor nor those units. Here are the three orders on two processes, each five times in turn:
@@ -526,7 +536,8 @@ for number, name in enumerate(names):
 # %% [markdown]
 # A rank in C has the least to wait for. Is it done sooner, too? That depends on more than the hop:
 #
-# - A rank waits for the *other rank* as well, until that one has come to its own `post`.
+# - A rank waits for the *other rank* as well, until that one has come to its own `post`. (So whether A or B waits longer
+#   changes from run to run.)
 # - Part of a hop may pass inside `post`, where bytes are copied: this is not counted as waiting.
 # - With as many ranks as cores, no core is left for gloo's threads. The computation then pays for what a hidden hop saves.
 #
@@ -590,8 +601,7 @@ print("torchrun and the virtual ranks, bit for bit:", same_bits(files, virtual.r
 #   under torchrun. Only time differs.
 # - A send ends when it is received. If all send first, they deadlock: silently on real processes, with a description on
 #   virtual ranks. Post both ends at once, or let some ranks receive first. If only one does, the others wait in a line.
-# - Messages of one pair arrive in order, and only you know what they mean. Send K and V together, and agree on the call
-#   before data moves.
+# - Messages of one pair arrive in order. Tag K and V, or send them together, and agree on the call before data moves.
 # - A death reaches the others as `PeerDiedError`, one rank per step. A slow rank makes both its neighbours wait, and does not
 #   wait itself.
 # - `isend` is not overlap. Compute between post and wait, and ask who moves the bytes.

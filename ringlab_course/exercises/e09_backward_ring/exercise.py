@@ -101,10 +101,11 @@ check("09.block")
 #   in which they came. dK and dV of a block travel with it, in the dtype of `lse`, starting at its owner, and make P
 #   hops. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank makes P to
 #   2P − 1 exchanges, with hidden hops at least P + 1. **One rank alone sends nothing**, not even to itself.
-# - **Lengths.** Shards may have different lengths, and some may be empty. `ring.post(x, y, length=n)` receives n
-#   tokens.
-# - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving. Memory must not
-#   grow with the number of ranks.
+# - **Lengths.** Shards may have different lengths, and some may be empty. `ring.post(x, y, length=n)` makes room for n
+#   tokens in x and in y; n is the length of the shard that *arrives*. With hidden hops, a block and a courier that
+#   arrive together belong to different owners: take two posts, or bring the buffers, `ring.post(…, into=(…))`.
+# - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving, and what the
+#   computation of one block makes. Only growth is judged: with 9 ranks the peak may be two blocks above that with 4.
 # - **Time.** On the virtual clock a block takes 1 s and a hop ½ s. Every hop but the couriers' last can hide: if a
 #   rank sees something of every block, P + ½ seconds are enough.
 #

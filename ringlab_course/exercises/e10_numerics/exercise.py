@@ -96,13 +96,13 @@ check("10.fold")
 # ## 10.accept · A tolerance
 #
 # `q` (rows, D), `k` and `v` (S, D) are float32, bfloat16 or float16. Every query sees every key, and scores are divided
-# by √D. Somebody gives you `out` (rows, D). Return True if an honest implementation *in the dtype of q* may have
-# computed it, False if something is wrong with it.
+# by √D. Somebody gives you `out`, always (rows, D), but perhaps in another floating dtype than q. Return True if an
+# honest implementation *in the dtype of q* may have computed it, False if something is wrong with it.
 #
 # - Honest are: the plainest implementation, with every tensor in q's dtype; the same in another order of keys; PyTorch's
 #   own attention; blocks folded in float32.
-# - Wrong are: missing keys, a forgotten factor, zeros, a NaN; for float32 inputs, bfloat16 somewhere on the way; and
-#   anything eight times as far off as the plainest implementation.
+# - Wrong are: missing keys, a forgotten factor, zeros, a NaN or an infinity; for float32 inputs, bfloat16 somewhere on
+#   the way; and anything eight times as far off as the plainest implementation.
 # - On few keys the plainest may be right by luck. A relative error of one `eps` of the dtype is always honest.
 # - You choose how to measure. Only the verdicts are judged, and no case is near the border.
 # - `oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0]` is the truth, a float64 NumPy array.
@@ -128,8 +128,8 @@ check("10.accept")
 #
 # Somebody's blockwise attention was run in bfloat16, in P blocks for each P of `ranks` (the first is 1). `errors` is a
 # dict of NumPy arrays, one error for each P. `"plain"`, `"large"` and `"sloped"` are relative errors on three kinds of
-# inputs, as in the lesson, and inf where a result is not finite. `"repeat"` is the relative difference of two runs on
-# the same input. Return one of these names:
+# inputs, as in the lesson, and inf where a result is not finite, which only `"fp16 overflow"` brings about. `"repeat"` is
+# the relative difference of two runs on the same plain input. Return one of these names:
 #
 # | name | what is wrong |
 # |---|---|
@@ -138,11 +138,11 @@ check("10.accept")
 # | `"bf16 accumulator"` | inside a block, the sum over keys is rounded every 32 keys |
 # | `"bf16 q"` | scale · log₂e is multiplied into q, and the product is rounded |
 # | `"fp16 overflow"` | exponentials without a maximum, in float16 |
-# | `"no rescale"` | the accumulator is not rescaled when the maximum rises |
+# | `"no rescale"` | the accumulator is not rescaled when the maximum rises from one block to the next |
 # | `"arrival order"` | blocks are merged as they happen to arrive |
 #
-# Here is one run of each. You are graded on others: other seeds, lengths, head dims, gains, slopes and `ranks`. They are
-# drawn so that luck decides nothing:
+# Here is one run of each. You are graded on others: other seeds, lengths, head dims, `ranks`, gains (the size of the large
+# scores) and slopes (the sloped scores rise from −slope to slope). They are drawn so that luck decides nothing:
 #
 # - On plain inputs, an error that does not depend on P stays within 20 % of its first value; one that grows ends at 2.5
 #   times its first value or more; one that falls ends at half or less.
@@ -150,7 +150,7 @@ check("10.accept")
 
 # %%
 faults, P = error_curves.FAULTS, error_curves.RANKS
-examples = {name: error_curves.curves(name, seed=10, gain=12.0) for name in faults}
+examples = {name: error_curves.curves(name, seed=10, gain=12.0, slope=10.0) for name in faults}
 show(error_curves.fault_figure(P, examples), error_curves.describe_faults(P, examples))
 
 # %% [markdown]

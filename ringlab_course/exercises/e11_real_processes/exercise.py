@@ -44,7 +44,7 @@ def nothing_seen(q):
     out = torch.zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
     return out, out.new_full(q.shape[:-1], -math.inf)
 
-
+# %%
 def attend(q, k, v, out, lse):
     """Return (out, lse) after this block as well; a block may hold no tokens."""
     group = q.shape[1] // k.shape[1]
@@ -97,7 +97,7 @@ check("11.order")
 #   the next block is under way: post, compute, wait. `ring.post(k, v, length=n)` makes room for n tokens.
 # - Each rank makes P − 1 exchanges of K and V together, all with the next rank, without padding. To make lengths known
 #   (`ring.all_gather(x)` returns a list of every rank's x, by rank; or shift them around), a rank may send 64 · P bytes
-#   more.
+#   more. A rank that is alone may call `all_gather`, too.
 # - Memory: your shard, a block in use and one that arrives.
 
 
@@ -134,13 +134,13 @@ check("11.uneven")
 # - When nobody dies, `seen` names all ranks.
 # - When a rank dies, `ring.shift` and `wait` raise `PeerDiedError`; on real processes `post` may raise it, too. Return
 #   what you have: every block that you held is in `(out, lse)` and named in `seen`, and no other block is. Your own is
-#   held from the start, another one once `shift` or `wait` has returned it. If `post` raises, attend to
-#   the block in your hands before you return.
+#   held from the start, another one once `shift` or `wait` has returned it. Whichever call raises, `post`, `wait` or
+#   `shift`: if you have not yet attended to the block in your hands, do it before you return.
 # - After the error no exchange, gather or barrier may follow. `attend` and `ring.compute` still work.
 # - Catch no other error. A mismatch is a bug, and a timeout does not say that a rank is dead: nobody is helped by half an
 #   answer.
-# - P − 1 exchanges of K and V together, all with the next rank; they need not overlap here. Memory: your shard, a block
-#   in use and one that arrives.
+# - If nobody dies, a rank makes P − 1 exchanges of K and V together, all with the next rank; they need not overlap here.
+# - Memory: your shard, a block in use and one that arrives.
 
 
 # %% grade="11.lost"

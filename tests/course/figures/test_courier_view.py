@@ -228,3 +228,24 @@ def test_both_ways_bring_every_term_home_by_single_hops(P):
         assert tuple(np.flatnonzero(frame.sums[rank][:, 0])) == terms
     assert back[-1] == around[-1] == (0, tuple(range(P)))
     assert "once more around" in side_by_side.describe_two_ways(P)
+
+
+def test_the_timeline_of_a_rank_has_its_couriers_below_its_blocks():
+    from ringlab import VirtualCluster
+    from tests.viz.test_style import illegible
+
+    def program(ring):
+        dk = torch.ones(2)
+        for step in range(2):
+            ring.compute(f"attend backward {step}", torch.neg, dk)
+            courier = ring.post(dk, tag=f"dkv {step}")
+            blocks = ring.post(dk, tag=f"kv {step}")
+            courier.wait(), blocks.wait()
+
+    traces = {"a run": VirtualCluster(2).run(program).trace}
+    figure = courier_view.lanes(traces)
+    (ax,) = figure.axes
+    rows = {text.get_text() + str(int(text.get_position()[1])) for text in ax.texts}
+    assert {"00", "10", "01", "11", "02", "12"} == rows and illegible(figure) == []
+    words = courier_view.describe_lanes(traces)
+    assert "computes 2 in all" in words and "couriers in transit 1 to 1.5, 2.5 to 3" in words

@@ -13,7 +13,6 @@ from ringlab_course.figures import error_curves, rounding
 from ringlab_course.figures.error_curves import (
     DTYPES,
     FAULTS,
-    FLOOR,
     PROBES,
     ROUNDED,
     Program,
@@ -132,11 +131,24 @@ def test_the_lines_of_the_figure_are_the_errors() -> None:
     panels = [panel(probe, "bf16", RANKS, (0,)) for probe in PROBES]
     for ax, one in zip(figure(panels).axes, panels, strict=True):
         lines = [tuple(line.get_ydata()) for line in ax.lines]
-        assert lines[:3] == [one.errors[rounded] for rounded in ROUNDED]
-        assert min(lines[3]) > FLOOR  # float32's own line is in the picture
-        assert {"lse in bf16", "out in bf16", "all in fp32"} <= {text.get_text() for text in ax.texts}
+        assert lines == [one.errors[rounded] for rounded in ROUNDED]
+        low, high = ax.get_ylim()
+        assert all(low < min(line) and max(line) < high for line in lines)
+        whole = max(panel(one.probe, "fp32", RANKS).errors["nothing"])
+        note = f"far below: all in fp32, {whole:.0e}"
+        assert {"lse in bf16", "out in bf16", note} <= {
+            text.get_text() for text in ax.texts
+        } and whole < low / 10
         looks = {(line.get_color(), line.get_marker()) for line in ax.lines}
-        assert len({colour for colour, _ in looks}) == len({mark for _, mark in looks}) == 4
+        assert len({colour for colour, _ in looks}) == len({mark for _, mark in looks}) == 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_panel_has_room_for_its_lines(dtype: str) -> None:
+    low, high = error_curves.RANGES[dtype]
+    for probe in PROBES:
+        one = panel(probe, dtype, RANKS, (0,))
+        assert all(low < error < high for rounded in ROUNDED for error in one.errors[rounded])
 
 
 def test_labels_keep_apart_and_in_order() -> None:
