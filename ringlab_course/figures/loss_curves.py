@@ -1,10 +1,12 @@
 """Loss curves on top of each other, and how far each is from the first.
 
 The curves are measured: by a notebook's own runs, or by `ringlab bench` and then recorded with their machine.
+Besides them, the other pictures of training in parallel: what each kind of parallelism shards, and a mesh.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ringlab.nn import Degrees
 
 Curves = Mapping[str, Sequence[float]]
 """Losses by step, by the name of the run; the others are compared with the first."""
@@ -24,6 +29,8 @@ SAME = 1e-5
 """Relative difference up to which two float32 runs are one: they add up the same terms in another order."""
 FLOOR = 1e-9
 """Where the picture draws equal bits, whose difference has no logarithm."""
+SHARDS = {"DP": "sequences", "TP": "heads", "CP": "tokens", "PP": "layers"}
+"""What each kind of parallelism deals out to the ranks."""
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": INK, "linewidth": 5.0, "alpha": 0.25},
     {"color": BLUE, "linestyle": "-", "linewidth": 1.6},
@@ -70,7 +77,10 @@ def figure(curves: Curves, title: str) -> Figure:
         for (name, found), look in zip(differences(curves).items(), LOOKS[1:], strict=False):
             below.semilogy(range(1, len(found) + 1), [max(one, FLOOR) for one in found], label=name, **look)
         below.axhline(SAME, color=QUIET, linewidth=1.0)
-        below.text(1, SAME * 1.5, "1e-5", color=QUIET, fontsize=9, va="bottom")
+        steps = max(map(len, curves.values()))
+        below.text(
+            steps, SAME * 1.2, "below 1e-5: rounding", color=QUIET, fontsize=9, ha="right", va="bottom"
+        )
         below.set(
             xlabel="step", ylabel=f"relative difference\nfrom {next(iter(curves))}", ylim=(FLOOR / 2, 1.0)
         )
@@ -117,3 +127,103 @@ def play(cases: Mapping[str, Curves]) -> None:
     """Show the player to a person; tell all cases in words where nobody is there to press a button."""
     words = (describe(curves, title) for title, curves in cases.items())
     show_player(lambda: player(cases), lambda: print(*words, sep="\n"))
+
+
+def shares(parts: int = 4) -> Figure:
+    """Return what each of `parts` ranks computes under DP, TP, CP and PP: one grid of sequences, tokens, layers and heads each."""
+    with styled():
+        figure = new_figure((8.0, 3.0))
+        grids = figure.subplots(1, len(SHARDS))
+        for number, (ax, (name, cut)) in enumerate(zip(grids, SHARDS.items(), strict=True)):
+            _grid(ax, cut, parts)
+            ax.set_title(f"{name}: by {cut[:-1]}", fontsize=10.5)
+            ax.set_xlabel(f"{parts} sequences,\neach of {parts} token blocks", fontsize=8.5)
+            if number == 0:
+                ax.set_ylabel(f"{parts} layers,\neach of {parts} heads", fontsize=8.5)
+        title = f"A training step: which rank (0 … {parts - 1}) computes what"
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    return figure
+
+
+def describe_shares(parts: int = 4) -> str:
+    """The picture of `shares` in words."""
+    ways = "; ".join(
+        f"under {name} it has one of the {parts} {'token blocks' if cut == 'tokens' else cut} and all of the rest"
+        for name, cut in SHARDS.items()
+    )
+    return (
+        f"Which of {parts} ranks computes what, in a batch of {parts} sequences of {parts} token blocks, in {parts} layers "
+        f"of {parts} heads. Of each rank: {ways}."
+    )
+
+
+def _grid(ax: Axes, cut: str, parts: int) -> None:
+    """Draw a box for each (layer, sequence), in it a cell for each (head, token block), in the colour of its rank."""
+    from matplotlib.patches import Rectangle
+
+    size = 1.0 / parts
+    for layer, sequence, head, token in itertools.product(range(parts), repeat=4):
+        at = {"layers": layer, "sequences": sequence, "heads": head, "tokens": token}
+        left, top = 1.15 * sequence + token * size, 1.15 * layer + head * size
+        look: dict[str, Any] = {"facecolor": rank_colour(at[cut]), "edgecolor": PAPER, "linewidth": 0.3}
+        ax.add_patch(Rectangle((left, top), size, size, **look))
+        begins: dict[str, tuple[int, ...]] = {
+            "layers": (sequence, token, head),
+            "sequences": (layer, token, head),
+        }
+        begins |= {"heads": (sequence, token), "tokens": (layer, head)}
+        if not any(begins[cut]):  # the first cell of a rank's stretch bears its number
+            look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": INK}
+            ax.text(left + size / 2, top + size / 2, str(at[cut]), **look)
+    whole = 1.15 * parts - 0.15
+    ax.set(xlim=(-0.05, whole + 0.05), ylim=(whole + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+
+
+def mesh(degrees: Degrees) -> Figure:
+    """Return the ranks of a mesh: a plane for each dp place, its columns cp and its rows tp, lines between neighbours."""
+    from matplotlib.lines import Line2D
+
+    looks: dict[str, dict[str, Any]] = {
+        "dp": {"color": QUIET, "linestyle": ":", "linewidth": 1.8},
+        "cp": {"color": BLUE, "linestyle": "-", "linewidth": 3.5},
+        "tp": {"color": RED, "linestyle": "--", "linewidth": 1.8},
+    }
+    said = {"cp": "cp: one ring", "tp": "tp: other heads", "dp": "dp: other sequences"}
+    places = list(itertools.product(range(degrees.dp), range(degrees.cp), range(degrees.tp)))
+    with styled():
+        figure = new_figure((6.0, 3.8))
+        ax = figure.subplots()
+        for number, (dp, cp, tp) in enumerate(places):
+            here = _place(dp, cp, tp)
+            for axis, after in (("dp", (dp + 1, cp, tp)), ("cp", (dp, cp + 1, tp)), ("tp", (dp, cp, tp + 1))):
+                if after in places:
+                    ax.plot(*zip(here, _place(*after), strict=True), zorder=1, **looks[axis])
+            ax.plot(*here, "o", markersize=24, color=PAPER, markeredgecolor=INK, zorder=2)
+            ax.text(*here, str(number), ha="center", va="center_baseline", fontsize=10.5, zorder=3)
+        ax.margins(0.12)
+        ax.set_axis_off()
+        ax.set_title(f"{degrees.ranks} ranks as a mesh: dp {degrees.dp} × cp {degrees.cp} × tp {degrees.tp}")
+        handles = [Line2D([], [], label=words, **looks[axis]) for axis, words in said.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def _place(dp: int, cp: int, tp: int) -> tuple[float, float]:
+    """Where a rank is drawn: the planes of dp lie behind one another."""
+    return 2.0 * cp + 0.85 * dp, 0.7 * dp - 1.9 * tp
+
+
+def describe_mesh(degrees: Degrees) -> str:
+    """The picture of `mesh` in words."""
+    rings = [
+        [(dp * degrees.cp + cp) * degrees.tp + tp for cp in range(degrees.cp)]
+        for dp in range(degrees.dp)
+        for tp in range(degrees.tp)
+    ]
+    told = ", ".join(" and ".join(map(str, ring)) for ring in rings)
+    return (
+        f"{degrees.ranks} ranks as a mesh of dp {degrees.dp} × cp {degrees.cp} × tp {degrees.tp}. The rings are ranks {told}. "
+        f"Lines join each rank to the next along tp, which has other heads, and along dp, which has other sequences."
+    )

@@ -19,6 +19,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "compute": {"facecolor": SKY, "edgecolor": "none"},
     "copy": {"facecolor": ORANGE, "edgecolor": "none"},
     "exposed": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////", "linewidth": 0.6},
+    "thin": {"facecolor": RED, "edgecolor": "none"},
 }
 WORDS = {
     "compute": "computes",
@@ -27,7 +28,7 @@ WORDS = {
 }
 EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
 """Between the bars of a run whose computations are numbered: without it, steps would melt into one."""
-# An exposed stretch too thin for its hatching stays unhatched; the figures beside the rows count it.
+# An exposed stretch too thin for its hatching is filled with its colour.
 ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
 """(top, height) of a rank's two lanes in a row of height 1."""
 EVERYBODY = "all ranks"
@@ -121,8 +122,12 @@ def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, nam
             _bars(ax, bars, which, which, place, scale, **edge)
         if apart:
             _number(ax, [s for s in spans if (s.rank, s.lane) == (rank, "compute")], place, scale, end)
-        seen = [(start, until) for start, until in exposed(spans, rank) if until - start > end / 300]
-        _bars(ax, seen, "exposed", "copy", place, scale)
+        bare = exposed(spans, rank)
+        for look, seen in (
+            ("exposed", [each for each in bare if each[1] - each[0] > end / 300]),
+            ("thin", [each for each in bare if each[1] - each[0] <= end / 300]),
+        ):
+            _bars(ax, seen, look, "copy", place, scale)
         found = overlap(spans, rank)
         ax.text(
             1.01,

@@ -5,7 +5,8 @@
 # what a step reads and writes, and read the kernels that ringlab ships.
 #
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
-# [lesson 05](05_emulated_ring.ipynb), the ring.
+# [lesson 05](05_emulated_ring.ipynb), the ring; from section 5 on [lesson 08](08_striped_and_zigzag.ipynb), layouts, and
+# [lesson 09](09_backward_ring.ipynb), delta and the global lse.
 #
 # **Minutes** 75 to read and run; the exercise takes another 90.
 #
@@ -116,7 +117,7 @@ def add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D: tl.c
 # The exponentials are powers of two, because that is what the hardware has; `scale` contains log₂e. So m is in base 2, and
 # ln 2 = 0.6931… turns a log₂ into the natural lse. `scale` multiplies the float32 scores. If it were multiplied into a
 # bfloat16 q beforehand, that product would be rounded. The block kernel around the tile has one program for 64 rows of one
-# head.
+# head; `group` is how many query heads share a K/V head, here all H.
 
 # %%
 @triton.jit
@@ -169,27 +170,31 @@ def separate(q, blocks):
 
 # %%
 def counted(steps, *args):
-    """Run it; return (out, launches, tiles visited, bytes moved for rows)."""
+    """Run it; return (out, tiles visited, for each launch the bytes (read, written) for rows)."""
     with record_accesses() as accesses:
         out = steps(*args)
-    began = [a.program == (0, 0, 0) for a in accesses]
-    launches = sum(now and not before
-                   for now, before in zip(began, [False, *began], strict=False))
+    launches, before = [], False
+    for a in accesses:
+        first = a.program == (0, 0, 0)
+        if first and not before:
+            launches.append({"load": 0, "store": 0})
+        before = first
+        if a.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
+            launches[-1][a.kind] += len(a.offsets) * (2 if a.argument == "OUT" else 4)
     tile_count = sum(a.argument == "K" for a in accesses)
-    rows = [a for a in accesses if a.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS")]
-    moved = sum(len(a.offsets) * (2 if a.argument == "OUT" else 4) for a in rows)
-    return out, launches, tile_count, moved
+    return out, tile_count, [(each["load"], each["store"]) for each in launches]
+
+# %%
+ladder = {}
 
 
-ladder = []
-
-
-def report(name, out, launches, tile_count, row_bytes, expected=truth):
+def report(name, out, tile_count, launches, expected=truth):
     right = torch.from_numpy(expected.out)
     error = (out.double() - right).norm() / right.norm()
-    moved = f"{row_bytes / 1024:4.0f} KiB for rows"
-    ladder.append(f"{name:16} {launches} launches, {tile_count:2} tiles, {moved}")
-    print(f"{ladder[-1]}, error below 0.5 %: {bool(error < 5e-3)}")
+    ladder[name] = launches
+    row_bytes = sum(read + written for read, written in launches)
+    print(f"{name:16} {len(launches)} launches, {tile_count:2} tiles, {row_bytes / 1024:4.0f} KiB "
+          f"for rows, error below 0.5 %: {bool(error < 5e-3)}")
     return row_bytes
 
 # %%
@@ -199,8 +204,7 @@ print("4 steps of 4·(D + 1) float32 numbers a row:", 4 * H * R * 4 * (D + 1) * 
 # %% [markdown]
 # K and V are not in this count: every program reads them, and programs that run side by side share them through the cache.
 # The state of a row is read by one program only, so no cache helps. There are four passes over something as large as out:
-# the block kernel writes its partial; the merge reads the partial, reads the running out, and writes the new one. There are
-# two launches a step.
+# the block kernel writes its partial; the merge reads the partial, reads the running out, and writes the new one.
 #
 # ## 3 · Second version: carry the state
 #
@@ -262,7 +266,8 @@ print(f"{apart / carry:.2f} times fewer bytes for rows; the formula:", formula =
 # next version includes it.)
 #
 # Is carrying always the cheapest? Suppose that a step writes its *normalised* out in bfloat16, and that all P partials are
-# kept and merged in one pass at the end.
+# kept and merged in one pass at the end. (Take carrying at its best, as in section 4: the first step reads no
+# state, the last one writes only the result.)
 
 # %% tags=["nbval-ignore-output"]
 predict("12.partials", "P = 8. Keeping P bfloat16 partials and merging them once moves, compared "
@@ -288,9 +293,8 @@ compare("12.partials", "fewer bytes" if fewer else "more bytes")
 
 # %% [markdown]
 # **Fewer**, from P = 3 on. But the dtype alone makes the difference: partials kept in float32 move more bytes than a carried
-# float32 state. And the price is memory. Kept partials are P times as large as out, so they grow with the ring, which the
-# ring was meant to avoid. With long shards neither traffic matters, and memory does. So the state is carried; section 6
-# shows why it is not carried in bfloat16.
+# float32 state. And the price is memory. Kept partials are P times as large as out, so they grow with the ring. With long shards the bytes moved do not matter
+# (section 1), but the memory held does. So the state is carried; section 6 shows why it is not carried in bfloat16.
 #
 # ## 4 · Third version: the first and the last step
 #
@@ -349,6 +353,9 @@ ends = report("first and last", *counted(fused, q, blocks))
 print("NaN left in out:", bool(fused(q, blocks).isnan().any()))
 print("the formula:", H * R * (carried_bytes(P, D) - 4) == ends, " (no lse here, hence −4)")
 
+# %%
+show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
+
 # %% [markdown]
 # State and out were filled with NaN beforehand. Do the same in your own tests: fresh memory is often zero by luck, and then
 # a first step that reads it looks right for weeks.
@@ -356,12 +363,8 @@ print("the formula:", H * R * (carried_bytes(P, D) - 4) == ends, " (no lse here,
 # ## 5 · Fourth version: tiles by a table
 #
 # Now the causal mask. The kernel could load the positions of its queries and keys and compare them in every tile. But which
-# tiles need that depends only on the **layout**, the rule by which tokens are dealt to ranks. Four rules:
-#
-# - **contiguous**: rank r owns the r-th stretch of S/P tokens;
-# - **striped**: rank r owns tokens r, r + P, r + 2P, …, dealt like cards;
-# - **zig-zag**: the sequence is cut into 2P stretches, and rank r owns the r-th and the r-th from the end;
-# - **token fold**: tokens are dealt like cards, but back and forth: 0, 1, …, P − 1, then P − 1, …, 1, 0, and again.
+# tiles need that depends only on the **layout** (lesson 08). Zig-zag, for one, cuts the sequence into 2P stretches and gives
+# rank r the r-th and the r-th from the end.
 #
 # A rank's rows are ordered in *runs*, stretches of evenly spaced tokens. With zig-zag its early stretch comes first, then
 # its late one. With token fold the tokens of the forward rounds come first, then those of the backward rounds:
@@ -389,10 +392,11 @@ for picture in zig:
 compare("12.masked", sum(picture.count("masked") for picture in zig))
 
 # %% [markdown]
-# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Take
-# a block with stretches 0 and 7: all of its rows see stretch 0, and none sees stretch 7. Take one with 3 and 4: the
-# early half of the rows sees neither, the late half both. (The last step still writes all rows.) In general L/b tiles
-# are cut, for L tokens a rank and tiles of b tokens, whatever P is.
+# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Let
+# a block with stretches 0 and 7 arrive: all of rank 1's rows see stretch 0, and none sees 7. Let one with 3 and 4 arrive:
+# the early half of the rows sees neither, the late half both. In step 3 the early rows see nothing either, but they keep a
+# program, because out must be written: hence the 0. In general L/b tiles are cut, for L tokens a rank and tiles of b
+# tokens, whatever P is.
 #
 # Here are all four layouts at one step; in a live notebook, move the sliders over step and rank.
 
@@ -408,15 +412,14 @@ later = ring_step.layouts_at(1024, 4, rank=1, step=2)
 show(ring_step.grid(later), ring_step.describe_grid(later))
 
 # %% [markdown]
-# Compare the steps. Striped and token fold mask diagonals in *every* step; contiguous, after the first step, has all tiles
-# or none. In token fold two runs of queries meet two runs of keys, in four quarters, each with a diagonal of its own: eight
-# masked tiles in place of four. In step 2 the early half of rank 1's rows sees no key under zig-zag, so it has no program.
+# Striped and token fold mask diagonals in *every* step; contiguous, after the first step, has all tiles or none. In
+# token fold two runs of queries meet two runs of keys, in four quarters, each with a diagonal of its own: eight
+# masked tiles in place of four.
 #
 # The pictures are drawn from two tables that the kernels get. `ringlab.plan.tiles` compares the runs of two ranks and
 # returns the visible rectangles and triangles; `row_visits` cuts them for programs. `PROGRAMS` says which rows a program
-# owns and which *segments* of keys it visits. The longest walks come first, so that no long one begins when the others are
-# done. `SEGMENTS` says from where to where a segment goes, up to which key no mask is needed, and a *shift*: row i sees key
-# j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here is step 0 at 512 tokens:
+# owns and which *segments* of keys it visits. The longest walks come first. `SEGMENTS` says from where to where a
+# segment goes, up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here is step 0 at 512 tokens:
 
 # %%
 # True: every row gets a program, as in the first and last step
@@ -465,15 +468,15 @@ table = report("causal, table", *counted(by_table, q, blocks), mine)
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
 # %%
-print(*ladder, sep="\n")
+show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 
 # %% [markdown]
-# Hidden tiles are not computed and not even read. Rows that see nothing in a step have no program in it, so their state is
-# not moved: 186 KiB in place of 220. Only the first and the last step have a program for every row, because each row has to
-# be written there.
+# Hidden tiles are not computed and not even read. Half of the rows see nothing in step 2 and have no program there, so their
+# state is not moved: 186 KiB in place of 220.
 #
 # Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
-# `row_stop`: the rows after it belong to another program, which would add its tiles to a state that has them already.
+# `row_stop`: the rows after it belong to another program. They would be written twice, and one program's tiles would be
+# lost or counted twice.
 #
 # ## 6 · Why the state is float32
 #
@@ -527,8 +530,8 @@ show(figure, "Error of the result with one part of the state in bfloat16, over t
 # **m**, although any number near the maximum would do. acc and total were added up relative to the *unrounded* m. If m is off
 # by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. bfloat16 numbers between 8 and 16 are
 # 1/16 apart, so δ is up to 1/32, and the weight is off by up to 2 %. All three curves climb, because further steps round again. So acc,
-# m and total are float32 between steps, and the flat curve is the price of bfloat16 weights in front of V, paid once. The
-# *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
+# m and total are float32 between steps. (The flat curve is the error of rounding the weights to bfloat16 before the product
+# with V; it does not grow with P.) The *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
 #
 # ## 7 · The same as ringlab's
 #
@@ -561,8 +564,11 @@ for (name, right), got in zip(rights.items(), layout.unshard(run.results), stric
 # ## 8 · Read the shipped kernels
 #
 # `ringlab/blocks/triton/kernels.py` holds three kernels. You can read `forward_step` now: it is the fourth version, with
-# strides, head dims that are not powers of two, and 64-bit offsets, as a long sequence has more than 2³¹ elements. Its
-# heart:
+# strides, head dims that are not powers of two, and 64-bit offsets, as a long sequence has more than 2³¹ elements. New names:
+#
+# - `_attend` is `add_tile`, `unit` its `scale`; `_tile` loads a tile of k or v;
+# - `k_base`, `v_base`: the first token of a K/V head; `k_l`, `v_l`: the stride from a token to the next;
+# - `inner` belongs to SOFTCAP, which bounds scores by a tanh; `rows_at`, `KEYS_AT`, `draw`, `keep` to DROPOUT.
 
 # %% tags=["nbval-ignore-output"]
 def excerpt(kernel, first, last):
@@ -584,7 +590,7 @@ excerpt(kernels.forward_step, "for segment", "offsets")
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
 # computed once before the ring starts. There is nothing to merge: the weights, e^(score − lse), are right at once, whatever other
-# blocks hold. (The kernel takes powers of two: its `lse` and its `scale` have been multiplied by log₂e.) So dQ is a plain sum over
+# blocks hold. (The kernel takes powers of two: its `lse` and `unit` contain log₂e.) So dQ is a plain sum over
 # the steps, carried like acc. One tile of it:
 
 # %% tags=["nbval-ignore-output"]
@@ -593,8 +599,8 @@ excerpt(kernels._add_to_dq, "keys =", None)
 # %% [markdown]
 # Why two backward kernels? dQ is a sum over keys; dK and dV are sums over rows. A program that owns rows can add up dQ in
 # registers, but many programs would have to add to the same dK, by atomics, in an order that changes from run to run.
-# `backward_dkv` owns *keys* instead, and walks over the rows, through all query heads that share its K/V head. It computes P
-# a second time. In return every sum has one owner and one order.
+# `backward_dkv` owns *keys* instead, and walks over the rows, through all query heads that share its K/V head. It computes the
+# weights a second time. In return every sum has one owner and one order.
 #
 # ## 9 · What a compiler makes of it
 #
@@ -602,7 +608,7 @@ excerpt(kernels._add_to_dq, "keys =", None)
 # `ringlab kernels --offline` does for every shipped configuration. A **configuration** is the size of a tile, written rows ×
 # keys (in the sources BLOCK_M × BLOCK_N), the number of **warps**, groups of 32 threads among which a program's work is
 # divided, and the number of **stages**, the K and V tiles that are in flight at once. Here is the shipped one for an
-# H100-class chip (sm_90), then the same with half as many warps. It takes some seconds, and runs nothing.
+# H100-class chip (sm_90), then the same with half as many warps.
 
 # %% tags=["nbval-ignore-output"]
 shipped = configs.choose("forward_step", "sm_90", 128, "bfloat16")
@@ -617,15 +623,14 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # %% [markdown]
 # Each *thread* holds its part of acc, of the scores and of the weights in **registers**, and it can have at most 255. What
 # does not fit is **spilled**: written to memory, and read again where it is needed. With half as many warps each thread has
-# twice as much to hold, and 464 bytes of each thread do not fit. Spills inside the loop are written and
-# read in every pass.
+# twice as much to hold, and 464 bytes of each thread do not fit.
 #
 # q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The
 # 128 KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. A kernel without wgmma would leave most of the
-# chip idle.
+# chip idle. Four warps execute one wgmma together, for 64 rows: eight warps share the tile's 128 rows, four warps need every
+# instruction twice.
 #
-# Avoiding spills helps, but does not make a kernel fast, and a few spilled bytes do not make it slow. Only a GPU can say how
-# fast it is: lesson 13.
+# A kernel without spills need not be fast, nor one with a few slow. Only a GPU can say; lesson 13 shows how to measure.
 #
 # ## Recap
 #

@@ -59,10 +59,10 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 # torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr node0 --master-port 29500 program.py
 # ```
 #
-# Under SLURM, `srun` starts that line once on every node, and the node ranks come from a rendezvous:
-# `docs/labs/slurm.sh` is such a script, and `docs/labs/ssh.sh` does it by plain ssh. However the processes are started,
-# four things must hold: each has a RANK of its own; all have the same WORLD_SIZE; all meet at one address and port; and
-# each has a device that no other process takes. LOCAL_RANK chooses the device.
+# On a cluster that SLURM schedules, its command `srun` starts one torchrun on every node, without `--node-rank`: a
+# rendezvous gives each its number. `docs/labs/slurm.sh` is such a script; `docs/labs/ssh.sh` uses plain ssh. However the
+# processes are started, four things must hold: each has a RANK of its own; all have the same WORLD_SIZE; all meet at one
+# address and port; and each has a device that no other process takes. LOCAL_RANK chooses the device.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -120,8 +120,7 @@ compare("13.local", found[3]["LOCAL_RANK"])
 # %% [markdown]
 # RANK is a place in the ring, LOCAL_RANK a place in the machine. (`GROUP_RANK` is torchrun's name for the machine.) So
 # the launcher decides *which hops are fast*. torchrun deals out ranks machine by machine. If `srun` starts every rank
-# itself, ranks may also be dealt out in turn (`--distribution=cyclic`). On two machines with eight GPUs each:
-
+# itself, they may also be dealt out like cards (`--distribution=cyclic`). On two machines with eight GPUs each:
 
 # %%
 def hops_between(machines):
@@ -130,13 +129,12 @@ def hops_between(machines):
     return sum(here != after for here, after in zip(machines, following, strict=True))
 
 
-for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "in turn": [0, 1] * 8}.items():
+for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0, 1] * 8}.items():
     print(f"{name}: {hops_between(machines)} of 16 hops leave a machine")
 
 # %% [markdown]
 # A ring is as fast as its slowest hop, so two slow hops cost as much as sixteen, if each has a link to itself. Dealt out
-# in turn, however, the eight GPUs of a machine share its network: all of them send through it at once, where otherwise
-# one would.
+# like cards, however, the eight GPUs of a machine share its network: all send through it at once, where otherwise one would.
 #
 # So look before you measure. ringlab has ready-made measurements, its **labs**: L1 times a hop beside a block, L2
 # measures scaling, and L3 compares your ring with ringlab's. Each begins with a check that collects facts from every
@@ -223,11 +221,10 @@ for (category, name), count in kinds.items():
         print(f"{count:4} × {category}: {name}")
 
 # %% [markdown]
-# Eleven sends for three hops: each sends K, V and ringlab's header, and the barrier sends twice. Of all these events, most
-# are operators that other operators call. Two lanes are enough to begin with. **Compute**: PyTorch's operators on a CPU, kernels on a GPU. (There, the CPU's events are launches and waits, which do
-# not count.) **Copy**: gloo's messages, or NCCL's kernels. An event that contains all the others, such as an autograd
-# function, belongs to neither lane.
-
+# Eleven sends for three hops: each sends K, V and ringlab's header, and the barrier sends twice. Two lanes are enough to
+# begin with. **Compute**: PyTorch's operators on a CPU, kernels on a GPU. (There, the CPU's events are launches and waits,
+# which do not count.) **Copy**: gloo's messages, or NCCL's kernels. Leave out an event that only wraps others, such as an
+# autograd function: it would cover the gaps between them.
 
 # %%
 def lane_of(event):
@@ -288,8 +285,7 @@ copies = " and ".join(f"{1e3 * lanes.overlap(first, rank).copy_s:.0f} ms" for ra
 print(f"\npost, wait, compute: over after {1e3 * lanes.duration(first):.0f} ms; copies {copies}")
 
 # %% [markdown]
-# Both programs post before they compute, and yet the first one hides nothing: **`isend` does not mean overlap**. The second hides
-# 92% of its copying or more.
+# Both programs post before they compute, and yet the first one hides nothing: **`isend` does not mean overlap**.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -318,8 +314,8 @@ profiler_lanes.play(record.runs)
 
 # %% [markdown]
 # **The 92% flatters.** Exposed copying fell from 18 to 6 ms on rank 0 and from 13 to 4 ms on rank 1: by two thirds. The
-# share is larger because a copy's bar lasts from the post to the end of the wait. A copy that hides under a block has a
-# longer bar than the same copy alone: 75 ms in place of 18.
+# hidden share looks better (92%, not 67%) because a copy's bar lasts from the post to the end of the wait. A copy that
+# hides under a block has a longer bar than the same copy alone: 75 ms in place of 18.
 #
 # One run of each cannot say what hiding was worth: rank 1 was done 19 ms sooner, rank 0 was not. Section 3 measures it.
 # Now your run:
@@ -345,9 +341,10 @@ if DEVICE == "cpu":
 # %% [markdown]
 # ## 3 · What hiding is worth
 #
-# A lane says *when* something happened. It does not say what that cost the other lane. Lab L1 measures that: it times a
-# block alone, a hop alone, and both at once. Its result is a ratio, *hidden*: (block + hop − both) / hop. It is 1 if
-# the hop is free, 0 if nothing is gained, negative if both at once take longer.
+# Does your second order end sooner, as its share promises? It may even end later: a lane says *when* something happened,
+# not what that cost the other lane. Lab L1 measures that: it times a block alone, a hop alone, and both at once. Its result
+# is the **gain** (in its files `hidden`): (block + hop − both) / hop. It is 1 if the hop is free, 0 if nothing is gained,
+# negative if both at once take longer.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -365,19 +362,17 @@ for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
     ratios.append(at_once / (block + hop))
     print(
         f"{case['tokens']:5} tokens: block {block:5.1f} ms, hop {hop:4.1f} ms; "
-        f"in turn {block + hop:5.1f}, at once {at_once:5.1f} ms; hidden {case['hidden']:.2f}"
+        f"one by one {block + hop:5.1f}, at once {at_once:5.1f} ms; gain {case['hidden']:.2f}"
     )
 outcome = "less" if max(ratios) < 0.99 else "more" if min(ratios) > 1.01 else "the same"
 compare("13.saved", f"{outcome} time")
 
 # %% [markdown]
 # **More**, at all four lengths. gloo's threads copy on the cores that compute: the two take turns, and pay for each
-# change. On a GPU, NCCL's kernels occupy some of the multiprocessors (`NCCL_MAX_CTAS` caps how many). A *copy engine*, a
-# part of the GPU that only moves data, occupies none; PyTorch's *symmetric memory*, in which GPUs read each other's
-# buffers, can use it.
+# change. On a GPU, NCCL's kernels occupy some of the multiprocessors (`NCCL_MAX_CTAS` caps how many). A copy engine (lesson
+# 11) occupies none; PyTorch's *symmetric memory*, in which GPUs read each other's buffers, can use it.
 #
 # So a profile finds exposed communication, and only a measurement with and without overlap finds what hiding is worth.
-# Lab L1 is that measurement.
 #
 # ## 4 · Who is to blame?
 #
@@ -420,39 +415,58 @@ compare("13.blame", f"rank{'s' * (len(most) > 1)} {ranks}" if most else "none: l
 profiler_lanes.play({name: lanes.of_trace(run.trace()) for name, run in sick.items()})
 
 # %% [markdown]
-# **Both neighbours, equally.** Rank 3 waits for rank 2's block, and rank 1 waits until rank 2 takes its own. A copy bar
-# begins when **its** rank posts, and nothing moves until the other end has posted too. In a longer ring the wait travels
-# one rank further at each hop, until all but the slow one wait. All that while NCCL's kernel spins and looks busy.
-# So one would call the network slow, although all links are sound. The rank at fault is the one whose copying is never
-# exposed. In the lower half the ranks at the two ends of the slow link wait most.
+# **Both neighbours, equally.** Rank 3 waits for rank 2's block, and rank 1 waits until rank 2 takes its own (lesson 11). On
+# a GPU, NCCL's kernel spins during this wait, so a profile shows it as busy. So one would call the network slow, although
+# all links are sound. The rank at fault is the one whose copying is never exposed. In the lower half the ranks at the two
+# ends of the slow link wait most.
 #
-# Two numbers do not contain anybody else's delay: the time of a computation for its *work*, and the time of a message
-# from the moment when **both** ends have posted. So take, for each hop, the later of the two posts and the earlier of the
-# two `done`s. Their difference is an upper bound of the message's time. A link makes P − 1 hops; we print the *smallest*
-# of its bounds.
+# A copy's bar begins when **its** rank posts, but nothing moves until the other end has posted too. Follow one hop of the
+# upper half, the second one from rank 2 to rank 3:
+
+# %%
+trace = sick["simulated, rank 2 is slow"].trace()
+two, three = (list(trace.exchanges(rank))[1] for rank in (2, 3))
+for hop in (two, three):
+    print(f"rank {hop.rank} posts at {1e3 * hop.posted:4.1f} ms, done at {1e3 * hop.done:4.1f} ms: "
+          f"a bar of {1e3 * (hop.done - hop.posted):.1f} ms")
+later, earlier = max(two.posted, three.posted), min(two.done, three.done)
+print(f"from the later post to the earlier done: {1e3 * (earlier - later):.1f} ms")
+
+# %% [markdown]
+# The message cannot have started before the *later* post, and it was there at the *earlier* done. So it took at most 2.1 ms,
+# a fraction of both bars. Such a bound contains nobody else's delay; nor does the time of a computation for its *work*.
+# First the computations:
+
+# %%
+for name, run in sick.items():
+    spans = [run.trace().computes(rank) for rank in range(4)]
+    busy = [np.median([span.end - span.start for span in own]) for own in spans]
+    told = ", ".join(f"rank {rank} {busy[rank] / busy[0]:.2f}" for rank in range(4))
+    print(f"{name}: computations, in blocks of rank 0: {told}")
+
+# %% [markdown]
+# A link makes P − 1 hops. Of their bounds we print the smallest:
 
 # %%
 for name, run in sick.items():
     trace = run.trace()
-    busy = [np.median([e.end - e.start for e in trace.computes(rank)]) for rank in range(4)]
+    block = np.median([span.end - span.start for span in trace.computes(0)])
     posted, done = (
         [np.array([getattr(hop, when) for hop in trace.exchanges(rank)]) for rank in range(4)]
         for when in ("posted", "done")
     )
-    later = [np.maximum(posted[r], posted[r - 1]) for r in range(4)]
-    moved = [np.min(np.minimum(done[r], done[r - 1]) - later[r]) for r in range(4)]
-    computations = ", ".join(f"rank {r} {busy[r] / busy[0]:.2f}" for r in range(4))
-    messages = ", ".join(f"{(r - 1) % 4}→{r} {moved[r] / busy[0]:.2f}" for r in range(4))
-    print(f"{name}; in blocks of rank 0:")
-    print(f"   a computation takes       {computations}")
-    print(f"   a message takes at most   {messages}")
+    later = [np.maximum(posted[rank], posted[rank - 1]) for rank in range(4)]
+    earlier = [np.minimum(done[rank], done[rank - 1]) for rank in range(4)]
+    least = [np.min(earlier[rank] - later[rank]) / block for rank in range(4)]
+    told = ", ".join(f"{(rank - 1) % 4}→{rank} {least[rank]:.2f}" for rank in range(4))
+    print(f"{name}: messages, in blocks of rank 0, at most: {told}")
 
 # %% [markdown]
-# The first line finds a slow rank, the second a slow link. But these are bounds: of a hidden message we only know that it
-# was there when its `wait` asked for it. 3→0 is sound, and yet shows 1.00, exactly one block: a block hid it at every
+# The computations find a slow rank, the messages a slow link. But bounds are bounds: of a hidden message we only know that
+# it was there when its `wait` asked for it. 3→0 is sound, and yet shows 1.00, exactly one block: a block hid it at every
 # hop. 1→2 took 1.88, longer than a block could hide.
 #
-# The second line subtracts times of *two* ranks. On two machines their clocks differ, so count each rank's time from a
+# These bounds subtract times of *two* ranks. On two machines their clocks differ, so count each rank's time from a
 # barrier first. And compare equal work: under the contiguous causal layout a long computation may be a sound one.
 #
 # ## 5 · Equal local, or equal global?
@@ -474,27 +488,31 @@ def pairs(S):
 
 efficiency = pairs(8 * 8192) / pairs(8192) / 8 / 8.5
 compare("13.equal", f"{efficiency:.0%} of it")
+print("of one rank: work relative to one GPU's, hop/block to that at 8,192 tokens per rank")
 print("          the same sequence          as many tokens per rank")
 print("  P   tokens   work  hop/block      tokens   work  hop/block")
 for P in (1, 2, 4, 8, 16):
-    strong, weak = (pairs(S) / P / pairs(8192) for S in (8192, 8192 * P))
-    print(f"{P:3} {8192 // P:8} {strong:6.2f} {P:10} {8192:11} {weak:6.1f} {1:10}")
+    kept, grown = (pairs(S) / P / pairs(8192) for S in (8192, 8192 * P))
+    hops = (P, 1) if P > 1 else ("–", "–")  # alone, a rank has no hop
+    print(f"{P:3} {8192 // P:8} {kept:6.2f} {hops[0]:>10} {8192:11} {grown:6.1f} {hops[1]:>10}")
 
 # %% [markdown]
-# (Of one rank; work and hop/block relative to P = 1.) Attention is quadratic: P times the tokens are P²
-# times the pairs, and each of the P ranks has P times as many as the one process. **Equal tokens per rank are not equal
-# work per rank.** The honest question is what *the same work* would take if it were split perfectly:
+# Attention is quadratic: P times the tokens are P² times the pairs, and each of the P ranks has P times as many as the one
+# process. **Equal tokens per rank are not equal work per rank.** The honest question is what *the same work* would take if
+# it were split perfectly:
 #
 # $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{visible pairs}.$$
 #
-# The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%. By this formula both kinds of
-# table are fair. **Strong** scaling keeps the sequence: blocks shrink as 1/P², hops
-# as 1/P, so hops stick out in the end, for every ring. **Weak** scaling keeps the tokens per rank, and with them the
-# ratio of hop to block; it flatters. A report names the one it shows, or shows both. Measured on your machine, in turn:
+# The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%.
+#
+# On the left is **strong** scaling, which keeps the sequence: blocks shrink as 1/P², hops as 1/P, so hops stick out in the
+# end, for every ring. On the right is **weak** scaling: it keeps the tokens per rank, and with them the ratio of hop to
+# block. Efficiency is fair for both, but weak scaling never shows the point at which hops stick out. A report names the
+# one it shows, or shows both. Measured on your machine, the two runs alternating:
 
 
 # %%
-def in_turn(ring, c, rounds):
+def alternating(ring, c, rounds):
     """This rank's seconds, by round: one process with c tokens, then the ring with c per rank."""
     split = zigzag(c * ring.world_size, ring.world_size)
     q, k, v = (torch.randn(1, 8, c, 64, device=DEVICE) for _ in range(3))
@@ -515,20 +533,22 @@ def in_turn(ring, c, rounds):
 
 
 # %% tags=["nbval-ignore-output"]
-measured = np.array(launch(in_turn, RANKS, 2048, 9, transport=TRANSPORT, memory=False).results)
+measured = np.array(launch(alternating, RANKS, 2048, 9, transport=TRANSPORT, memory=False).results)
 measured = measured[:, 4:]  # two rounds to warm up
 one, ring_s = measured[0, ::2], measured[:, 1::2].max(axis=0)  # the slowest rank of each round
 print(f"one process, 2,048 tokens: {1e3 * np.median(one):.1f} ms")
 print(f"{RANKS} processes with 2,048 each: {1e3 * np.median(ring_s):.1f} ms")
-print(f"time over time, as in the anecdote: {np.median(one / ring_s):.0%}")
-print(f"of a perfect split of the same work: {np.median(RANKS * one / ring_s):.0%}")
+ratio = np.median(one / ring_s)  # within a round, so that a drifting clock cancels
+print("medians of the rounds' ratios, not the ratio of these medians:")
+print(f"   time over time, as in the anecdote: {ratio:.0%}")
+print(f"   of a perfect split of the same work: {RANKS * ratio:.0%}")
 
 # %% [markdown]
 # Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the
 # other process waited. Cores share caches, memory and clock, so a process may be faster alone than beside a neighbour.
-# A few percent, even beyond 100%, are noise. Lab L2 measures against another standard, torch's own attention: on CPUs
-# with as many threads as there are processes, on GPUs one device's time over P. There a slow block counts against the
-# ring. Its recorded run, forward and backward:
+# A few percent, even beyond 100%, are noise. Lab L2 measures against another standard. On CPUs: torch's attention in one
+# process with P threads. On GPUs: torch's attention on one device, its time divided by P. There a slow block counts
+# against the ring. Its recorded run, forward and backward:
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
@@ -538,17 +558,22 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward_backw
     print(f"{case['scaling']}, {case['S']} tokens on {case['P']}: {', '.join(rows)}")
 
 # %% [markdown]
-# (Weak scaling does not flatter here: with two ranks this run has *half* the tokens of the strong one, so its blocks are
-# small.) Contiguous is as slow as lesson 07 said: its slowest rank has (2P − 1)/P = 1.5 times the mean work, so its
-# efficiency should be about 1/1.5 = 0.67.
+# (Weak scaling is the lower one here, because this run has *half* the tokens of the strong one, so its blocks are small.)
+# Contiguous is as slow as lesson 07 said: its slowest rank has (2P − 1)/P = 1.5 times the mean work, so its efficiency
+# should be about 1/1.5 = 0.67.
 #
 # ## 6 · Counting FLOPs
 #
-# **MFU**, model FLOPs utilisation, is the FLOP/s that the *model* needs over the peak of all devices. Per visible pair
-# and head that is 4·D forward (two matrix products) and 8·D backward (four). The backward of a ring computes the scores
-# again, a fifth product, because nobody kept them. Counted with it, 10·D, the rate is **HFU**, hardware FLOPs
-# utilisation: how busy the devices are. Papers on kernels usually count 10·D, and so do our labs; reports on training
-# usually count 8·D. Say which you count. Hidden pairs are in neither. Suppose that the recorded ring had counted them:
+# **MFU**, model FLOPs utilisation, divides the FLOP/s that the *model* needs by the peak of all devices. **HFU**, hardware
+# FLOPs utilisation, counts all that the devices do. FLOPs per pair and head:
+#
+# | | forward | backward | usual in |
+# |---|---|---|---|
+# | model (MFU) | 4·D: two matrix products | 8·D: four | reports on training |
+# | hardware (HFU) | 4·D | 10·D: the scores again, as nobody kept them | papers on kernels, our labs |
+# | a masked pair | none | none | – |
+#
+# Say which you count. Suppose that the recorded ring had counted masked pairs, too:
 
 # %%
 rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
@@ -565,7 +590,7 @@ print(f"forward and backward, HFU over MFU: {(4 + 10) / (4 + 8):.2f}")
 #
 # ## 7 · Which number of many
 #
-# The same 4 KiB eleven times, from lab L1's file of section 3:
+# One hop of 4 KiB, timed eleven times, from lab L1's file of section 3:
 
 # %%
 bandwidth = next(case for case in overlaps["cases"] if case["case"] == "bandwidth")
@@ -631,7 +656,7 @@ print(f"best {times[0]:.2f}, median {np.median(times):.2f}, mean {np.mean(times)
 # 3. 16 ranks, each with the tokens that one process had, take 20 times its time. Efficiency?
 #    <details><summary>Answer</summary>16/20: 80%.</details>
 # 4. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
-#    <details><summary>Answer</summary>35%: half of those pairs are hidden.</details>
+#    <details><summary>Answer</summary>35%: half of those pairs are masked.</details>
 #
 # Now build the tools: [exercise 13](../exercises/13_multi_gpu.ipynb), a check before the launch, lanes of a profile with
 # several steps, honest seconds, a report, and a diagnosis of a ring that is held up.

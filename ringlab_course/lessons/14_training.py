@@ -29,6 +29,7 @@ from ringlab_course import compare, corpus, predict
 from ringlab.nn import IGNORE, Context, Degrees, ModelConfig, Recipe, Transformer
 from ringlab.nn import train, training_step
 from ringlab_course.figures import loss_curves
+from ringlab_course.figures.loss_curves import describe_mesh, describe_shares, mesh, shares
 from ringlab.viz.style import new_figure, show, styled
 
 # %% [markdown]
@@ -36,8 +37,7 @@ from ringlab.viz.style import new_figure, show, styled
 #
 # Two layers, 4 query heads that share 2 K/V heads, and bytes as tokens, 256 of them. The text is real: the source of
 # Python's standard library. The norm is RMSNorm, the feed-forward is gated by SiLU, and the output layer is the embedding
-# again. Weights have the names that they have in ringlab's model. They are ten times as large as those with which
-# training begins, so that attention already has an effect.
+# again. Weights are ten times as large as those with which training begins, so that attention already has an effect.
 
 # %%
 CONFIG, P, S = ModelConfig(width=32, heads=4, kv_heads=2, hidden=96), 4, 64
@@ -157,15 +157,15 @@ def wrong_distance(layout):
     return table
 
 
-shares = {made.name: wrong_distance(made) for made in (contiguous(S, P), zigzag(S, P))}
-inside = shares["zigzag"].diagonal().max()
+wrong_pairs = {made.name: wrong_distance(made) for made in (contiguous(S, P), zigzag(S, P))}
+inside = wrong_pairs["zigzag"].diagonal().max()
 compare("14.positions", "also some inside a rank" if inside > 0 else "those between ranks")
 
 # %%
 with styled():
     figure = new_figure((8.0, 3.8))
     both = figure.subplots(1, 2, sharey=True)
-    for axes, (name, share) in zip(both, shares.items(), strict=True):
+    for axes, (name, share) in zip(both, wrong_pairs.items(), strict=True):
         drawn = axes.imshow(share, vmin=0, vmax=1, cmap="cividis")
         for (i, j), value in [((i, j), share[i, j].item()) for i in range(P) for j in range(P)]:
             said = f"{value:.0%}" if value == value else "none\nvisible"
@@ -178,7 +178,7 @@ with styled():
     both[0].set_ylabel("rank of the query")
     figure.colorbar(drawn, ax=list(both), format="{x:.0%}", label="pairs at a wrong distance")
     figure.suptitle("Each rank counts its tokens from 0: visible pairs at a wrong distance")
-words = [f"{n}: {', '.join(f'{x:.0%}' for x in s.diagonal())}" for n, s in shares.items()]
+words = [f"{n}: {', '.join(f'{x:.0%}' for x in s.diagonal())}" for n, s in wrong_pairs.items()]
 show(
     figure,
     "Two 4 by 4 tables of the share of visible pairs whose distance is wrong if each rank counts "
@@ -188,10 +188,9 @@ show(
 # %% [markdown]
 # Under contiguous a rank's tokens are neighbours, so differences inside a rank are right, and all others are wrong.
 # Under zig-zag a rank holds two chunks that are far apart, and its count goes on from one into the other. (Only on
-# the last rank the two chunks are neighbours, hence its 0%.) The model still trains, with other distances than on one
-# process.
+# the last rank the two chunks are neighbours, hence its 0%.)
 #
-# **Take positions from the layout, in one place, and never count them.** ringlab's `Context` gives them to every layer.
+# **Take positions from the layout, in one place, and never count them.**
 #
 # ## 3 · The second line: labels before sharding
 #
@@ -225,7 +224,7 @@ print(f"cut, then shifted: {wrong} of {S} labels are wrong or lost")
 # At the end of a rank's *last* chunk the label is lost. At the end of its *first* chunk the label comes from another
 # part of the text. (Six are wrong and not eight: rank 3's two chunks are neighbours, and token 63 has no label anyway.)
 # On long shards that is a small share of all labels, so the loss does not show it. Shift first, then
-# shard. Labels are integers: beside K and V they cost nothing.
+# shard. Sending labels along with the tokens costs next to nothing: one integer a token.
 #
 # ## 4 · The third line: sum or mean?
 #
@@ -234,7 +233,8 @@ print(f"cut, then shifted: {wrong} of {S} labels are wrong or lost")
 #
 # $$\mathcal{L} = \frac{1}{N}\sum_{t\ \text{counts}} -\log p(\text{label}_t), \qquad N = \text{the number that count, on all ranks together}.$$
 #
-# Every rank holds all weights and computes the gradient of *its* tokens. These gradients must become one.
+# Every rank holds all weights. Its backward gives it the gradient of the *whole* loss through its own rows, because what
+# other ranks' losses owe to its K and V comes back around the ring (lesson 09). These gradients must become one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -257,7 +257,8 @@ def total(logits, labels):
 
 
 # %% [markdown]
-# A rank can divide its total by the count of all ranks, or by its own:
+# A rank can divide its total by the count of all ranks, or by its own. (`ring.all_reduce(x)` returns, on every rank, the
+# sum of all ranks' x.)
 
 
 # %%
@@ -270,8 +271,9 @@ def own_mean(logits, labels, ring):
 
 
 # %% [markdown]
-# The next function is one step's work on a rank. Its last three arguments are the choices of this lesson: how a rank
-# divides (`share`), by what the summed gradients are multiplied (`factor`), and where positions come from (`place`).
+# The next function is one step's work on a rank. ringlab's `Context` holds a ring and a layout: `shard` cuts, `positions` are
+# the rank's, `attend` goes around the ring. The last three arguments are the choices of this lesson: how a rank divides
+# (`share`), by what the summed gradients are multiplied (`factor`), and where positions come from (`place`).
 
 
 # %%
@@ -344,13 +346,14 @@ for name, way in WAYS.items():
 compare("14.reduce", f"{exact[0].split()[0]} over ranks")
 
 # %% [markdown]
-# **The sum.** A loss that is a sum over tokens has a gradient that is a sum over tokens, wherever these tokens are. N is
+# **The sum.** The gradient of a weight is a sum over all rows in which it is used, wherever these rows are. N is
 # in it already. Most libraries' data parallelism takes the *mean* (PyTorch's DDP and FSDP by default). That is right if
 # each rank's loss is a mean over the same number of tokens. Here:
 #
 # - **mean of shares**: all gradients are P times too small;
-# - **mean of own means**: a token counts for more on a rank where few count. How many count, and what each rank's own
-#   mean is for a model that knows nothing:
+# - **mean of own means**: a token counts for more on a rank where few count.
+#
+# The next cell prints, for a model that knows nothing, how many labels count on each rank and that rank's own mean:
 
 # %%
 for made in (contiguous(S, P), zigzag(S, P)):
@@ -366,7 +369,7 @@ for made in (contiguous(S, P), zigzag(S, P)):
 # differ only by the label that the last token lacks, so the error is small. It grows with the
 # difference between the counts, which differ whenever documents, padding or prompts differ in length.
 #
-# What would a gradient P times too small do? Plain gradient descent takes steps that are P times too short:
+# With gradients P times too small, plain gradient descent takes steps that are P times too short:
 
 
 # %%
@@ -398,10 +401,10 @@ def same(one, other, bound):
 LR = 0.005
 SGD, Adam = partial(torch.optim.SGD, lr=LR), partial(torch.optim.Adam, lr=1e-3)
 slow, quarter = learned(SGD, factor=1 / P), learned(partial(SGD, lr=LR / P))
-print("SGD,  mean: the curve of the sum:", same(slow, learned(SGD), 1e-3))
-print("SGD,  mean: the curve of the sum at a quarter of the rate:", same(slow, quarter, 1e-5))
+print("SGD:  mean and sum give the same curve:", same(slow, learned(SGD), 1e-3))
+print("SGD:  mean gives the curve of the sum at a quarter of the rate:", same(slow, quarter, 1e-5))
 by_sum, by_mean = learned(Adam), learned(Adam, factor=1 / P)
-print("Adam, mean: the curve of the sum, to 1e-3:", same(by_mean, by_sum, 1e-3))
+print("Adam: mean and sum give the same curve, to 1e-3:", same(by_mean, by_sum, 1e-3))
 
 # %% [markdown]
 # **Adam hides it.** It divides a gradient by the gradient's own size, so a factor of 4 cancels. Such a bug can live for
@@ -410,26 +413,22 @@ print("Adam, mean: the curve of the sum, to 1e-3:", same(by_mean, by_sum, 1e-3))
 #
 # ## 5 · Training runs
 #
-# ringlab's `training_step` has the three lines around a model: positions from the `Context`; labels before shards; and a
-# share of the global count, whose gradients are summed. Short runs in float32, on one process and on four ranks:
+# ringlab's `training_step` has the three lines around a model. Short runs in float32, on one process and on four ranks:
 
 # %%
-recipe = Recipe(replace(CONFIG), S=128, batch=2, steps=12, learning_rate=3e-3)
+recipe = Recipe(CONFIG, S=128, batch=2, steps=12, learning_rate=3e-3)
 curves = {"1 process": train(None, recipe)}
 for name, way in (("contiguous", "contiguous"), ("zig-zag", "zigzag")):
     run = VirtualCluster(4, memory=False).run(train, replace(recipe, layout=way))
     curves[f"4 ranks, {name}"] = run.results[0]
-title = "One process and four ranks"
-show(loss_curves.figure(curves, title), loss_curves.describe(curves, title))
-
-# %%
 for name, found in loss_curves.differences(curves).items():
     print(f"{name}: largest relative difference of the loss below 1e-5: {max(found) < 1e-5}")
 
 # %% [markdown]
-# The grey band is one process, and the others are on top of it. The lower half shows how far they are from it: they add
-# up the same terms in another order, so the last bits differ, and training passes the difference on. (0 is drawn at
-# 10⁻⁹.) For comparison, the mistakes of this lesson, made in the run of section 4:
+# They add up the same terms in another order, so the last bits differ, and training passes the difference on. For
+# comparison, three of the mistakes of this lesson, made in the run of section 4. The grey band is the right run; the lower
+# half shows how far the others are from it. (0 is drawn at 10⁻⁹. Two float32 runs that differ by less than 10⁻⁵, the
+# line, count as one.)
 
 # %% tags=["nbval-ignore-output"]
 wrong_curves = {
@@ -437,7 +436,7 @@ wrong_curves = {
     "mean of own means": learned(Adam, **WAYS["mean of each rank's own mean"]),
     "local positions": learned(Adam, **WAYS["sum, positions counted locally"]),
 }
-mistaken, title = {"right": by_sum, **wrong_curves}, "The mistakes of this lesson, with Adam"
+mistaken, title = {"right": by_sum, **wrong_curves}, "Three mistakes, with Adam"
 show(loss_curves.figure(mistaken, title), loss_curves.describe(mistaken, title))
 
 # %%
@@ -449,8 +448,8 @@ for name, found in wrong_curves.items():
 
 # %% [markdown]
 # None of these curves looks broken. One even looks better: on this one text, local positions give a *lower* loss at every
-# point. **A lower loss is no proof of a right program.** Now the right ones over 200 steps, recorded on the machine that
-# the cell names, and with them a hybrid of ring and Ulysses:
+# point. **A lower loss is no proof of a right program.** Now the right ones over 200 steps, recorded, and with
+# them a hybrid of ring and Ulysses (lesson 15). They begin lower, as their weights are not ten times as large:
 
 # %%
 record = loss_curves.recorded()
@@ -461,26 +460,36 @@ for name, found in loss_curves.differences(record.curves).items():
     print(f"{name}: largest relative difference {max(found):.1e}")
 
 # %% [markdown]
-# **This is a good place for a break.** One model now trains on a ring as it does on one process. The second half of the
-# lesson asks how a ring gets along with everything else that a large training run does: other ways to shard (6), several
-# at once (7), memory (8), interruptions (9).
+# **This is a good place for a break.** One model now trains on a ring as it does on one process. The second half is
+# about the rest of a large training run: other ways to shard (6), several at once (7), memory (8), interruptions (9).
 #
 # ## 6 · DP, TP, SP, CP, PP
 #
 # A ring shards one thing, the sequence. Every rank still holds the whole model, and that may be too much for it. Other
-# things can be sharded too, each at a price:
+# things can be sharded, too:
+
+# %%
+show(shares(), describe_shares())
+
+# %% [markdown]
+# The price is paid in **collectives**, exchanges in which all ranks take part:
 #
-# - **DP**, data: each rank has other *sequences*, and all weights. Gradients are summed.
+# - **all-gather**: each rank has a part, and all get all parts;
+# - **reduce-scatter**: each rank has a whole, and gets its part of the sum of all;
+# - **all-reduce**: a reduce-scatter, then an all-gather, so that all get the whole sum.
+#
+# The ways, and what they send:
+#
+# - **DP**, data: each rank has other *sequences*, and all weights. Gradients are all-reduced.
 # - **FSDP**, or ZeRO, is DP that shards weights, gradients and the optimizer's state as well. Each layer's weights are
-#   gathered for its use.
+#   all-gathered for its use.
 # - **TP**, tensor: each rank has some of the heads and of the feed-forward's columns, for *all tokens*. The partial
 #   activations are summed twice in each layer.
 # - **SP**, sequence: the companion of TP. Without it, all ranks compute norms and residual sums for all tokens; with SP
-#   each rank does its own tokens. The sum that ends an attention or feed-forward becomes a reduce-scatter (the sum, of
-#   which each rank gets only its own tokens), and an all-gather before the next one brings the tokens together again: the
-#   same bytes, less memory. It is *not* context parallelism: in attention a rank still has all tokens, for few heads.
-# - **CP**, context: this course. Each rank has some *tokens* of every sequence. K and V travel, and gradients are summed
-#   as in DP.
+#   each does its own. So an attention or feed-forward ends in a reduce-scatter, and the next begins with an
+#   all-gather: the bytes of an all-reduce, less memory. It is *not* context parallelism: in attention a rank still has
+#   all tokens, for few heads.
+# - **CP**, context: this course. Each rank has some *tokens* of every sequence. K and V travel; gradients are all-reduced.
 # - **PP**, pipeline: each rank has some *layers*. Activations go from one rank to the next.
 #
 # Take Llama 3 8B in bfloat16, and 8 ranks that use one of these.
@@ -493,68 +502,50 @@ predict(
 )
 
 # %% [markdown]
-# Both tables are *computed* from the model's sizes, not measured. Bytes are those that one rank sends in a step.
+# The table is *computed* from the model's sizes, not measured. *Sends* are the bytes of one rank in a step.
 
 # %%
 llama, n, B, context_length = published("llama3-8b"), 8, 8, 131_072
 others = (n - 1) / n  # of everything a collective moves, the part that is not at home
 tokens, weight_bytes, grad_bytes = B * context_length, 2 * llama.parameters, 4 * llama.parameters
 activations = 2 * tokens * llama.d_model  # one activation of all tokens, bfloat16
-shape = llama.attention(B)
-traffic = [ring_traffic(shape, context_length, n, backward=back) for back in (False, True)]
-summing = 2 * others * grad_bytes  # all-reduce: reduce-scatter, all-gather
-sent = {
-    "DP": summing,
-    "FSDP": others * (2 * weight_bytes + grad_bytes),  # weights twice, gradients once
-    "TP with SP": 2 * llama.layers * 4 * others * activations,  # 4 collectives a layer, each pass
-    "CP": llama.layers * sum(each.total_bytes for each in traffic) + summing,
-    "PP": 2 * activations,  # to the next stage, and the gradient back
-}
-compare("14.bytes", max(sent, key=sent.get))
-
-# %% [markdown]
-# And what stays on each GPU:
+all_reduce = 2 * others * grad_bytes  # of all gradients: reduce-scatter, then all-gather
+ring = [ring_traffic(llama.attention(B), context_length, n, backward=b) for b in (False, True)]
 
 
-# %%
 def held(fsdp=1, tp=1, layers=llama.layers, tokens=tokens // n):
-    """GB of weights, gradients, optimizer, and FSDP's gathered layer; GB of the layers' inputs."""
+    """Bytes of weights, gradients, optimizer, and FSDP's gathered layer; of the layers' inputs."""
     state = memory.state_bytes(llama, fsdp=fsdp, tp=tp) * layers / llama.layers
-    return state / 1e9, layers * memory.saved_bytes(llama, tokens, recomputation="full") / 1e9
+    return state, layers * memory.saved_bytes(llama, tokens, recomputation="full")
 
-
-holds = {
-    "DP": held(),
-    "FSDP": held(fsdp=n),
-    "TP with SP": held(tp=n),
-    "CP": held(),
-    "PP": held(layers=llama.layers // n, tokens=tokens),
-}
 # %%
-shards = {
-    "DP": "sequences",
-    "FSDP": "sequences, state",
-    "TP with SP": "heads, columns, state",
-    "CP": "tokens",
-    "PP": "layers, state",
+TABLE = {  # what is sharded, works from, bytes that a rank sends, bytes that it holds
+    "DP": ("sequences", "8 sequences", all_reduce, held()),
+    "FSDP": ("sequences, state", "8 sequences",
+             others * (2 * weight_bytes + grad_bytes), held(fsdp=n)),
+    "TP with SP": ("heads, columns, state", "1 sequence",  # 4 collectives a layer, each pass
+                   2 * llama.layers * 4 * others * activations, held(tp=n)),
+    "CP": ("tokens", "1 sequence",
+           llama.layers * sum(each.total_bytes for each in ring) + all_reduce, held()),
+    "PP": ("layers, state", "1 sequence",  # to the next stage, and the gradient back
+           2 * activations, held(layers=llama.layers // n, tokens=tokens)),
 }
 print(f"{'':12}{'shards':24}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   works from")
-for name in sent:
-    least = {"DP": "8 sequences", "FSDP": "8 sequences"}.get(name, "1 sequence")
-    state, kept = holds[name]
-    numbers = f"{sent[name] / 1e9:10,.0f}{state:12,.0f}{kept:10,.1f}"
-    print(f"{name:12}{shards[name]:24}{numbers}   {least}")
+for name, (sharded, least, sends, (state, kept)) in TABLE.items():
+    numbers = f"{sends / 1e9:10,.0f}{state / 1e9:12,.0f}{kept / 1e9:10,.1f}"
+    print(f"{name:12}{sharded:24}{numbers}   {least}")
+compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][2]))
 
 # %% [markdown]
 # Read it column by column.
 #
-# - **Sends.** TP moves whole activations in every layer, so it belongs where links are fastest, inside a node. Libraries
-#   hide part of that by cutting the matrices into pieces, but each product waits for its own operands. CP moves K and V,
-#   which are narrow under grouped heads, and attention hides them (lesson 06). DP sends gradients once a step, PP one
-#   activation per boundary. (FSDP sends float32 gradients once and bfloat16 weights twice, as many bytes as DP's
-#   all-reduce of float32 gradients.)
-# - **State.** CP and DP shard none of it, so FSDP is laid over both at once: for the weights, a rank with other tokens is
-#   as good as a rank with other sequences. (FSDP's 19 GB contain one gathered layer.)
+# - **Sends.** TP moves whole activations in every layer, so it belongs where links are fastest, inside a node. CP moves K
+#   and V, which are narrow under grouped heads, and attention hides them (lesson 06). DP sends gradients once a step, PP
+#   one activation per boundary. FSDP sends as many bytes as DP: bfloat16 weights twice and float32 gradients once,
+#   2 · 2 + 4 bytes a weight; an all-reduce of float32 gradients is 2 · 4.
+# - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
+#   and DP shard none of it, so FSDP is laid over both at once: for the weights, a rank with other tokens is as good as a
+#   rank with other sequences. (FSDP's 19 GB contain one gathered layer.)
 # - **Kept** are the inputs of the layers, for the backward. All five shard them, *but DP and FSDP only as long as there
 #   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
 #
@@ -570,8 +561,8 @@ for m in (1, 8, 32):
 # ## 7 · On a mesh
 #
 # Each of these has a limit: DP needs sequences, TP heads and fast links, CP enough tokens to hide a hop, PP layers and
-# microbatches. So large runs combine them: world size = dp × cp × tp (× pp). The ranks form a grid, and each has a group along every axis.
-# Neighbouring ranks differ along the innermost axis, so the innermost axis belongs to TP, which sends most.
+# microbatches. So large runs combine them: world size = dp × cp × tp (× pp). The innermost
+# axis joins neighbouring ranks, so it belongs to TP, which sends most.
 
 # %%
 degrees = Degrees(dp=2, cp=2, tp=2)
@@ -583,13 +574,16 @@ for rank in range(degrees.ranks):
     across = [(d * degrees.cp + cp) * degrees.tp + tp for d in range(degrees.dp)]
     print(f"{rank:4}   {dp:2} {cp:2} {tp:2}   {ring!s:8}   {across}")
 
+# %%
+show(mesh(degrees), describe_mesh(degrees))
+
 # %% [markdown]
-# Each sequence has its own ring: ranks 0 and 2 share one, for the first half of the heads. The three lines need a second
-# look, and only the third changes. Losses are divided by the number of tokens that count over dp and cp *together*, and
+# Each dp place has a ring for each share of the heads: ranks 0 and 2 are one, for the first half. Of the three lines only the
+# third changes. Losses are divided by the number of tokens that count over dp and cp *together*, and
 # gradients are summed over both.
 #
 # We run dp × cp on virtual ranks, then cp × tp on four processes. There, torch's DTensor, a tensor of which each rank
-# holds a shard, cuts the heads, and FSDP shards the state. The ring runs inside, on the heads that a rank has.
+# holds a shard, cuts the heads, and FSDP shards the state.
 
 # %%
 short = replace(recipe, steps=4)
@@ -600,15 +594,10 @@ real = launch(train, 4, short, None, Degrees(cp=2, tp=2)).results[0]
 print("cp × tp on processes: the curve of one process to 1e-5:", same(real, first, 1e-5))
 
 # %% [markdown]
-# On a cluster, torchrun takes the place of `launch` (lesson 13). The program is short:
+# On a cluster, torchrun takes the place of `launch` (lesson 13). The program `train.py` makes the same recipe, and ends:
 #
 # ```python
-# # train.py
-# from ringlab import connect
-# from ringlab.nn import Degrees, ModelConfig, Recipe, train
-#
-# recipe = Recipe(ModelConfig(width=32, heads=4, kv_heads=2, hidden=96), S=128, batch=2, steps=12)
-# with connect() as ring:
+# with ringlab.connect() as ring:
 #     losses = train(ring, recipe, "checkpoints", Degrees(cp=2, tp=2))
 # ```
 #
@@ -653,7 +642,7 @@ print("the same loss, to 1e-6:", same(losses, losses[:1] * 4, 1e-6))
 # %% [markdown]
 # On two ranks a ring is one hop. 19 exchanges are 4 layers × (1 + 1 + 2) and three sums: K and V in the forward, K and V
 # in the backward, two hops of their gradients; then the count, the loss, and all gradients together. Recompute sends
-# more: in each of the four layers, K and V go around once more in the backward, and that ring has to be hidden, too.
+# more: in each of the four layers, K and V go around once more in the backward.
 #
 # ## 9 · Resuming on other ranks
 #
@@ -675,8 +664,7 @@ print(same(resumed, curves["1 process"], 1e-5))
 # %% [markdown]
 # ## Recap
 #
-# - In a transformer, tokens meet only in attention. A context-parallel model is an ordinary one with a ring in its
-#   attention.
+# - In a transformer, tokens meet only in attention.
 # - Positions come from the layout. Counted locally they are wrong between ranks, and under zig-zag inside a rank too.
 # - Labels are made before the sequence is cut.
 # - Each rank divides by the number of tokens that count on *all* ranks; loss and gradients are **sums**. A mean is P

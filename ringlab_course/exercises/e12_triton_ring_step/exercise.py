@@ -77,7 +77,9 @@ def table_step(q, k, ks, v, vs, acc, m, total, out, lse, programs, segments, sta
 #
 # Both operands of a `tl.dot` have the dtype of q, which may be bfloat16: int8 numbers convert to it exactly. Pass
 # `input_precision="ieee"` to it. (This is not checked. The interpreter computes in full precision anyway; on a GPU
-# float32 would be rounded to tf32 without it.)
+# float32 would be rounded to tf32 without it.) `vs` may be multiplied into the weights or into v, before the product is
+# rounded to the dtype of q: where the checks use a bfloat16 q, all weights are 1 and all scales powers of two, so both are
+# exact. All answers are compared with float64, up to the rounding of float32.
 
 
 # %% grade="12.tile"
@@ -258,7 +260,8 @@ check("12.step")
 #
 # - Keys `full` … `full_end − 1` are seen by all rows of the program.
 # - Of the keys before them, `k_begin` … `full − 1`, and of those after them, `full_end` … `k_end − 1`,
-#   **row i of the shard sees key j if i + low ≤ j ≤ i + high**. Each of the three parts may be empty.
+#   **row i of the shard sees key j if i + low ≤ j ≤ i + high**. Each of the three parts may be empty. None needs to begin
+#   at a multiple of `BLOCK_N`, or to be a multiple of it long.
 # - Other keys must not be read: their scales may be anything, NaN too.
 #
 # Without a window `low` is −2³⁰. A mask over the middle part as well would change no answer and no byte. It costs

@@ -144,8 +144,9 @@ check("13.seconds")
 #
 # `run` is a dict:
 #
-# - `tokens`, `seconds`: two numbers each, the first of one process with the same block, the second of the ring. The
-#   sequences may differ in length. `ranks`: P of the ring.
+# - `tokens`, `seconds`: two numbers each, the first of one process with the same block, the second of the ring. `tokens`
+#   counts a whole sequence, not a rank's share, and the batch is one sequence. The two sequences may differ in length.
+#   `ranks`: P of the ring.
 # - `heads`, `kv_heads`, `head_dim`, `element_bytes`; `causal`; `backward`: whether the seconds are those of forward and
 #   backward, or of the forward only.
 # - `hop_s`: seconds of one hop, measured alone: K and V of one rank, one way. All ranks hold the same number of tokens.
@@ -157,7 +158,7 @@ check("13.seconds")
 #
 # - the time of a perfect split of *the ring's work*, over the ring's time;
 # - the FLOP/s that the *model* needs, over the dense peak of all devices: 4·D FLOPs per visible pair and head forward,
-#   8·D backward (recomputed scores do not count);
+#   8·D backward (recomputed scores do not count), so 12·D if `backward`;
 # - the bytes per second of a hop, over the rate of the link in one direction.
 
 
@@ -199,10 +200,12 @@ check("13.report")
 # Return `(what, rank, step)`:
 #
 # - `("compute", r, t)`: rank r computes slowly in step t; with t = −1, in each of its steps that has work (two at least).
+#   If only one step of rank r has work, and that one is slow, t is that step.
 # - `("link", r, -1)`: the link from rank r to the next one is slow, whether anybody waits for it or not.
 # - `("sound", -1, -1)`: nothing is wrong.
 #
-# There is one fault at most. What is faulty takes at least 1.6 times as long as it should; noise is a few percent.
+# There is one fault at most. Without it, the seconds of a step are proportional to its `work`: as many per pair on every
+# rank, and no fixed cost. What is faulty takes at least 1.6 times as long as it should; noise is a few percent.
 
 
 

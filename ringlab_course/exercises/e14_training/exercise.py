@@ -10,7 +10,7 @@
 # | 14.shard | `shard_batch` | tokens, labels and positions in any layout; predictions that do not count |
 # | 14.loss | `loss_share` | shares that add up, their gradients, ranks with nothing that counts, large logits, bfloat16 |
 # | 14.sum | `sum_gradients` | weights without a gradient, one reduction, bfloat16 |
-# | 14.step | `training_step` | loss and weights of one process to 1e-5, in any layout; the sequence is shared |
+# | 14.step | `training_step` | loss and weights of one process to 1e-5, in any layout; each rank decodes its own tokens only |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
@@ -83,7 +83,7 @@ check("14.shard")
 # `logits` (B, L, V) and `labels` (B, L) are this rank's. The loss is the mean of −log p(label) over the labels of all
 # ranks other than −100; there is at least one. Return this rank's *share* of it, a scalar tensor through which gradients
 # flow: the shares of all ranks add up to the loss. A rank may have no token, or none that counts. Compute in float32 or
-# wider.
+# wider. `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is.
 
 
 
@@ -107,10 +107,11 @@ check("14.loss")
 # %% [markdown]
 # ## 14.sum · The gradients of all ranks
 #
-# `weights` is a list of tensors, equal on all ranks. `gradients` is a list of the same length: the gradients of this
-# rank's share, with None for a weight that its tokens did not touch. Return the list of the gradients of the *loss*, the
-# same on every rank, each in the shape and dtype of its weight. Add in float32 or wider. All weights together share
-# **one** reduction.
+# `weights` is a list of tensors, equal on all ranks. `gradients` is a list of the same length, what this rank's backward
+# found: the gradient of the whole loss through this rank's own rows, to which other ranks' losses contribute by way of its
+# K and V; None for a weight that these rows do not touch. Return the list of the gradients of the *loss* with respect to
+# the weights, the same on every rank, each in the shape and dtype of its weight. Add in float32 or wider. All weights
+# together share **one** reduction.
 
 
 
@@ -139,11 +140,12 @@ check("14.sum")
 # `decoder` is given: an embedding, one layer of attention with rotary positions, and the embedding again as output
 # layer. Its attention gathers K and V (`Gather`, at the top), as the training of Llama 3 did; its backward sums the
 # gradients of all ranks for a rank's K and V. (`ring_attention` does the same with less memory.) Every rank must call it
-# and go backward through it, even without tokens.
+# and go backward through it, even without tokens. No rank may run it on tokens that it does not own.
 #
 # `weights` is a dict, `tokens` and `counts` are whole, `owned[r]` holds rank r's positions. Return `(loss, weights)`: the
 # loss of all tokens before the step, and a new dict after one step of gradient descent, $w - \mathrm{rate}\cdot\nabla_w$,
-# the same on every rank. Do not change the weights that you are given.
+# the same on every rank. Do not change the weights that you are given. You may use `ring.all_reduce` as often as you like:
+# here only the exchanges of K and V are checked.
 
 
 
