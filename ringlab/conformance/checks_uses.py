@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from ringlab.conformance.plan_runs import Check, Judge, Plan, Runs, Verdict, by_errors, needs_backward
-from ringlab.conformance.rank import DOCUMENTS, SOFTCAPS, WINDOWS
-from ringlab.conformance.runs import RAISED, Ran, Run
+from ringlab.conformance.rank import DOCUMENTS, GROUPS, SOFTCAPS, WINDOWS
+from ringlab.conformance.runs import RAISED, TWO_RINGS, Ran, Run
+from ringlab.conformance.target import TORCH
 from ringlab.conformance.tolerance import NAMES
 from ringlab.conformance.uses import USES
 
@@ -27,6 +28,8 @@ _ASKS = {
     "inference": "out and lse under no_grad and inference_mode",
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
+    "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
+    "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
     "side effects": "random numbers, modes and process groups as before a call",
@@ -37,7 +40,7 @@ def _called(names: Sequence[str]) -> Runs:
     """One run for each of these ways, on the last layout and mask that are claimed."""
 
     def runs(plan: Plan) -> list[Run]:
-        claims, P = plan.claims, plan.ranks(2)[0]
+        claims, P = plan.claims, plan.ranks(*((4, 8) if TWO_RINGS in names else (2,)))[0]
         plain = plan.run(P, _LENGTH, layout=claims.layouts[-1], causal=claims.causal[-1])
         return [
             replace(plain, use=name, **USES[name].changes)
@@ -62,9 +65,18 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 def _needs(names: Sequence[str], plan: Plan) -> str | None:
     if any(not USES[name].autograd for name in names) and "inference" == USES[names[0]].check:
         return None
+    if TWO_RINGS in names and (reason := _no_rings(plan)):
+        return reason
     if not plan.claims.autograd and all(USES[name].autograd for name in names):
         return "gradients come from a function of their own, not from autograd"
     return needs_backward(plan)
+
+
+def _no_rings(plan: Plan) -> str | None:
+    claims = plan.claims
+    if claims.over == TORCH and not set(GROUPS) & set(claims.takes):
+        return "the target takes no process group"
+    return None if {4, 8} & set(claims.ranks) else "the target claims neither 4 nor 8 ranks"
 
 
 def _by_check() -> dict[str, list[str]]:

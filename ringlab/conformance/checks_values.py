@@ -96,11 +96,16 @@ def _groups(plan: Plan) -> list[Run]:
     """Head dims, including some that are not powers of two: some targets pad them."""
     heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
     dims = {1: 128, 2: 16, 4: 40}
+    half = [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
+    ranks = plan.ranks(2, 3)[: 1 if plan.quick else 2]
     return [
-        plan.run(P, 24, H=H, K=K, D=dims[K], causal=causal)
-        for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
-        for H, K in heads
-        for causal in plan.claims.causal
+        *(
+            plan.run(P, 24, H=H, K=K, D=dims[K], causal=c)
+            for P in ranks
+            for H, K in heads
+            for c in plan.claims.causal
+        ),
+        *(plan.run(ranks[0], 24, H=2, K=1, D=D, dtype=dtype) for dtype in half for D in (4, 12)),
     ]
 
 

@@ -16,10 +16,11 @@ from ringlab.conformance.target import Target
 
 
 class Neighbours:
-    """The part of a ring that `plain_ring` needs, from batches of isend and irecv on the default group."""
+    """The part of a ring that `plain_ring` needs, from batches of isend and irecv on a process group."""
 
-    def __init__(self) -> None:
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def origin(self, step: int) -> int:
         """Return the rank whose block is here after `step` hops."""
@@ -27,11 +28,14 @@ class Neighbours:
 
     def post(self, *tensors: Float[Tensor, "B K _ D"], length: int, tag: str) -> Transfer:
         """Start sending to the next rank and receiving from the previous one; return the transfer at once."""
-        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        neighbours = ((self.rank + way) % self.world_size for way in (1, -1))
+        if self.group is not None:  # torch names the peers of a message by their ranks in the world
+            neighbours = (dist.get_global_rank(self.group, rank) for rank in neighbours)
+        after, before = neighbours
         sends = [x.contiguous() for x in tensors]
         buffers = tuple(x.new_empty((*x.shape[:2], length, x.shape[3])) for x in tensors)
-        operations = [dist.P2POp(dist.isend, x, after) for x in sends if x.numel()]
-        operations += [dist.P2POp(dist.irecv, x, before) for x in buffers if x.numel()]
+        operations = [dist.P2POp(dist.isend, x, after, self.group) for x in sends if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, before, self.group) for x in buffers if x.numel()]
         return Transfer(dist.batch_isend_irecv(operations) if operations else [], sends, buffers)
 
 
@@ -56,12 +60,14 @@ def ring(
     causal: bool,
     positions: list[Int[Tensor, " _"]],
     scale: float | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L"]]:
-    """Return this rank's (out, lse) on the default process group. Raises: ValueError for a shard of another length."""
-    needed = len(positions[dist.get_rank()])
+    """Return this rank's (out, lse) on `group`, by default all ranks. Raises: ValueError for a shard of another length."""
+    neighbours = Neighbours(group)
+    needed = len(positions[neighbours.rank])
     if q.shape[2] != needed:  # gloo would silently fill a part of a longer buffer
-        raise ValueError(f"rank {dist.get_rank()} owns {needed} tokens, got {q.shape[2]}")
-    return plain_ring.attend(Neighbours(), q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
+        raise ValueError(f"rank {neighbours.rank} owns {needed} tokens, got {q.shape[2]}")
+    return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
 
 
 def head_tail(S: int, P: int) -> list[Tensor]:

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
-from ringlab.conformance.runs import RAISED, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
+from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
 from ringlab.conformance.uses import USES
 
 Tensors = dict[str, Tensor]
+GROUPS = ("group", "process_group", "cp_group", "ring_pg")
 SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
 CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_lens_q", "cu_seq_lens_k")
 WINDOWS = ("window", "sliding_window", "window_left", "window_size")
@@ -43,6 +45,9 @@ class RankPart:
         device: str = "cpu",
         on_send: Callable[[], None] = lambda: None,
     ) -> None:
+        self.group: Any = None
+        if run.use == TWO_RINGS:
+            run, rank, ring = self._halved(run, rank, ring)
         self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
         self.positions = target.positions(run.layout, run.S, run.P)
         self.metered: Metered | None = None
@@ -76,6 +81,16 @@ class RankPart:
                 self._two_layers(arrays)
         meters = (*self.meters, None, None)
         return RankResult(own, arrays, list(dict.fromkeys(self.notes)), meters[0], meters[1])
+
+    def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
+        """The run, the rank and the ring in a world of two rings, or with a process group that is not the world."""
+        every = [range(start, run.P, 2) for start in (0, 1)]
+        if ring is not None:
+            ring = Ring(SubGroup(ring.comm, every[rank % 2]))
+        else:
+            self.group = [torch.distributed.new_group(list(ranks)) for ranks in every][rank % 2]
+        # Results are joined in rank order: those of the odd ring stand at last, and the other ring has other inputs.
+        return replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2), rank // 2, ring
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
         """Return this rank's q, k, v and dout, of the seed that is `shift` further."""
@@ -196,12 +211,12 @@ class RankPart:
         return found
 
     def _known(self) -> dict[str, Any]:
-        run, group = self.run, None
-        if self.ring is None:
+        run, group = self.run, self.group
+        if self.ring is None and group is None:
             group = torch.distributed.group.WORLD
         layout = self.target.known_layout(run.layout, run.S, run.P)
         return {
-            "ring": self.ring, "comm": self.ring.comm if self.ring else None, "group": group,
+            "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
             "rank": self.rank, "world_size": run.P, "causal": run.causal, "is_causal": run.causal,
             "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True, **self._given(), **self.target.options,

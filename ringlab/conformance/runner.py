@@ -11,7 +11,7 @@ from ringlab.conformance import checks
 from ringlab.conformance.isolation import Isolated
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
-from ringlab.conformance.runs import Ran, Run, Trouble, measure
+from ringlab.conformance.runs import TWO_RINGS, Ran, Run, Trouble, measure
 from ringlab.conformance.target import Claims
 from ringlab.errors import BackendError
 
@@ -307,8 +307,8 @@ class _Suite:
 
 
 def smaller_runs(counter: Run) -> list[Run]:
-    """Return runs smaller than `counter`, the smallest first, that may show the same error; none of packed documents."""
-    if counter.documents:
+    """Return runs smaller than `counter`, the smallest first, that may show the same error; none of packed documents or two rings."""
+    if counter.documents or counter.use == TWO_RINGS:
         return []
     lean = replace(counter, B=1, H=counter.H // counter.K, K=1, D=4, meter=False, moved=None, twice=False)
     sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]

@@ -22,6 +22,8 @@ ANY_LAYOUT = ""
 GIVEN = ("window", "softcap", "documents")
 """The fields of a run that are arguments which a target may take."""
 LOSS_SCALE = 2.0**16
+TWO_RINGS = "two rings"
+"""The use in which the even ranks and the odd ones are a ring each; results are those of the odd ones."""
 CHANCE = 1.5
 """By how much bounds are widened here, against luck: twice the plainest implementation's error is a bound on one result,
 and a report holds M ≈ 400 results to such bounds.

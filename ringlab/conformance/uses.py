@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ringlab.conformance.meters import PassMeter
-from ringlab.conformance.runs import Run, cotangent_of_lse
+from ringlab.conformance.runs import TWO_RINGS, Run, cotangent_of_lse
 
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
@@ -157,6 +158,14 @@ def _overwritten(what: str, part: _Part) -> Tensors:
         return kept
 
 
+def _recomputed(part: _Part) -> Tensors:
+    """The forward made again in backward, as under activation checkpointing."""
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv))
+    out, _ = checkpoint(lambda *tensors: part.attend(tensors), *leaves, use_reentrant=False)
+    return {"out": out.detach(), **_named(torch.autograd.grad(out, leaves, dout))}
+
+
 def _same_memory(part: _Part) -> Tensors:
     """Other values in the same tensors, as in a training loop with static buffers."""
     held, fresh = part.shards(1), part.shards()
@@ -224,6 +233,8 @@ USES: dict[str, Use] = {
     "k trained": Use("frozen inputs", partial(_frozen, "k"), autograd=True),
     "inputs changed": Use("changed in place", partial(_overwritten, "inputs"), autograd=True),
     "out changed": Use("changed in place", partial(_overwritten, "out"), autograd=True),
+    "recomputed": Use("recomputation", _recomputed, autograd=True),
+    TWO_RINGS: Use("two rings", _whole),
     "same memory": Use("same memory", _same_memory),
     "many calls": Use("many calls", _many_calls),
     "side effects": Use("side effects", _side_effects),

@@ -269,3 +269,12 @@ def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> An
 
 
 by_all_to_all = Target(ring, over="torch.distributed", layouts=("contiguous",))
+
+
+def takes_ranks_of_the_group_for_ranks_of_the_world(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any, group: Any = None
+) -> tuple[Tensor, Tensor]:
+    """As ms-swift 9509: rank 0 of a group of ranks 1 and 3 sends to rank 1 of the world, which is itself rank 0 of that group."""
+    neighbours = Neighbours()
+    neighbours.rank, neighbours.world_size = dist.get_rank(group), dist.get_world_size(group)
+    return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions)  # type: ignore[arg-type]

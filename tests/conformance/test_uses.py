@@ -204,3 +204,26 @@ def test_a_gradient_of_ones_and_a_large_one_are_drawn() -> None:
         inputs(Run(1, 6, "contiguous", True, dout=d))[3] for d in ("normal", "ones", "large")
     )
     assert torch.equal(ones, torch.ones_like(ones)) and torch.allclose(large, plain * 2**16)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("ringlab.conformance.plain_distributed:attend", []),
+        ("tests.conformance.bad_targets:takes_ranks_of_the_group_for_ranks_of_the_world", ["two rings"]),
+    ],
+)
+def test_a_group_that_is_not_the_world_is_given_over_torch_distributed(target: str, found: list[str]) -> None:
+    report = check(target, quick=True, only=("forward", "two rings"), ranks=(4,), limit=20.0)
+    assert report.failed == found and all(each.applies for each in report.findings)
+
+
+def test_a_target_that_takes_no_group_is_not_asked_for_two_rings() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q
+
+    plan = Plan(as_target(attend).claims(), quick=True, seed=0)
+    (two,) = [each for each in CALL_CHECKS if each.name == "two rings"]
+    assert two.needs(plan) == "the target takes no process group"
