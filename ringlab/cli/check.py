@@ -31,7 +31,7 @@ def check(
     layouts: Annotated[str, typer.Option(help="Comma-separated layouts that replace the target's own claims.")] = "",
     ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that it claims.")] = "",
     dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that it claims.")] = "",
-    axes: Annotated[str, typer.Option(help="BHLD, or BLHD for a function that takes tokens before heads.")] = "",
+    axes: Annotated[str, typer.Option(help="BHLD, BLHD, LBHD, or LHD for sequences without a batch.")] = "",
     ragged: Annotated[bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide.")] = True,
     grouped: Annotated[bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads.")] = True,
     backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")] = True,
@@ -121,8 +121,10 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
     listed = {"layouts": layouts, "dtypes": dtypes}
     claims: dict[str, Any] = {name: tuple(text.split(",")) for name, text in listed.items() if text}
     if axes:
-        if axes not in ("BHLD", "BLHD"):
-            _bad(BackendError("--axes BHLD or BLHD", repr(axes)), as_json)
+        from ringlab.conformance.target import AXES
+
+        if axes not in AXES:
+            _bad(BackendError(f"--axes among {', '.join(AXES)}", repr(axes)), as_json)
         claims["axes"] = axes
     if ranks:
         if not all(each.isdigit() and int(each) > 0 for each in ranks.split(",")):

@@ -14,13 +14,16 @@ KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", 
 MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("messages and bytes are counted", ("rounds", "bytes")),
     ("the largest tensor, and the peak", ("gather", "peak memory")),
-    ("masks by global position, in several layouts", ("masks", "blind rows", "causality", "more seeds")),
+    ("masks by global position, in several layouts", ("masks", "layouts", "blind rows", "causality", "more seeds")),
     ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads")),
     ("large and sloped logits", ("large logits", "sloped logits")),
     ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
     ("lengths that do not divide, P = 3 and 4, and long ones", ("ragged", "long shards")),
     ("tiles computed", ("work",)),
     ("the caller's memory left alone, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
+    ("gradients as training code asks for them", ("summed loss", "loss scale", "gradient of lse", "backward again", "calls in flight", "frozen inputs", "changed in place", "recomputation")),
+    ("the state that a call leaves or finds", ("inference", "two rings", "same memory", "many calls", "side effects")),
+    ("arguments honoured or refused", ("window", "soft cap", "documents")),
     ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
 )  # fmt: skip
 """The quantities that a test of a ring has to measure, and the checks that measure them."""
@@ -60,7 +63,7 @@ class Row(NamedTuple):
 
 def page(rows: Mapping[str, Row]) -> str:
     """Return the whole page."""
-    parts = [_HEAD, _summary(rows), _kinds(rows), _measures(rows), _LEGEND, _table(rows)]
+    parts = [_HEAD, _summary(rows), _kinds(rows), _measures(rows), _checks(), _LEGEND, _table(rows)]
     return "\n".join(parts)
 
 
@@ -100,6 +103,11 @@ def _measures(rows: Mapping[str, Row]) -> str:
         alone = sum(bool(row.failed) and set(row.failed) <= set(own) for row in rows.values())
         lines.append(f"| {measure} | {', '.join(f'`{each}`' for each in own)} | {named} | {alone} |")
     return "\n".join(lines) + "\n"
+
+
+def _checks() -> str:
+    lines = ["## What each check asks\n", "| check | asks | tier |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{each.name}` | {each.asks} | {each.tier} |" for each in checks.CHECKS)]) + "\n"
 
 
 def _table(rows: Mapping[str, Row]) -> str:
