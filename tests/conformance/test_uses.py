@@ -207,7 +207,6 @@ def test_a_gradient_of_ones_and_a_large_one_are_drawn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("target", "found"),
     [
