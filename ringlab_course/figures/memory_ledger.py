@@ -1,13 +1,14 @@
 """The memory ledger: how many bytes each tensor of one attention layer takes, against S.
 
 The numbers come from closed forms; matplotlib and ipywidgets are imported when something is drawn.
-Units are bytes; a GB is 1e9 bytes. Two smaller pictures: the shapes of one head's arrays, and which
-query heads share a key/value head.
+Units are bytes; a GB is 1e9 bytes. Three smaller pictures: the shapes of one head's arrays, which
+query heads share a key/value head, and the measured peaks of a ring and an all-gather.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ringlab.viz.style import (
     PAPER,
     QUIET,
     RED,
+    RULE,
     SKY,
     as_html,
     new_figure,
@@ -331,3 +333,52 @@ def _orders(heads: int, kv_heads: int) -> dict[str, list[int]]:
         "np.repeat": [head // group for head in range(heads)],
         "np.tile": [head % kv_heads for head in range(heads)],
     }
+
+
+Peaks = Mapping[str, Mapping[int, tuple[float, int]]]
+"""By schedule and number of ranks: a rank's peak in K/V blocks, and how many of them are blocks of other ranks."""
+
+
+def peaks_figure(peaks: Peaks, tokens: int) -> Figure:
+    """Return measured peaks as bars against the number of ranks, split into other ranks' blocks and the rest."""
+    from matplotlib.patches import Patch
+
+    looks = {
+        name: (colour, hatch) for name, colour, hatch in zip(peaks, (SKY, ORANGE), ("", "//"), strict=True)
+    }
+    with styled():
+        figure = new_figure((7.2, 3.6))
+        ax = figure.subplots()
+        handles = [Patch(facecolor=RULE, edgecolor=QUIET, label="all the rest")]
+        for side, (name, bars) in enumerate(peaks.items()):
+            colour, hatch = looks[name]
+            for place, (peak, others) in enumerate(bars.values()):
+                x = place + 0.4 * (side - 0.5)
+                ax.bar(x, peak - others, 0.34, color=RULE, edgecolor=QUIET)
+                ax.bar(x, others, 0.34, bottom=peak - others, color=colour, hatch=hatch, edgecolor=INK)
+                ax.text(x, peak + 0.3, f"{peak:.0f}", ha="center", fontsize=9.5)
+            label = f"{name}: K/V blocks of other ranks"
+            handles.insert(side, Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=label))
+        ranks = list(next(iter(peaks.values())))
+        ax.set_xticks(range(len(ranks)), [f"{count} ranks" for count in ranks])
+        ax.set(
+            ylabel="peak of a rank (K/V blocks)",
+            ylim=(0, 1.1 * max(p for b in peaks.values() for p, _ in b.values())),
+        )
+        ax.set_title(f"Peak memory with {tokens} tokens on every rank", fontsize=11)
+        ax.grid(visible=False, axis="x")
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+def describe_peaks(peaks: Peaks, tokens: int) -> str:
+    """Return the peaks in words: the alternative text of `peaks_figure`."""
+    lines = (
+        f"{name}: "
+        + ", ".join(
+            f"{peak:.0f} on {ranks} ranks, {others} of them of other ranks"
+            for ranks, (peak, others) in bars.items()
+        )
+        for name, bars in peaks.items()
+    )
+    return f"Peak memory in K/V blocks of {tokens} tokens. {'. '.join(lines)}."

@@ -74,8 +74,11 @@ def _counts_legend(figure: Figure, counts: np.ndarray, bounded: bool) -> None:
         Patch(facecolor=ONCE, edgecolor=QUIET, label="counted once"),
         Patch(facecolor=PAPER, edgecolor=QUIET, label="never counted"),
     ]
-    if (counts > 1.5).any():
-        handles.append(Line2D([], [], linestyle="", marker="$3$", color=RED, label="counted so many times"))
+    often = sorted({f"{count:.2g}" for count in counts[counts > 1.5]})
+    handles += [
+        Line2D([], [], linestyle="", marker=f"${count}$", color=RED, label=f"counted {count} times")
+        for count in often
+    ]
     if bounded:
         handles.append(Line2D([], [], color=INK, linewidth=0.8, label="a new rank's tokens begin"))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)

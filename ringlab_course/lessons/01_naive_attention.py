@@ -34,8 +34,8 @@ rng = np.random.default_rng(1)
 # $$ s_j = \frac{q \cdot k_j}{\sqrt D}, \qquad w_j = \frac{e^{s_j}}{\sum_i e^{s_i}}, \qquad \mathrm{out} = \sum_j w_j v_j $$
 #
 # Why $\sqrt D$? The dot product of two vectors of $D$ independent random numbers with mean 0 and standard deviation 1 has
-# the standard deviation $\sqrt D$. Without the division, scores grow with the head dim; softmax then picks a single key,
-# and hardly any gradient is left.
+# the standard deviation $\sqrt D$. Without the division, scores grow with $\sqrt D$; for a large head dim softmax then picks
+# a single key, and hardly any gradient is left.
 
 # %%
 scores = np.array([1.0, 0.0, 1.0, 0.0]) / 2**0.5  # four dot products, D = 2
@@ -164,8 +164,8 @@ print("with -1e9 in place of -inf:", stable_softmax(np.full((1, 4), -1e9))[0][0]
 # $-\infty$. It is worse, because its result looks healthy: the number is subtracted from itself, all weights become equal,
 # and the row that may see nothing returns **the mean of all values**. No error, no NaN, just wrong.
 #
-# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. We define out as 0, so that
-# it changes nothing when it is merged with other results later. Here is attention as we use it from now on.
+# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. With no mass it changes nothing when it
+# is merged with other results later; out must only be finite, and we take 0. Here is attention as we use it from now on.
 
 
 # %%
@@ -217,6 +217,9 @@ for name, out in (("repeat", grouped_attention(q8, k, v, mask)[0]), ("tile", til
     print(f"{name:6}: right heads {right}")
 
 # %% [markdown]
+# `np.repeat` copies k and v for every query head. That can be avoided: `@` broadcasts an axis of length 1 without copying
+# it. The exercise asks for that.
+#
 # ## What grows?
 #
 # Attention is correct now. Next we let it grow: we double S and read from Python's `tracemalloc` how many bytes `attention` holds at its
@@ -250,8 +253,9 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 # moment comes twice. When `exp` writes its result, the scores and the differences `scores - m`, which have no name, are
 # still there. When the division writes the weights, the scores and `powers` are still there.
 #
-# An implementation that takes exp and divides in place holds two matrices, the scores and the weights. If the weights
-# overwrite the scores too, only one matrix is left, and the longest text is √2 times as long. We count two from here on.
+# A better implementation than ours takes exp and divides in place. It holds two matrices, the scores and the weights. If the
+# weights overwrite the scores too, only one matrix is left, and the longest text is √2 times as long as with two matrices.
+# We count two from here on.
 #
 # ## The ledger
 #
@@ -316,9 +320,9 @@ compare("01.gqa", "hardly longer" if gain < 1.1 else f"{gain:.0f} times")
 # ## "Long context is a FLOP problem"
 #
 # This is the usual first guess, and a fair one. A FLOP is one floating-point operation, a multiplication or an addition.
-# Each of the two products takes $S^2 D$ multiplications and as many additions per head, together $4 S^2 D$ FLOP, which is
-# a square too. So we compare two costs at S = 131,072, the arithmetic and the memory for scores and weights, on an
-# accelerator with 80 GB that computes 312 TFLOP/s, 312 · 10¹² FLOP a second.
+# Each of the two products takes $S^2 D$ multiplications and as many additions per head, together $4 S^2 D$ FLOP, which is a
+# square too. (That leaves out the softmax's small work.) So we compare two costs at S = 131,072, the arithmetic and the
+# memory for scores and weights, on an accelerator with 80 GB that computes 312 TFLOP/s, 312 · 10¹² FLOP a second.
 
 # %% tags=["nbval-ignore-output"]
 predict("01.seconds", "How long does this layer's arithmetic take at full speed?", unit="s")
@@ -344,8 +348,8 @@ balance = 312e12 / 2.039e12
 for tokens in (1024, 8192, 131_072):
     books = layer.ledger(tokens)
     inputs_and_out = books["q"] + books["k and v"] + books["out"]
-    naive, least = layer.flops(tokens) / layer.traffic(tokens), layer.flops(tokens) / inputs_and_out
-    print(f"S = {tokens:7,}: naive {naive:4.1f} FLOP/byte, without the scores at best {least:,.0f}")
+    naive, best = layer.flops(tokens) / layer.traffic(tokens), layer.flops(tokens) / inputs_and_out
+    print(f"S = {tokens:7,}: naive {naive:4.1f} FLOP/byte, without matrices at best {best:,.0f}")
 print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.039 TB/s)")
 
 # %% [markdown]
@@ -354,9 +358,9 @@ print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.03
 # a score, then written and read as a weight. That is four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches
 # break-even, so the device waits for its own memory.
 #
-# Without the scores the ratio would grow with S if each tensor were read or written only once. A real program reads k
-# and v several times, but mostly from a small, fast memory on the chip. So *not storing that matrix* wins twice, in space
-# and in time. Both versions do the same FLOP; only the bytes differ.
+# Without the two matrices the ratio would grow with S if each tensor were read or written only once. A real program reads k
+# and v several times, but mostly from a small, fast memory on the chip. So *not storing them* wins twice, in space and in
+# time. Both versions do the same FLOP; only the bytes differ.
 #
 # ## And then the linear terms
 #
@@ -381,7 +385,8 @@ print(f"keys and values {cache / GB:.2f} GB; the keys alone {cache / 2 / GB:.2f}
 #
 # ## Recap
 #
-# - Attention is two matrix products with a softmax between them. lse is the logarithm of the sum by which softmax divides.
+# - Attention is two matrix products with a softmax between them. lse is $\ln \sum_j e^{s_j}$, the logarithm of the
+#   denominator before the maximum is subtracted.
 # - Subtract each row's own maximum before exp. Replace the maximum by 0 only where it is $-\infty$.
 # - A row that sees no key has out 0 and lse $-\infty$: not NaN, and not the mean of the values.
 # - Masks compare positions, and True means "may see". With grouped heads, neighbouring query heads share a key/value head.
@@ -403,9 +408,8 @@ print(f"keys and values {cache / GB:.2f} GB; the keys alone {cache / 2 / GB:.2f}
 # <details><summary>3. You store all tensors as float8 instead of bfloat16. By which factor does the longest sequence
 # grow?</summary>By about √2, not by 2, since the matrices grow as S². The cell below prints both lengths.</details>
 #
-# <details><summary>4. Which tensors must you <i>not store</i> so that memory grows linearly? You then pass over the keys
-# once and cannot look back. What must you remember of the keys that you have passed?</summary>The scores, and the weights
-# made from them. The second question is the subject of lesson 02.</details>
+# <details><summary>4. Which tensors must you <i>not store</i> so that memory grows linearly?</summary>The scores, and the
+# weights made from them.</details>
 
 # %%
 for name, itemsize in (("bfloat16", 2), ("float8", 1)):

@@ -39,10 +39,10 @@ print("kernels run in the interpreter:", repair())  # on the CPU; section 2 is a
 # ## 1 · One function, many programs
 #
 # A kernel is a function that runs many times at once. Each run is a **program**: it asks for its number and does its share
-# of the work. (Earlier lessons called the whole kernel a program. From here on a program is one run of it, what lesson 03
-# called a thread block.) Inside a program you write arithmetic on whole **blocks**, as in NumPy, without a loop over
-# elements and without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer moves it n
-# elements on.
+# of the work. (Earlier lessons called the whole kernel a program. In this lesson and in lesson 12 a program is one run of
+# it, what lesson 03 called a thread block.) Inside a program you write arithmetic on whole **blocks**, as in NumPy, without
+# a loop over elements and without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer
+# moves it n elements on.
 
 # %%
 @triton.jit
@@ -80,10 +80,10 @@ for access in accesses[-3:]:
           "masked lanes:", access.masked)
 
 # %% [markdown]
-# No program writes what another one reads, so the programs may run in any order, or all at once. This is the whole
-# contract, and *you* must cut the work so that it holds.
+# No program writes what another one reads or writes, so the programs may run in any order, or all at once. *You* must cut
+# the work so that this holds.
 #
-# Now suppose you forget the masks. Below, the kernel gets the first 10 of the 12 numbers in `memory` to write to.
+# Now suppose you forget the masks. Below, the kernel is given only the first 10 of `memory`'s 12 numbers as its output.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.mask", "Without masks: what happens to the last 2 numbers in memory?",
@@ -144,10 +144,10 @@ racing_kernel[(8,)](counter)
 print("8 programs, one after the other:", counter.item())
 
 # %% [markdown]
-# On a GPU all of them may load before any has stored. Then the result is 1. With other timings it is any number from 1 to
-# 8. The interpreter's seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count
-# **traffic**, the bytes that programs load and store. (A GPU's cache serves some of the repeated loads; we count as if
-# there were none.) Traffic decides how fast such kernels are, and we count it below.
+# On a GPU all of them may load before any has stored. Then the result is 1. With other timings it is any number from 1 to 8.
+# The interpreter's seconds are no evidence either: they measure the interpreting, not the arithmetic. But it can count
+# **traffic**, the bytes that programs load and store. (A GPU's cache serves some of the repeated loads; we count as if there
+# were none.) Traffic is what slows plain kernels.
 #
 # ## 3 · Softmax: the lanes after the row
 #
@@ -227,7 +227,8 @@ def values_kernel(p_ptr, v_ptr, out_ptr, S, D: tl.constexpr, BLOCK: tl.constexpr
 
 # %% [markdown]
 # `input_precision="ieee"` asks for full float32 products, computed without the tensor cores; by default a GPU first rounds
-# float32 inputs to about three decimal digits (TF32). Here are the launches, and a meter:
+# float32 inputs to about three decimal digits (TF32). Here are the launches, and a meter. `ladder` keeps each kernel's
+# record for the table in section 7.
 
 # %%
 S, D = 256, 32
@@ -290,10 +291,10 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %% [markdown]
-# Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the
-# lanes after the last key? The masks protect memory. Without `other` a masked lane may hold NaN, and 0 · NaN is NaN. The
-# `where` protects the result: a key of zeros has a score of 0, not −∞. No `other` of the load could help, because the
-# score is computed from the key afterwards.
+# Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the lanes
+# after the last key? The masks protect memory. Without `other`, a lane of V past the end may hold NaN. Its weight is 0, but
+# 0 · NaN is NaN. The `where` protects the result: a key of zeros has a score of 0, not −∞. No value of `other` in the load
+# of K could help, because the score is computed from the key afterwards.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.reads",
@@ -332,7 +333,7 @@ flash_figure = kernel_access.all_programs(ladder["flash"], maps, "flash")
 show(flash_figure, kernel_access.describe(ladder["flash"], maps))
 
 # %% [markdown]
-# Q and out form a staircase: every program has its own rows. K and V form a wall: every program reads all rows.
+# Q and out form a diagonal: every program has its own rows. K and V form a wall: every program reads all rows.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.block", "Which of the two block sizes reduces the traffic if you double it?",
@@ -359,11 +360,11 @@ compare("04.block", "both" if len(helps) == 2 else helps[0])
 #
 # ## 6 · Causal: skip what nobody sees
 #
-# Row i sees keys up to i. The smallest change is one more condition in the `where`. The result is right, but the kernel
-# still computes tiles in which no row sees any key.
+# Row i sees keys up to i. Three changes, each on top of the one before, bring that into the kernel:
 #
-# The second change is the end of the loop: the block's last row sees no key after its own place. The third change: below
-# the diagonal every row sees every key, so those tiles need no `where`. One loop becomes two.
+# 1. **The `where`** gets one more condition. The result is right, but tiles in which no row sees any key are still computed.
+# 2. **The end of the loop**: the block's last row sees no key after its own place.
+# 3. **Two loops**: below the diagonal every row sees every key, so those tiles need no `where`.
 
 # %%
 @triton.jit
@@ -411,7 +412,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale, STEP: tl.cons
 
 # %% [markdown]
 # Take program 2, rows 128 to 191, at STEP 3: `stop` is 192 and `full` is 128. The tiles at 0 and 64 have no causal mask, the
-# tile at 128 has one, and the tile at 192 is not visited.
+# tile at 128 has one, and the tile at 192 is not visited. The causal mask *cuts* a tile if the tile's last key comes after
+# the program's first row, as at 128.
 #
 # With S = 256 and blocks of 64, `flash` visits 16 tiles and loads 288 KiB.
 
@@ -448,20 +450,19 @@ skip_figure = kernel_access.all_programs(skipping, maps, "causal: skip")
 show(skip_figure, kernel_access.describe(skipping, maps))
 
 # %% [markdown]
-# Program p visits p + 1 tiles, 10 of 16 together. 10/16 of 288 KiB would be 180, but each program still loads its own Q. Only
-# K and V shrink, from 128 KiB each to 80, and the 32 KiB of Q remain. The wall has become stairs. The first program is done after one
-# tile, the last one after four. On a GPU the programs run side by side, and the long ones decide when the kernel is done.
-# Lesson 07 finds the same imbalance between ranks.
+# Program p visits p + 1 tiles, 10 of 16 together. 10/16 of 288 KiB would be 180, but each program still loads its own Q.
+# Only K and V shrink, from 128 KiB each to 80, and the 32 KiB of Q remain. In the picture the wall has become stairs. The
+# first program is done after one tile, the last one after four. On a GPU the programs run side by side, and the long ones
+# decide when the kernel is done. Lesson 07 finds the same imbalance between ranks.
 #
 # No guard against −∞ was needed: every row sees key 0, so `m` is finite after the first tile. In the exercise some rows see
 # nothing.
 #
 # ## 7 · The ladder
 #
-# The table has all our kernels. Each load of K is one tile. The causal mask cuts a tile if its last key comes after the
-# program's first row. The last column says how many tiles are compared with the causal mask. No record shows that; we infer
-# it from the kernels: the first three rows have no such mask, the next two apply it to every tile they visit, and the last
-# one only to tiles that are cut.
+# The table has all our kernels. Each load of K is one tile. The last column, how many tiles are compared with the causal
+# mask, is not recorded; it follows from the kernel: none in the first three rows, every tile that is visited in the next
+# two, and only the tiles that are cut in the last.
 
 # %%
 def tiles(accesses):
@@ -480,18 +481,19 @@ for name, accesses in ladder.items():
 
 # %% [markdown]
 # - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The
-#   reads shrink from 896 to 288 KiB, by a factor that grows little with S, because flash still reads
-#   S · D · ⌈S / BLOCK_M⌉ elements each of K and V.
+#   reads shrink only from 896 to 288 KiB. Flash still reads K and V ⌈S / BLOCK_M⌉ times each: with D = 32 and BLOCK_M = 64
+#   that is S² numbers, and Q once, 32 · S. The three kernels read 3.5 · S². So the factor is 3.1 at 256 tokens and 3.5 at
+#   8,192.
 # - **Larger BLOCK_M:** half of the reads of K and V (Q is read once, as before), and half as many tiles, each twice as
 #   large.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share tends to one half.
 # - **Mask only the diagonal:** the traffic stays the same, but only 4 of 10 tiles compare positions. This change saves
 #   arithmetic: the number of cut tiles grows like S and that of all tiles like S², so the share with a mask falls.
 #
-# The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of e,
-# because the hardware computes those; a table of the tiles to visit; and a state that is carried from one ring step to the
-# next. On a GPU the text of a kernel stays the same, with one exception: there `print` takes one string, as its first
-# argument, and the `print` of section 2 has two. Leave TRITON_INTERPRET unset, pass CUDA tensors, and measure there.
+# The kernels that `ringlab` ships are this last one with three additions, which lesson 12 builds: powers of two instead of
+# e, because the hardware computes those; a table of the tiles to visit; and a state that is carried from one ring step to
+# the next. On a GPU the text of a kernel stays the same, with one exception: there `print` takes a string only as its first
+# argument, and the `print` of section 2 has three. Leave TRITON_INTERPRET unset, pass CUDA tensors, and measure there.
 #
 # ## Recap
 #
@@ -499,7 +501,7 @@ for name, accesses in ladder.items():
 # - The mask of a load protects memory. The content of the lanes left over decides the result. Choose it with `other` if they
 #   are used as loaded: −∞ before a maximum or an exp, 0 before a sum or a product. Choose it with a `where` if something is
 #   computed from them first, as scores are from keys of 0.
-# - The interpreter is exact about values, and blind to speed and races. Count bytes, not its seconds.
+# - The interpreter is right about values (after `repair()`), and blind to speed and races. Count bytes, not its seconds.
 # - Flash forward writes only out and lse, and reads K and V ⌈S / BLOCK_M⌉ times.
 # - Causal: end the loop at the block's last row, and mask only the tiles on the diagonal.
 #

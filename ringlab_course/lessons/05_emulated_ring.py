@@ -25,7 +25,8 @@ from ringlab import VirtualCluster, contiguous, launch, oracle, ring_attention, 
 from ringlab_course import compare, corpus, predict
 from ringlab.errors import DeadlockError
 from ringlab.merge import Partial, merge
-from ringlab_course.figures import ring_counts, ring_view
+from ringlab_course.figures import memory_ledger, ring_counts, ring_view
+from ringlab.viz import gantt
 from ringlab.viz.style import show
 
 # %% [markdown]
@@ -99,9 +100,9 @@ print("values on a rank:", q0.numel() + k0.numel() + v0.numel())
 
 # %% [markdown]
 # Cutting the sequence saved no FLOPs: the four pairs together cost what one device would have paid. But it *divided* the
-# work, two pairs for each rank. For that, something had to travel. To serve query 0, for instance, rank 1's K/V block, 32
-# values, went to rank 0. It could be done the other way round: rank 0 sends its four queries to rank 1, which returns the
-# partial `(out, lse)`.
+# work, two pairs for each rank. For that, something had to travel: to serve query 0, rank 1's K/V block, 32 values, went to
+# rank 0. It could be done the other way round: rank 0 sends its four queries to rank 1, which returns the partial
+# `(out, lse)`.
 
 # %% tags=["nbval-ignore-output"]
 predict("05.values", "If rank 0's queries travel instead, how many values travel, there and back?",
@@ -119,9 +120,10 @@ compare("05.values", q0.numel() + there.out.numel() + there.lse.numel())
 #
 # A rank is a program with its own memory and a number. Every rank runs the *same* program; only `ring.rank` differs. On a
 # cluster each rank is a process on its own device. Here all ranks live in this notebook: `VirtualCluster(P).run(program)`
-# lets one rank run until it has to wait for a message, then the next one that can continue. Ranks share nothing but
-# messages. As in lesson 00 they form a circle: `ring.shift(x)` sends x to rank + 1, `ring.next`, and returns what rank −
-# 1, `ring.previous`, sent. Every rank first shifts its own block, and from then on the block that it received last.
+# lets one rank run until it has to wait for a message; then it switches to the next rank that can continue. Ranks share
+# nothing but messages. As in lesson 00 they form a circle: `ring.shift(x)` sends x to rank + 1, `ring.next`, and returns
+# what rank − 1, `ring.previous`, sent. Every rank first shifts its own block, and from then on the block that it received
+# last.
 
 # %%
 def follow(ring):
@@ -152,13 +154,14 @@ print("steps with a wrong owner:", wrong)
 compare("05.slip", str(len(wrong)))
 
 # %% [markdown]
-# In step 0 and half-way round both formulas agree; on 2 ranks they always do. The formula is used only to build masks.
-# Without a mask a wrong one does no harm; with a mask it is a bug.
+# Both formulas agree in step 0 and, if P is even, in step P/2; on 2 ranks that is always. The formula is used only to build
+# masks. Without a mask a wrong one does no harm; with a mask it is a bug.
 #
 # ## 3 · The ring, in nine lines
 #
-# Everything is in place: blocks come by, `attend` handles one of them, and `merge` adds it to the state. Queries never
-# move. One shift of a block is a *hop*. There are P blocks to meet and your own is here already, so P − 1 hops are enough.
+# Everything is in place: blocks come by, `attend` handles one of them, and `merge` adds it to the state. Queries never move.
+# A *step* is the attention on one block. Between two steps each rank shifts its block once: a *hop*, which the trace calls
+# an exchange and counts as a *round*. There are P blocks to meet, your own is here already: P − 1 hops.
 
 # %%
 def my_ring(ring, q, k, v):
@@ -192,8 +195,8 @@ for event in run.trace.exchanges():
     print(f"rank {event.rank} → rank {event.to}: {event.shapes[0]} twice, {event.bytes_sent} bytes")
 
 # %% [markdown]
-# Each rank made one hop of 2 · 64 bytes: 32 values. The last block to arrive need not travel home. A program that shifts P
-# times pays for a hop that nobody needs.
+# Each rank made one hop of 2 · 64 bytes: 32 values. The last block to arrive need not travel home: a program that shifts P
+# times pays for one hop too many.
 #
 # Is the result still exact on more ranks? Merging is associative and commutative, so neither the cuts
 # nor the order of arrival matter, up to rounding.
@@ -225,9 +228,8 @@ ring_view.play(run4.trace)
 show(ring_view.strip(run4.trace), ring_view.describe(run4.trace))
 
 # %% [markdown]
-# Every cell holds one number: each query block met each K/V block **exactly once**. In each column you can follow one
-# block on its way round the ring. In every step the four ranks hold four different blocks, so all are busy, and no link
-# carries more than one block.
+# Every cell holds one number: each query block met each K/V block **exactly once**. In every step the four ranks hold four
+# different blocks, so all are busy, and no link carries more than one block.
 #
 # The trace knows where the blocks were, but not whether the program used them correctly. A probe can tell. With Q = K = 0
 # every visible key has the weight e⁰ = 1. If V is the identity matrix (so D = S, and column j of out belongs to key j),
@@ -258,12 +260,13 @@ show(ring_counts.counted(stale, (3, 6, 9), "Stale ring: how often\neach query co
      "left, cyclically, shows the number 3; the other two are empty, never counted.")
 
 # %% [markdown]
-# The previous rank's keys count three times, and two blocks of the four do not count at all. Yet the stale ring's rounds
-# and bytes are perfect, and with two ranks its result is right too. That is why the exercise also tests P = 3.
+# The previous rank's keys count three times, and two blocks of the four do not count at all. Yet the stale ring's rounds and
+# bytes are perfect, and with two ranks its result is right too. So the exercise also tests P = 3.
 #
 # ## 5 · What travels, and what stays
 #
-# There is an obvious alternative, the *all-gather*: every rank first collects *all* keys and values, then attends once.
+# There is an obvious alternative, the *all-gather*: every rank first collects *all* keys and values, and only then attends
+# to them. (The package's attends block by block, as the ring does.)
 
 # %% tags=["nbval-ignore-output"]
 predict("05.traffic", "Compared with an all-gather, how many bytes does a rank send in the ring?",
@@ -271,8 +274,8 @@ predict("05.traffic", "Compared with an all-gather, how many bytes does a rank s
 
 # %% [markdown]
 # Let us take real text: 8,192 tokens, bytes of the Python standard library's own source, through one layer of random
-# weights from a fixed seed, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your nine lines
-# do, and it also handles masks and offers several schedules. We run it on 8 ranks as a ring and as an all-gather.
+# weights, with 8 query heads on 2 K/V heads. The package's `ring_attention` does what your nine lines do, with masks and
+# several schedules. We run it on 8 ranks as a ring and as an all-gather.
 
 # %%
 S, P, H, Hkv, D = 8192, 8, 8, 2, 64  # Hkv is lesson 00's K, the K/V heads; here K is the matrix
@@ -288,19 +291,21 @@ def run_package(layout, qkv, **options):
     program = partial(package, layout=layout, **options)
     return VirtualCluster(layout.P).run(on_shards, layout, program, *qkv)
 
-# %% tags=["nbval-ignore-output"]
-predict("05.more", "The same sequence on twice as many ranks: how many bytes does a rank send?",
-        choices=["half as many as before", "about as many", "twice as many"])
-
 # %%
 ringed = run_package(even, text, causal=False)
 gather = run_package(even, text, causal=False, schedule="allgather")
-closed_form = (P - 1) * 2 * (S // P) * Hkv * D * 4
 print(f"ring       {ringed.trace.bytes_sent(0):>9,} bytes sent by a rank")
 print(f"all-gather {gather.trace.bytes_sent(0):>9,}")
-print(f"formula    {closed_form:>9,}")
 same = ringed.trace.bytes_sent(0) == gather.trace.bytes_sent(0)
 compare("05.traffic", "as many" if same else "fewer")
+
+# %% [markdown]
+# They are equal to the byte: whatever the schedule, every rank's block has to reach the P − 1 other ranks. Does a rank
+# send more if there are more ranks?
+
+# %% tags=["nbval-ignore-output"]
+predict("05.more", "Section 3's 16 tokens on 16 ranks, not 8: how many bytes does a rank send?",
+        choices=["half as many as on 8", "about as many", "twice as many"])
 
 # %%
 sent = {}
@@ -311,30 +316,41 @@ for ranks in (8, 16):
 compare("05.more", "about as many" if 0.9 < sent[16] / sent[8] < 1.1 else "twice as many")
 
 # %% [markdown]
-# Ring and all-gather are equal to the byte: **(P − 1) · 2 · (S/P) · Hkv · D · itemsize** (times B, if there are B
-# sequences), with 2 for K and V. Every rank has to see P − 1 other blocks, whatever the schedule. On twice as many ranks a
-# block is half as large, but there are about twice as many to pass on.
-#
-# Note *Hkv*: K and V travel with their 2 heads, not with the 8 query heads that share them. Our `attend` knows no such
-# grouped heads yet. If you add them, repeat the heads inside `attend`, never before sending.
+# On twice as many ranks a block is half as large, but there are about twice as many to pass on. A rank sends **(P − 1) · 2 ·
+# (S/P) · Hkv · D · itemsize** bytes (times B, if there are B sequences), with 2 for K and V:
+
+# %%
+def sent_bytes(S, P, Hkv, D, itemsize=4):
+    return (P - 1) * 2 * (S // P) * Hkv * D * itemsize
+
+
+print(f"text: {sent_bytes(S, P, Hkv, D):,}")
+print(f"16 tokens: {sent_bytes(16, 8, 2, 8):,} on 8 ranks, {sent_bytes(16, 16, 2, 8):,} on 16")
+
+# %% [markdown]
+# Note *Hkv*: K and V travel with their 2 heads, not with the 8 query heads that share them. So repeat heads inside
+# `attend`, never before sending.
 #
 # If the bytes are those of an all-gather, why a ring? Look at what a rank holds. We keep 512 tokens per rank and add ranks:
 
 # %%
+peaks = {"ring": {}, "all-gather": {}}
 for ranks in (2, 4, 8, 16):
     more = contiguous(512 * ranks, ranks)
     qkv_more = corpus.qkv(more.S, heads=H, kv_heads=Hkv, head_dim=D)
-    for schedule, others in (("ring", min(ranks - 1, 2)), ("allgather", ranks - 1)):
-        outcome = run_package(more, qkv_more, causal=False, schedule=schedule)
+    for name, others in (("ring", min(ranks - 1, 2)), ("all-gather", ranks - 1)):
+        outcome = run_package(more, qkv_more, causal=False, schedule=name.replace("-", ""))
         peak = outcome.memory[0].peak_bytes / (2 * 512 * Hkv * D * 4)
-        print(f"{ranks:2} ranks, {schedule:9}: peak of {peak:2.0f} K/V blocks, "
-              f"{others:2} of other ranks, {peak - others:.0f} for the rest")
+        peaks[name][ranks] = round(peak), others
+rest = {peak - others for bars in peaks.values() for peak, others in bars.values()}
+print("K/V blocks left without those of other ranks:", *rest)
+show(memory_ledger.peaks_figure(peaks, 512), memory_ledger.describe_peaks(peaks, 512))
 
 # %% [markdown]
 # The ring's peak soon stops growing. Of the other ranks' K/V blocks it holds two, one in use and one in flight (a single
-# one if there are only two ranks). The all-gather holds all P − 1. The meter measures the peak alone; these blocks we
-# counted by hand. The evidence is the last column: without them 7 blocks remain in every row. A K/V block has 2 + 2 heads,
-# so these are:
+# one if there are only two ranks). The all-gather holds all P − 1. The meter gives only the peak. We subtract our own count
+# of foreign blocks; if that count is right, the same 7 blocks remain in every bar. They do. (Unlike lesson 03's inputs, the
+# rank's Q, K and V count here: the shards are cut inside the run.) A K/V block has 2 + 2 heads, so the 7 are:
 #
 # | | heads | K/V blocks |
 # |---|---|---|
@@ -343,8 +359,8 @@ for ranks in (2, 4, 8, 16):
 # | out, so far | 8 | 2 |
 # | out of the block in use, before the merge | 8 | 2 |
 #
-# lse and other small tensors disappear in rounding. So the ring sends the same bytes with a constant peak. And no rank ever
-# holds a tensor as large as the scores of one block pair, because the package's block attention works by tiles:
+# lse and other small tensors disappear in rounding. And no rank ever holds a tensor as large as the scores of one block
+# pair, because the package's block attention works by tiles:
 
 # %%
 largest = max(report.largest_bytes for report in ringed.memory)
@@ -355,8 +371,7 @@ print(f"largest tensor {largest:,} bytes; scores of one block pair {H * (S // P)
 #
 # Your ring computes, *then* shifts: while a block travels, all ranks wait. But both the computation and the transport only
 # read the block, so it can be sent while we compute with it. `ring.post(k, v)` starts the exchange and returns at once;
-# `wait()` returns what has arrived. Both rings need room for the arriving block while the old one is sent. Here that room
-# is in use during the computation too: one buffer is read while the other fills, hence the name *double buffering*.
+# `wait()` returns what has arrived.
 
 # %%
 def overlapped_ring(ring, q, k, v):
@@ -369,6 +384,8 @@ def overlapped_ring(ring, q, k, v):
     return state.out, state.lse
 
 # %% [markdown]
+# One buffer is read while the other fills: *double buffering*. It takes no more room, for a shift needs both buffers too.
+#
 # The virtual cluster keeps a virtual clock. By default a computation takes 1 second and a hop half a second. `my_ring` on 4
 # ranks takes 4 · 1 + 3 · ½ = 5.5 seconds.
 
@@ -386,12 +403,16 @@ print("compute, then shift:", finished(run4), "s")
 print("same result:", all(torch.equal(a[0], b[0]) for a, b in pairs))
 compare("05.clock", finished(overlapped))
 
+# %%
+both = (run4.trace, overlapped.trace), ("Compute, then shift", "Post, then compute")
+show(gantt.compare(*both), gantt.describe_all(*both))
+
 # %% [markdown]
 # The hops are hidden behind the computation, as long as a hop takes no longer than a block's attention. Lesson 06 shows how
 # that depends on tokens per rank, FLOP/s and bandwidth.
 #
-# Why do `post` and `shift` send and receive *together*? A send can last until its message has been received. So let us
-# try to send first on every rank, and to receive afterwards:
+# Why do `post` and `shift` send and receive *together*? A send can last until its message has been received. So let us try,
+# with the call beneath `shift`, to send first on every rank, and to receive afterwards:
 
 # %%
 def polite_ring(ring, x):
@@ -405,9 +426,10 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently, in some cases only
-# when messages outgrow a buffer. A virtual cluster reports it at once, because it knows when no rank can continue. The
-# cure: post both ends at once, and equally often on all ranks. Even a rank that has no use for a block must pass it on.
+# Every rank sends and none receives: a deadlock. On a real cluster the program would hang silently. Small messages may still
+# get through, where a buffer takes them; then it hangs only with large ones. A virtual cluster reports it at once, because
+# it knows when no rank can continue. The cure: post both ends at once, and equally often on all ranks. Even a rank that has
+# no use for a block must pass it on.
 #
 # ## 7 · Causal: positions are global
 #
@@ -433,10 +455,10 @@ for row in table:
 compare("05.future", str(sum(pairs > 0 for pairs in table[0])))
 
 # %% [markdown]
-# Rank 0 can use only its own block, yet it has to pass on all the others. Rank 3 uses all four. The mask of a query block and
-# a K/V block is one comparison of *positions*. Here it lets through every pair, none, or a triangle. A mask by local row and
-# column puts a triangle of 10 into every one of the 16 blocks. The probe from above shows what the package's causal ring
-# counts, and what a ring with that slip counts:
+# Rank 0 can use only its own block, yet it has to pass on all the others. Rank 3 uses all four. The mask of a query block
+# and a K/V block is one comparison of *positions*. For contiguous shards a block is visible entirely, not at all, or as a
+# triangle. A mask by local row and column puts a triangle of 10 into every one of the 16 blocks. The probe from above shows
+# what the package's causal ring counts, and what a ring with that slip counts:
 
 # %%
 def local_mask_ring(ring, q, k, v):
@@ -515,15 +537,12 @@ print("rounds and bytes of rank 0:", real.trace.rounds(0), real.trace.bytes_sent
 #   the block of rank (rank − step) mod P.
 # - In each step a rank attends to the block that is here and merges `(out, lse)`. There are P blocks and P − 1 hops, and
 #   every pair meets exactly once.
-# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · itemsize bytes (times B, if there are B sequences). Memory
-#   does not: beside its shard and its accumulators a rank holds one block in use and one in flight instead of the whole
-#   sequence. The FLOPs are divided, not reduced.
+# - Traffic equals an all-gather's, (P − 1) · 2 · (S/P) · Hkv · D · itemsize bytes. Memory does not: beside its shard and its
+#   accumulators a rank holds one block in use and one in flight, not the whole sequence. The FLOPs are divided, not reduced.
 # - Post the exchange, compute, then wait, and the hop is hidden. Post both ends together, equally often on every rank.
-# - Masks compare global positions. The block attention inside is yours to choose, and so is the transport.
+# - Masks compare global positions.
 #
 # ## Self-check
-#
-# Answer first, then open the answer.
 #
 # <details><summary>1. There are 6 ranks. Whose block does rank 1 hold in step 4?</summary>(1 − 4) mod 6 = 3: the block of
 # rank 3.</details>

@@ -12,8 +12,9 @@
 # | 01.grouped | `grouped_attention` | which query heads share which key/value head, no copies |
 #
 # Arrays are float32 and (B, H, L, D). **Allowed** in all four functions: NumPy, and your own functions. **Not allowed:**
-# torch, jax, scipy, ringlab's own attention, and modifying the arrays that a function is given. Results may be float64.
-# NumPy's warnings, as for the logarithm of 0, are no failure; the values count.
+# torch, jax, scipy, ringlab's own attention, and modifying the arrays that a function is given. Results may be float64. But
+# `k.astype(np.float64)` is a copy of k, twice as large, and 01.grouped measures memory. NumPy's warnings, as for the
+# logarithm of 0, are no failure; the values count.
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded. `hint("01.softmax")` shows a
 # question, then a direction, then a line of mathematics.
@@ -55,12 +56,13 @@ check("01.softmax")
 # %% [markdown]
 # ## 01.causal · The causal mask, by position
 #
-# `query_positions` and `key_positions` are whole numbers, in any order: the positions of these tokens in the text. Return a
+# `query_positions` and `key_positions` are int64 arrays, in any order: the positions of these tokens in the text. Return a
 # boolean array with a row for every query and a column for every key. It is True where the query **may see** the key. A
 # token sees itself.
 #
 # New here: with `window=w` a query sees only the last w positions up to and including its own. Many models have layers with
-# such local attention. With `window=1` a token sees only itself; None means that there is no such limit.
+# such local attention. A window is 1 or more: with `window=1` a token sees only itself. None means that there is no such
+# limit.
 
 
 # %% grade="01.causal"
@@ -79,8 +81,8 @@ check("01.causal")
 # ## 01.attention · Attention with any mask
 #
 # `q` is (B, H, Lq, D); `k` and `v` are (B, H, Lk, D). `mask` is None, or a boolean array that is True where a query may see
-# a key and that broadcasts to (B, H, Lq, Lk). Scores are divided by √D. Return `(out, lse)`, (B, H, Lq, D) and (B, H, Lq). A
-# query that sees no key has out 0 and lse −inf. You may use your `softmax`.
+# a key and that broadcasts to (B, H, Lq, Lk), so it may have fewer axes, such as (Lq, Lk). Scores are divided by √D. Return
+# `(out, lse)`, (B, H, Lq, D) and (B, H, Lq). A query that sees no key has out 0 and lse −inf. You may use your `softmax`.
 #
 # New here: some models keep their scores within ±cap. If `cap` is a number, each score s becomes cap · tanh(s / cap)
 # after the division by √D. Where in your function must that happen, so that a hidden key stays hidden?
@@ -110,8 +112,9 @@ check("01.attention")
 # None or (Lq, Lk). Return `(out, lse)` as before. You may use your `attention` and your `softmax`.
 #
 # The lesson copied k and v for every query head, and so lost the memory that grouped heads save. **Do not copy them**: the
-# check measures memory, without a mask. What the function holds at its worst moment, its arguments not counted, must be
-# less than half of a copy of k for all H query heads. You may repeat the mask.
+# check measures memory, without a mask. What the function holds at its worst moment, its arguments not counted, must be less
+# than half of a copy of k for all H query heads. The check uses one query and many keys, so the scores are small beside k.
+# You may repeat the mask.
 
 
 # %% grade="01.grouped"

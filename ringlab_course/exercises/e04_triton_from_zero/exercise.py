@@ -79,10 +79,10 @@ check("04.softmax")
 # %% [markdown]
 # ## 04.flash · One program, the rows of a group
 #
-# `q` and `out` are (H, capacity, D), `k` and `v` are (K, capacity, D), and `lse` is (H, capacity) in float32. The first
-# `S` of the `capacity` tokens are in use. H = K · G: as in lesson 01, query heads c · G to c · G + G − 1 read key head c.
-# Write attention without a mask: `out` in its own dtype, `lse` as a natural logarithm, for tokens 0 to S − 1 of every
-# query head. Leave the rest as it is. `scale` is 1/√D.
+# `q` and `out` are (H, capacity, D), `k` and `v` are (K, capacity, D), all four in the same dtype: float32, float16 or
+# bfloat16. `lse` is (H, capacity) in float32. The first `S` of the `capacity` tokens are in use. H = K · G: as in lesson 01,
+# query heads c · G to c · G + G − 1 read key head c. Write attention without a mask: `out` in its own dtype, `lse` as a
+# natural logarithm, for tokens 0 to S − 1 of every query head. Leave the rest as it is. `scale` is 1/√D.
 #
 # The lesson's kernel, run for each query head, would read each key head G times. A tile of K does not care whose queries
 # it meets, so you **pack**: the queries of the G heads of a group are one matrix of S · G rows, ordered by token, and
@@ -156,8 +156,9 @@ check("04.flash")
 # As before, but token i sees key j only where j ≤ i + `shift`. With shift = 0 that is the causal mask. On a ring, the
 # queries and the keys of two ranks may be shifted against each other, in either direction.
 #
-# - A row that sees no key has out 0 and lse −inf. Write it like any other.
-# - Do not visit a tile in which no row of the block sees a key. Rows after token S − 1 do not count.
+# - With some shifts a row, or a whole block, sees no key. Such a row has out 0 and lse −inf; write it like any other. The
+#   lesson's causal kernel has no guards for it: m and total need those of `softmax_kernel`, and lse must not become NaN.
+# - Do not visit a tile in which no row of the block sees a key. Packed rows S · group and later do not count.
 # - You may mask every tile that you visit, as in the lesson's second step: no check asks whether a full tile is masked.
 
 
