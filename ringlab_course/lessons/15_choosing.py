@@ -9,8 +9,8 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Every rank's queries must meet every rank's keys. A ring is one way to arrange that. There are others, and all give the
-# same result. They differ in bytes, in waiting and in memory, so the best one depends on the model and the machine.
+# Every rank's queries must meet every rank's keys. A ring is one way to arrange that. There are others. All give the
+# same result, but they differ in bytes, in waiting and in memory.
 # "Ulysses sends less than a ring" is a common rule, and for today's models it is often false.
 
 # %%
@@ -54,7 +54,7 @@ from ringlab_course.figures import decision_map
 
 # %%
 def held(heads, own, now=(), later=()):
-    """A grid (heads, tokens): 1 own queries, 2 other keys in step 1, 3 those in other steps."""
+    """A grid (heads, tokens): 1 own queries, 2 keys that come first, 3 keys that come later."""
     grid = np.zeros((4, 16))
     for kind, tokens in ((3, later), (2, now), (1, own)):
         grid[np.ix_(heads, list(tokens))] = kind
@@ -72,8 +72,8 @@ panels = {
 # %%
 LOOKS = {
     1: ("tokens and heads that rank 1 computes", {"color": ORANGE, "hatch": "//"}),
-    2: ("other keys that it has in step 1", {"color": GREEN, "hatch": ".."}),
-    3: ("other keys, in another step", {"color": RULE}),
+    2: ("other keys that come first", {"color": GREEN, "hatch": ".."}),
+    3: ("other keys that come later", {"color": RULE}),
 }
 with styled():
     figure = new_figure((8.0, 2.9))
@@ -90,16 +90,16 @@ with styled():
 show(
     figure,
     "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 "
-    "tokens in all 4 heads; keys of 4 other tokens in step 1, those of the remaining 8 in other "
-    "steps. All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in "
+    "tokens in all 4 heads; keys of 4 other tokens come first, those of the remaining 8 later. "
+    "All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in "
     "one head, and no other keys. Hybrid with rows of 2: the 8 tokens of its row in 2 heads, and "
     "the keys of the other row's 8 tokens in these heads.",
 )
 
 # %% [markdown]
 # Each orange area holds a quarter of all (token, head) pairs: without a mask, the work is divided equally (a
-# causal mask needs the layouts of lesson 08). What differs is how a rank
-# gets there. Ring and all-gather move keys and values only. Ulysses moves q, k, v and the output, but each only once.
+# causal mask needs the layouts of lesson 08). Ring and all-gather move keys and values only. Ulysses moves q, k, v and
+# the output, but each only once.
 #
 # ## 2 · Counting bytes
 #
@@ -125,7 +125,7 @@ for name, heads in by_hand.items():
     print(f"{name:26}{heads:4} heads of a shard, {heads * shard:9,} bytes")
 
 # %% [markdown]
-# Now run all four on real text. The trace counts what rank 0 sent, and the output is compared with one process:
+# Now run all four on real text. The trace counts what rank 0 sent:
 
 # %%
 layout = zigzag(S, P)
@@ -204,18 +204,37 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 # A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is **exposed**.
 # All-to-alls and all-gathers have nothing to hide behind: Ulysses cannot compute before the first all-to-all is done, and
 # the second cannot begin before all is computed. A hybrid exposes its all-to-alls, and the longer part of each hop.
-# `choose.weigh` counts that for every schedule, at the GPU's peak rate. It also counts what a rank holds: q, k, v, out and
-# what has come from others.
 #
-# Here are 16 nodes with one GPU each, so *every* link is InfiniBand. (Section 4 has nodes of 8.)
+# First by hand: 16 nodes with one GPU each, so *every* link is InfiniBand, and 65,536 tokens on each. (Section 4 has nodes
+# of 8.) In Ulysses each rank ends up with 4 of the 64 query heads and one whole K/V head.
 
 # %%
 h100 = hardware("h100")
+peak, link = h100.peak("bfloat16"), h100.between
 
 
+def hop_and_block(tokens, link):
+    """The seconds of a hop of the ring, and those of the block that is computed meanwhile."""
+    hop_s = tokens * llama.block_bytes_per_token / link.bytes_per_s + link.latency_s
+    block_s = 4 * llama.H * llama.D * tokens**2 / 2 / peak  # half of the pairs: causal
+    return hop_s, block_s
+
+
+head = 65536 * llama.D * 2  # bytes of one head of a shard: bfloat16 takes 2 for a number
+sent = 15 * ((4 + 1 + 1) + 4) * head  # to 15 others q, k, v; to 15 others out
+hop_s, block_s = hop_and_block(65536, link)
+print(f"ring: each hop {hop_s * 1e3:.1f} ms beside a block of {block_s * 1e3:.1f} ms: hidden")
+print(f"Ulysses: {sent / 1e6:,.0f} MB at 50 GB/s: {sent / link.bytes_per_s * 1e3:.1f} ms, exposed")
+
+# %% [markdown]
+# `choose.weigh` counts this for every schedule, at the GPU's peak rate, and adds the latencies. It also counts what a rank
+# holds: q, k, v, out and what has come from others.
+
+
+# %%
 def scenario(tokens, ranks, link):
     """Print what every schedule exposes, sends and holds for one layer, least exposed first."""
-    rates = h100.peak("bfloat16"), link.bytes_per_s, link.latency_s
+    rates = peak, link.bytes_per_s, link.latency_s
     speed = f"{link.name}, {link.bytes_per_s / 1e9:.0f} GB/s"
     print(f"{tokens:,} tokens on each of {ranks} ranks, {speed}")
     for it in choose.weigh(llama, tokens, ranks, *rates):
@@ -224,30 +243,27 @@ def scenario(tokens, ranks, link):
         print(f"  {name:15}{exposed:8.2f} ms exposed{sent:8,.0f} MB sent{held:6.1f} GB held")
 
 
-scenario(65536, 16, h100.between)
+scenario(65536, 16, link)
 
 # %% [markdown]
-# **Long shards, a slow link.** The ring sends 4,027 MB, as much as the all-gather and more than all others, and exposes
-# *nothing*: each hop is shorter than the block that is computed meanwhile. It also holds the least, because Ulysses
-# and hybrids keep q, k, v and out twice, by tokens and by heads, and an all-gather keeps all K and V. (Counted is one
-# visiting block, as in the paper: 2H + 4K heads. Our ring has two, 2H + 6K: here a tenth more. See lesson 06.)
+# **Long shards, a slow link.** The ring sends as much as the all-gather, more than all others, and exposes *nothing*. It also holds the least, because Ulysses and hybrids keep q, k, v and out twice, by tokens and by heads, and an
+# all-gather keeps all K and V. (We count one visiting block, as the Ring Attention paper does: q and out (2H), own K/V
+# and the visitor's (4K). Our ring has a second one in flight, 2H + 6K; here that is a tenth more.)
 #
 # **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard.
 # In rows of 2 a rank sends its partner half of the heads of q, k, v and out: 32 + 4 + 4 + 32 = 72 heads of a shard.
 
 # %%
-tokens, link = 2048, h100.between
-hop_s = tokens * llama.block_bytes_per_token / link.bytes_per_s + link.latency_s
-block_s = 4 * llama.H * llama.D * tokens**2 / 2 / h100.peak("bfloat16")  # half of the pairs: causal
-head = tokens * llama.D * 2  # bytes of one head of a shard: bfloat16 takes 2 for a number
+tokens = 2048
+hop_s, block_s = hop_and_block(tokens, link)
+head = tokens * llama.D * 2
 trade_s = 72 * head / link.bytes_per_s + 2 * link.latency_s
 print(f"ring of 16: 15 hops, each {hop_s * 1e3:.3f} ms beside a block of {block_s * 1e3:.3f} ms")
 print(f"rows of 2: two all-to-alls, {trade_s * 1e3:.3f} ms in all; then a ring of 8")
 
 # %% [markdown]
 # In rows of 2, a hop has two shards of half the heads, so as many bytes as before. A block has twice the tokens, squared,
-# and half the heads: twice the work. Ulysses on 16 ranks has no hops, and sends 79 MB. The hybrid with U = 8 sends the
-# fewest bytes of all, 74 MB.
+# and half the heads: twice the work. The hybrid with U = 8 sends the fewest bytes of all.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -259,7 +275,7 @@ predict(
 
 # %%
 scenario(tokens, 16, link)
-best = choose.weigh(llama, tokens, 16, h100.peak("bfloat16"), link.bytes_per_s, link.latency_s)[0]
+best = choose.weigh(llama, tokens, 16, peak, link.bytes_per_s, link.latency_s)[0]
 compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
 
 # %% [markdown]
@@ -274,35 +290,41 @@ scenario(2048, 16, h100.inside)
 
 # %% [markdown]
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and
-# the colour is the schedule that exposes the least. It begins with 32 query and 8 K/V heads, so a hop is as long as
-# above, but a block has half the work. The map is that of the H100, with the latency of NVLink; the rows below it say
-# from how many tokens on a ring hides on other machines. Move K up to 32, then change P.
+# the colour is the schedule that exposes the least. It begins with an H100, NVLink's latency, and 32 query and 8
+# K/V heads. The rows below the map give, for each machine, the shard from which its ring hides. Read it, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
 
 # %% [markdown]
-# The same map with 32 K/V heads:
+# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
+# links slow. With 8 K/V heads Ulysses wins only where latency counts most: short shards, fast links. Orange
+# marks a ring that is exposed but still the best: a sliver at the line, and the corner where nothing else fits. ("Fits"
+# means here that one layer's attention has the whole GPU to itself; the planner below keeps 6 % in reserve.)
+#
+# Now the same map with 32 K/V heads: a hop of the ring is four times as long. Where does the line go, and which area grows?
 
 # %%
 all_heads = {"sizes": Attention(1, 32, 32, 128), "P": 16, "hybrids": True}
 show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
 
 # %% [markdown]
-# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
-# links slow. Next to the line a hybrid wins; the fewer the K/V heads, the wider its band. Ulysses wins where shards are
-# so short and links so fast that latency counts most; with 32 K/V heads, everywhere further left. In a sliver at
-# the line, and where memory leaves room for a ring only, an exposed ring still exposes the least. An all-gather never wins
-# here, but with all keys on a rank every mask is simple. Llama 3 was trained with one (arXiv 2407.21783).
+# The line moves right, to about four times as many tokens on InfiniBand. The hybrids' band is narrower, and Ulysses wins
+# everywhere left of it. At the lower right memory decides: beyond 1.04 million tokens no hybrid fits, and beyond 1.3
+# million only a ring. An all-gather never wins here, but with all keys on a rank every mask is simple. Llama 3
+# was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #
 # A cluster has fast links inside a node and slow ones between nodes. Take 2,048 tokens per rank again, on 2 nodes of 8 GPUs.
-# Rows of up to 8 fit inside a node and trade over NVLink; only the hops need InfiniBand:
+# Rows of up to 8 fit inside a node and trade over NVLink; only hops need InfiniBand, and the slowest link decides
+# (lesson 06):
 
 # %%
-peak, nvlink, infiniband = h100.peak("bfloat16"), h100.inside, h100.between
+nvlink, infiniband = h100.inside, h100.between
 for U in (2, 4, 8):
+    # `way` counts for one token on each rank: open_bytes are those of both all-to-alls, in `turns`
+    # messages that wait for each other; hop_bytes are those of one of its `hops`.
     way = choose.way(llama, 16, "hybrid", U)
     rows = way.open_bytes * tokens / nvlink.bytes_per_s + way.turns * nvlink.latency_s
     hop = way.hop_bytes * tokens / infiniband.bytes_per_s + infiniband.latency_s
@@ -312,7 +334,8 @@ for U in (2, 4, 8):
 # %% [markdown]
 # With one GPU per node, rows of 2 were best. Here rows of 4 are: their trade is cheap, and they hide all hops. So *what
 # nothing hides goes on the fastest links*. The planner of ringlab tries every split of the ranks over both kinds. Here
-# it splits the 16 GPUs for **prefill**: reading a whole prompt, without a backward.
+# it splits the 16 GPUs for **prefill**: reading a whole prompt, without a backward. Which of the two models uses the
+# larger rows?
 
 # %%
 for name in ("llama2-7b", "llama3-8b"):
@@ -324,15 +347,14 @@ for name in ("llama2-7b", "llama3-8b"):
         print(f"{name}, {heads}, {tokens:9,} tokens: {split}, {best.step_s:7.2f} s")
 
 # %% [markdown]
-# The two models are of about the same size; the second has a quarter of the K/V heads. Up to 131,072 tokens their splits
-# differ; with a million, both are a ring of 16. **Grouped heads and long sequences both favour the ring.**
+# Up to 131,072 tokens the splits differ; with a million, both are a ring of 16. **Grouped heads and long sequences both favour the ring.**
 #
 # ## 5 · Decode
 #
 # When a model writes, it takes in one token at a time: one query, and all keys so far. First the prompt is prefilled by
 # ring attention, and each rank keeps its K and V. This **K/V cache** is sharded as the prompt was.
 #
-# How do the query and the other ranks' keys meet? A ring would move the keys: P − 1 hops of S/P tokens, for one
+# A ring would move the keys: P − 1 hops of S/P tokens, for one
 # query. But lesson 02 has a cheaper way: attend to each part of the keys alone, then merge the parts by their lse.
 
 # %%
@@ -416,7 +438,7 @@ print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} �
 # **Decode needs no ring.** Its time goes into *reading*, the weights and the cache, and both can be divided among ranks.
 # **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns of the
 # feed-forward, for all tokens, and the ranks add up their results. A cache that is sharded by tokens is **context
-# parallelism** (CP). For 70 billion weights and a million tokens the planner combines them:
+# parallelism** (CP). How would you divide 70 billion weights and a million tokens among 16 GPUs? The planner:
 
 # %%
 print(plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).answer)
@@ -430,20 +452,32 @@ print(f"{weights:.1f} GB of weights and {cache:.1f} GB of cache per GPU")
 # ## 6 · A window instead
 #
 # A **sliding window** makes the task itself smaller: each token sees only the last few, 4,096 in Mistral 7B. Then K/V
-# blocks that nobody sees need not travel. For that, the shards must be contiguous: in a zig-zag, a rank's two chunks have
-# their predecessors on two different ranks, rank − 1 and rank + 1, so blocks must go almost all the way round. With 64
-# tokens per shard:
+# blocks that nobody sees need not travel.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.hops",
+    "4 ranks with contiguous shards of 64 tokens, and a window of 16. How many hops does the ring "
+    "make?",
+    choices=["0", "1", "2", "3"],
+)
 
 # %%
-layout = contiguous(S, P)
+hops = {}
 for window in (256, 128, 64, 16):
-    run = VirtualCluster(P).run(on_rank, "ring", 4, Mask(window=window))
-    hops, sent = run.trace.rounds(0), run.trace.bytes_sent(0)
-    print(f"window {window:3} of {S} tokens: hops {hops}, bytes {sent:7,}")
+    for layout in (contiguous(S, P), zigzag(S, P)):
+        run = VirtualCluster(P).run(on_rank, "ring", 4, Mask(window=window))
+        hops[layout.name, window] = run.trace.rounds(0)
+    folded, straight = hops["zigzag", window], hops["contiguous", window]
+    print(f"window {window:3} of {S} tokens: hops {straight} if contiguous, {folded} in a zig-zag")
+compare("15.hops", str(hops["contiguous", 16]))
 
 # %% [markdown]
-# One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. What does a window
-# cost the model? A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
+# One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. A zig-zag often needs more,
+# because a rank's two chunks have their predecessors on two ranks, rank − 1 and rank + 1. (With 16, its second hop passes
+# the ranks between in one message; to neighbours only, it would take P − 1 hops.)
+#
+# A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -486,17 +520,16 @@ for layers in (1, 8, 32):
     print(f"{layers:2} layers reach {len(weight):7,} tokens; the furthest quarter gives {far:.2g}")
 
 # %% [markdown]
-# A trained model does better than a plain mean, but it must
-# carry each fact from window to window before it knows who will ask for it. So many current models mix layers with a
-# window and layers with full attention, and the latter still need one of the schedules above.
+# A trained model does better than a plain mean. Still, many current models mix layers with a window and layers with full
+# attention, and the latter need one of the schedules above.
 #
 # ## Recap
 #
 # | | where it exposes | take it where |
 # |---|---|---|
 # | ring | the part of each hop that is longer than its block | shards are long, or K/V heads are few |
-# | all-gather | everything | sequences are short, masks complicated |
-# | Ulysses | everything, but each tensor travels only once | K/V heads are many; or shards are so short, and links so fast, that latency counts most |
+# | all-gather | everything | masks are complicated, or its cost does not matter |
+# | Ulysses | everything, but each tensor travels only once | K/V heads are many; or shards are short and links fast |
 # | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone does not hide; rows inside a node |
 # | decode | partial results, whose bytes do not grow with S | one token at a time |
 #
@@ -507,8 +540,8 @@ for layers in (1, 8, 32):
 # ## Self-check
 #
 # <details><summary>1. 32 query and 8 K/V heads: from how many ranks on does Ulysses send less than a
-# ring?</summary>From 6 on, since P·8/40 must be above 1. The first such number of ranks that can share the heads
-# is 8.</details>
+# ring?</summary>From 8 on. P·8/40 is above 1 from 6 on, and 8 is the next P that divides both numbers of
+# heads.</details>
 #
 # <details><summary>2. Why does a hybrid's hop carry as many bytes as the ring's while U divides K, and what has
 # changed?</summary>It carries U times the tokens of a U-th of the heads. But there are P/U − 1 hops, and U

@@ -14,7 +14,7 @@
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
 # **Not allowed:** ringlab's planner, formulas of traffic, cache and merge, PyTorch's attention, and changing the
-# arguments of a function.
+# arguments of a function: do not write into them.
 
 # %%
 import math
@@ -85,7 +85,7 @@ check("15.traffic")
 #
 # Return a list with one dict for each option: ring and all-gather (U = 1), Ulysses (U = P), and a hybrid for each U
 # that divides P, with 1 < U < P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and no
-# others. The reason is one of four words:
+# others. An option is *usable* if the ranks can share the heads and what it holds fits. The reason is one of four words:
 #
 # - `"hidden"`: usable, and nothing is exposed;
 # - `"exposed"`: usable, and something is exposed;
@@ -147,9 +147,11 @@ check("15.choose")
 # ## 15.decode · A decode step
 #
 # `q` (B, H, 1, D) is the query of the newest token, the same on every rank. `k` and `v` (B, K, L, D) are this rank's part
-# of the cache, which holds all tokens so far, also the newest. L differs from rank to rank, and may be 0. Return `out`
+# of the cache, which holds all tokens so far, also the newest. L differs from rank to rank, and may be 0,
+# but at least one rank has a token. Return `out`
 # (B, H, 1, D), the same on every rank, in the dtype of q.
 #
+# - Query head h reads K/V head h // (H // K), and scores have the factor 1/√D.
 # - Compute in float32 at least. Scores may be several hundred, with either sign.
 # - The bytes that you send must not grow with the sequence.
 # - `ring.all_reduce(x)` adds up over the ranks; `ring.all_reduce(x, op="max")` takes the maximum.

@@ -36,7 +36,7 @@ from ringlab_course.mesh.examine import examine
 # You write programs of *one device*. The checks put them into `shard_map` on P simulated devices, on a mesh with one axis
 # `"ring"`. They compile each program, read the messages of the compiled program, and run it.
 #
-# - `q`, `k` and `v` are the device's parts, (B, H, L, D).
+# - `q`, `k` and `v` are the device's parts, (B, H, L, D): here K = H, each query head has a K/V head of its own.
 # - `positions` is a **NumPy** array (P, L). Row r lists the global positions that device r owns, in the order of its
 #   tokens; they need not be sorted. Every device owns equally many, L ≥ 1. They are known while JAX traces; the rank,
 #   `lax.axis_index("ring")`, is not.
@@ -153,9 +153,9 @@ check("17.window")
 # If q, k and v are bfloat16, K and V travel as they came, and everything that is computed is float32. The gradients have
 # the types of q, k and v and are rounded *once*, at the very end.
 #
-# A device's memory is read off the *compiled* step, forward and backward together. With the same tokens on each device, 8
-# devices may need at most a quarter more than 4, and at most half a block of K more for each additional device. Remember
-# the first trap of lesson 17, section 9: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
+# A device's memory is read off the *compiled* step, forward and backward together. With the number of tokens per
+# device fixed, two limits hold, from 4 devices to 8: at most 25 % more memory; and at most half a block of K per added
+# device. Remember the first trap of lesson 17, section 9: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
 # holds for `ring_forward` as well: stage 17.forward accepts a `for`, but here it may cost points.
 #
 # `jax.custom_vjp` is already set up. If a gradient is wanted, `keep` runs in place of the forward, and returns the results
