@@ -18,10 +18,19 @@ from hypothesis import strategies as st
 
 from ringlab.conformance.runner import Finding
 from ringlab.errors import CourseError
+from ringlab.nn import Degrees
 from ringlab.viz.style import BLUE, png
 from ringlab_course.catalogue import LESSONS, PAPERS
 from ringlab_course.clinic.suite import KillMatrix
-from ringlab_course.figures import course_ring, kill_matrix, loss_curves, papers, side_by_side
+from ringlab_course.figures import (
+    course_ring,
+    kill_matrix,
+    loss_curves,
+    memory_ledger,
+    papers,
+    ring_step,
+    side_by_side,
+)
 from ringlab_course.figures.side_by_side import Job
 from tests.viz.test_keyboard import faults
 from tests.viz.test_style import illegible
@@ -251,3 +260,36 @@ def test_arrow_keys_move_both_sliders_and_the_evidence_follows() -> None:
 def test_without_a_person_it_says_where_the_matrix_stands(capsys: pytest.CaptureFixture[str]) -> None:
     kill_matrix.play(MATRIX)
     assert "is below" in capsys.readouterr().out
+
+
+KNOWN = [[(rank - step) % 4 + 10 for step in range(4)] for rank in range(4)]
+LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        (course_ring.draw_notes(KNOWN), course_ring.describe_notes(KNOWN)),
+        (memory_ledger.shapes_figure(), memory_ledger.describe_shapes()),
+        (memory_ledger.sharing_figure(8, 2), memory_ledger.describe_sharing(8, 2)),
+        (ring_step.traffic(LADDER, 4), ring_step.describe_traffic(LADDER, 4)),
+        (loss_curves.shares(), loss_curves.describe_shares()),
+        (loss_curves.mesh(Degrees(dp=2, cp=2, tp=2)), loss_curves.describe_mesh(Degrees(dp=2, cp=2, tp=2))),
+    ],
+    ids=["notes", "shapes", "sharing", "traffic", "shares", "mesh"],
+)
+def test_a_still_picture_can_be_read_and_has_words(figure, words):
+    assert illegible(figure) == []
+    assert len(words) > 60
+
+
+def test_the_grid_of_notes_shows_each_note_at_each_rank_and_step():
+    shown = texts(course_ring.draw_notes(KNOWN))
+    assert all(
+        sum(text.endswith(str(note)) for text in shown) >= 4 for note in {n for row in KNOWN for n in row}
+    )
+
+
+def test_words_on_heads_that_share_say_which_order_is_wrong():
+    words = memory_ledger.describe_sharing(8, 2)
+    assert "repeat" in words and "tile" in words
