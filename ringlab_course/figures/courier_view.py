@@ -385,6 +385,11 @@ def _draw_axes(ax: Axes, frames: Sequence[Frame], title: str) -> None:
     ax.set_title(title)
     keys = [Patch(facecolor=rank_colour(rank), label=f"added by rank {rank}") for rank in range(P)]
     key = "A box is a courier when its rank sends it on. A number says whose block a term belongs to."
+    if P > 2:
+        first, last = (P - 1, 0) if frames[0].to[0] == 1 else (0, P - 1)
+        key += (
+            f"\nAn arrow that leaves the picture enters on the other side: rank {first} sends to rank {last}."
+        )
     if any(astray(frame, rank) for frame in frames for rank in range(P)):
         key += "\nDashed: the sum mixes blocks, counts one twice, or is on the wrong rank."
     look = {"ncols": min(P, 4), "fontsize": 8.5, "title": key, "title_fontsize": 8.5}

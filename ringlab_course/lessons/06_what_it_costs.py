@@ -101,7 +101,7 @@ print(f"by hand, c = 256: 4·c²·D·H = {4 * 256**2 * 32 * 4:,}, 2·c·D·K·e 
 # %% [markdown]
 # Twice the tokens make four times the FLOPs, but only twice the bytes. **The computation grows like c², the message like
 # c.** So on every machine there is a c from which the computation takes longer, and the hop can be hidden. In letters, with
-# H query heads, K key/value heads and e bytes per element (in this lesson B is a bandwidth, for one sequence, and c is
+# H query heads, K key/value heads and e bytes per element (here there is one sequence, so B is free to mean bandwidth; c is
 # lesson 00's L = S/P):
 #
 # | | one step | in seconds |
@@ -136,9 +136,9 @@ predict("06.infiniband", "And how many to hide a hop over InfiniBand?", unit="to
 # We check this against the package. Its `Attention` holds the sizes of a layer, here 32 query heads and as many K/V heads.
 
 # %%
-def threshold(F, B, e=2, group=1, causal=False):
+def threshold(F, B, e=2, group=1):
     """Return the tokens per rank that hide a hop; `group` query heads share a K/V head."""
-    return e * F / (2 * B) / group * (2 if causal else 1)
+    return e * F / (2 * B) / group
 
 
 mha = Attention(H=32, K=32, D=128, causal=False)
@@ -155,7 +155,7 @@ compare("06.infiniband", threshold(F, infiniband))
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. With 8 ranks that is a context of 8,320 and of
 # 99,840 tokens. At 8,320 tokens one GPU is enough; at 99,840 you begin to *want* a ring. So where a ring is wanted, its
-# hops are usually hidden. With more ranks the context must grow too: section 6.
+# hops are usually hidden. With more ranks the context must grow too: section 5.
 #
 # The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow with c. In a live
 # notebook, drag c past the threshold. Then choose another machine, or your own F and B.
@@ -172,7 +172,8 @@ cases = {"8 / 8 heads, no mask": (1, False), "64 / 8 heads, no mask": (8, False)
          "64 / 8 heads, causal": (8, True)}
 for name, (group, causal) in cases.items():
     sizes = Attention(H=8 * group, K=8, causal=causal)
-    yours = [threshold(F, B, 2, group, causal) for B in (nvlink, infiniband)]
+    times = 2 if causal else 1
+    yours = [times * threshold(F, B, 2, group) for B in (nvlink, infiniband)]
     theirs = [least_tokens_hidden(F, B, sizes) for B in (nvlink, infiniband)]
     same = all(map(math.isclose, yours, theirs))
     print(f"{name:22}  NVLink {yours[0]:5,.0f}  InfiniBand {yours[1]:6,.0f}   by ringlab: {same}")
@@ -181,7 +182,7 @@ for name, (group, causal) in cases.items():
 # Llama 3 70B's 64 query heads on 8 K/V heads need only 260 tokens per rank to hide a hop over the A100's NVLink under a
 # causal mask.
 #
-# You will read "1,024 tokens, at 600 GB/s". That is our 1,040, rounded to a power of two, but its derivation has two
+# You may read "1,024 tokens, at 600 GB/s". That is our 1,040, rounded to a power of two, but its derivation has two
 # mistakes: NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake
 # halves the threshold, the second doubles it. The last two lines show another slip: a network's data sheet counts bits,
 # eight to a byte.
@@ -222,7 +223,7 @@ class Machine(Costs):
         return counted(attend, *args) / self.F
 
     def message(self, source, to, nbytes):
-        return 2 * nbytes / self.B  # K and V travel at the same time; each gets half the link
+        return 2 * nbytes / self.B  # nbytes of K or of V: both travel, each gets half the link
 
 # %% [markdown]
 # Our machine is slow enough for mental arithmetic: 2,304 FLOP/s and 192 bytes/s, so its threshold in float32 is 24 tokens.
@@ -289,11 +290,11 @@ print("FLOPs by ringlab.cost:", attention_flops(sizes, 64 * 64))
 print("FLOPs counted:        ", counted(attend, *[torch.ones(1, 4, 64, 32)] * 3))
 
 # %% [markdown]
-# Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps
-# **memory** flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. Let us count
-# in heads: one head of one token is D numbers. Then q and out are 2·H for each token of the rank, and a K/V block is
-# 2·K. The Ring Attention paper counts two K/V blocks, the one in use and the one that arrives: 2·H + 4·K. Here is that
-# count for one layer of Llama 3 70B, with 16,384 tokens per rank:
+# Ring attention saves neither bytes nor FLOPs. It cuts the bytes into blocks small enough to hide, and it keeps **memory**
+# flat. Whatever P is, a rank holds c tokens of q, k, v and out, and a few K/V blocks of others. Let us count in heads: one
+# head of one token is D numbers. Per token, q and out together are 2·H heads, and one K/V block 2·K. The Ring Attention
+# paper counts two K/V blocks, the one in use and the one that arrives: 2·H + 4·K. Here is that count for one layer of Llama
+# 3 70B, with 16,384 tokens per rank:
 
 # %%
 llama = model("llama3-70b")
@@ -305,15 +306,16 @@ for P in (8, 64, 512):
 head = llama.D * 16384 * 2
 print(f"the paper's count, 2·H + 4·K heads: {(2 * llama.H + 4 * llama.K) * head / 1e9:.2f} GB")
 for P in (2, 3, 8):
-    blocks = attention_work(layer, 16384, P).slots / (2 * llama.K * head)
+    held = attention_work(layer, 16384, P).slots  # bytes of K/V of other ranks
+    blocks = held / (2 * llama.K * head)
     print(f"our ring on {P} ranks: K/V blocks of others on a rank at once: {blocks:.0f}")
 print(f"our ring, 2·H + 6·K heads:          {(2 * llama.H + 6 * llama.K) * head / 1e9:.2f} GB")
 
 # %% [markdown]
 # Our ring also keeps its own block, because the caller needs it for the backward. So from 3 ranks on it holds three
 # blocks: its own, the one in use and the one that arrives. That makes 2·H + 6·K. In the exercise you get most of the
-# third block back. (Neither count has the accumulator of out, which is float32 while a rank computes: H heads of 4
-# bytes, so another 2·H in this count.)
+# third block back. (Neither count has the float32 accumulator of out: H heads at 4 bytes a number take the room
+# of 2·H heads in bfloat16.)
 #
 # Shards also divide what *generating* text has to keep, lesson 01's KV cache of all layers:
 
@@ -323,51 +325,15 @@ print(f"K and V of a million tokens: {cache:.0f} GB (K alone {cache / 2:.2f} GB)
       f"so at least {math.ceil(cache / 80)} GPUs of 80 GB")
 
 # %% [markdown]
-# ## 5 · A published table, recomputed
-#
-# Section 7 will buy GPUs by these formulas. So we first check them against published figures. The Striped Attention
-# paper (arXiv 2311.09431, table 3) asks what balance is worth. Under a causal mask and with contiguous shards the last
-# rank has most to compute, and the others wait for it; a balanced layout gives every rank the same work. The paper
-# bounds the gain on 4 A100: the time of a forward with contiguous shards, divided by that with a balanced layout.
-
-# %% tags=["nbval-ignore-output"]
-predict("06.gain", "A model on 16 times as many tokens: what becomes of the gain by balance?",
-        ["it grows", "it stays the same", "it shrinks"])
-
-# %% [markdown]
-# A forward also has linear layers, which take 2 FLOPs per weight and token under either layout. Attention takes
-# 4 · d_model FLOPs per visible pair and layer, all heads together. The slowest rank of a contiguous layout computes P − ½
-# blocks of c² pairs, a rank of a balanced one P/2. On these A100 attention ran at half the rate of the linear layers, so
-# it counts twice. For the paper's 1B model:
-
-# %%
-printed = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}
-one_b, P, gains = model("striped-1b"), 4, []
-weights = one_b.layers * one_b.layer_matrix_parameters + one_b.d_model * one_b.vocabulary
-for tokens, theirs in printed.items():
-    c = tokens / P
-    linear = 2 * c * weights
-    attention = 2 * 4 * one_b.d_model * (P / 2) * c**2 * one_b.layers  # balanced, at half the rate
-    share = attention / (linear + attention)
-    gains.append(striped_speedup(one_b, ranks=P, tokens=tokens, attention_weight=2))
-    print(f"{tokens:7,} tokens: attention takes {share:.1%}, 1 + 0.75 · that = "
-          f"{1 + 0.75 * share:.3f}, by ringlab {gains[-1]:.3f} (printed {theirs:.2f})")
-print("attention alone, (P - 1/2) / (P / 2):", (P - 0.5) / (P / 2))
-compare("06.gain", "it grows" if gains[-1] > gains[0] else "it shrinks")
-
-# %% [markdown]
-# All agree to the last printed digit. Contiguous shards stretch each second of attention to 1.75, and the linear
-# layers not at all. Longer contexts are more and more attention, so the gain grows towards 1.75.
-#
-# ## 6 · Many ranks: the simulator
+# ## 5 · Many ranks: the simulator
 #
 # So far all ranks and all links were alike. A real ring crosses nodes, and some of its ranks are slow. `simulate` runs
 # the *real* ring program on tensors that have a shape and no data. It charges blocks by their FLOPs, at the rate that
 # published kernels reach, and messages by the bytes and the latency of their link.
 #
-# We simulate H100s, 8 in a node, with Llama 3 70B's heads, a causal mask and the balanced *zig-zag* layout of lesson
-# 08. First the thresholds, at the rate that kernels reach. Now *latency* counts too: the time that a message takes
-# besides its bytes.
+# We simulate H100s, 8 in a node, with section 4's `layer` (Llama 3 70B's heads and a causal mask) and the balanced *zig-zag*
+# layout of lesson 08. First the thresholds, at the rate that kernels reach. Now *latency* counts too: the time that a
+# message takes besides its bytes.
 
 # %%
 h100 = hardware("h100")
@@ -379,17 +345,17 @@ for link in (h100.inside, h100.between):
           f"{link.latency_s * 1e6:g} µs a message")
 
 # %% [markdown]
-# Now the ring in one node, and over two. *Exposed* is here what hops without cost would save.
+# Now the ring in one node, and over two. *Hops cost* what a ring with free hops would save.
 
 # %% tags=["nbval-ignore-output"]
-predict("06.border", "Two nodes, 2,048 tokens per rank: what percentage of the ring's time is "
-        "exposed?", unit="%")
+predict("06.border", "Two nodes, 2,048 tokens per rank: what percentage of the ring's time do "
+        "hops cost?", unit="%")
 
 # %%
 for c in (256, 512, 1024, 2048, 4096, 8192):
     one, two = (simulate(layer, zigzag(c * P, P), h100) for P in (8, 16))
     inside, across = (run.exposed_s / run.makespan_s for run in (one, two))
-    print(f"c = {c:5,}: exposed {inside:4.0%} of the time in one node, {across:4.0%} over two")
+    print(f"c = {c:5,}: hops cost {inside:4.0%} of the time in one node, {across:4.0%} over two")
     if c == 2048:
         measured = 100 * across
 compare("06.border", measured)
@@ -409,11 +375,11 @@ ax.set_yticks([0.5, 1.5, 2.5, 3, 3.5, 4.5, 5.5], [*names[:3], "InfiniBand, 7 →
 show(picture, gantt.describe(crossing, title) + " A line between ranks 7 and 8 parts the nodes.")
 
 # %% [markdown]
-# Rank 7 sends over InfiniBand to rank 8, and both wait. Their neighbours start on time. Then the delay reaches them, in
-# both directions, because a message begins only when both its ends have posted it. Here it moves one rank further every
-# other step, and in the end all ranks keep InfiniBand's pace. Each lane shows both directions of an exchange. If the sent
-# and the received block travel at different times, you see two orange pieces. A rank that is done counts as idle until
-# the last one ends.
+# Rank 7 sends over InfiniBand to rank 8, and both wait. A message begins only when both its ends have posted it, so the
+# delay spreads in both directions. Rank 6, for example, posts its third message to rank 7 after two blocks. Rank 7 posts it
+# only after two hops over InfiniBand, and so rank 6 waits, too. Here the delay moves one rank further every other step, and
+# in the end all ranks keep InfiniBand's pace. Each lane shows both directions of an exchange. If the sent and the received
+# block travel at different times, you see two orange pieces. A rank that is done counts as idle until the last one ends.
 #
 # What about a slow *rank*?
 
@@ -429,7 +395,7 @@ compare("06.slow", late.makespan_s / even.makespan_s)
 
 # %% [markdown]
 # A ring is as slow as its slowest rank, not as the average one. That rank's own 64 blocks take 1.5 times as long, and
-# the ring has ended only when it has. Its neighbours soon wait for it, ranks farther away later.
+# the ring has ended only when it has.
 #
 # So far more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks. Then c = S/P shrinks, and with it
 # the computation that hides a hop.
@@ -444,16 +410,17 @@ for P in (8, 16, 32, 64, 128):
     run = simulate(layer, zigzag(131072, P), h100)
     ended[P], share = run.makespan_s, run.exposed_s / run.makespan_s
     print(f"{P:3} ranks, {131072 // P:6,} tokens each: {ended[P] * 1e3:5.2f} ms, "
-          f"an even share would be {ended[8] * 8 / P * 1e3:5.2f} ms, exposed {share:.0%}")
+          f"an even share would be {ended[8] * 8 / P * 1e3:5.2f} ms, hops cost {share:.0%}")
 gain = ended[64] / ended[128]
 verdict = "slower" if gain < 1 else "a little faster" if gain < 1.5 else "about twice as fast"
 compare("06.more", verdict)
 
 # %% [markdown]
 # Down to the threshold, twice the ranks halve the time. Below it they gain little, and soon they lose: every rank still
-# has to see the whole sequence, and more hops add latency. **Scale ranks with the context, not against it.**
+# has to see the whole sequence, and more hops add latency. **From there on, add ranks when the context grows, not to speed
+# up a context you already have.**
 #
-# ## 7 · Size a cluster
+# ## 6 · Size a cluster
 #
 # Now the question behind all of this: how many machines? You want to *train* Llama 3 70B on sequences of 1,000,000 tokens.
 # Besides attention, memory has to hold what training needs:
@@ -464,18 +431,21 @@ compare("06.more", verdict)
 # | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
-# | layer at work, its gradients, K/V in flight, dK and dV, accumulators | what the backward of one layer needs while it runs: its recomputed results and their gradients, the K/V blocks of others, the gradients of K and V that travel with them, and sums in float32 |
+# | layer at work, its gradients | in the backward of one layer: its results, computed again, and their gradients |
+# | K/V in flight | the blocks of other ranks: the one in use and the one that arrives |
+# | dK and dV, accumulators | gradients of K and V, and float32 results in between, which lesson 09's backward needs; until then, take the sizes on trust |
 #
 # The planner counts these. Here they are for one node, summed over its 8 GPUs. With more GPUs in the ring these sums stay
 # the same, so each GPU's part shrinks. Only the gathered weights cost every GPU the same, 5.1 GB. An "80 GB" H100 shows
 # 85.5 GB to programs.
 
 # %%
-def asked(nodes, **given):
-    return plan(Request("llama3-70b", 1_000_000, "h100", nodes=nodes, **given))
+def one_ring(nodes):
+    """Return the plan for one ring of all GPUs; tp=1: no GPUs that share the work of a rank."""
+    return plan(Request("llama3-70b", 1_000_000, "h100", nodes=nodes, tp=1))
 
 
-alone = asked(1)
+alone = one_ring(1)
 sums = {entry.name: 8 * entry.bytes / 1e9 for entry in alone.best.ledger.entries}
 for name, size in sums.items():
     print(f"{size:7,.0f} GB  {name}")
@@ -489,30 +459,19 @@ print(f"It has {h100.memory_bytes / 1e9:.1f} GB and may use {usable:.1f}; {reser
 predict("06.nodes", "How many nodes of 8 such GPUs does one ring of all GPUs need?", unit="nodes")
 
 # %%
-def tell(nodes, **given):
-    best = asked(nodes, **given).best
-    split, verdict = best.degrees, "fits" if best.fits else "too much"
-    print(f"nodes: {nodes:2}, tp {split.tp} × ring {split.ring:3}: "
-          f"{best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
-
-
-fewest = next(nodes for nodes in range(1, 65) if asked(nodes, tp=1).fits)
+fewest = next(nodes for nodes in range(1, 65) if one_ring(nodes).fits)
 for nodes in sorted({1, 2, 4, fewest - 1, fewest, 16}):
-    tell(nodes, tp=1)
+    best = one_ring(nodes).best
+    verdict = "fits" if best.fits else "too much"
+    print(f"nodes: {nodes:2}, ring of {best.degrees.ring:3}: "
+          f"{best.ledger.total_bytes / 1e9:5.1f} GB on each GPU, {verdict}")
 compare("06.nodes", fewest)
 
 # %% [markdown]
-# The planner finds a way on one node less. It may also let two GPUs divide each matrix between them, *tensor parallelism*
-# (tp), which halves the gathered weights. But the layer at work needs more memory then, so it saves only 0.8 GB, just enough:
+# We take 16 nodes, not the fewest, to shorten the training step; the planner chooses the rest:
 
 # %%
-tell(fewest - 1)
-
-# %% [markdown]
-# We take 16 nodes, not the fewest, to shorten the training step:
-
-# %%
-chosen = asked(16)
+chosen = plan(Request("llama3-70b", 1_000_000, "h100", nodes=16))
 print(chosen.answer)
 for entry in sorted(chosen.best.ledger.entries, key=lambda entry: -entry.bytes)[:4]:
     print(f"{entry.bytes / 1e9:5.1f} GB  {entry.name}")
@@ -524,12 +483,43 @@ print(f"a training step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentenc
 # %% [markdown]
 # One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of
 # its hops go over NVLink, but the slowest link decides, so InfiniBand's threshold counts. In every pass a rank has more
-# tokens than the threshold, so the ring's hops cost no time here. With 193 GB per GPU one could keep what full
+# tokens than the threshold, so the ring's hops cost almost no time here. (The backward sends more bytes for each FLOP, but
+# its kernels reach a lower rate, so its threshold is hardly higher.) With 193 GB per GPU one could keep what full
 # recomputation computes again, about a fifth of the step. Memory sets the least number of GPUs, and arithmetic the time
 # of a training step. This command prints the same plan in a terminal, with alternatives and advice:
 
 # %%
 print(chosen.request.command())
+
+# %% [markdown]
+# ## 7 · Optional: what balance is worth
+#
+# You need this section only for stage 06.table of the exercise. Under a causal mask, contiguous shards give the last rank
+# most to compute, a balanced layout gives all ranks the same (lessons 07 and 08). The Striped Attention paper (arXiv
+# 2311.09431, table 3) bounds the gain on 4 A100: the time of a forward with contiguous shards, divided by that with a
+# balanced layout.
+
+# %% tags=["nbval-ignore-output"]
+predict("06.gain", "A model on 16 times as many tokens: what becomes of the gain by balance?",
+        ["it grows", "it stays the same", "it shrinks"])
+
+# %% [markdown]
+# The slowest rank of a contiguous layout computes P − ½ blocks, a rank of a balanced one P/2: with 4 ranks, attention takes
+# 1.75 times as long. Linear layers, at 2 FLOPs per weight and token, take as long under either layout. So if attention
+# is a share *a* of the balanced forward, the gain is 1 + 0.75·a. On these A100 attention ran at half the rate of the linear
+# layers, so it counts twice. The paper's 1B model:
+
+# %%
+printed, gains = {16384: 1.46, 32768: 1.57, 65536: 1.65, 131072: 1.70, 262144: 1.72}, []
+for tokens, theirs in printed.items():
+    gain = striped_speedup(model("striped-1b"), ranks=4, tokens=tokens, attention_weight=2)
+    gains.append(gain)
+    print(f"{tokens:7,} tokens: gain {gain:.3f} by ringlab, {theirs:.2f} in the paper, "
+          f"so attention takes {(gain - 1) / 0.75:.0%}")
+compare("06.gain", "it grows" if gains[-1] > gains[0] else "it shrinks")
+
+# %% [markdown]
+# All agree to the last printed digit. Longer contexts are more and more attention, so the gain grows towards 1.75.
 
 # %% [markdown]
 # ## Recap

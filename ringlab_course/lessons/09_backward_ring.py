@@ -5,7 +5,8 @@
 # have added to it, and count its hops and bytes before it runs.
 #
 # **You need first** [lesson 03](03_tiled_attention.ipynb), sections 7 to 9: the backward of a tile; [lesson
-# 05](05_emulated_ring.ipynb), the forward ring and its causal mask.
+# 05](05_emulated_ring.ipynb), the forward ring and its causal mask; for section 7, [lesson 06](06_what_it_costs.ipynb), and
+# for the zig-zag layout there, [lesson 08](08_striped_and_zigzag.ipynb).
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
@@ -65,9 +66,9 @@ predict(
 )
 
 # %% [markdown]
-# Suppose that rank 3 wants the gradients that *its* queries and *rank 1's* keys give. Lesson 03 has the recipe for one
-# tile. It wrote P for the weights. Here P counts ranks, so the weights are $W = e^{S-\mathrm{lse}}$. In formulas, S are
-# the scores; in code, S counts tokens. As before, $\delta = \mathrm{rowsum}(dO \circ O)$:
+# Suppose that rank 3 wants the gradients that *its* queries and *rank 1's* keys give. Lesson 03 has the recipe for one tile.
+# Two renamings: lesson 03's weights P are $W = e^{S-\mathrm{lse}}$ here, because P counts ranks. S in a formula is the
+# scaled scores. As before, $\delta = \mathrm{rowsum}(dO \circ O)$:
 #
 # $$dS = W\circ(dO\,V^\top - \delta),\qquad dQ = \mathrm{scale}\cdot dS\,K,\qquad dK = \mathrm{scale}\cdot dS^\top Q,\qquad dV = W^\top dO.$$
 #
@@ -245,9 +246,10 @@ compare("09.hops", couriers)
 # After P − 1 hops it has been on every rank, and it is on the rank *before* its owner: complete, but in the wrong
 # place. The P-th hop brings it home.
 #
-# Two remarks. One rank alone would send its courier to itself, which adds nothing to it. The package leaves this hop
-# out, and so will you in the exercise. And the owner could keep its own term and let the courier start one rank later:
-# then P − 1 hops are enough, but every rank holds one more dK and dV all the way. We count P, as the package does.
+# Two remarks. One rank alone would send its courier to itself, which adds nothing to it. The package leaves this hop out,
+# and so will you in the exercise. Alternatively the owner keeps its own term and adds it at the end. The courier then starts
+# at the next rank and needs only P − 1 hops, but the kept term takes memory for the whole pass. We count P, as the package
+# does.
 #
 # ## 4 · Watch it grow
 #
@@ -310,7 +312,7 @@ title = "Couriers against the blocks: terms of different blocks in one sum"
 show(courier_view.figure(reverse, title), courier_view.describe(reverse))
 
 # %% [markdown]
-# Blocks and couriers run past each other. In most steps a courier meets a rank that holds *another* block, so its sum
+# Blocks and couriers run past each other. In steps 1 and 3 a courier meets a rank that holds *another* block, so its sum
 # mixes terms of several blocks (dashed boxes). In step 2 courier and block belong together again, but the sums already
 # hold foreign terms, so the boxes stay dashed. Shapes fit, nothing crashes, and dQ is right. **With two ranks
 # everything is right**: next and previous are the same rank, so a test on two ranks finds nothing.
@@ -404,8 +406,8 @@ print(f"backward {backward:>9,} bytes: the same, and P couriers, 4 bytes an elem
 compare("09.bytes", backward / forward)
 
 # %% [markdown]
-# **In all.** With e bytes an element, the backward sends $1 + \frac{P}{P-1}\cdot\frac{\max(e, 4)}{e}$ times the bytes
-# of the forward.
+# **In all.** With e bytes an element (sums are at least float32, so max(e, 4) for a courier), the backward sends
+# $1 + \frac{P}{P-1}\cdot\frac{\max(e, 4)}{e}$ times the bytes of the forward.
 #
 # **At once.** Whether hops are *hidden* depends on what travels behind one computation. Here that is at most one block
 # and one courier, $\frac{e + \max(e, 4)}{e}$ times the bytes of the forward, for every P from 3 on. The last hop does
@@ -425,11 +427,12 @@ for name, e in (("bfloat16", 2), ("float32", 4)):
 print(f"heads repeated before sending, {H} in place of {K}: {H // K} times the bytes")
 
 # %% [markdown]
-# To hide its traffic, the backward needs longer shards than the forward in bfloat16, and shorter ones in float32. Note
-# the last line. Here 8 query heads share 2 K/V heads. Each of the four heads of a group gives a term for the shared dK:
-# **add them up first**, then send.
+# At the same rate, the backward needs longer shards than the forward to hide its traffic in bfloat16, and shorter ones in
+# float32. (Real backward kernels are slower, which leaves hops more time: lesson 06's plan asks for hardly more.) Note the
+# last line. Here 8 query heads share 2 K/V heads. Each of the four heads of a group gives a term for the shared dK: **add
+# them up first**, then send.
 #
-# And what does a rank hold, beside its shard? We keep 64 tokens on every rank and take more and more ranks:
+# And what does a rank hold, beside its shard? In float32, we keep 64 tokens on every rank and take more and more ranks:
 
 # %%
 for ranks in (2, 4, 8, 16):
@@ -439,10 +442,11 @@ for ranks in (2, 4, 8, 16):
     print(f"{ranks:2} ranks, peak in couriers: {peak / (2 * 64 * K * D * 4):4.1f}")
 
 # %% [markdown]
-# 13.1 is a sum: 2 for a block in use and one that arrives, 2 for a courier that leaves and one that arrives, and about
-# 9 for what the rank computes with. Of these, out, dout and dq are 2 each: they have 8 heads, a courier has 4, two of dK
-# and two of dV. (On 2 ranks no block arrives while another rank's is in use.) None of it grows with P. Gradients of the
-# whole sequence would take P couriers on every rank.
+# 13.1 is a sum: 2 for a block in use and one that arrives, 2 for a courier that leaves and one that arrives, and about 9 for
+# what the rank computes with. Of these, out, dout and dq are 2 each: they have 8 heads, a courier has 4, two of dK and two
+# of dV. The other 3 are the terms of one step, for dK and dV 1 and for half the rows of dq 1, and the copy of its own block
+# that a rank sends, 1. (On 2 ranks no block arrives while another rank's is in use.) None of it grows with P. Gradients of
+# the whole sequence would take P couriers on every rank.
 #
 # ## 8 · Why float32
 #

@@ -17,7 +17,7 @@
 # order of events count once the values are right.
 #
 # **Allowed** in `overlapped_ring`: ringlab's blocks, `merge`, and PyTorch's attention. **Not allowed:** ringlab's
-# rings, planner and simulator, and changing the arguments of a function.
+# rings, planner and simulator, and modifying the arrays and tensors that you are given.
 
 # %%
 import math
@@ -114,7 +114,7 @@ check("06.makespan")
 # that you sent is no longer needed. So a rank holds one block and one piece beside its shard.
 #
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the keys
-# of all ranks. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`.
+# of all ranks, in float32 for bfloat16 inputs, too. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`.
 #
 # - There are exactly `pieces` pieces, from 1 up to the number of tokens. They differ by at most one token in length.
 # - Each piece of each block is one `ring.compute(label, attend, q, …)`. Let `label` end with the step's number, as in

@@ -14,8 +14,8 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
-# **Not allowed:** ringlab's merge, blocks, rings and formulas of traffic, PyTorch's attention, and changing the
-# arguments of a function.
+# **Not allowed:** ringlab's merge, blocks, rings and formulas of traffic, PyTorch's attention, and modifying the
+# tensors that you are given.
 
 # %%
 import math
@@ -95,17 +95,18 @@ check("09.block")
 # `positions` is a list with one int64 tensor per rank: `positions[r][i]` is the global position of token i of rank r.
 # Return this rank's `(dq, dk, dv)`, in the dtype of `lse`.
 #
-# - **Work.** Many blocks now hold no key that your rank sees. Do not compute with them. Make every other call of
-#   `block_backward` through `ring.compute(label, block_backward, …)`, once per block, so that a clock can count it.
+# - **Work.** Many blocks now hold no key that your rank sees. Do not compute with them. For all the
+#   others, call `block_backward` through `ring.compute(label, block_backward, …)`, once per block: a clock counts it.
 # - **Messages.** The window saves no message. Everything goes to the next rank. K and V make P − 1 hops, in the dtype
 #   in which they came. dK and dV of a block travel with it, in the dtype of `lse`, starting at its owner, and make P
-#   hops. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank makes P to
+#   hops, also where a rank adds nothing to it. Nothing else travels, and no heads are repeated. One post may carry a block and a courier: a rank makes P to
 #   2P − 1 exchanges, with hidden hops at least P + 1. **One rank alone sends nothing**, not even to itself.
 # - **Lengths.** Shards may have different lengths, and some may be empty. `ring.post(x, y, length=n)` makes room for n
 #   tokens in x and in y; n is the length of the shard that *arrives*. With hidden hops, a block and a courier that
 #   arrive together belong to different owners: take two posts, or bring the buffers, `ring.post(…, into=(…))`.
 # - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving, and what the
-#   computation of one block makes. Only growth is judged: with 9 ranks the peak may be two blocks above that with 4.
+#   computation of one block makes. Only growth is judged: with 9 ranks the peak may be two blocks (K and V as
+#   they came) above that with 4.
 # - **Time.** On the virtual clock a block takes 1 s and a hop ½ s. Every hop but the couriers' last can hide: if a
 #   rank sees something of every block, P + ½ seconds are enough.
 #
