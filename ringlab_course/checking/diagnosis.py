@@ -12,7 +12,6 @@ from ringlab_course.checking.answers import Bound, compare_with, resembles
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
-
 LARGEST = 100_000
 """Numbers of an answer that imitations are compared with: on larger ones, as where memory is counted, they take minutes."""
 
