@@ -14,6 +14,7 @@ from ringlab.conformance.plan_runs import (
     by_errors,
     needs_backward,
     needs_causal,
+    needs_own_tensors,
     needs_ranks,
 )
 from ringlab.conformance.runs import Ran, Run, expected
@@ -100,8 +101,8 @@ def _early(plan: Plan) -> list[Run]:
 ORDER_CHECKS = (
     Check("causality", "a changed token moves nothing before it, a changed row of dout no gradient after it", "quick", _probes, _causality, needs_causal),
     Check("determinism", "equal calls give equal bits", "quick", _equal, _noting("determinism", "equal bits")),
-    Check("inputs kept", "q, k, v and dout are as they were", "quick", _equal, _noting("inputs", "nothing was changed")),
-    Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", _equal, _noting("aliasing", "each result has memory of its own")),
+    Check("inputs kept", "q, k, v and dout are as they were", "quick", _equal, _noting("inputs", "nothing was changed"), needs_own_tensors),
+    Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", _equal, _noting("aliasing", "each result has memory of its own"), needs_own_tensors),
     Check("two layers", "a second forward before the first one's backward changes none of its gradients", "quick", _equal, _noting("layers", "gradients are those of a call alone"), needs_backward),
     Check("early reads", "receive buffers hold NaN until they are waited for; what is sent may not change", "quick", _early, by_errors(NAMES), needs_ranks),
 )  # fmt: skip

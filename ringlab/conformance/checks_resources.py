@@ -12,9 +12,9 @@ from ringlab.conformance.runs import Ran, Run
 
 _SHARE = 64
 """Tokens per rank in metered runs."""
-_MANY = 128
+_MANY, _NARROW = 128, 8
 LISTS = 4 * 8
-"""Bytes of four lists of all positions, int64, for each token: a rank may know where every token lies."""
+"""Bytes of four lists of all positions, int64, for each token, which are small beside K and V in all runs but the narrow ones: a rank may know where tokens lie."""
 _D = 64
 MORE_WORK = 1.1
 """Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
@@ -110,9 +110,10 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _large(plan: Plan) -> list[Run]:
-    """Pairs of runs on few and on more ranks: without a mask on the first layout, under a mask on the last."""
+    """Pairs of runs on few and on more ranks: without a mask on the first layout and the last, under a mask on the last."""
     claims = plan.claims
-    ways = dict.fromkeys([(claims.causal[0], claims.layouts[0]), (claims.causal[-1], claims.layouts[-1])])
+    first, last = claims.layouts[0], claims.layouts[-1]
+    ways = dict.fromkeys([(claims.causal[0], first), (claims.causal[0], last), (claims.causal[-1], last)])
     dtype = plan.dtypes("float32")[0]
     return [
         _metered(plan, P, H=2, K=2, dtype=dtype, causal=causal, layout=layout)
@@ -123,7 +124,9 @@ def _large(plan: Plan) -> list[Run]:
 
 def _narrow(plan: Plan) -> list[Run]:
     """A pair with many tokens and few dims, where a mask of a rank's rows and all tokens would be larger than its K and V."""
-    return [replace(run, S=run.P * _MANY, D=8, H=1, K=1) for run in _large(plan)[-len(plan.ranks(4, 8)) :]]
+    return [
+        replace(run, S=run.P * _MANY, D=_NARROW, H=1, K=1) for run in _large(plan)[-len(plan.ranks(4, 8)) :]
+    ]
 
 
 def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
@@ -156,7 +159,8 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         for which in ("forward", "backward"):
             peaks = [max((m.peak for m in getattr(ran, which)), default=0) for ran in (few, many)]
             figures.append(f"{which} {peaks[0] / block:.2f} → {peaks[1] / block:.2f}")
-            if peaks[1] - peaks[0] >= block + LISTS * (many.run.S - few.run.S):
+            lists = LISTS * (many.run.S - few.run.S) if many.run.D == _NARROW else 0
+            if peaks[1] - peaks[0] >= block + lists:
                 return Verdict(
                     False,
                     f"{which}: the peak grows from {peaks[0] / block:.2f} to {peaks[1] / block:.2f} K/V blocks, from {few.run.P} to {many.run.P} ranks of {share} tokens each ({many.run})",

@@ -25,9 +25,11 @@ from ringlab.conformance.plan_runs import (
     by_errors,
     needs_backward,
     needs_causal,
+    needs_own_tensors,
     needs_ranks,
 )
 from ringlab.conformance.runs import Ran, Run, expected
+from ringlab.conformance.target import RING
 from ringlab.conformance.tolerance import NAMES
 
 GROWTH = 1.7
@@ -72,7 +74,7 @@ def _masks(plan: Plan) -> list[Run]:
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
     half = [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
     scale = 0.5 if plan.claims.scale else None
-    many = [16] if 16 in plan.claims.ranks else []
+    many = [16] if 16 in plan.claims.ranks and plan.claims.over == RING else []
     return [
         run
         for layout in plan.claims.layouts
@@ -93,19 +95,21 @@ def _unmasked(plan: Plan) -> list[Run]:
 
 
 def _groups(plan: Plan) -> list[Run]:
-    """Head dims, including some that are not powers of two: some targets pad them."""
     heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
-    dims = {1: 128, 2: 16, 4: 40}
-    half = [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
-    ranks = plan.ranks(2, 3)[: 1 if plan.quick else 2]
     return [
-        *(
-            plan.run(P, 24, H=H, K=K, D=dims[K], causal=c)
-            for P in ranks
-            for H, K in heads
-            for c in plan.claims.causal
-        ),
-        *(plan.run(ranks[0], 24, H=2, K=1, D=D, dtype=dtype) for dtype in half for D in (4, 12)),
+        plan.run(P, 30, H=H, K=K, causal=causal)
+        for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
+        for H, K in heads
+        for causal in plan.claims.causal
+    ]
+
+
+def _dims(plan: Plan) -> list[Run]:
+    """Head dims that no power of two is, since some targets pad them, and small ones in a half dtype, where kernels take eights."""
+    P, half = plan.ranks(2)[0], [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
+    return [
+        *(plan.run(P, 24, D=D, causal=causal) for D in (40, 128) for causal in plan.claims.causal),
+        *(plan.run(P, 24, D=D, dtype=dtype) for dtype in half for D in (4, 12)),
     ]
 
 
@@ -129,7 +133,10 @@ def _values(*kinds: str, causal: bool | None = None) -> Runs:
     def runs(plan: Plan) -> list[Run]:
         ranks = plan.ranks(3) if plan.quick else plan.ranks(1, 3, 4)
         mask = plan.mask if causal is None else causal
-        return [plan.run(P, values=kind, causal=mask, seed=plan.seed) for P in ranks for kind in kinds]
+        dtypes = plan.dtypes("float32", "bfloat16")
+        return [
+            plan.run(P, values=kind, causal=mask, dtype=d) for P in ranks for kind in kinds for d in dtypes
+        ]
 
     return runs
 
@@ -256,13 +263,14 @@ VALUE_CHECKS = (
     Check("layouts", "no mask, in every layout that it claims", "quick", _unmasked, by_errors(NAMES), _needs_unmasked),
     Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", _blind, by_errors(NAMES), needs_causal),
     Check("grouped heads", "fewer key/value heads than query heads", "quick", _groups, by_errors(NAMES), _grouped),
+    Check("head dims", "head dims of 4 to 128, powers of two and others", "quick", _dims, by_errors(NAMES)),
     Check("ragged", "lengths that do not divide, and ranks without tokens", "quick", _ragged, by_errors(NAMES), _uneven),
     Check("long shards", "600 tokens on a rank: more than a tile holds", "quick", _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block", "quick", _values("rising", "falling"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", _growth, _grows),
     Check("scale", "a scale of its own", "quick", _scaled, by_errors(NAMES), _has_scale),
-    Check("strided", "inputs that do not lie densely in memory", "quick", _strided, by_errors(NAMES)),
+    Check("strided", "inputs that do not lie densely in memory", "quick", _strided, by_errors(NAMES), needs_own_tensors),
     Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", _seeds, by_errors(NAMES)),
 )  # fmt: skip
 

@@ -43,8 +43,9 @@ class Plan:
             P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
             dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
         )  # fmt: skip
-        one = {"B": 1} if self.claims.axes == "LHD" else {}
-        return replace(plain, **changes | one)
+        run = replace(plain, **changes)
+        even = run.S if self.claims.ragged else -(-run.S // (2 * P)) * 2 * P
+        return replace(run, S=even, B=1 if self.claims.axes == "LHD" else run.B)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,12 @@ def size(run: Run) -> tuple[int, ...]:
 def needs_backward(plan: Plan) -> str | None:
     """The reason why gradients are not checked, if so."""
     return None if plan.claims.backward else "the target claims no gradients"
+
+
+def needs_own_tensors(plan: Plan) -> str | None:
+    """The reason why checks on the caller's own tensors are left out, if so."""
+    packed = {"qkv", "kv"} & set(plan.claims.takes)
+    return "the target takes packed tensors, which are made for each call" if packed else None
 
 
 def needs_causal(plan: Plan) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,14 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
-from ringlab.conformance.uses import USES
+from ringlab.conformance.uses import USES, kept_modes
 
 Tensors = dict[str, Tensor]
 GROUPS = ("group", "process_group", "cp_group", "ring_pg")
 SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
 CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_lens_q", "cu_seq_lens_k")
 WINDOWS = ("window", "sliding_window", "window_left", "window_size")
-DOCUMENTS = (*CU_SEQLENS, "segment_ids", "document_ids", "position_ids")
+DOCUMENTS = (*CU_SEQLENS, "segment_ids", "document_ids")
 
 
 class WrongResult(Exception):
@@ -60,6 +60,10 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
+        with kept_modes():
+            return self._result()
+
+    def _result(self) -> RankResult:
         own = self.positions[self.rank]
         if self.run.use:
             found = USES[self.run.use].call(self)
@@ -101,10 +105,12 @@ class RankPart:
         return whole.index_select(-1, torch.from_numpy(self.positions[self.rank])).to(self.device)
 
     def attend(
-        self, qkv: tuple[Float[Tensor, "..."], ...]
+        self, qkv: tuple[Float[Tensor, "..."], ...], metered: bool = False
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
         """Return the target's (out, lse) for these tensors. Raises: WrongResult for anything else."""
-        out, lse = self._unpacked(call(self.target.function, qkv, self._known()))
+        known = {**self._known(), **self.target.packed(qkv)}
+        with self._pass() if metered else nullcontext():
+            out, lse = self._unpacked(call(self.target.function, qkv, known))
         self._looks_like("out", out, qkv[0])
         return out, lse
 
@@ -165,10 +171,7 @@ class RankPart:
         for run in (self.run, replace(self.run, seed=self.run.seed + 1)):
             *qkv, dout = self._shards(run)
             leaves = tuple(x.requires_grad_() for x in qkv)
-            with self._pass():
-                layers.append(
-                    (leaves, dout, *self._unpacked(call(self.target.function, leaves, self._known())))
-                )
+            layers.append((leaves, dout, *self.attend(leaves, metered=True)))
         found: Any = ()
         for leaves, dout, out, lse in reversed(layers):
             with self._pass():
@@ -195,8 +198,7 @@ class RankPart:
         *qkv, dout = shards
         kept = [x.clone() for x in shards]
         leaves = tuple(x.requires_grad_(self.run.backward) for x in qkv)
-        with self._pass():
-            out, lse = self.attend(leaves)
+        out, lse = self.attend(leaves, metered=True)
         found = {"out": out.detach(), **({} if lse is None else {"lse": lse.detach()})}
         if self.run.backward:
             with self._pass():
@@ -227,23 +229,31 @@ class RankPart:
         run = self.run
         found: dict[str, Any] = {}
         if run.window:
-            found |= {"window": run.window, "sliding_window": run.window, "window_left": run.window - 1}
+            found |= {"window": run.window, "sliding_window": run.window}
             found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
+            found |= {"window_left": run.window - 1} if run.causal else {}
         if run.softcap:
             found |= dict.fromkeys(SOFTCAPS, run.softcap)
-        if run.documents:
-            lengths = torch.tensor(run.documents)
-            cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().to(self.device)
-            own = torch.from_numpy(self.positions[self.rank])
-            segments = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-            starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-            found |= dict.fromkeys(CU_SEQLENS, cu_seqlens)
-            found |= dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(run.documents))
-            found |= dict.fromkeys(("segment_ids", "document_ids"), segments[own].to(self.device))
-            found |= {"position_ids": (own - starts[own]).to(self.device)}
-        if set(found) and self.target.takes_mask:
+        packing = self._packing(run.documents or (run.S,))
+        found |= {
+            name: value for name, value in packing.items() if run.documents or name in self.target.required
+        }
+        if (run.window or run.documents) and self.target.takes_mask:
             found |= {"mask": run.mask}
         return found
+
+    def _packing(self, documents: tuple[int, ...]) -> dict[str, Any]:
+        """The documents under every name: their ends in the whole sequence; ids, and places in documents, of this rank's tokens."""
+        lengths, own = torch.tensor(documents), torch.from_numpy(self.positions[self.rank])
+        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[own].to(self.device)
+        ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().to(self.device)
+        return {
+            **dict.fromkeys(CU_SEQLENS, ends),
+            **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(documents)),
+            **dict.fromkeys(("segment_ids", "document_ids"), ids),
+            "position_ids": (own - starts[own]).to(self.device),
+        }
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
         """(out, lse) from the target's value; lse as (B, H, L), None if there is none."""
@@ -257,6 +267,8 @@ class RankPart:
             length = out.shape[axes.index("L")]
             if lse.shape == (run.B, length, run.H) and length != run.H and axes != "BHLD":
                 lse = lse.transpose(1, 2)
+            elif lse.shape == (length, run.B, run.H) and axes == "LBHD":
+                lse = lse.permute(1, 2, 0)
             elif lse.ndim == 2 and axes == "LHD":
                 lse = (lse if lse.shape[0] == run.H else lse.T)[None]
             if lse.shape != (run.B, run.H, length):

@@ -19,6 +19,8 @@ LIMIT = 30.0
 """Seconds for the import of a target, and for each run."""
 HUNG = 2
 """Runs in a row that may hang; each costs the limit."""
+ALLOWED = "allowed, "
+"""How the evidence begins of a check that fails on purpose, as the target says."""
 NO_TARGET = "not run: the target could not be imported"
 _SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
@@ -214,6 +216,8 @@ class _Suite:
 
     def _run(self, plan: Plan) -> None:
         planned: dict[str, list[Run]] = {}
+        if unknown := sorted({*dict(plan.claims.allow)} - {*checks.names()}):
+            raise BackendError(f"allow= of checks among {', '.join(checks.names())}", ", ".join(unknown))
         for each in self.selected:
             reason = each.needs(plan)
             planned[each.name] = [] if reason else list(dict.fromkeys(each.runs(plan)))
@@ -253,10 +257,11 @@ class _Suite:
             return
         applies = not verdict.evidence.startswith("does not apply")
         seconds = sum(ran.seconds for ran in rans)
-        if verdict.counter is not None and each.by_values:
+        reason = dict(plan.claims.allow).get(each.name)
+        if not verdict.ok and reason and failed is None:
+            verdict = Verdict(True, f"{ALLOWED}{reason}: {verdict.evidence}")
+        elif verdict.counter is not None and each.by_values:
             self.counters[each.name] = verdict.counter
-        if not verdict.ok and (reason := dict(plan.claims.allow).get(each.name)):
-            verdict = Verdict(True, f"allowed, {reason}: {verdict.evidence}")
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:

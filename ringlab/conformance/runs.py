@@ -21,7 +21,8 @@ from ringlab.mask import Mask
 ANY_LAYOUT = ""
 GIVEN = ("window", "softcap", "documents")
 """The fields of a run that are arguments which a target may take."""
-LOSS_SCALE = 2.0**16
+LOSS_SCALE = {"float16": 2.0**8}
+"""Factor of a large dout by dtype, 2¹⁶ where it is not named; in float16 that would overflow."""
 TWO_RINGS = "two rings"
 """The use in which the even ranks and the odd ones are a ring each; results are those of the odd ones."""
 CHANCE = 1.5
@@ -220,7 +221,9 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         bias = slope * 24.0 if run.values != "negative" else np.full(run.S, -128.0)
         q[..., 0] = run.D**0.5 * (4.0 if run.values != "negative" else 128.0)
         k[..., 0] = bias
-    dout = {"normal": dout, "ones": np.ones(rows), "large": dout * LOSS_SCALE}[run.dout]
+    dout = {"normal": dout, "ones": np.ones(rows), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
+        run.dout
+    ]
     q, k, v, dout = _moved(run, q, k, v, dout)
     dtype = getattr(torch, run.dtype)
     tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]

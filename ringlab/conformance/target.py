@@ -133,8 +133,18 @@ class Target:
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
-            takes=tuple(sorted(_parameters(self.function))), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
+            takes=tuple(sorted({*_parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
+
+    @property
+    def required(self) -> set[str]:
+        """Return the names of the parameters that have no default."""
+        return {name for name in _parameters(self.function) if _has_no_default(self.function, name)}
+
+    def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
+        """Return q, k and v stacked under the names of the packed parameters that the function has."""
+        names = {"qkv", "kv"} & _parameters(self.function)
+        return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
 
     @property
     def takes_mask(self) -> bool:
@@ -191,12 +201,12 @@ def call(
     except (TypeError, ValueError):
         return function(*tensors)
     values = {**dict(zip("qkv", tensors, strict=True)), **known}
-    for packed in {"qkv", "kv"} & _names(parameters):
-        values[packed] = torch.stack(tensors[-len(packed) :], dim=-3)
     in_order = iter([x for letter, x in zip("qkv", tensors, strict=True) if letter not in _names(parameters)])
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= {name: values[name] for name in THROUGH if name in values and name not in named}
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.name in values:
@@ -205,6 +215,8 @@ def call(
             value = next(in_order, parameter.empty)
             if value is parameter.empty:
                 continue  # the function itself reports the missing argument
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            value = parameter.default
         else:
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -218,6 +230,18 @@ def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:
     return {parameter.name for parameter in parameters}
 
 
+def _swallows(function: Callable[..., Any]) -> set[str]:
+    try:
+        kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    except (TypeError, ValueError):
+        return set()
+    return {"**"} if inspect.Parameter.VAR_KEYWORD in kinds else set()
+
+
+def _has_no_default(function: Callable[..., Any], name: str) -> bool:
+    return inspect.signature(function).parameters[name].default is inspect.Parameter.empty
+
+
 def _parameters(function: Callable[..., Any]) -> set[str]:
     try:
         return set(inspect.signature(function).parameters)
@@ -225,6 +249,8 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
         return set()
 
 
+THROUGH = ("sliding_window", "softcap")
+"""Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
 AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD": (0, 2, 1, 3)}
 """The orders of axes that a target may take, each as a permutation of (B, H, L, D); "LHD" is "BLHD" without its one sequence."""
 

@@ -7,12 +7,13 @@ plain call: a way of calling changes no result.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +25,7 @@ from ringlab.conformance.runs import TWO_RINGS, Run, cotangent_of_lse
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
 CALLS = 4
-"""Calls after which memory is read, twice: a cache may fill in the first few, and must not grow after them."""
+"""Calls after which memory is read, three times: a cache may fill at first, and must not grow by the same bytes for ever."""
 
 
 class _Part(Protocol):
@@ -46,12 +47,16 @@ class _Part(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """One way of calling. check: the line of the report; changes: fields of the run; autograd: it needs a graph."""
+    """One way of calling. check: the line of the report; changes: fields of the run.
+
+    autograd: it needs a graph. backward: it is about gradients; other uses are asked of a target without any, too.
+    """
 
     check: str
     call: Callable[[_Part], Tensors]
     changes: Mapping[str, Any] = field(default_factory=dict)
     autograd: bool = False
+    backward: bool = True
 
 
 def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, ...]:
@@ -59,9 +64,11 @@ def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, .
 
 
 def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -> Tensors:
-    """A forward and its backward; gradients of `dout` instead of the run's own if it is given."""
-    leaves = _leaves(shards)
+    """A forward and its backward, if the target has one; gradients of `dout` instead of the run's own if it is given."""
+    leaves = _leaves(shards, "qkv" if part.run.backward else "")
     out, lse = part.attend(leaves)
+    if not part.run.backward:
+        return _results(out, lse)
     dout = shards[3] if dout is None else dout
     return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
 
@@ -92,7 +99,9 @@ def _through_lse(part: _Part) -> Tensors:
     leaves = _leaves(shards)
     out, lse = part.attend(leaves)
     if lse is None or not lse.requires_grad:
-        part.note("refused", "lse has no gradient, and autograd says so")
+        part.note(
+            "refused", "no lse is returned" if lse is None else "lse has no gradient, and autograd says so"
+        )
         return {}
     dlse = part.own(cotangent_of_lse(part.run))
     return _named(torch.autograd.grad((out, lse), leaves, (shards[3], dlse)))
@@ -138,24 +147,18 @@ def _frozen(trained: str, part: _Part) -> Tensors:
 
 
 def _overwritten(what: str, part: _Part) -> Tensors:
-    """Inputs, or out, changed in place before backward. Autograd refuses that for all that it saves itself."""
+    """Inputs, or out, changed in place before backward: the run ends with autograd's error if it saves what was changed."""
     shards = part.shards()
     leaves, dout = _leaves(shards), shards[3]
     out, lse = part.attend(leaves)
-    kept = {} if what == "out" else _results(out, lse)
-    try:
-        if what == "out":
-            out, dout = out.mul_(2), dout / 2  # the factor is in the graph: the gradients are the same
-        else:
-            with torch.no_grad():
-                for leaf in leaves:
-                    leaf.mul_(0.5)
-        return {**kept, **_named(torch.autograd.grad(out, leaves, dout))}
-    except RuntimeError as error:
-        if "inplace" not in str(error):
-            raise
-        part.note("refused", f"autograd refuses to go back after {what} changed")
-        return kept
+    if what == "out":
+        out, dout = out.mul_(2), dout / 2  # the factor is in the graph: the gradients are the same
+        return _named(torch.autograd.grad(out, leaves, dout))
+    kept = _results(out, lse)
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.mul_(0.5)
+    return {**kept, **_named(torch.autograd.grad(out, leaves, dout))}
 
 
 def _recomputed(part: _Part) -> Tensors:
@@ -181,7 +184,7 @@ def _many_calls(part: _Part) -> Tensors:
     live: list[int] = []
     found: Tensors = {}
     with part.counted() as meter:
-        for _ in range(2):
+        for _ in range(3):
             for _ in range(CALLS):
                 found = {}
                 found = _whole(part)
@@ -189,35 +192,63 @@ def _many_calls(part: _Part) -> Tensors:
             gc.collect()
             live.append(meter.memory.live_bytes)
             part.meet()
-    if live[1] > live[0]:
-        part.note("use", f"{(live[1] - live[0]) // CALLS:,} bytes more are held after each call")
+    grown = live[1] - live[0]
+    if grown > 0 and live[2] - live[1] == grown:
+        part.note("use", f"{grown // CALLS:,} bytes more are held after each call")
     return found
 
 
 def _side_effects(part: _Part) -> Tensors:
-    """State of the whole process: random numbers, default dtype, autograd's modes, process groups."""
-    _whole(part)  # what is made once, at the first call, is set-up
-    torch.rand(1)  # else a target that seeds would leave what it left before
+    """State of the whole process: random numbers, default dtype, autograd's and torch's modes, process groups."""
+    modes = _modes()
     part.meet()
-    before = _state()
+    _whole(part)  # what is made once, at the first call, is set-up
+    part.meet()
+    torch.rand(1), np.random.random()  # a target that seeds leaves what it left before
+    part.meet()
+    drawn, groups = _generators(), len(_groups())
     found = _whole(part)
     part.meet()
-    changed = [name for name, value in _state().items() if not _equal(value, before[name])]
+    changed = [name for name, value in _modes().items() if value != modes[name]]
+    changed += [name for name, value in _generators().items() if value != drawn[name]]
+    changed += ["the number of process groups"] if len(_groups()) != groups else []
+    part.meet()  # the first rank that ends puts the modes back
     if changed:
         part.note("use", f"a call changed {' and '.join(changed)}")
     return found
 
 
-def _state() -> dict[str, Any]:
-    groups = torch.distributed.distributed_c10d._world.pg_map if torch.distributed.is_available() else ()
+def _modes() -> dict[str, Any]:
     return {
-        "torch's random numbers": torch.get_rng_state(), "the default dtype": torch.get_default_dtype(),
-        "the grad mode": torch.is_grad_enabled(), "the number of process groups": len(groups),
-    }  # fmt: skip
+        "the default dtype": torch.get_default_dtype(),
+        "the grad mode": torch.is_grad_enabled(),
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+    }
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+@contextmanager
+def kept_modes() -> Iterator[None]:
+    """Put torch's modes back afterwards: those that a target leaves are no other run's."""
+    modes = _modes()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(modes["the default dtype"])
+        torch.set_grad_enabled(modes["the grad mode"])
+        torch.use_deterministic_algorithms(modes["torch's deterministic mode"])
+
+
+def _generators() -> dict[str, Any]:
+    """Python's own is left out: packages that check types draw from it."""
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else ()
+    return {
+        "torch's random numbers": (torch.get_rng_state().tolist(), cuda),
+        "NumPy's random numbers": str(np.random.get_state()),
+    }
+
+
+def _groups() -> Any:
+    return torch.distributed.distributed_c10d._world.pg_map if torch.distributed.is_available() else ()
 
 
 USES: dict[str, Use] = {
@@ -226,17 +257,17 @@ USES: dict[str, Use] = {
     "loss on lse": Use("gradient of lse", _through_lse, {"dlse": True}, autograd=True),
     "backward again": Use("backward again", _retained),
     "three in flight": Use("calls in flight", _first_in_first_out),
-    "no_grad": Use("inference", partial(_without, torch.no_grad)),
-    "inference_mode": Use("inference", partial(_without, torch.inference_mode)),
+    "no_grad": Use("inference", partial(_without, torch.no_grad), backward=False),
+    "inference_mode": Use("inference", partial(_without, torch.inference_mode), backward=False),
     "q trained": Use("frozen inputs", partial(_frozen, "q"), autograd=True),
     "q and v trained": Use("frozen inputs", partial(_frozen, "qv"), autograd=True),
     "k trained": Use("frozen inputs", partial(_frozen, "k"), autograd=True),
     "inputs changed": Use("changed in place", partial(_overwritten, "inputs"), autograd=True),
     "out changed": Use("changed in place", partial(_overwritten, "out"), autograd=True),
     "recomputed": Use("recomputation", _recomputed, autograd=True),
-    TWO_RINGS: Use("two rings", _whole),
-    "same memory": Use("same memory", _same_memory),
-    "many calls": Use("many calls", _many_calls),
-    "side effects": Use("side effects", _side_effects),
+    TWO_RINGS: Use("two rings", _whole, backward=False),
+    "same memory": Use("same memory", _same_memory, backward=False),
+    "many calls": Use("many calls", _many_calls, backward=False),
+    "side effects": Use("side effects", _side_effects, backward=False),
 }
 """Every way, by the name that a run states."""

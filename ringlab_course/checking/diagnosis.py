@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconceptio
 
 
 def _numbers(value: Any) -> int:
-    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else int(np.size(value))
+    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))
 
 
 def _failure(case: Answered) -> Failure | None:

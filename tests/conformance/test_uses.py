@@ -20,6 +20,7 @@ from ringlab.conformance.runner import Report, check, smaller_runs
 from ringlab.conformance.runs import Run, expected, inputs, measure
 from ringlab.conformance.target import AXES, Target, as_axes, as_target, from_axes
 from ringlab.conformance.uses import USES
+from ringlab.errors import BackendError
 
 quick = partial(check, quick=True, isolate=False)
 
@@ -89,7 +90,7 @@ def test_gradients_from_a_function_of_their_own_are_not_asked_what_only_autograd
     report = quick(Target(forward, gradients=backward), only=names, layouts=("zigzag",))
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}
-    assert left == {"gradient of lse", "frozen inputs", "changed in place"}
+    assert left == {"gradient of lse", "frozen inputs", "changed in place", "recomputation"}
 
 
 def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() -> None:
@@ -215,7 +216,7 @@ def test_a_gradient_of_ones_and_a_large_one_are_drawn() -> None:
     ],
 )
 def test_a_group_that_is_not_the_world_is_given_over_torch_distributed(target: str, found: list[str]) -> None:
-    report = check(target, quick=True, only=("forward", "two rings"), ranks=(4,), limit=20.0)
+    report = check(target, quick=True, only=("forward", "two rings"), ranks=(2, 4), limit=20.0)
     assert report.failed == found and all(each.applies for each in report.findings)
 
 
@@ -226,3 +227,76 @@ def test_a_target_that_takes_no_group_is_not_asked_for_two_rings() -> None:
     plan = Plan(as_target(attend).claims(), quick=True, seed=0)
     (two,) = [each for each in CALL_CHECKS if each.name == "two rings"]
     assert two.needs(plan) == "the target takes no process group"
+
+
+def varlen(ring: Any, layout: Any, causal: bool, cu_seqlens: Tensor | None, *qkv: Tensor) -> Any:
+    documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+    return ring_attention(*qkv, ring=ring, layout=layout, mask=Mask(causal=causal, documents=documents))
+
+
+def test_an_error_for_one_packing_only_is_no_refusal() -> None:
+    def fails_on_empty_ones(q, k, v, *, ring, layout, causal, cu_seqlens=None):
+        if cu_seqlens is not None and not cu_seqlens.diff().all():
+            raise RuntimeError("an illegal memory access")
+        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
+
+    (_, finding) = quick(fails_on_empty_ones, only=("documents",), layouts=("contiguous",)).findings
+    assert not finding.ok and "refused here and not elsewhere: raised: RuntimeError" in finding.evidence
+
+
+def test_an_error_about_the_form_of_an_argument_is_no_verdict() -> None:
+    def wants_a_list(q, k, v, *, ring, layout, causal, cu_seqlens=None):
+        if cu_seqlens is not None:
+            cu_seqlens.append(0)
+        return varlen(ring, layout, causal, None, q, k, v)
+
+    (_, finding) = quick(wants_a_list, only=("documents",)).findings
+    assert finding.ok and not finding.applies and "could not be asked" in finding.evidence
+
+
+def test_required_lengths_are_given_to_every_run() -> None:
+    def attend(q, k, v, cu_seqlens, max_seqlen, *, ring, layout, causal):
+        assert max_seqlen == int(cu_seqlens.diff().max())
+        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
+
+    assert failed(quick(attend, only=("forward", "dk", "documents"), layouts=("zigzag",))) == {}
+
+
+def test_a_ring_without_gradients_is_asked_how_it_is_called_too() -> None:
+    kept: list[Tensor] = []
+
+    def leaks(q, k, v, *, ring, positions, causal):
+        kept.append(torch.zeros(100))
+        torch.set_default_dtype(torch.float64)
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    names = ("inference", "many calls", "side effects", "same memory", "two rings")
+    report = quick(leaks, only=names, backward=False)
+    assert report.failed == ["many calls", "side effects"] and torch.get_default_dtype() == torch.float32
+    assert all(finding.applies for finding in report.findings)
+
+
+@pytest.mark.parametrize(("ranks", "length"), [((5,), 30), ((8,), 32), ((16,), 32)])
+def test_lengths_divide_by_twice_the_ranks_unless_others_are_claimed(
+    ranks: tuple[int, ...], length: int
+) -> None:
+    plan = Plan(as_target(plain_ring.attend, ranks=ranks, ragged=False).claims(), quick=True, seed=0)
+    assert plan.run(ranks[0], 24).S == length
+    every = [
+        run for each in checks.CHECKS if not each.needs(plan) for run in each.runs(plan) if not run.fault
+    ]
+    assert all(run.S % (2 * run.P) == 0 and sum(run.documents) in (0, run.S) for run in every)
+
+
+def test_float16_alone_has_a_scale_of_gradients_that_it_can_hold() -> None:
+    assert failed(quick(plain_ring.attend, only=("loss scale",), dtypes=("float16",))) == {}
+
+
+def test_an_unknown_check_cannot_be_allowed_and_a_crash_is_not() -> None:
+    with pytest.raises(BackendError, match="allow= of checks among"):
+        quick(as_target(plain_ring.attend, allow={"no such": "reason"}), only=("forward",))
+
+    def crashes(q, k, v, *, ring):
+        raise RuntimeError("down")
+
+    assert quick(as_target(crashes, allow={"forward": "reason"}), only=("forward",)).failed == ["forward"]

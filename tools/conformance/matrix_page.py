@@ -15,7 +15,7 @@ MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("messages and bytes are counted", ("rounds", "bytes")),
     ("the largest tensor, and the peak", ("gather", "peak memory")),
     ("masks by global position, in several layouts", ("masks", "layouts", "blind rows", "causality", "more seeds")),
-    ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads")),
+    ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads", "head dims")),
     ("large and sloped logits", ("large logits", "sloped logits")),
     ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
     ("lengths that do not divide, P = 3 and 4, and long ones", ("ragged", "long shards")),
@@ -107,7 +107,10 @@ def _measures(rows: Mapping[str, Row]) -> str:
 
 def _checks() -> str:
     lines = ["## What each check asks\n", "| check | asks | tier |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| `{each.name}` | {each.asks} | {each.tier} |" for each in checks.CHECKS)]) + "\n"
+    return (
+        "\n".join([*lines, *(f"| `{each.name}` | {each.asks} | {each.tier} |" for each in checks.CHECKS)])
+        + "\n"
+    )
 
 
 def _table(rows: Mapping[str, Row]) -> str:
