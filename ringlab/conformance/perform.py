@@ -22,6 +22,7 @@ from ringlab.conformance.meters import STALL, SendFault
 from ringlab.conformance.rank import RankPart, WrongResult, trouble_of
 from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.target import RING, Target, as_target
+from ringlab.conformance.uses import kept_modes
 
 VIRTUAL = "virtual"
 
@@ -72,7 +73,8 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
 
     start = time.monotonic()
     try:
-        outcome = VirtualCluster(run.P, memory=False).run(program)
+        with kept_modes():
+            outcome = VirtualCluster(run.P, memory=False).run(program)
         ran = join(run, outcome.results)
     except Exception as error:
         ran = Ran(run, trouble=described(error), returned=tuple(sorted(returned)))
@@ -104,7 +106,8 @@ def _program(
         given, on_send = _with_fault(ring, run, target.over == RING)
         start = time.monotonic()
         try:
-            result = RankPart(target, run, ring.rank, given, spec.device, on_send).result()
+            with kept_modes():
+                result = RankPart(target, run, ring.rank, given, spec.device, on_send).result()
             result.seconds = time.monotonic() - start
         except BaseException as error:
             leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=described(error)))

@@ -19,7 +19,7 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
-from ringlab.conformance.uses import USES, kept_modes
+from ringlab.conformance.uses import USES
 
 Tensors = dict[str, Tensor]
 GROUPS = ("group", "process_group", "cp_group", "ring_pg")
@@ -60,7 +60,9 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
-        with kept_modes():
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled()
+        ):  # it belongs to the thread, which makes other runs, too
             return self._result()
 
     def _result(self) -> RankResult:
