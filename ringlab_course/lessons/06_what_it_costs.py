@@ -9,7 +9,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
-# attention. Whether that holds on *your* machines decides whether ring attention is practical. Let us count.
+# attention. Whether that holds on *your* machines decides whether ring attention is practical.
 
 # %%
 import math
@@ -184,8 +184,8 @@ for name, (group, causal) in cases.items():
 #
 # You may read "1,024 tokens, at 600 GB/s". That is our 1,040, rounded to a power of two, but its derivation has two
 # mistakes: NVLink 3's 600 GB/s count *both directions together*, and the FLOPs were counted as 2·c²·D. The first mistake
-# halves the threshold, the second doubles it. The last two lines show another slip: a network's data sheet counts bits,
-# eight to a byte.
+# halves the threshold, the second doubles it. The last two lines printed below show another slip: a network's data sheet
+# counts bits, eight to a byte.
 
 # %%
 print(f"right, 300 GB/s one way, 4·c²·D:      {threshold(F, 300e9):8,.0f}")
@@ -213,6 +213,7 @@ def overlapped_ring(ring, q, k, v):
     return state.out
 
 
+# The cluster calls compute() for every ring.compute and message() for every tensor that is sent.
 class Machine(Costs):
     """Virtual seconds by FLOPs and bytes: F FLOP/s on a rank, B bytes/s on a link."""
 
@@ -248,8 +249,8 @@ compare("06.makespan", max(event.end for event in double.computes()))
 
 # %% [markdown]
 # With one buffer the times add up: P blocks and P − 1 hops, 4·2 + 3·4 = 20 s. Double buffered, each of the P − 1 steps with
-# a hop takes the *longer* of the two, and the last block comes on top: **(P − 1) · max(block, hop) + block** = 3·4 + 2 =
-# 14 s. (Not P · max, 16 s, nor the hops alone, 12 s.)
+# a hop takes the *longer* of the two, and the last block comes on top: **(P − 1) · max(block, hop) + block** = 3·4 + 2 = 14
+# s. (Not P · max, 16 s, nor the hops alone, 12 s.) The time from the start until the last rank ends is the *makespan*.
 
 # %%
 def pair(c):
@@ -271,9 +272,9 @@ show(picture, gantt.describe_all(*pair(12)))
 show(gantt.compare(*pair(36)), gantt.describe_all(*pair(36)))
 
 # %% [markdown]
-# Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has
-# arrived 6 s before the rank needs it. The price was another K/V block in memory, and `shift` split into `post` and
-# `wait`.
+# Not a second is lost: 72 s are four blocks of 18 s. Here the pale part of each lane is the slack: a hop of 12 s has arrived
+# 6 s before the rank needs it. The price is `shift` split into `post` and `wait`; memory is the same, for a shift needs both
+# buffers, too.
 #
 # ## 4 · What is sent, what is held
 #
@@ -332,8 +333,7 @@ print(f"K and V of a million tokens: {cache:.0f} GB (K alone {cache / 2:.2f} GB)
 # published kernels reach, and messages by the bytes and the latency of their link.
 #
 # We simulate H100s, 8 in a node, with section 4's `layer` (Llama 3 70B's heads and a causal mask) and the balanced *zig-zag*
-# layout of lesson 08. First the thresholds, at the rate that kernels reach. Now *latency* counts too: the time that a
-# message takes besides its bytes.
+# layout of lesson 08. First the thresholds. Now *latency* counts too: the time that a message takes besides its bytes.
 
 # %%
 h100 = hardware("h100")
@@ -345,7 +345,7 @@ for link in (h100.inside, h100.between):
           f"{link.latency_s * 1e6:g} µs a message")
 
 # %% [markdown]
-# Now the ring in one node, and over two. *Hops cost* what a ring with free hops would save.
+# Now the ring in one node, and over two. *Hops cost 25%* means: with free hops the ring would take 25% less time.
 
 # %% tags=["nbval-ignore-output"]
 predict("06.border", "Two nodes, 2,048 tokens per rank: what percentage of the ring's time do "
@@ -359,10 +359,15 @@ for c in (256, 512, 1024, 2048, 4096, 8192):
     if c == 2048:
         measured = 100 * across
 compare("06.border", measured)
+link = h100.between
+share = block_s(layer, 2048, reached) / (hop_s(layer, 2048, link.bytes_per_s) + link.latency_s)
+lost = 1 - 16 * share / (15 + share)
+print(f"by hand, c = 2,048: block / hop = {share:.0%}; lost in 15 hops and a block: {lost:.0%}")
 
 # %% [markdown]
 # Over two nodes InfiniBand's threshold decides, although only two of the 16 links are InfiniBand, 7 → 8 and 15 → 0: with
-# 2,048 of 3,404 tokens, a rank computes for 60% of each hop's time. Look at the ranks beside the first of these links:
+# 2,048 of 3,404 tokens, a rank computes for 58% of each hop's time. The last block has no hop, so 40% of the whole is lost.
+# Look at the ranks beside the first of these links:
 
 # %%
 crossing = simulate(layer, zigzag(2048 * 16, 16), h100).trace()
@@ -376,10 +381,11 @@ show(picture, gantt.describe(crossing, title) + " A line between ranks 7 and 8 p
 
 # %% [markdown]
 # Rank 7 sends over InfiniBand to rank 8, and both wait. A message begins only when both its ends have posted it, so the
-# delay spreads in both directions. Rank 6, for example, posts its third message to rank 7 after two blocks. Rank 7 posts it
-# only after two hops over InfiniBand, and so rank 6 waits, too. Here the delay moves one rank further every other step, and
-# in the end all ranks keep InfiniBand's pace. Each lane shows both directions of an exchange. If the sent and the received
-# block travel at different times, you see two orange pieces. A rank that is done counts as idle until the last one ends.
+# delay spreads in both directions. Rank 6, for example, posts its third message to rank 7 when its block 2 begins. Rank 7 is
+# ready to receive it only after two hops over InfiniBand, so rank 6 waits, too: its first hatching. Here the delay moves one
+# rank further every other step, and in the end all ranks keep InfiniBand's pace. Each lane shows both directions of an
+# exchange. If the sent and the received block travel at different times, you see two orange pieces. A rank that is done
+# counts as idle until the last one ends.
 #
 # What about a slow *rank*?
 
@@ -422,22 +428,22 @@ compare("06.more", verdict)
 #
 # ## 6 · Size a cluster
 #
-# Now the question behind all of this: how many machines? You want to *train* Llama 3 70B on sequences of 1,000,000 tokens.
-# Besides attention, memory has to hold what training needs:
+# How many machines? You want to *train* Llama 3 70B on sequences of 1,000,000 tokens. Besides attention, memory has to hold
+# what training needs:
 #
 # | name | what it is |
 # |---|---|
-# | parameters, gradients, optimizer | the weights in bfloat16; in float32 their gradients, Adam's copy of the weights and its two running means; every GPU keeps an equal share of all of them (FSDP, *fully sharded data parallel*) |
-# | gathered weights | on each GPU the weights of the layer at work and of the next, collected from all shares, and a layer's gradient, which leaves |
+# | weights and optimizer | the weights in bfloat16; in float32 their gradients, Adam's copy of the weights and its two running means. Every GPU keeps an equal share (FSDP, *fully sharded data parallel*); besides, it holds the *gathered* weights of the layer at work and the next, and one layer's gradient, on its way to the other GPUs |
 # | activations | what a forward keeps for the backward; under *full recomputation* this is each layer's input, and the backward computes the rest of a layer again |
 # | logits | a score of every word of the vocabulary, for every token |
-# | layer at work, its gradients | in the backward of one layer: its results, computed again, and their gradients |
-# | K/V in flight | the blocks of other ranks: the one in use and the one that arrives |
-# | dK and dV, accumulators | gradients of K and V, and float32 results in between, which lesson 09's backward needs; until then, take the sizes on trust |
+# | attention's own | the ring's K/V blocks; dK, dV and float32 results in between, which lesson 09's backward needs (until then, take the size on trust) |
+#
+# The rest is the layer whose backward is at work: its results, computed again, and their gradients. (Two sums below are
+# equal by chance.)
 #
 # The planner counts these. Here they are for one node, summed over its 8 GPUs. With more GPUs in the ring these sums stay
-# the same, so each GPU's part shrinks. Only the gathered weights cost every GPU the same, 5.1 GB. An "80 GB" H100 shows
-# 85.5 GB to programs.
+# the same, so each GPU's part shrinks. Only what a GPU gathers costs each the same, 5.1 GB. An "80 GB" H100 shows 85.5 GB to
+# programs.
 
 # %%
 def one_ring(nodes):
@@ -447,10 +453,17 @@ def one_ring(nodes):
 
 alone = one_ring(1)
 sums = {entry.name: 8 * entry.bytes / 1e9 for entry in alone.best.ledger.entries}
-for name, size in sums.items():
-    print(f"{size:7,.0f} GB  {name}")
 total, gathered = sum(sums.values()), sums["gathered weights"]
-print(f"{total:7,.0f} GB  together")
+rows = {
+    "weights and optimizer": ("parameters", "gradients", "optimizer", "gathered weights"),
+    "activations": ("activations",),
+    "logits": ("logits",),
+    "attention's own": ("K/V in flight", "dK and dV in float32", "float32 accumulators"),
+}
+shown = {name: sum(sums[part] for part in parts) for name, parts in rows.items()}
+for name, size in (shown | {"the rest": total - sum(shown.values()), "together": total}).items():
+    print(f"{size:7,.0f} GB  {name}")
+print(f"{gathered:7,.0f} GB  of this is gathered, {gathered / 8:.1f} GB on each GPU")
 print(f"So each of n GPUs holds ({total:,.0f} − {gathered:.0f}) / n + {gathered / 8:.1f} GB.")
 usable, reserve = alone.request.usable_bytes / 1e9, alone.request.reserve
 print(f"It has {h100.memory_bytes / 1e9:.1f} GB and may use {usable:.1f}; {reserve:.0%} is reserve")
@@ -473,20 +486,25 @@ compare("06.nodes", fewest)
 # %%
 chosen = plan(Request("llama3-70b", 1_000_000, "h100", nodes=16))
 print(chosen.answer)
-for entry in sorted(chosen.best.ledger.entries, key=lambda entry: -entry.bytes)[:4]:
-    print(f"{entry.bytes / 1e9:5.1f} GB  {entry.name}")
 for hop in chosen.hidden:
     print(f"{hop.name:18}: {hop.tokens:,} tokens per rank over {hop.link}, "
           f"hidden from {hop.least_tokens:,.0f}")
-print(f"a training step takes {chosen.best.step_s:.0f} s;", chosen.limit.sentence)
 
 # %% [markdown]
-# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of
-# its hops go over NVLink, but the slowest link decides, so InfiniBand's threshold counts. In every pass a rank has more
-# tokens than the threshold, so the ring's hops cost almost no time here. (The backward sends more bytes for each FLOP, but
-# its kernels reach a lower rate, so its threshold is hardly higher.) With 193 GB per GPU one could keep what full
-# recomputation computes again, about a fifth of the step. Memory sets the least number of GPUs, and arithmetic the time
-# of a training step. This command prints the same plan in a terminal, with alternatives and advice:
+# One node is far too small, and not because of attention. With 16 nodes the planner takes one ring of all GPUs. Most of its
+# hops go over NVLink, but the slowest link decides, so InfiniBand's threshold counts. In every pass a rank has more tokens
+# than the threshold, so the ring's hops cost almost no time here. (The backward sends more bytes for each FLOP, but its
+# kernels reach a lower rate, so its threshold is hardly higher.)
+#
+# How long is a training step, and what would shorten it?
+
+# %%
+print(f"a training step takes {chosen.best.step_s:.0f} s")
+print(chosen.limit.sentence)
+
+# %% [markdown]
+# With 193 GB one could keep what full recomputation computes again, about a fifth of the step. Memory sets the least number
+# of GPUs, and arithmetic the time of a training step. The same plan in a terminal:
 
 # %%
 print(chosen.request.command())

@@ -10,9 +10,9 @@
 #
 # **Minutes** 60, in two halves.
 #
-# Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both
-# claims can be settled by measuring. What you learn on the way is worth more: how wrong a *right* program may be, and
-# how to find the one number in it that was rounded too early.
+# Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both claims
+# can be settled by measuring. On the way you learn how wrong a *right* program may be, and how to find the one number in it
+# that was rounded too early.
 
 # %%
 import math
@@ -125,10 +125,8 @@ for ranks, found in ((1, alone), (8, eight)):
     print(f"P = {ranks}: relative error {error(found, true.out):.0e}")
 
 # %% [markdown]
-# Neither run is the better one: both are about equally far from the float64 truth. So the ring is **not bit-for-bit
-# identical**. Is it an approximation? Lesson 02 found that cutting the keys into blocks is none: the error shrank with
-# the digits. Does that hold for the whole ring, with its messages and its other order? float64 has 29 more binary digits
-# than float32.
+# Both are about equally far from the float64 truth. So the ring is **not bit-for-bit identical**. Is it an approximation?
+# Run the whole ring, with its messages and its other order, in float64, which has 29 more binary digits than float32.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -145,12 +143,13 @@ names = {1: "about 1: the error is the ring's own", 29: "about 29", 2**29: "abou
 compare("10.bits", nearest(factor, names))
 
 # %% [markdown]
-# Each additional digit of the format is an additional digit of the result. So the ring is **not an approximation
-# either**: messages and order add no error of their own, and its whole error is rounding.
+# Each additional digit of the format is an additional digit of the result. So the ring is **not an approximation either**:
+# messages and order add no error of their own, and its whole error is rounding. Lesson 02 found the same for cutting keys
+# into blocks.
 #
 # ## 3 · How much is one rounding?
 #
-# Here is the number 100.4, as three formats keep it:
+# The number 100.4, as three formats keep it:
 
 # %%
 show(rounding.bits(100.4), rounding.describe_bits(100.4))
@@ -198,8 +197,9 @@ print(f"  norm of the error over norm of the truth:   {once:.1e}")
 #
 # ## 4 · How fast does the error grow, and why?
 #
-# Lesson 02 found that out and lse must not be rounded between merges, and that rounding lse is worse. Inputs are in bfloat16. Each of P blocks returns its *part* of out in bfloat16, as a fast
-# kernel may. The *state*, the running out and lse that are carried from block to block, has a dtype of its own:
+# Lesson 02 found that out and lse must not be rounded between merges, and that rounding lse is worse. Now we measure it
+# systematically. The inputs are bfloat16; each of P blocks returns its *part* of out in bfloat16, as a fast kernel may. The
+# *state*, the running out and lse that are carried from block to block, has a dtype of its own:
 
 
 # %%
@@ -242,7 +242,7 @@ print("error_curves computes the same bits:", torch.equal(mine, same))
 predict(
     "10.out",
     "The running out is rounded to bfloat16: from 2 to 32 blocks, the error grows by a factor of",
-    ["about 1", "3 to 4: about √16", "about 16"],
+    ["about 1", "3 to 4", "about 16"],
 )
 predict(
     "10.lse",
@@ -260,7 +260,7 @@ for kept in ("nothing", "out", "lse"):
 # %%
 times = {kept: plain.growth(kept) for kept in plain.errors}
 print("from 2 to 32 blocks:", ", ".join(f"{kept} {x:.1f} times" for kept, x in times.items()))
-compare("10.out", nearest(times["out"], {1: "about 1", 4: "3 to 4: about √16", 16: "about 16"}))
+compare("10.out", nearest(times["out"], {1: "about 1", 4: "3 to 4", 16: "about 16"}))
 faster = times["lse"] / times["out"]
 words = ("no, about as fast", "yes, at least twice as fast", "yes, at least 4 times as fast")
 compare("10.lse", words[(faster >= 2) + (faster >= 4)])
@@ -271,17 +271,18 @@ print("with 32 blocks:", ", ".join(f"{kept} {x[-1]:.0e}" for kept, x in plain.er
 # **Both errors grow at nearly the same speed, for many blocks like √(P/2).** lse starts three times as high, at 2 blocks.
 # (Lesson 02's larger factor came from one input.)
 #
-# Why? The roundings are independent, so their *squares* add up. Let the unit be one rounding of the final out. The mean of n
-# blocks' random values is √(P/n) times as large as that of all P, so its rounding is, too. In the final result it counts
-# with weight n/P:
+# Why? The roundings are independent, so their *squares* add up. Let the unit be one rounding of the final out. The out of n
+# blocks is a mean of random values, so it is √(P/n) times as large as the final out, and so is its rounding. But it enters
+# the final out with weight n/P:
 #
 # | what is rounded | size, in the unit | weight | product, squared |
 # |---|---|---|---|
 # | each of P parts (n = 1) | √P | 1/P | 1/P, and 1 for all P |
 # | the state after n = 2 … P blocks | √(P/n) | n/P | n/P |
 #
-# Together P/2 + 1½ − 1/P. With a float32 state only the parts' 1 is left: the first row above is flat. Does the rule give
-# the other measured numbers?
+# Together P/2 + 1½ − 1/P. With a float32 state only the parts' 1 is left: the first row above is flat. And lse? An error δ
+# in it after n blocks shifts weight between n and P − n blocks, and moves out by δ·√(n(P − n))/P of its size. The squares
+# sum to about δ²·P/6: √P again. Does out's rule fit?
 
 # %% tags=["nbval-ignore-output"]
 unit = plain.errors["nothing"][0]
@@ -291,7 +292,7 @@ for P, measured in zip(plain.ranks, plain.errors["out"], strict=True):
     print(f"{P:6} {squares:16.1f}   {unit * squares**0.5:.1e}   {measured:.1e}")
 
 # %% [markdown]
-# It does, within a few percent: from 2 to 32 blocks the sum's root grows 3.0 times.
+# Within a few percent: from 2 to 32 blocks the sum's root grows 3.0 times.
 #
 # Why does a rounded *lse* do so much worse? Watch one row merge its last 13 of 32 blocks:
 
@@ -312,8 +313,7 @@ show(rounding.steps(panels), rounding.describe_steps(panels))
 # %% [markdown]
 # The running lse climbs by about 1/n at block n. After 20 blocks a step is 1 to 1½ gaps, and rounding shifts it by up to
 # half a gap. Nothing ever corrects it: the state climbs beside the truth, here about one gap too high, in other rows too
-# low. The gaps of out are
-# narrow beside its steps, so its errors are small.
+# low. The gaps of out are narrow beside its steps, so its errors are small.
 #
 # An error of lse is also worth more. By lesson 02, lse is an exponent, so its **absolute** error is a **relative**
 # error of a whole weight. And lse grows with the number of keys, and its ulp with it.
@@ -332,11 +332,12 @@ for S in (1024, 2**20):
 show(error_curves.figure([plain]), error_curves.describe([plain]))
 
 # %% [markdown]
-# To read such a curve, look first at its *shape* on plain scores. Flat: the fault, if there is one, is not in the merges.
-# Rising from P = 2 on: it is. Falling: it is inside the blocks, for example an accumulator that is rounded every few keys,
-# because shorter blocks round it less often. Then look at its *level*: lse is several times above out.
+# To read such a curve, look first at its *shape* on plain scores. Flat: no *rounding* in the merges. Rising from P = 2 on:
+# there is one. Falling: it is inside the blocks, for example an accumulator that is rounded every few keys, because shorter
+# blocks round it less often. Then look at its *level*: lse is several times above out.
 #
-# Other inputs show other things. Make q eight times as large: then a few keys hold nearly all the weight.
+# Other inputs show other things. Make q eight times as large (exercise 10 calls this factor `gain`): then a few keys hold
+# nearly all the weight.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -352,9 +353,9 @@ compare("10.large", nearest(large.errors["nothing"][-1] / large.errors["nothing"
 show(error_curves.figure([large]), error_curves.describe([large]))
 
 # %% [markdown]
-# It falls. Where one key has nearly all of a block's weight, the block's out is that key's v, and rounding a bfloat16
-# number to bfloat16 costs nothing; the shorter the blocks, the more often this happens. Now let the scores rise steadily
-# along the keys, by 20 in all. Then the last of 4 blocks has 99 % of the weight.
+# Where one key has nearly all of a block's weight, the block's out is that key's v, and rounding a bfloat16 number to
+# bfloat16 costs nothing; the shorter the blocks, the more often this happens. Now let the scores rise steadily along the
+# keys, by 20 in all. Then the last of 4 blocks has 99 % of the weight.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -375,9 +376,19 @@ show(error_curves.figure([rise]), error_curves.describe([rise]))
 
 # %% [markdown]
 # Up to four blocks, the last one holds nearly all the weight, and an error in the small weight of the others hardly counts.
-# But that weight moves a rounded *out* off its grey line: one more rounding, 1.4 times the error at 4 blocks. One fault
-# is no rounding at all, an accumulator that is not rescaled when the maximum rises: here every block raises it, so all
-# earlier blocks keep far too much weight. **A test with one kind of input, or one P, finds only what that input shows.**
+# But from 4 blocks on, the small weight of the earlier blocks is enough to move *out* off a bfloat16 number, so it is
+# rounded once more: 1.4 times the error.
+#
+# A fault that is no rounding: an accumulator that is not rescaled when the maximum rises.
+
+# %%
+for probe in ("plain", "sloped"):
+    found = error_curves.errors(error_curves.FAULTS["no rescale"], probe, (4,))[0]
+    print(f"never rescaled, 4 blocks, {error_curves.TITLES[probe]}: error {found:.2g}")
+
+# %% [markdown]
+# Where scores rise, every block raises the maximum, so all earlier blocks keep far too much weight. **A test with one kind
+# of input, or one P, finds only what that input shows.**
 #
 # In a live notebook, choose inputs and dtype yourself:
 
@@ -387,16 +398,15 @@ error_curves.play()
 # %% [markdown]
 # ## Halfway: a good place to stop
 #
-# You know that sums depend on their order. One rounding to bfloat16 costs 1.7e-3, norm over norm. A float32 state keeps the
-# error there or below for any P, a rounded one loses more at every merge. That is enough for stages 10.error and 10.fold of
-# [exercise 10](../exercises/10_numerics.ipynb). When you come back, run the first half's cells again.
+# This is enough for stages 10.error and 10.fold of [exercise 10](../exercises/10_numerics.ipynb). When you come back, run
+# the first half's cells again.
 #
 # # Second half: the ring
 #
 # ## 5 · The same bits, every time
 #
-# Rounding is not noise. The same operations in the same order give the same bits. So the order must be *fixed*, and in
-# ringlab it is: each rank starts with its own block and goes around the ring.
+# The same operations in the same order give the same bits. So the order must be *fixed*, and in ringlab it is: each rank
+# starts with its own block and goes around the ring.
 
 # %%
 half = contiguous(512, 2)
@@ -409,15 +419,16 @@ def two_ranks(ring):
 
 virtual, real = VirtualCluster(2).run(two_ranks), launch(two_ranks, 2)
 print("twice on virtual ranks, same bits:", torch.equal(run_ring((q, k, v), 8), eight))
-print("virtual ranks and gloo processes:", all(map(torch.equal, virtual.results, real.results)))
+same = all(map(torch.equal, virtual.results, real.results))
+print("virtual ranks and processes over gloo, PyTorch's CPU transport:", same)
 parts = list(blocks(*inputs, 8))
 arrived = [5, 2, 7, 0, 6, 1, 4, 3]
 one, other = (list(states(each))[-1] for each in (parts, [parts[i] for i in arrived]))
 print("merged as blocks happen to arrive, same bits:", torch.equal(one.out, other.out))
 
 # %% [markdown]
-# Equal bits are a debugging tool: check a change that should not alter results with `torch.equal`. They hold for one
-# order, on one kind of machine. Across machines, and against one device, ask for *close*, and say how close.
+# Check a change that should not alter results with `torch.equal`. Equal bits hold for one order, on one kind of machine.
+# Across machines, and against one device, ask for *close*, and say how close.
 #
 # ## 6 · What must be float32
 #
@@ -511,34 +522,44 @@ for dtype in (torch.float16, torch.bfloat16):
 # subtracted. bfloat16 overflows only near 3·10³⁸, but it cannot count to 257. **Overflow is loud, lost digits are
 # silent.**
 #
-# The traps of lesson 02 are in the merge. Here is one before it: fast kernels compute $2^x$ instead of $e^x$, and
-# multiply scale · log₂e into q beforehand. That costs nothing in float32. But what if the product is rounded back to
-# bfloat16? (The code leaves the scale, 1/8, out of this product: a power of two rounds nothing.)
+# Lesson 02's traps are in the merge. This one is before it: fast kernels compute $2^x$ instead of $e^x$, and multiply scale
+# · log₂e into q beforehand. That costs nothing in float32. But what if the product is rounded back to bfloat16? (The code
+# leaves the scale, 1/8, out of this product: a power of two rounds nothing.)
 
 
 # %%
 Q, keys, V = (x.to(narrow) for x in error_curves.inputs("large", 0, gain=12.0))  # scores of size 12
 truth, log2e = error_curves.truth(Q, keys, V), 1 / math.log(2)
+folded = {}
 for name, product in (("float32", Q.float() * log2e), ("bfloat16", (Q.float() * log2e).bfloat16())):
-    folded_in = product.float() * math.log(2)  # blocks() computes e^x, so take log₂e out again
-    shift = ((folded_in - Q.float()) @ keys.float().T / 8).std().item()
-    ends = [list(states(blocks(folded_in, keys, V, P)))[-1].out for P in (1, 8)]
-    few, many = (error(end, truth) for end in ends)
-    print(f"q · log₂e in {name:8}: scores are off by {shift:.2f}, ", end="")
-    print(f"out by {few:.0e} in one block, {many:.0e} in 8")
+    folded[name] = product.float() * math.log(2)  # blocks() computes e^x, so take log₂e out again
+    shift = ((folded[name] - Q.float()) @ keys.float().T / 8).std().item()
+    print(f"q · log₂e in {name:8}: scores are off by {shift:.2f}")
 
 # %% [markdown]
 # Rounding q shifts every score by about the same amount, 0.2 % of the typical score, even where the score itself is small.
-# Here that is 0.02 in an exponent, so 2 % of a weight. It does not grow with P: it happens before the merges.
+# Here that is 0.02 in an exponent, so 2 % of a weight. And out?
+
+# %%
+for name, folded_in in folded.items():
+    ends = [list(states(blocks(folded_in, keys, V, P)))[-1].out for P in (1, 8)]
+    few, many = (error(end, truth) for end in ends)
+    print(f"q · log₂e in {name:8}: out is off by {few:.0e} in one block, {many:.0e} in 8")
+largest = (Q.float() @ keys.float().T / 8).softmax(-1).amax(-1)
+print(f"the largest weight of a row: {largest.median().item():.2f} in the median row")
+
+# %% [markdown]
+# out is better off than a weight: a key that has nearly all the weight keeps it, for the weights are divided by their sum.
+# The error does not grow with P: it happens before the merges.
 #
 # ## 8 · Choosing a tolerance
 #
-# Here is a test as found in several packages: `allclose(x, truth, atol=1e-2)`. We feed it five results of a backward pass in
+# A test as found in several packages: `allclose(x, truth, atol=1e-2)`. We feed it five results of a backward pass in
 # float32: the right one; dK and dV swapped; dK halved; zeros; and the right one, rounded to bfloat16 once (8 of 24 digits
 # are left).
 
 # %%
-# Out of the ring on 8 ranks, gradients by blocks: this is not the plainest program.
+# out by the ring on 8 ranks, lse the truth in float32, gradients by blocks: not the plainest.
 right = tolerance.Results(eight, lse, *backward(slice(None)))
 zeros = {name: 0 * getattr(right, name) for name in ("dq", "dk", "dv")}
 gradients = {
@@ -575,7 +596,7 @@ for name, result in gradients.items():
 compare("10.atol", sum(passes(result, 1e-2) for result in gradients.values()) - passes(right, 1e-2))
 
 # %% [markdown]
-# All of them pass. With a loss that is a mean over tokens, gradients are tiny, and *zero* is within 1e-2 of anything
+# All pass. With a loss that is a mean over tokens, gradients are tiny, and *zero* is within 1e-2 of anything
 # tiny. An absolute tolerance does not know how large the numbers are. A relative one does, if it is measured well:
 
 # %% tags=["nbval-ignore-output"]
@@ -589,10 +610,10 @@ print(f"the same, entry by entry, the worst:   {entries.max().item():.0e}")
 # norm by norm, or the largest error by the largest entry. A NaN must count as infinitely wrong. Every comparison with
 # NaN is false, so write the test as `error <= bound`, which then fails, and not as `error > bound`, which lets it pass.
 #
-# The remaining question is *how much*. Do not guess: **measure how wrong an honest program is.** Take the plainest
-# implementation, in the same dtype, on the same inputs; compare it with the float64 oracle; allow twice its error.
-# `ringlab.conformance.tolerance` does that, for the largest error over the largest entry. It adds a floor of a rounding
-# or two, because the plainest may be exactly right by luck.
+# *How much*? Do not guess: **measure how wrong an honest program is.** Take the plainest implementation, in the same dtype,
+# on the same inputs; compare it with the float64 oracle; allow twice its error. `ringlab.conformance.tolerance` does that,
+# for the largest error over the largest entry. It adds a floor of a rounding or two, because the plainest may be exactly
+# right by luck.
 
 # %% tags=["nbval-ignore-output"]
 bounds = tolerance.bounds(q, k, v, dout, true=true)
@@ -622,7 +643,7 @@ for P, found in ((8, few), (32, many)):
     print(f"running out in bf16, {P:2} blocks: error {found:.0e}, passes: {found <= 2 * honest}")
 
 # %% [markdown]
-# Even 32 blocks pass. A tolerance sees a level; **a curve sees a shape**. Test in float32, where a bfloat16 state stands
+# A tolerance sees a level; **a curve sees a shape**. Test in float32, where a bfloat16 state stands
 # out by a factor of thousands, and watch the error against P.
 #
 # ## Recap

@@ -73,9 +73,9 @@ check("06.threshold")
 # %% [markdown]
 # ## 06.makespan · When the last rank ends
 #
-# There are P ranks, P steps and P − 1 hops. `compute_s[r, t]` is the time in seconds that rank r computes in step t.
-# `hop_s[r]` is the time that a message from rank r to the next rank takes; after the last rank comes rank 0. Return the
-# seconds from the common start until the last rank has ended.
+# There are P ranks, P steps and P − 1 hops; P may also be 1 or 2. `compute_s[r, t]` is the time in seconds that rank r
+# computes in step t. `hop_s[r]` is the time that a message from rank r to the next rank takes; after the last rank comes
+# rank 0. Return the seconds from the common start until the last rank has ended.
 #
 # - With one buffer (`overlapped` False) a rank computes, then posts the exchange and waits for it.
 # - With two buffers (`overlapped` True) it posts the exchange when a step begins, computes, and then waits.
@@ -114,11 +114,12 @@ check("06.makespan")
 # that you sent is no longer needed. So a rank holds one block and one piece beside its shard.
 #
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the keys
-# of all ranks, in float32 for bfloat16 inputs, too. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`.
+# of all ranks, in float32 for bfloat16 inputs, too. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`;
+# its out and lse are float32 for bfloat16 inputs, too.
 #
 # - There are exactly `pieces` pieces, from 1 up to the number of tokens. They differ by at most one token in length.
 # - Each piece of each block is one `ring.compute(label, attend, q, …)`. Let `label` end with the step's number, as in
-#   "attend 2": a clock further below reads it.
+#   "attend 2": a clock further below reads it. All pieces of a step may have the same label.
 # - In every step but the last, each piece's exchange is under way while the rank computes with that piece, and no other
 #   exchange is. K and V of the piece travel in it together.
 # - Make `pieces` · (P − 1) exchanges, all with the next rank. K and V travel as they came, bfloat16 as bfloat16.

@@ -38,11 +38,11 @@ torch.set_num_threads(1)  # the tensors are small: threads would only wait for e
 # `x` is a result of any floating dtype, `truth` the float64 truth; both are torch tensors. Return
 # ‖x − truth‖ / ‖truth‖, norms over all entries, computed in float64: one float, or a tensor without dimensions.
 #
-# - Where the truth is all 0, return ‖x‖.
 # - x of another shape is infinitely wrong: return `math.inf`.
 # - So is a NaN in x, an infinity on one side only, or an infinity of the other sign.
-# - Where both are the same infinity, nothing is wrong (the lse of a row that sees no key is −inf). Such places enter
-#   neither norm.
+# - Where both are the same infinity, nothing is wrong (the lse of a row that sees no key is −inf). Such places enter neither
+#   norm.
+# - Where the rest of the truth is all 0, return ‖x‖ of the rest: 0 where nothing is left.
 
 
 # %% grade="10.error"
@@ -101,9 +101,10 @@ check("10.fold")
 #
 # - Honest are: the plainest implementation, with every tensor in q's dtype; the same in another order of keys; PyTorch's
 #   own attention; blocks folded in float32.
-# - Wrong are: missing keys, a forgotten factor, zeros, a NaN or an infinity; for float32 inputs, bfloat16 somewhere on
-#   the way; and anything eight times as far off as the plainest implementation.
-# - On few keys the plainest may be right by luck. A relative error of one `eps` of the dtype is always honest.
+# - Wrong are: a noticeable share of the keys left out, a forgotten factor, zeros, a NaN or an infinity; for float32 inputs,
+#   bfloat16 somewhere on the way; and anything eight times as far off as the plainest implementation.
+# - On few keys the plainest may be right by luck. A relative error of one `eps` of the dtype is always honest, even if it is
+#   eight times the plainest's or more.
 # - You choose how to measure. Only the verdicts are judged, and no case is near the border.
 # - `oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0]` is the truth, a float64 NumPy array.
 
@@ -141,8 +142,8 @@ check("10.accept")
 # | `"no rescale"` | the accumulator is not rescaled when the maximum rises from one block to the next |
 # | `"arrival order"` | blocks are merged as they happen to arrive |
 #
-# Here is one run of each. You are graded on others: other seeds, lengths, head dims, `ranks`, gains (the size of the large
-# scores) and slopes (the sloped scores rise from −slope to slope). They are drawn so that luck decides nothing:
+# Here is one run of each. You are graded on others: other seeds, lengths, head dims, `ranks`, gains (the factor of q in the
+# large scores) and slopes (the sloped scores rise from −slope to slope). They are drawn so that luck decides nothing:
 #
 # - On plain inputs, an error that does not depend on P stays within 20 % of its first value; one that grows ends at 2.5
 #   times its first value or more; one that falls ends at half or less.
