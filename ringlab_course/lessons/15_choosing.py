@@ -2,7 +2,8 @@
 # # 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
 # **Afterwards you can** count what each schedule sends, and how much of that time no computation hides; choose one for
-# a model and a cluster, and say why; decode with a K/V cache that is spread over ranks; say what a sliding window reaches.
+# a model and a cluster, and say why; decode with a K/V cache that is spread over ranks; say what a sliding
+# window reaches (section 6, optional).
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
 # layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
@@ -10,8 +11,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Every rank's queries must meet every rank's keys. A ring is one way to arrange that. There are others. All give the
-# same result, but they differ in bytes, in waiting and in memory.
-# "Ulysses sends less than a ring" is a common rule, and for today's models it is often false.
+# same result, but they differ in bytes, in waiting and in memory. "Ulysses sends less than a ring" is a common rule,
+# and for today's models it is often false.
 
 # %%
 import numpy as np
@@ -32,7 +33,7 @@ from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import ring_traffic, ulysses_traffic
+from ringlab.cost.traffic import least_tokens_hidden, ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
 from ringlab.viz.style import GREEN, ORANGE, RULE, new_figure, show, styled
 from ringlab_course import compare, corpus, predict
@@ -62,6 +63,11 @@ def held(heads, own, now=(), later=()):
 
 
 every = range(4)
+LOOKS = {
+    1: ("tokens and heads that rank 1 computes", {"color": ORANGE, "hatch": "//"}),
+    2: ("other keys that come first", {"color": GREEN, "hatch": ".."}),
+    3: ("other keys that come later", {"color": RULE}),
+}
 panels = {
     "ring": held(every, range(4, 8), range(4), range(8, 16)),
     "all-gather": held(every, range(4, 8), range(16)),
@@ -70,11 +76,6 @@ panels = {
 }
 
 # %%
-LOOKS = {
-    1: ("tokens and heads that rank 1 computes", {"color": ORANGE, "hatch": "//"}),
-    2: ("other keys that come first", {"color": GREEN, "hatch": ".."}),
-    3: ("other keys that come later", {"color": RULE}),
-}
 with styled():
     figure = new_figure((8.0, 2.9))
     for axes, (name, grid) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
@@ -83,6 +84,10 @@ with styled():
             kwargs = {"align": "edge", "edgecolor": "white", "linewidth": 0, **look}
             axes.bar(tokens, 0.9, 1.0, heads - 0.45, label=label, **kwargs)
         axes.set(title=name, xlim=(0, 16), xticks=range(0, 17, 4), yticks=range(4), xlabel="tokens")
+    for column, at, share in ((2, 2.5, "12 of these 16"), (3, 0.5, "4 of these 8")):
+        note = f"{share} tokens came\nin the all-to-all"
+        look = {"ha": "center", "va": "center", "fontsize": 8, "backgroundcolor": "white"}
+        figure.axes[column].text(8, at, note, **look)
     figure.axes[0].set_ylabel("heads")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
@@ -91,9 +96,9 @@ show(
     figure,
     "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 "
     "tokens in all 4 heads; keys of 4 other tokens come first, those of the remaining 8 later. "
-    "All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in "
-    "one head, and no other keys. Hybrid with rows of 2: the 8 tokens of its row in 2 heads, and "
-    "the keys of the other row's 8 tokens in these heads.",
+    "All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in one "
+    "head, 12 of them from the all-to-all. Hybrid with rows of 2: the 8 tokens of its row in 2 "
+    "heads, 4 from the all-to-all, and the keys of the other row's 8 tokens in these heads.",
 )
 
 # %% [markdown]
@@ -155,7 +160,7 @@ for name, heads in by_hand.items():
 # Ulysses sends half of what the ring sends. That is the rule in so many texts, and with more ranks it looks even better:
 # the ring's count grows with P − 1, while Ulysses' stays below 4·32.
 #
-# But here K = H. Today's models have **grouped heads**: 4 or 8 query heads share one K/V head.
+# But here K = H. Today's models have **grouped heads**: 4 or 8 query heads share a K/V head.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -171,17 +176,18 @@ print(f"Ulysses: {ulysses_sent // shard} heads of a shard, 3 · (8 + 1 + 1) + 3 
 compare("15.times", ulysses_sent / ring_sent)
 
 # %% [markdown]
-# The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. With 32 K/V heads, half of
-# the bytes that Ulysses sent were q and out, and these have as many heads as before. As long as P divides H and K,
+# The order is reversed. All of the ring's traffic is K and V, so all of it shrinks to an eighth. With 32 K/V heads,
+# half of the bytes that Ulysses sent were q and out, and these have as many heads as before. As long as P divides H
+# and K,
 #
 # $$\frac{\text{ring}}{\text{Ulysses}} = \frac{(P-1)\cdot 2K}{\frac{P-1}{P}\,(2H + 2K)} = P\,\frac{K}{H + K}.$$
 #
 # For H = K that is P/2. For 8:1 it is P/9: up to 8 ranks the ring sends fewer bytes.
 #
-# **The number of heads limits U**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V heads,
-# several ranks need the same K/V head, and each of them gets the *whole* head: they read it with different query heads.
-# Ulysses then sends more than the formula says. In all cases U must divide K or be a multiple of it. Here is one layer
-# of Llama 3 70B, with a million tokens:
+# **The number of heads limits U**, too. U ranks can share H query heads only if U divides H. With more ranks than K/V
+# heads, several ranks need the same K/V head, and each gets the *whole* head, because their query heads differ.
+# Ulysses then sends more than the formula says. In all cases U must divide K or be a multiple of it. One layer of
+# Llama 3 70B, with a million tokens:
 
 # %%
 llama = published("llama3-70b").attention()
@@ -201,12 +207,12 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 #
 # ## 3 · Bytes are not seconds
 #
-# A hop runs while a block is computed (lesson 06). The part of a hop that is *longer* than its block is **exposed**.
+# A hop runs while a block is computed (lesson 06). If it takes *longer* than its block, what is left over is **exposed**.
 # All-to-alls and all-gathers have nothing to hide behind: Ulysses cannot compute before the first all-to-all is done, and
-# the second cannot begin before all is computed. A hybrid exposes its all-to-alls, and the longer part of each hop.
+# the second cannot begin before all is computed. A hybrid exposes its all-to-alls, and what is left over of each hop.
 #
-# First by hand: 16 nodes with one GPU each, so *every* link is InfiniBand, and 65,536 tokens on each. (Section 4 has nodes
-# of 8.) In Ulysses each rank ends up with 4 of the 64 query heads and one whole K/V head.
+# First by hand: 16 nodes with one GPU each, so *every* link is InfiniBand, and 65,536 tokens on each. (Section 4 has
+# nodes of 8.) In Ulysses each rank ends up with 4 of the 64 query heads and one whole K/V head.
 
 # %%
 h100 = hardware("h100")
@@ -227,8 +233,8 @@ print(f"ring: each hop {hop_s * 1e3:.1f} ms beside a block of {block_s * 1e3:.1f
 print(f"Ulysses: {sent / 1e6:,.0f} MB at 50 GB/s: {sent / link.bytes_per_s * 1e3:.1f} ms, exposed")
 
 # %% [markdown]
-# `choose.weigh` counts this for every schedule, at the GPU's peak rate, and adds the latencies. It also counts what a rank
-# holds: q, k, v, out and what has come from others.
+# `choose.weigh` counts this for every schedule, at the GPU's peak rate, with latencies. It also counts what a rank holds:
+# q, k, v, out and what has come from others.
 
 
 # %%
@@ -246,9 +252,12 @@ def scenario(tokens, ranks, link):
 scenario(65536, 16, link)
 
 # %% [markdown]
-# **Long shards, a slow link.** The ring sends as much as the all-gather, more than all others, and exposes *nothing*. It also holds the least, because Ulysses and hybrids keep q, k, v and out twice, by tokens and by heads, and an
-# all-gather keeps all K and V. (We count one visiting block, as the Ring Attention paper does: q and out (2H), own K/V
-# and the visitor's (4K). Our ring has a second one in flight, 2H + 6K; here that is a tenth more.)
+# **Long shards, a slow link.** The ring sends as much as the all-gather, more than all others, and exposes *nothing*.
+# It also holds the least: Ulysses and hybrids keep q, k, v and out twice, by tokens and by heads; an all-gather keeps all
+# K and V.
+#
+# Held by the ring, in heads of a shard: q and out are 2H, own K/V 2K, one visiting block 2K. That is the paper's
+# count. Our ring has one more in flight, 2K; here it adds a tenth.
 #
 # **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard.
 # In rows of 2 a rank sends its partner half of the heads of q, k, v and out: 32 + 4 + 4 + 32 = 72 heads of a shard.
@@ -262,8 +271,8 @@ print(f"ring of 16: 15 hops, each {hop_s * 1e3:.3f} ms beside a block of {block_
 print(f"rows of 2: two all-to-alls, {trade_s * 1e3:.3f} ms in all; then a ring of 8")
 
 # %% [markdown]
-# In rows of 2, a hop has two shards of half the heads, so as many bytes as before. A block has twice the tokens, squared,
-# and half the heads: twice the work. The hybrid with U = 8 sends the fewest bytes of all.
+# In rows of 2, a hop has two shards of half the heads, so as many bytes as before. A block has twice as many queries and
+# keys, so four times the pairs, in half the heads: twice the work. U = 8 sends the fewest bytes.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -279,9 +288,8 @@ best = choose.weigh(llama, tokens, 16, peak, link.bytes_per_s, link.latency_s)[0
 compare("15.least", f"hybrid, U = {best.ulysses}" if best.schedule == "hybrid" else best.schedule)
 
 # %% [markdown]
-# Rows of 2 leave 7 of the 15 hops, with twice the work beside each, so most of each hop is hidden. The price is two
-# all-to-alls in a row of 2. They make up most of the exposed time. In larger rows more of the bytes belong to
-# all-to-alls, and those are always exposed.
+# Rows of 2 leave 7 of the 15 hops, with twice the work beside each, so most of each hop is hidden. The two all-to-alls
+# make up most of the exposed time. In larger rows they carry more of the bytes.
 #
 # **Short shards, a fast link.** Suppose that NVLink connected all 16 ranks, nine times as fast:
 
@@ -291,53 +299,72 @@ scenario(2048, 16, h100.inside)
 # %% [markdown]
 # The ring hides again. A **decision map** shows all such cases: tokens per rank to the right, bandwidth upwards, and
 # the colour is the schedule that exposes the least. It begins with an H100, NVLink's latency, and 32 query and 8
-# K/V heads. The rows below the map give, for each machine, the shard from which its ring hides. Read it, then change P.
+# K/V heads. The rows below the map give, for each machine, the shard from which its ring hides. (ICI and DCN are a TPU's
+# links, inside a pod and between pods.) Read it, then change P.
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
-# links slow. With 8 K/V heads Ulysses wins only where latency counts most: short shards, fast links. Orange
-# marks a ring that is exposed but still the best: a sliver at the line, and the corner where nothing else fits. ("Fits"
-# means here that one layer's attention has the whole GPU to itself; the planner below keeps 6 % in reserve.)
+# links slow. With 8 K/V heads Ulysses wins only where latency counts most: short shards, fast links.
 #
-# Now the same map with 32 K/V heads: a hop of the ring is four times as long. Where does the line go, and which area grows?
+# Orange marks a ring that is exposed but still the best. Just left of the line, it exposes less than any all-to-all
+# costs. At the lower right nothing else fits, even with the whole GPU for one layer's attention.
+#
+# Now the same map with 32 K/V heads. Which area grows?
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.line",
+    "On InfiniBand an H100's ring hides from 10,062 tokens per rank on. From how many with 32 K/V "
+    "heads instead of 8?",
+    unit="tokens",
+)
 
 # %%
 all_heads = {"sizes": Attention(1, 32, 32, 128), "P": 16, "hybrids": True}
 show(decision_map.figure(**all_heads), decision_map.describe(**all_heads))
+rates = peak, link.bytes_per_s, all_heads["sizes"]
+compare("15.line", round(least_tokens_hidden(*rates, latency_s=link.latency_s)))
 
 # %% [markdown]
-# The line moves right, to about four times as many tokens on InfiniBand. The hybrids' band is narrower, and Ulysses wins
-# everywhere left of it. At the lower right memory decides: beyond 1.04 million tokens no hybrid fits, and beyond 1.3
-# million only a ring. An all-gather never wins here, but with all keys on a rank every mask is simple. Llama 3
-# was trained with one (arXiv 2407.21783).
+# A hop is four times as long, so the line moves right, to about four times as many tokens. The hybrids' band is
+# narrower, and Ulysses wins everywhere left of it. At the lower right memory decides: beyond 1.3 million tokens only
+# a ring fits. An all-gather never wins here, but with all keys on a rank every mask is simple. Llama 3 was trained
+# with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #
-# A cluster has fast links inside a node and slow ones between nodes. Take 2,048 tokens per rank again, on 2 nodes of 8 GPUs.
-# Rows of up to 8 fit inside a node and trade over NVLink; only hops need InfiniBand, and the slowest link decides
-# (lesson 06):
+# A cluster has fast links inside a node and slow ones between nodes. Take 2,048 tokens per rank again, on 2 nodes of
+# 8 GPUs. Rows of up to 8 fit inside a node and trade over NVLink; only hops need InfiniBand, and the slowest link
+# decides (lesson 06):
 
 # %%
 nvlink, infiniband = h100.inside, h100.between
+hop_s, block_s = hop_and_block(tokens, infiniband)
 for U in (2, 4, 8):
-    # `way` counts for one token on each rank: open_bytes are those of both all-to-alls, in `turns`
-    # messages that wait for each other; hop_bytes are those of one of its `hops`.
-    way = choose.way(llama, 16, "hybrid", U)
-    rows = way.open_bytes * tokens / nvlink.bytes_per_s + way.turns * nvlink.latency_s
-    hop = way.hop_bytes * tokens / infiniband.bytes_per_s + infiniband.latency_s
-    hops = way.hops * max(0, hop - way.block_flops * tokens**2 / peak)
-    print(f"rows of {U} on NVLink: {rows * 1e3:.2f} ms, hops exposed {hops * 1e3:.2f} ms")
+    # to U - 1 others, a U-th of the heads of q, k, v and out
+    heads = (U - 1) * (64 + 8 + 8 + 64) // U
+    rows_s = heads * head / nvlink.bytes_per_s + 2 * nvlink.latency_s
+    exposed_s = (16 // U - 1) * max(0, hop_s - U * block_s)  # same bytes, U times the work
+    print(f"rows of {U} on NVLink: {rows_s * 1e3:.2f} ms, hops exposed {exposed_s * 1e3:.2f} ms")
 
 # %% [markdown]
 # With one GPU per node, rows of 2 were best. Here rows of 4 are: their trade is cheap, and they hide all hops. So *what
 # nothing hides goes on the fastest links*. The planner of ringlab tries every split of the ranks over both kinds. Here
-# it splits the 16 GPUs for **prefill**: reading a whole prompt, without a backward. Which of the two models uses the
-# larger rows?
+# it splits the 16 GPUs for **prefill**: reading a whole prompt, without a backward.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.rows",
+    "Prefill of 32,768 tokens on 2 nodes of 8 H100. Llama 2 7B (32 K/V heads) or Llama 3 8B (8): "
+    "which uses the larger rows?",
+    choices=["llama2-7b", "llama3-8b"],
+)
 
 # %%
+rows = {}
 for name in ("llama2-7b", "llama3-8b"):
     sized = published(name)
     for tokens in (2**15, 2**17, 2**20):
@@ -345,17 +372,20 @@ for name in ("llama2-7b", "llama3-8b"):
         split = f"ring {best.degrees.ring:2} × Ulysses {best.degrees.ulysses}"
         heads = f"{sized.H} query, {sized.K:2} K/V heads"
         print(f"{name}, {heads}, {tokens:9,} tokens: {split}, {best.step_s:7.2f} s")
+        rows[tokens, best.degrees.ulysses] = name
+compare("15.rows", rows[2**15, max(U for tokens, U in rows if tokens == 2**15)])
 
 # %% [markdown]
-# Up to 131,072 tokens the splits differ; with a million, both are a ring of 16. **Grouped heads and long sequences both favour the ring.**
+# Up to 131,072 tokens the splits differ; with a million, both are a ring of 16. **Grouped heads and long sequences
+# both favour the ring.** Fewer K/V heads make shorter hops, longer shards longer blocks; both hide the ring.
 #
 # ## 5 · Decode
 #
 # When a model writes, it takes in one token at a time: one query, and all keys so far. First the prompt is prefilled by
 # ring attention, and each rank keeps its K and V. This **K/V cache** is sharded as the prompt was.
 #
-# A ring would move the keys: P − 1 hops of S/P tokens, for one
-# query. But lesson 02 has a cheaper way: attend to each part of the keys alone, then merge the parts by their lse.
+# A ring would move the keys: P − 1 hops of S/P tokens, for one query. But lesson 02 has a cheaper way: attend to each
+# part of the keys alone, then merge the parts by their lse.
 
 # %%
 q, k, v = corpus.qkv(256, heads=H, head_dim=D)
@@ -371,9 +401,9 @@ print(
 print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse")
 
 # %% [markdown]
-# So it is the *partial results* that travel: out and lse of one token. The query need not travel: all ranks run the model
-# on the new token. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the fewest; all
-# ranks count alike, so they need not ask each other.
+# So it is the *partial results* that travel: out and lse of one token. The query need not travel: all ranks run the
+# model on the new token. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the
+# fewest; all ranks count alike, so they need not ask each other.
 
 
 # %%
@@ -382,6 +412,7 @@ def generate(ring, prompt, new):
     q, k, v = corpus.qkv(prompt + new, heads=H, kv_heads=4, head_dim=D)
     layout = zigzag(prompt, ring.world_size)
     shards = [layout.shard(x[:, :, :prompt], ring.rank) for x in (q, k, v)]
+    # the prefill; its output is not needed here
     ring_attention(*shards, ring=ring, layout=layout, validate=False)
     cache = ShardedCache.of_shards(ring, layout, *shards[1:])
     outs = []
@@ -448,10 +479,11 @@ print(f"{weights:.1f} GB of weights and {cache:.1f} GB of cache per GPU")
 
 # %% [markdown]
 # TP divides the weights by 8 and, since each rank keeps one of the 8 K/V heads, the cache too. CP then halves the cache.
+# TP of 16 would keep each K/V head twice and leave the node, which has 8 GPUs.
 #
-# ## 6 · A window instead
+# ## 6 · Optional: a window instead
 #
-# A **sliding window** makes the task itself smaller: each token sees only the last few, 4,096 in Mistral 7B. Then K/V
+# A **sliding window** makes the task itself smaller: each token sees only the last few, 4,096 in Mistral 7B. K/V
 # blocks that nobody sees need not travel.
 
 # %% tags=["nbval-ignore-output"]
@@ -473,9 +505,10 @@ for window in (256, 128, 64, 16):
 compare("15.hops", str(hops["contiguous", 16]))
 
 # %% [markdown]
-# One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. A zig-zag often needs more,
-# because a rank's two chunks have their predecessors on two ranks, rank − 1 and rank + 1. (With 16, its second hop passes
-# the ranks between in one message; to neighbours only, it would take P − 1 hops.)
+# One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. In a zig-zag a rank
+# has two chunks, whose predecessors lie on two ranks, rank − 1 and rank + 1. With a window of 16 only those two blocks
+# are needed. The second comes in one message from rank + 2, which got it in its first hop. With hops to the next rank
+# alone it would take P − 1.
 #
 # A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
 
@@ -502,22 +535,23 @@ def reached(layers, window, tokens=512):
 for layers, window in ((1, 4), (2, 4), (3, 4), (8, 16), (32, 16)):
     formula = layers * (window - 1) + 1
     found = reached(layers, window)
-    print(f"{layers:2} layers, window {window:2}: {found:3} tokens; the formula says {formula}")
+    print(f"layers {layers:2}, window {window:2}: {found:3} tokens; the formula says {formula}")
 compare("15.window", reached(3, 4))
 
 # %% [markdown]
-# Each further layer adds window − 1 tokens. But **to reach is not to see**. What is far away is handed on once a layer, and
-# mixed with a whole window each time. Suppose that each layer takes the plain mean over its window, and leave out the
-# residual connections, which pass each token on unchanged. How much of the last output comes from the furthest quarter of
-# what it reaches?
+# Each further layer adds window − 1 tokens. But **to reach is not to see**. What is far away is handed on once a
+# layer, and mixed with a whole window each time. Suppose that each layer takes the plain mean over its window, and
+# leave out the residual connections, which pass each token on unchanged. How much of the last output comes from the
+# furthest quarter of what it reaches?
 
 # %%
 for layers in (1, 8, 32):
     window, width = 4096, 1 << (layers * 4096).bit_length()
     mean = np.fft.rfft(np.full(window, 1 / window), width)
+    # the mean applied `layers` times is a convolution power: a power of its Fourier transform
     weight = np.fft.irfft(mean**layers, width)[: layers * (window - 1) + 1]  # by distance
     far = weight[len(weight) // 4 * 3 :].sum()
-    print(f"{layers:2} layers reach {len(weight):7,} tokens; the furthest quarter gives {far:.2g}")
+    print(f"layers {layers:2}: {len(weight):7,} tokens; the furthest quarter gives {far:.2g}")
 
 # %% [markdown]
 # A trained model does better than a plain mean. Still, many current models mix layers with a window and layers with full
@@ -527,10 +561,10 @@ for layers in (1, 8, 32):
 #
 # | | where it exposes | take it where |
 # |---|---|---|
-# | ring | the part of each hop that is longer than its block | shards are long, or K/V heads are few |
+# | ring | what is left over of each hop that is longer than its block | shards are long, or K/V heads are few |
 # | all-gather | everything | masks are complicated, or its cost does not matter |
 # | Ulysses | everything, but each tensor travels only once | K/V heads are many; or shards are short and links fast |
-# | hybrid | the rows' all-to-alls, and the longer part of each hop | a ring alone does not hide; rows inside a node |
+# | hybrid | the rows' all-to-alls, and what is left over of each hop | a ring alone does not hide; rows inside a node |
 # | decode | partial results, whose bytes do not grow with S | one token at a time |
 #
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
@@ -550,9 +584,9 @@ for layers in (1, 8, 32):
 # <details><summary>3. Multi-query attention, K = 1, on 8 ranks with Ulysses. How many copies of K and V are
 # there?</summary>Eight: each rank holds the one head, for all tokens.</details>
 #
-# <details><summary>4. In decode with a window of 4,096, on shards of at least 4,096 tokens, only the last rank of a
-# contiguous cache has keys in the window. What is lost?</summary>Parallel reading: one rank does all the work. If tokens
-# are dealt in small pieces, all ranks share it.</details>
+# <details><summary>4. Right after the prefill, with a window of 4,096 and contiguous shards of at least 4,096 tokens, only
+# the last rank has keys in the window. What is lost?</summary>Parallel reading: one rank does all the work. If the
+# prompt is dealt in small pieces, all ranks share it.</details>
 #
 # Now decide: [exercise 15](../exercises/15_choosing.ipynb) asks for the bytes of any schedule, a report with reasons, and
 # the decode step.

@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 #
 # A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). There are at least 2 ranks, and P divides S: each
 # rank has S/P tokens. The U ranks of a row share the heads, and the ranks with the same heads, one from each of the P/U
-# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, any number, P
-# included, for `"hybrid"`.
+# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, any number for
+# `"hybrid"`, also 1 or P (`choose` below leaves these two out).
 #
 # Return the bytes that a rank sends in one forward, a whole number. Return **None** where the schedule cannot run:
 #
@@ -84,8 +84,9 @@ check("15.traffic")
 # - In the all-gather, also K and V of all other ranks.
 #
 # Return a list with one dict for each option: ring and all-gather (U = 1), Ulysses (U = P), and a hybrid for each U
-# that divides P, with 1 < U < P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and no
-# others. An option is *usable* if the ranks can share the heads and what it holds fits. The reason is one of four words:
+# that divides P, with 1 < U < P. Each dict has the keys `schedule`, `ulysses`, `bytes`, `exposed_s` and `reason`, and
+# no others. An option is *usable* if the ranks can share the heads and what it holds is at most `memory_bytes`. The
+# reason is one of four words:
 #
 # - `"hidden"`: usable, and nothing is exposed;
 # - `"exposed"`: usable, and something is exposed;
@@ -155,6 +156,7 @@ check("15.choose")
 # - Compute in float32 at least. Scores may be several hundred, with either sign.
 # - The bytes that you send must not grow with the sequence.
 # - `ring.all_reduce(x)` adds up over the ranks; `ring.all_reduce(x, op="max")` takes the maximum.
+#   All ranks must call them equally often: a rank without tokens, too.
 
 
 # %% grade="15.decode"
