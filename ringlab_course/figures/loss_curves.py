@@ -140,7 +140,7 @@ def shares(parts: int = 4) -> Figure:
             ax.set_xlabel(f"{parts} sequences,\neach of {parts} token blocks", fontsize=8.5)
             if number == 0:
                 ax.set_ylabel(f"{parts} layers,\neach of {parts} heads", fontsize=8.5)
-        title = f"A training step: which rank (0 … {parts - 1}) computes what"
+        title = f"A training step under {', '.join(SHARDS)}: which rank (0 … {parts - 1}) computes what"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     return figure
 

@@ -59,7 +59,7 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
         for ax, (name, spans) in zip(axes, runs.items(), strict=True):
             _draw(ax, spans, shown[name], end, name)
         axes[-1].set_xlabel(f"time since all ranks were ready ({time_unit(end)[1]})")
-        _legend(drawn)
+        _legend(drawn, numbered=any(map(_numbered, runs.values())))
     return drawn
 
 
@@ -114,7 +114,7 @@ def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
 
 def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, name: str) -> None:
     scale, unit = time_unit(end)
-    apart = all(_step(span) for span in spans if span.lane == "compute")
+    apart = _numbered(spans)
     for place, rank in enumerate(ranks):
         for which in ("compute", "copy"):
             each = [(s.start, s.end) for s in spans if (s.rank, s.lane) == (rank, which)]
@@ -158,6 +158,11 @@ def _step(span: Span) -> str:
     return last[0] if last and last[0].isdigit() else ""
 
 
+def _numbered(spans: Sequence[Span]) -> bool:
+    """Return whether the name of each computation ends with its step."""
+    return all(_step(span) for span in spans if span.lane == "compute")
+
+
 def _number(ax: Axes, computations: Sequence[Span], place: int, scale: float, end: float) -> None:
     """Write its step's number into each bar that has room."""
     top, height = ROWS["compute"]
@@ -176,8 +181,9 @@ def _bars(
         ax.broken_barh(bars, (place + top, height), gid=f"{look} {place}", **{**LOOKS[look], **edge})
 
 
-def _legend(drawn: Figure) -> None:
+def _legend(drawn: Figure, *, numbered: bool) -> None:
     from matplotlib.patches import Patch
 
-    patches = [Patch(label=word, **LOOKS[which]) for which, word in WORDS.items()]
+    words = {**WORDS, "compute": f"{WORDS['compute']} (number: step)"} if numbered else WORDS
+    patches = [Patch(label=word, **LOOKS[which]) for which, word in words.items()]
     drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8.5)

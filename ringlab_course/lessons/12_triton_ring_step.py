@@ -10,16 +10,17 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 90.
 #
-# So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two
-# kernels, and everything goes through memory between them. In this lesson the two become one kernel, in four small steps.
-# Kernels run in Triton's interpreter, on the CPU, even where there is a GPU, because the interpreter can *count*. Its
-# seconds mean nothing; bytes, tiles and launches do.
+# So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
+# and everything goes through memory between them. In this lesson the two become one kernel, in four small steps. Kernels run
+# in Triton's interpreter, on the CPU, because the interpreter can *count*. Its seconds mean nothing; bytes, tiles and
+# launches do.
 
 # %%
 import difflib
 import inspect
 import math
 import os
+import re
 from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
@@ -68,9 +69,9 @@ print(f"with 8 query heads on 1 K/V head: {state_bytes(1, 8, 128) / kv_bytes(1, 
 
 # %% [markdown]
 # **Twice the K/V block**, and with grouped heads many times: the state has all query heads and four-byte numbers, and it is
-# moved both ways. It is easily forgotten, because it does not travel over the wire. Is it a problem? For each row and head
-# a step computes 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take an H200's peaks from its data sheet,
-# 989 TFLOP/s and 4.8 TB/s. (Nothing here was measured.)
+# moved both ways. It is easily forgotten, because it does not travel over the wire. For each row and head a step computes
+# 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8
+# TB/s. (All of this is computed, nothing timed.)
 
 # %%
 for n in (512, 2048, 8192, 32768):
@@ -80,7 +81,7 @@ for n in (512, 2048, 8192, 32768):
 
 # %% [markdown]
 # With few tokens per rank, moving the state takes nearly as long as the attention; with tens of thousands it is negligible.
-# So move it once per step, not more often. Let us see what that takes.
+# So move it once per step, not more often.
 #
 # ## 2 · First version: a block kernel and a merge
 #
@@ -166,7 +167,7 @@ def separate(q, blocks):
 
 # %% [markdown]
 # `record_accesses()` records every load and store of every program. From it we count launches, tiles, and the bytes of
-# everything that belongs to rows: partials, state, results.
+# partials, state and results. q, k and v are left out: the first three versions read the same of them.
 
 # %%
 def counted(steps, *args):
@@ -176,7 +177,7 @@ def counted(steps, *args):
     launches, before = [], False
     for a in accesses:
         first = a.program == (0, 0, 0)
-        if first and not before:
+        if first and not before:  # back at program (0, 0, 0): a new launch
             launches.append({"load": 0, "store": 0})
         before = first
         if a.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
@@ -266,8 +267,7 @@ print(f"{apart / carry:.2f} times fewer bytes for rows; the formula:", formula =
 # next version includes it.)
 #
 # Is carrying always the cheapest? Suppose that a step writes its *normalised* out in bfloat16, and that all P partials are
-# kept and merged in one pass at the end. (Take carrying at its best, as in section 4: the first step reads no
-# state, the last one writes only the result.)
+# kept and merged in one pass at the end.
 
 # %% tags=["nbval-ignore-output"]
 predict("12.partials", "P = 8. Keeping P bfloat16 partials and merging them once moves, compared "
@@ -293,8 +293,8 @@ compare("12.partials", "fewer bytes" if fewer else "more bytes")
 
 # %% [markdown]
 # **Fewer**, from P = 3 on. But the dtype alone makes the difference: partials kept in float32 move more bytes than a carried
-# float32 state. And the price is memory. Kept partials are P times as large as out, so they grow with the ring. With long shards the bytes moved do not matter
-# (section 1), but the memory held does. So the state is carried; section 6 shows why it is not carried in bfloat16.
+# float32 state. And the price is memory: P · (2·D + 4) bytes a row, against 4·(D + 2). With long shards the bytes moved do
+# not matter (section 1), but the memory held does. So the state is carried, and in float32 (section 6).
 #
 # ## 4 · Third version: the first and the last step
 #
@@ -395,8 +395,8 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Let
 # a block with stretches 0 and 7 arrive: all of rank 1's rows see stretch 0, and none sees 7. Let one with 3 and 4 arrive:
 # the early half of the rows sees neither, the late half both. In step 3 the early rows see nothing either, but they keep a
-# program, because out must be written: hence the 0. In general L/b tiles are cut, for L tokens a rank and tiles of b
-# tokens, whatever P is.
+# program, because this is the last step and out must be written. So its line ends with `rows without a program: 0`. In
+# general L/b tiles are cut, for L tokens a rank and tiles of b tokens, whatever P is.
 #
 # Here are all four layouts at one step; in a live notebook, move the sliders over step and rank.
 
@@ -416,16 +416,48 @@ show(ring_step.grid(later), ring_step.describe_grid(later))
 # token fold two runs of queries meet two runs of keys, in four quarters, each with a diagonal of its own: eight
 # masked tiles in place of four.
 #
-# The pictures are drawn from two tables that the kernels get. `ringlab.plan.tiles` compares the runs of two ranks and
-# returns the visible rectangles and triangles; `row_visits` cuts them for programs. `PROGRAMS` says which rows a program
-# owns and which *segments* of keys it visits. The longest walks come first. `SEGMENTS` says from where to where a
-# segment goes, up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**. No position is loaded, and another layout is only another table. Here is step 0 at 512 tokens:
+# The pictures are drawn from two tables that the kernels get. A line of `PROGRAMS` says which rows a program owns and which
+# lines of `SEGMENTS` it visits; the longest walks come first. A line of `SEGMENTS` says from where to where a segment
+# of keys goes, up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**. At 512
+# tokens, zig-zag, step 0:
 
 # %%
-# True: every row gets a program, as in the first and last step
-visits = row_visits(tiles(layout, rank, rank), R, BLOCK, BLOCK, True, q.device)
-print("programs: rows from, to, segments from, to\n", visits.programs.tolist())
-print("segments: keys from, unmasked up to, to, shift\n", visits.segments.tolist())
+def launch_tables(layout, origin, every_row):
+    """PROGRAMS and SEGMENTS where rank 1 meets the keys of rank `origin`."""
+    met = tiles(layout, rank, origin)  # visible rectangles and triangles, from the runs of both
+    return row_visits(met, R, BLOCK, BLOCK, every_row, q.device)  # cut for programs
+
+
+def print_tables(visits):
+    print("PROGRAMS     rows from  to   segments from  to")
+    for number, (start, stop, first, last) in enumerate(visits.programs.tolist()):
+        print(f"{number:8} {start:13} {stop:3} {first:15} {last:3}")
+    print("SEGMENTS     keys from  unmasked up to   to   shift")
+    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
+        print(f"{number:8} {start:13} {split:15} {stop:4} {shift:7}")
+
+
+print_tables(launch_tables(layout, rank, every_row=True))
+
+# %% [markdown]
+# Both shifts are 0: row i and key i are the same token. Not so in token fold, here in step 1 (the first picture, on the
+# right). Follow row 100:
+
+# %%
+fold = dealt(S, P, chunk=1, folded=True)
+visits = launch_tables(fold, 0, every_row=False)
+print_tables(visits)
+row, own, keys_at = 100, fold.positions(rank), fold.positions(0)
+print(f"\nrow {row} is token {own[row]}")
+for number in (2, 3):
+    shift = visits.segments[number, 3].item()
+    last = row + shift
+    print(f"segment {number}: {row} − {-shift} = {last}; key {last} is token {keys_at[last]}, "
+          f"key {last + 1} token {keys_at[last + 1]}")
+
+# %% [markdown]
+# Row 100 is in program 1, which visits segments 2 and 3. In each, the last key that it sees is the last token before
+# its own. So the kernel loads no position, and another layout is only another table:
 
 # %%
 @triton.jit
@@ -455,8 +487,8 @@ def by_table(q, blocks):
     state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
     for step, (k, v) in enumerate(blocks):
         ends = step == 0, step == len(blocks) - 1
-        met = tiles(layout, rank, (rank - step) % P)
-        tables = row_visits(met, R, BLOCK, BLOCK, any(ends), q.device)
+        # rows that see nothing need a program too in the first and in the last step
+        tables = launch_tables(layout, (rank - step) % P, any(ends))
         table_kernel[(len(tables.programs), H)](
             q, k, v, *state, out, *tables, H, R, N, SCALE, D, BLOCK, *ends)
     return out
@@ -475,8 +507,8 @@ show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 # state is not moved: 186 KiB in place of 220.
 #
 # Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
-# `row_stop`: the rows after it belong to another program. They would be written twice, and one program's tiles would be
-# lost or counted twice.
+# `row_stop`, because the rows after it belong to another program. Two programs would then store the same row. Whichever
+# stores last wins, and the other's tiles are lost (or counted twice, if it read the row after the first store).
 #
 # ## 6 · Why the state is float32
 #
@@ -485,8 +517,9 @@ show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 # weights relative to *any* number near the largest score give the same result.
 
 # %% tags=["nbval-ignore-output"]
-predict("12.state", "8 blocks, and scores of up to about 15. One part of the state is stored in "
-        "bfloat16 between the steps, the two others in float32. Which one harms the result most?",
+predict("12.state", "8 blocks, and base-2 scores of up to about 15. One part of the state is "
+        "stored in bfloat16 between the steps, the two others in float32. Which one harms the "
+        "result most?",
         choices=["acc", "m", "total"])
 
 # %%
@@ -567,31 +600,36 @@ for (name, right), got in zip(rights.items(), layout.unshard(run.results), stric
 # strides, head dims that are not powers of two, and 64-bit offsets, as a long sequence has more than 2³¹ elements. New names:
 #
 # - `_attend` is `add_tile`, `unit` its `scale`; `_tile` loads a tile of k or v;
-# - `k_base`, `v_base`: the first token of a K/V head; `k_l`, `v_l`: the stride from a token to the next;
-# - `inner` belongs to SOFTCAP, which bounds scores by a tanh; `rows_at`, `KEYS_AT`, `draw`, `keep` to DROPOUT.
+# - `k_base`, `v_base`: the first token of a K/V head; `k_l`, `v_l`: the stride from a token to the next.
+#
+# (Two options, SOFTCAP and DROPOUT, are not printed.)
 
 # %% tags=["nbval-ignore-output"]
+OPTIONS = " inner, rows_at, KEYS_AT, draw,", ", SOFTCAP, DROPOUT"  # arguments
+
+
 def excerpt(kernel, first, last):
-    """Print a kernel's lines from the one that begins with `first` to the one before `last`."""
+    """Print a kernel from the line that begins with `first` to the one before `last`."""
     lines = inspect.getsource(kernel.fn).splitlines()
     starts = [line.strip() for line in lines]
     begin = next(n for n, line in enumerate(starts) if line.startswith(first))
     ends = (n for n, line in enumerate(starts) if n > begin and last and line.startswith(last))
-    print("\n".join(lines[begin:next(ends, None)]))
+    text = "\n".join(lines[begin:next(ends, None)])
+    for arguments in OPTIONS:
+        text = text.replace(arguments, "")
+    print(re.sub(r"    if (SOFTCAP|DROPOUT):\n(        .*\n)+", "", text))
 
 
 excerpt(kernels.forward_step, "for segment", "offsets")
 
 # %% [markdown]
 # There are two loops over one body: `False` and `True` say whether it is masked. They are constants, so the compiler makes
-# the first loop without a comparison; in `table_kernel` the `if` stayed inside. `NON_FINITE` says that v may hold inf or NaN,
-# which a weight of 0 does not remove. `SOFTCAP` and `DROPOUT` are constants too: code under a False one is not compiled. Find
-# `begin`, `split`, `end` and `shift` in the tables that you printed.
+# the first loop without a comparison. `NON_FINITE` says that v may hold inf or NaN, which a weight of 0 does not remove.
 #
 # The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
 # computed once before the ring starts. There is nothing to merge: the weights, e^(score − lse), are right at once, whatever other
 # blocks hold. (The kernel takes powers of two: its `lse` and `unit` contain log₂e.) So dQ is a plain sum over
-# the steps, carried like acc. One tile of it:
+# the steps, carried like acc. One tile of it, in the letters of lesson 09: `p` are the weights W, `dp` is dO·Vᵀ, `ds` is dS.
 
 # %% tags=["nbval-ignore-output"]
 excerpt(kernels._add_to_dq, "keys =", None)
@@ -608,7 +646,7 @@ excerpt(kernels._add_to_dq, "keys =", None)
 # `ringlab kernels --offline` does for every shipped configuration. A **configuration** is the size of a tile, written rows ×
 # keys (in the sources BLOCK_M × BLOCK_N), the number of **warps**, groups of 32 threads among which a program's work is
 # divided, and the number of **stages**, the K and V tiles that are in flight at once. Here is the shipped one for an
-# H100-class chip (sm_90), then the same with half as many warps.
+# H100-class chip (sm_90), then with half as many warps.
 
 # %% tags=["nbval-ignore-output"]
 shipped = configs.choose("forward_step", "sm_90", 128, "bfloat16")
@@ -625,12 +663,12 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # does not fit is **spilled**: written to memory, and read again where it is needed. With half as many warps each thread has
 # twice as much to hold, and 464 bytes of each thread do not fit.
 #
-# q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The
-# 128 KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. A kernel without wgmma would leave most of the
-# chip idle. Four warps execute one wgmma together, for 64 rows: eight warps share the tile's 128 rows, four warps need every
-# instruction twice.
+# q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The 128
+# KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. One wgmma multiplies 64 rows, over a depth of 16. So
+# a tile takes 8 for q·kᵀ, whose depth is D = 128, and 4 for weights times v, whose depth is 64 keys; in the two loops, 24.
+# Four warps execute one together: eight warps share the tile's 128 rows, four need every instruction twice.
 #
-# A kernel without spills need not be fast, nor one with a few slow. Only a GPU can say; lesson 13 shows how to measure.
+# Whether a kernel is fast, only a GPU can say; lesson 13 shows how to measure.
 #
 # ## Recap
 #
@@ -640,7 +678,7 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 #   first step, and out instead of state on the last.
 # - Layouts are tables: rows of a program, segments of keys, a shift. The causal mask cuts L/b tiles of a zig-zag rank in all
 #   steps together.
-# - The state is float32, m above all, or the error grows with P. Assume that memory which nobody has written is NaN.
+# - The state is float32, m above all, or the error grows with P.
 # - The backward has nothing to merge: global lse, one delta, dQ owned by rows, dK and dV owned by keys.
 #
 # ## Self-check
@@ -660,12 +698,6 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # <details><summary>3. Your state is right on 2 ranks and wrong on 3. Which step do two ranks not have?</summary>
 #
 # A middle one, which both reads and writes the state.
-# </details>
-#
-# <details><summary>4. The number of query heads doubles, K/V heads stay. What happens to the bytes of K/V and of the
-# state?</summary>
-#
-# K/V stays, the state doubles.
 # </details>
 #
 # Now build a step that this lesson did not have: [exercise 12](../exercises/12_triton_ring_step.ipynb), with int8 blocks, a

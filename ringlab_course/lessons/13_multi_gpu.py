@@ -10,10 +10,10 @@
 #
 # The ring is right, and it runs. Now somebody asks whether it is *fast*, and three things go wrong, in this order: the
 # ranks are not where you think they are; the profile does not show what you read into it; the number in your table
-# answers another question. None of the three raises an error.
+# answers another question.
 #
-# Everything here runs on a laptop, on real processes over gloo, and the recorded figures come from such processes. On
-# a machine with several GPUs the same cells choose NCCL, but **nobody has run them there yet**.
+# Everything here runs, and was recorded, on real processes over gloo, on CPUs. On a machine with several GPUs the same cells
+# choose NCCL, but **nobody has run them there yet**.
 
 # %%
 import json
@@ -71,8 +71,7 @@ predict(
 )
 
 # %% [markdown]
-# You can imitate two machines on one: start `torchrun` twice, with different node ranks, and let both meet at a port of
-# this machine.
+# You can imitate two machines on one: start `torchrun` twice, with different node ranks.
 
 # %%
 PROGRAM = """import json, os, pathlib, sys
@@ -133,8 +132,9 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
     print(f"{name}: {hops_between(machines)} of 16 hops leave a machine")
 
 # %% [markdown]
-# A ring is as fast as its slowest hop, so two slow hops cost as much as sixteen, if each has a link to itself. Dealt out
-# like cards, however, the eight GPUs of a machine share its network: all send through it at once, where otherwise one would.
+# A ring is as fast as its slowest hop. So if every hop had a link to itself, two slow hops would cost as much as sixteen.
+# Dealt out like cards, however, the eight GPUs of a machine share its network: all send through it at once, where otherwise
+# one would.
 #
 # So look before you measure. ringlab has ready-made measurements, its **labs**: L1 times a hop beside a block, L2
 # measures scaling, and L3 compares your ring with ringlab's. Each begins with a check that collects facts from every
@@ -147,8 +147,8 @@ for finding in findings:
     print("ok " if finding.ok else "NO ", finding.name, "·", finding.told)
 
 # %% [markdown]
-# (A busy machine is reported, not refused: read the text, not only the *ok*.) What if the last rank had another version
-# of PyTorch? The two might agree on the bytes of a message and compute different things from them:
+# (A busy machine is reported, not refused: read the text, not only the *ok*.) What if the last rank had another version of
+# PyTorch?
 
 # %% tags=["nbval-ignore-output"]
 older = {**everyone[-1], "versions": {**everyone[-1]["versions"], "torch": "2.11.0"}}
@@ -221,10 +221,10 @@ for (category, name), count in kinds.items():
         print(f"{count:4} × {category}: {name}")
 
 # %% [markdown]
-# Eleven sends for three hops: each sends K, V and ringlab's header, and the barrier sends twice. Two lanes are enough to
-# begin with. **Compute**: PyTorch's operators on a CPU, kernels on a GPU. (There, the CPU's events are launches and waits,
-# which do not count.) **Copy**: gloo's messages, or NCCL's kernels. Leave out an event that only wraps others, such as an
-# autograd function: it would cover the gaps between them.
+# Eleven sends for three hops: each sends K, V and ringlab's header, and the barrier sends twice. We draw two lanes.
+# **Compute**: PyTorch's operators on a CPU, kernels on a GPU. (There, the CPU's events are launches and waits, which do not
+# count.) **Copy**: gloo's messages, or NCCL's kernels. Leave out an event that only wraps others, such as an autograd
+# function: it would cover the gaps between them.
 
 # %%
 def lane_of(event):
@@ -263,8 +263,7 @@ def exposed(compute, copy):
 
 
 # %% [markdown]
-# First a *recorded* run, so that the figures in this text stay the same; yours comes afterwards. (Its machine had other
-# work, so its blocks are not equally long.)
+# First a *recorded* run, so that the figures in this text stay the same; yours comes afterwards.
 
 # %%
 record = recorded()
@@ -315,7 +314,8 @@ profiler_lanes.play(record.runs)
 # %% [markdown]
 # **The 92% flatters.** Exposed copying fell from 18 to 6 ms on rank 0 and from 13 to 4 ms on rank 1: by two thirds. The
 # hidden share looks better (92%, not 67%) because a copy's bar lasts from the post to the end of the wait. A copy that
-# hides under a block has a longer bar than the same copy alone: 75 ms in place of 18.
+# hides under a block has a longer bar than the same copy alone: 75 ms in place of 18. (In the lower half, rank 0's
+# later copies have an exposed beginning: there it is still posting, and does not compute yet.)
 #
 # One run of each cannot say what hiding was worth: rank 1 was done 19 ms sooner, rank 0 was not. Section 3 measures it.
 # Now your run:
@@ -368,16 +368,14 @@ outcome = "less" if max(ratios) < 0.99 else "more" if min(ratios) > 1.01 else "t
 compare("13.saved", f"{outcome} time")
 
 # %% [markdown]
-# **More**, at all four lengths. gloo's threads copy on the cores that compute: the two take turns, and pay for each
-# change. On a GPU, NCCL's kernels occupy some of the multiprocessors (`NCCL_MAX_CTAS` caps how many). A copy engine (lesson
-# 11) occupies none; PyTorch's *symmetric memory*, in which GPUs read each other's buffers, can use it.
-#
-# So a profile finds exposed communication, and only a measurement with and without overlap finds what hiding is worth.
+# **More**, at all four lengths. gloo's threads copy on the cores that compute: the two take turns, and pay for each change.
+# On a GPU, NCCL's kernels occupy some of the multiprocessors (`NCCL_MAX_CTAS` caps how many). A copy engine (lesson 11)
+# occupies none.
 #
 # ## 4 · Who is to blame?
 #
-# Four ranks, zig-zag. In one ring, rank 2 takes three times as long for its blocks, as a chip does that is too hot. In
-# the other, the link out of rank 1 has a tenth of its rate. Both are *simulated*: only their pattern matters here.
+# Four ranks, zig-zag. In one ring, rank 2 takes three times as long for its blocks. In the other, the link out of rank 1 has
+# a tenth of its rate. Both are *simulated*.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -420,22 +418,7 @@ profiler_lanes.play({name: lanes.of_trace(run.trace()) for name, run in sick.ite
 # all links are sound. The rank at fault is the one whose copying is never exposed. In the lower half the ranks at the two
 # ends of the slow link wait most.
 #
-# A copy's bar begins when **its** rank posts, but nothing moves until the other end has posted too. Follow one hop of the
-# upper half, the second one from rank 2 to rank 3:
-
-# %%
-trace = sick["simulated, rank 2 is slow"].trace()
-two, three = (list(trace.exchanges(rank))[1] for rank in (2, 3))
-for hop in (two, three):
-    print(f"rank {hop.rank} posts at {1e3 * hop.posted:4.1f} ms, done at {1e3 * hop.done:4.1f} ms: "
-          f"a bar of {1e3 * (hop.done - hop.posted):.1f} ms")
-later, earlier = max(two.posted, three.posted), min(two.done, three.done)
-print(f"from the later post to the earlier done: {1e3 * (earlier - later):.1f} ms")
-
-# %% [markdown]
-# The message cannot have started before the *later* post, and it was there at the *earlier* done. So it took at most 2.1 ms,
-# a fraction of both bars. Such a bound contains nobody else's delay; nor does the time of a computation for its *work*.
-# First the computations:
+# The rank is found most easily: its own seconds of computing contain no waiting at all. Under zig-zag all have equal work:
 
 # %%
 for name, run in sick.items():
@@ -445,29 +428,61 @@ for name, run in sick.items():
     print(f"{name}: computations, in blocks of rank 0: {told}")
 
 # %% [markdown]
-# A link makes P − 1 hops. Of their bounds we print the smallest:
+# A link needs more care. A copy's bar begins when **its** rank posts, but nothing moves until the other end has posted
+# too. Follow one hop of the upper half, the second one from rank 2 to rank 3:
+
+
+# %%
+def ends_of(trace, sender, number):
+    """A hop as its sender and its receiver saw it."""
+    return [list(trace.exchanges(rank))[number] for rank in (sender, (sender + 1) % 4)]
+
+
+def bound_s(ends):
+    """The seconds from the later post to the earlier done."""
+    return min(end.done for end in ends) - max(end.posted for end in ends)
+
+
+def follow(name, sender, number):
+    ends = ends_of(sick[name].trace(), sender, number)
+    for end in ends:
+        posted, done = 1e3 * end.posted, 1e3 * end.done
+        print(f"rank {end.rank} posts at {posted:4.1f} ms, done at {done:4.1f} ms", end="")
+        print(f": a bar of {done - posted:.1f} ms")
+    print(f"from the later post to the earlier done: {1e3 * bound_s(ends):.1f} ms")
+
+
+follow("simulated, rank 2 is slow", 2, 1)
+
+# %% [markdown]
+# The message cannot have started before the *later* post, and it was there at the *earlier* done. So it took at most 2.1 ms,
+# a fraction of both bars. Now a sound link of the lower half, the third hop from rank 3 to rank 0:
+
+# %%
+follow("simulated, the link from 1 to 2 is slow", 3, 2)
+
+# %% [markdown]
+# This message was as short as the other, but its bound is 20.4 ms: *both* ends waited for somebody else. A `wait` returns
+# when the rank has its next block and has handed over its own. Rank 3 had no block from rank 2 yet, rank 0 could not hand
+# its own to rank 1, and both were late because of the slow link. So a bound may be much too long. It is never too short:
+# **of a link's P − 1 hops take the smallest bound.**
 
 # %%
 for name, run in sick.items():
     trace = run.trace()
-    block = np.median([span.end - span.start for span in trace.computes(0)])
-    posted, done = (
-        [np.array([getattr(hop, when) for hop in trace.exchanges(rank)]) for rank in range(4)]
-        for when in ("posted", "done")
-    )
-    later = [np.maximum(posted[rank], posted[rank - 1]) for rank in range(4)]
-    earlier = [np.minimum(done[rank], done[rank - 1]) for rank in range(4)]
-    least = [np.min(earlier[rank] - later[rank]) / block for rank in range(4)]
-    told = ", ".join(f"{(rank - 1) % 4}→{rank} {least[rank]:.2f}" for rank in range(4))
-    print(f"{name}: messages, in blocks of rank 0, at most: {told}")
+    block, told = np.median([span.end - span.start for span in trace.computes(0)]), []
+    for sender in range(4):
+        least = min(bound_s(ends_of(trace, sender, number)) for number in range(3))
+        told.append(f"{sender}→{(sender + 1) % 4} {least / block:.2f}")
+    print(f"{name}: messages, in blocks of rank 0, at most: {', '.join(told)}")
 
 # %% [markdown]
-# The computations find a slow rank, the messages a slow link. But bounds are bounds: of a hidden message we only know that
-# it was there when its `wait` asked for it. 3→0 is sound, and yet shows 1.00, exactly one block: a block hid it at every
-# hop. 1→2 took 1.88, longer than a block could hide.
+# 1→2 is the slow link: its smallest bound, 1.88, is more than a block could hide. 3→0 is sound, and yet shows 1.00, exactly
+# one block: of a hidden message we only know that it was there when its `wait` asked for it. So if both ends post together,
+# a bound can never be shorter than the block behind which the message hid.
 #
 # These bounds subtract times of *two* ranks. On two machines their clocks differ, so count each rank's time from a
-# barrier first. And compare equal work: under the contiguous causal layout a long computation may be a sound one.
+# barrier first.
 #
 # ## 5 · Equal local, or equal global?
 #
@@ -488,7 +503,7 @@ def pairs(S):
 
 efficiency = pairs(8 * 8192) / pairs(8192) / 8 / 8.5
 compare("13.equal", f"{efficiency:.0%} of it")
-print("of one rank: work relative to one GPU's, hop/block to that at 8,192 tokens per rank")
+print("work of one rank (one GPU = 1); hop time over block time (at 8,192 tokens per rank = 1)")
 print("          the same sequence          as many tokens per rank")
 print("  P   tokens   work  hop/block      tokens   work  hop/block")
 for P in (1, 2, 4, 8, 16):
@@ -507,8 +522,8 @@ for P in (1, 2, 4, 8, 16):
 #
 # On the left is **strong** scaling, which keeps the sequence: blocks shrink as 1/P², hops as 1/P, so hops stick out in the
 # end, for every ring. On the right is **weak** scaling: it keeps the tokens per rank, and with them the ratio of hop to
-# block. Efficiency is fair for both, but weak scaling never shows the point at which hops stick out. A report names the
-# one it shows, or shows both. Measured on your machine, the two runs alternating:
+# block. Efficiency is fair for both, but weak scaling never shows the point at which hops stick out. Measured on your
+# machine, the two runs alternating:
 
 
 # %%
@@ -541,14 +556,15 @@ print(f"{RANKS} processes with 2,048 each: {1e3 * np.median(ring_s):.1f} ms")
 ratio = np.median(one / ring_s)  # within a round, so that a drifting clock cancels
 print("medians of the rounds' ratios, not the ratio of these medians:")
 print(f"   time over time, as in the anecdote: {ratio:.0%}")
+# RANKS² times the pairs on RANKS ranks: RANKS times as much work for each
 print(f"   of a perfect split of the same work: {RANKS * ratio:.0%}")
 
 # %% [markdown]
-# Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the
-# other process waited. Cores share caches, memory and clock, so a process may be faster alone than beside a neighbour.
-# A few percent, even beyond 100%, are noise. Lab L2 measures against another standard. On CPUs: torch's attention in one
-# process with P threads. On GPUs: torch's attention on one device, its time divided by P. There a slow block counts
-# against the ring. Its recorded run, forward and backward:
+# Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the other
+# process waited. Cores share caches, memory and clock, so a process may be faster alone than beside a neighbour. So
+# differences of a few percent are noise; even an efficiency of 102% can come out. Lab L2 measures against another standard.
+# On CPUs: torch's attention in one process with P threads. On GPUs: torch's attention on one device, its time divided by P.
+# There a slow block counts against the ring. Its recorded run, forward and backward:
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
@@ -565,15 +581,16 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward_backw
 # ## 6 · Counting FLOPs
 #
 # **MFU**, model FLOPs utilisation, divides the FLOP/s that the *model* needs by the peak of all devices. **HFU**, hardware
-# FLOPs utilisation, counts all that the devices do. FLOPs per pair and head:
+# FLOPs utilisation, adds what is computed a second time, by a convention: five products backward and visible pairs only,
+# whatever the kernel really does. (ringlab's two backward kernels do seven, 14·D.) FLOPs per pair and head:
 #
 # | | forward | backward | usual in |
 # |---|---|---|---|
 # | model (MFU) | 4·D: two matrix products | 8·D: four | reports on training |
-# | hardware (HFU) | 4·D | 10·D: the scores again, as nobody kept them | papers on kernels, our labs |
+# | hardware (HFU) | 4·D | 10·D: five, the scores again | papers on kernels, our labs |
 # | a masked pair | none | none | – |
 #
-# Say which you count. Suppose that the recorded ring had counted masked pairs, too:
+# Suppose that the recorded ring had counted masked pairs, too:
 
 # %%
 rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
@@ -584,8 +601,8 @@ print(f"all pairs, against a peak three times as high: {2 * once / 3:.0%}")
 print(f"forward and backward, HFU over MFU: {(4 + 10) / (4 + 8):.2f}")
 
 # %% [markdown]
-# **A number above 100% is a counting mistake until you know better.** If the block itself reaches a third of the chip's peak,
-# nothing looks wrong: 57% looks like a result. Two more such factors of two: a data sheet's peak "with sparsity" is
+# **A utilisation above 100% is a counting mistake until you know better.** If the block itself reaches a third of the chip's
+# peak, nothing looks wrong: 57% looks like a result. Two more such factors of two: a data sheet's peak "with sparsity" is
 # twice what dense matrices can reach, and a link's rate is often the sum of both directions.
 #
 # ## 7 · Which number of many
@@ -634,16 +651,15 @@ print(f"best {times[0]:.2f}, median {np.median(times):.2f}, mean {np.mean(times)
 #
 # To read your own results in this notebook, give their paths to `result.load`. For the lanes, run
 # `python -m ringlab.bench.profile lanes.json`, which records both orders on all GPUs of a machine, and read the file by
-# `recorded(Path("lanes.json"))`. `docs/labs.md` has run sheets for instructors, and a list of what to do when a run
-# hangs.
+# `recorded(Path("lanes.json"))`. `docs/labs.md` helps when a run hangs.
 #
 # ## Recap
 #
-# - The launcher decides which hops are fast. RANK is a place in the ring, LOCAL_RANK a device; look before you measure.
+# - The launcher decides which hops are fast. RANK is a place in the ring, LOCAL_RANK a device.
 # - Read a profile as lanes; take unions, never sums. Exposed: copying while nothing is computed.
 # - `isend` is not overlap, and overlap gains nothing until a measurement with and without it says so.
-# - A long bar of communication may be another rank's delay. Seconds per work, and seconds from the later post, each
-#   point to one culprit.
+# - A long bar of communication may be another rank's delay. Seconds per work find a slow rank; the least seconds
+#   from the later post to the earlier done, a slow link.
 # - Equal tokens per rank are P times the work per rank. Efficiency: on the same work. Strong and weak, both.
 # - Visible pairs, MFU or HFU by name, dense peaks, one direction, medians of the slowest rank.
 #
@@ -653,9 +669,7 @@ print(f"best {times[0]:.2f}, median {np.median(times):.2f}, mean {np.mean(times)
 #    <details><summary>Answer</summary>2 ms, from 6 to 8; half is hidden.</details>
 # 2. In a trace of 64 GPUs all NCCL kernels are long except those of rank 17. Which rank is slow?
 #    <details><summary>Answer</summary>Rank 17: it comes last to every exchange.</details>
-# 3. 16 ranks, each with the tokens that one process had, take 20 times its time. Efficiency?
-#    <details><summary>Answer</summary>16/20: 80%.</details>
-# 4. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
+# 3. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
 #    <details><summary>Answer</summary>35%: half of those pairs are masked.</details>
 #
 # Now build the tools: [exercise 13](../exercises/13_multi_gpu.ipynb), a check before the launch, lanes of a profile with

@@ -221,10 +221,10 @@ for rank in range(P):
 print(f"cut, then shifted: {wrong} of {S} labels are wrong or lost")
 
 # %% [markdown]
-# At the end of a rank's *last* chunk the label is lost. At the end of its *first* chunk the label comes from another
-# part of the text. (Six are wrong and not eight: rank 3's two chunks are neighbours, and token 63 has no label anyway.)
-# On long shards that is a small share of all labels, so the loss does not show it. Shift first, then
-# shard. Sending labels along with the tokens costs next to nothing: one integer a token.
+# At the end of a rank's *last* chunk the label is lost. At the end of its *first* chunk the label comes from another part of
+# the text. (Six are wrong and not eight: rank 3's two chunks are neighbours, and token 63 has no label anyway.) On long
+# shards that is a small share of all labels, so the loss does not show it. Shift first, then shard. Sending labels along
+# with the tokens costs one integer a token.
 #
 # ## 4 · The third line: sum or mean?
 #
@@ -353,15 +353,15 @@ compare("14.reduce", f"{exact[0].split()[0]} over ranks")
 # - **mean of shares**: all gradients are P times too small;
 # - **mean of own means**: a token counts for more on a rank where few count.
 #
-# The next cell prints, for a model that knows nothing, how many labels count on each rank and that rank's own mean:
+# The next cell prints how many labels count on each rank, and which ranks' own means are NaN:
 
 # %%
 for made in (contiguous(S, P), zigzag(S, P)):
     cuts = [made.shard(labelled(text), rank, dim=-1) for rank in range(P)]
-    means = [own_mean(torch.zeros(*labels.shape, 256), labels, None).item() for labels in cuts]
+    means = [own_mean(torch.zeros(*labels.shape, 256), labels, None) for labels in cuts]
     counts = [int((labels != IGNORE).sum()) for labels in cuts]
-    said = ", ".join(f"{mean:.3f}" for mean in means)
-    print(f"{made.name:11} labels that count: {counts}, own means: {said}")
+    nan = [rank for rank, mean in enumerate(means) if mean.isnan()]
+    print(f"{made.name:11} labels that count: {counts}, NaN on ranks: {nan or 'none'}")
 
 # %% [markdown]
 # Under contiguous, nothing counts on the first two ranks. They divide 0 by 0, and the loss in their log is **NaN**. (Its
@@ -407,9 +407,9 @@ by_sum, by_mean = learned(Adam), learned(Adam, factor=1 / P)
 print("Adam: mean and sum give the same curve, to 1e-3:", same(by_mean, by_sum, 1e-3))
 
 # %% [markdown]
-# **Adam hides it.** It divides a gradient by the gradient's own size, so a factor of 4 cancels. Such a bug can live for
-# years, until somebody clips gradients by their norm, or changes the optimizer: then each number of ranks needs another
-# learning rate. So compare *gradients* with one process, not curves.
+# **Adam hides it.** It divides a gradient by the gradient's own size, so a factor of 4 cancels. With SGD each number of
+# ranks would need another learning rate; with clipping by the norm, another threshold. So compare *gradients* with one
+# process, not curves.
 #
 # ## 5 · Training runs
 #
@@ -466,7 +466,7 @@ for name, found in loss_curves.differences(record.curves).items():
 # ## 6 · DP, TP, SP, CP, PP
 #
 # A ring shards one thing, the sequence. Every rank still holds the whole model, and that may be too much for it. Other
-# things can be sharded, too:
+# things can be sharded, too. (SP and FSDP, not drawn, mainly change where things are kept.)
 
 # %%
 show(shares(), describe_shares())
@@ -527,8 +527,9 @@ TABLE = {  # what is sharded, works from, bytes that a rank sends, bytes that it
                    2 * llama.layers * 4 * others * activations, held(tp=n)),
     "CP": ("tokens", "1 sequence",
            llama.layers * sum(each.total_bytes for each in ring) + all_reduce, held()),
-    "PP": ("layers, state", "1 sequence",  # to the next stage, and the gradient back
-           2 * activations, held(layers=llama.layers // n, tokens=tokens)),
+    "PP": ("layers, state", f"1 sequence, idle {(n - 1) / n:.0%}",
+           2 * activations,  # to the next stage, and the gradient back
+           held(layers=llama.layers // n, tokens=tokens)),
 }
 print(f"{'':12}{'shards':24}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   works from")
 for name, (sharded, least, sends, (state, kept)) in TABLE.items():
@@ -537,21 +538,19 @@ for name, (sharded, least, sends, (state, kept)) in TABLE.items():
 compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][2]))
 
 # %% [markdown]
-# Read it column by column.
-#
 # - **Sends.** TP moves whole activations in every layer, so it belongs where links are fastest, inside a node. CP moves K
 #   and V, which are narrow under grouped heads, and attention hides them (lesson 06). DP sends gradients once a step, PP
 #   one activation per boundary. FSDP sends as many bytes as DP: bfloat16 weights twice and float32 gradients once,
 #   2 · 2 + 4 bytes a weight; an all-reduce of float32 gradients is 2 · 4.
 # - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
-#   and DP shard none of it, so FSDP is laid over both at once: for the weights, a rank with other tokens is as good as a
-#   rank with other sequences. (FSDP's 19 GB contain one gathered layer.)
+#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together. (FSDP's 19 GB
+#   contain one gathered layer.)
 # - **Kept** are the inputs of the layers, for the backward. All five shard them, *but DP and FSDP only as long as there
 #   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
 #
-# The table does not show that PP pays in time. Cut a batch into m *microbatches* that follow one another through the
-# stages. In the forward pass the last stage waits at the beginning, the first one at the end; in the backward it is the other
-# way round:
+# PP's *idle* is what it pays in time. Cut a batch into m *microbatches*, of one sequence or more, that follow one another
+# through the stages. (So 32 need a larger batch than the table's.) In the forward pass the last stage waits at the
+# beginning, the first one at the end; in the backward it is the other way round:
 
 # %%
 for m in (1, 8, 32):
@@ -676,7 +675,8 @@ print(same(resumed, curves["1 process"], 1e-5))
 #
 # ## Self-check
 #
-# 1. Contiguous, 8 ranks, local positions. Would the loss on one *short* text, all of it on rank 0, show the mistake?
+# 1. Contiguous, 8 ranks, local positions. Would the loss on a short text followed by padding, so that rank 0 holds
+#    all of it, show the mistake?
 #    <details><summary>Answer</summary>No: inside a rank all differences are right.</details>
 # 2. 16 ranks, dp = 4, cp = 4, own means per rank, gradients averaged over all. When is that right?
 #    <details><summary>Answer</summary>When the same number of tokens count on every rank.</details>

@@ -254,14 +254,15 @@ check("12.step")
 #
 # Row p of PROGRAMS (int32, four columns): program p owns the rows `row_start` … `row_stop − 1` of every head, at most
 # `BLOCK_M` of them, and the segments `first_segment` … `last_segment − 1`. Long walks come first, so the rows are not in
-# order. A program may have no segment at all. Rows of the shard that have no program stay as they are.
+# order. A program may have no segment at all. If `start` is not 1, or `last`, every row has a program. In other steps rows
+# without one stay as they are.
 #
 # Row s of SEGMENTS (int32, six columns): `k_begin`, `full`, `full_end`, `k_end`, `low`, `high`.
 #
 # - Keys `full` … `full_end − 1` are seen by all rows of the program.
 # - Of the keys before them, `k_begin` … `full − 1`, and of those after them, `full_end` … `k_end − 1`,
 #   **row i of the shard sees key j if i + low ≤ j ≤ i + high**. Each of the three parts may be empty. None needs to begin
-#   at a multiple of `BLOCK_N`, or to be a multiple of it long.
+#   at a multiple of `BLOCK_N`, or to be a multiple of it long. A tile may lie across parts, if its mask is right.
 # - Other keys must not be read: their scales may be anything, NaN too.
 #
 # Without a window `low` is −2³⁰. A mask over the middle part as well would change no answer and no byte. It costs

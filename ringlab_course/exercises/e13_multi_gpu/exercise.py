@@ -194,13 +194,14 @@ check("13.report")
 # - `work` (P, P): pairs that are computed; `begin`, `end` (P, P): when. A rank may have no work in a step.
 # - `posted` (P, P − 1): when the rank posted its exchange. `arrived`: when the message *from the previous rank* was
 #   there. `done`: when the `wait` returned.
-# - `hop_s`: the seconds of a message on a sound link. `clock` (P,): what each rank's own clock, by which it recorded its
-#   times, showed at the start. All ranks started at the same moment.
+# - `hop_s`: the seconds of a message on a sound link, which begins at the later of its two posts. `clock` (P,): what each
+#   rank's own clock, by which it recorded its times, showed at the start. All ranks started at the same moment.
 #
 # Return `(what, rank, step)`:
 #
 # - `("compute", r, t)`: rank r computes slowly in step t; with t = −1, in each of its steps that has work (two at least).
-#   If only one step of rank r has work, and that one is slow, t is that step.
+#   If only one step of rank r has work, and that one is slow, t is that step. A rank that is slow in several steps, but
+#   not in all that have work, does not occur.
 # - `("link", r, -1)`: the link from rank r to the next one is slow, whether anybody waits for it or not.
 # - `("sound", -1, -1)`: nothing is wrong.
 #

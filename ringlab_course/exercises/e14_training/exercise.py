@@ -14,8 +14,8 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
-# **Not allowed:** `ringlab.nn`, ringlab's attention and PyTorch's, and changing the arguments of a function: weights as
-# well.
+# **Not allowed:** `ringlab.nn`, ringlab's attention and PyTorch's. Functions must not change their arguments, the weights
+# included.
 
 # %%
 import math
@@ -107,11 +107,11 @@ check("14.loss")
 # %% [markdown]
 # ## 14.sum · The gradients of all ranks
 #
-# `weights` is a list of tensors, equal on all ranks. `gradients` is a list of the same length, what this rank's backward
-# found: the gradient of the whole loss through this rank's own rows, to which other ranks' losses contribute by way of its
-# K and V; None for a weight that these rows do not touch. Return the list of the gradients of the *loss* with respect to
-# the weights, the same on every rank, each in the shape and dtype of its weight. Add in float32 or wider. All weights
-# together share **one** reduction.
+# `weights` is a list of tensors of one dtype, equal on all ranks. `gradients` is a list of the same length, what this rank's
+# backward found: the gradient of the whole loss through this rank's own rows, to which other ranks' losses contribute by way
+# of its K and V; None for a weight that these rows do not touch, as `torch.autograd.grad` with `allow_unused=True` returns
+# it. Return the list of the gradients of the *loss* with respect to the weights, the same on every rank, each in the shape
+# and dtype of its weight. Add in float32, or in float64 if the weights are. All weights together share **one** reduction.
 
 
 
