@@ -174,7 +174,8 @@ class _RingAttention(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.schedule, ctx.call = schedule, call
         ctx.mark_non_differentiable(lse)
-        return out, lse
+        # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
+        return out.clone() if out._is_view() else out, lse
 
     @staticmethod
     @once_differentiable
