@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ringlab.checkout import find_checkout
 from ringlab_course.builder import sources
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, right_answers, wrong_answers
+from ringlab_course.judge.loader import load
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -98,20 +98,14 @@ def solution_code(exercise_id: str) -> dict[str, Any]:
 
 
 def graded_code(kind: str, exercise_id: str) -> dict[str, Any]:
-    """Return what the import cell and the graded cells of a notebook define; `kind` is its folder."""
+    """Return what the judge finds in a notebook; `kind` is its folder."""
     root = find_checkout()
     (target,) = sources.targets(root, (f"{kind}/{exercise_id}",))
-    space: dict[str, Any] = {"__name__": "notebook"}
-    for cell in sources.prepare(target, root).cells:
-        if cell.cell_type == "code" and (cell.metadata.get("grade") or _imports(cell.source)):
-            name = str(cell.id)  # Triton reads the source of a kernel
-            linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
-            exec(compile(cell.source, name, "exec"), space)
+    cells = [cell.source for cell in sources.prepare(target, root).cells if cell.cell_type == "code"]
+    names = [n for stage in load_exercise(exercise_id).stages for n in (stage.function, *stage.helpers)]
+    space, notes = load(cells, names)
+    assert not notes, notes
     return space
-
-
-def _imports(source: str) -> bool:
-    return any(line.startswith(("import ", "from ")) for line in source.splitlines())
 
 
 LESSON = """# %% [markdown]

@@ -66,7 +66,7 @@ def study(lesson: NotebookPage) -> None:
     assert [error for cell in lesson.cells for error in cell.errors] == []
     assert "S, P, H, Hkv, D = 8192, 8, 8, 2, 64" in lesson.find("corpus.qkv(S,").source
     sent = 7 * 2 * (8192 // 8) * 2 * 64 * 4
-    assert f"ring       {sent:,} bytes sent by a rank" in lesson.find("closed_form =").text
+    assert f"ring       {sent:>9,} bytes sent by a rank" in lesson.find("ringed = run_package(").text
     player = lesson.select(lesson.find("ring_view.play(").index)
     for step in (1, 2, 3):
         arrow(player, "ArrowRight")
