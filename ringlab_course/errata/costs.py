@@ -151,7 +151,7 @@ COSTS = (
         "{layers} layers, {heads} KV heads of {D}, bf16: {claimed.bytes} GB.",
         "That is the keys alone, {keys} GB. With the values it is {bytes} GB.",
         "Memory is planned with this number, and half of it is missing.",
-        "06",
+        "15",
         (
             Figure("bytes", "GB of K and V", 163, "{:,.2f}"),
             Figure("keys", "GB of K alone", None, "{:,.2f}"),

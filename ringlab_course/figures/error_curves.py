@@ -21,7 +21,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.merge import Partial, merge
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, as_html, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, as_html, new_figure, show, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -289,11 +289,9 @@ def player() -> Any:
 
 
 def play() -> None:
-    """Show the player to a person; print every panel in words where nobody is there to press a button."""
-    show_player(
-        player,
-        lambda: print(*(_words(panel(probe, dtype)) for dtype in DTYPES for probe in PROBES), sep="\n"),
-    )
+    """Show the player to a person; where nobody is there to press a button, the panels of all inputs in bfloat16."""
+    panels = [panel(probe) for probe in PROBES]
+    show_player(player, lambda: show(figure(panels), describe(panels)))
 
 
 def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:

@@ -6,7 +6,7 @@ The data (`step_picture`, `StepPicture`) needs no plotting library. `traffic` dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ringlab_course.checking.accesses import Access
 
 Kind = Literal["full", "masked"]
 TITLE: dict[str, Any] = {"fontweight": "bold", "fontsize": 11}
@@ -156,7 +158,8 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
         for number, (ax, picture) in enumerate(
             zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True)
         ):
-            draw(ax, picture, names=number == 0)
+            heading = f"{picture.layout}, step {picture.step}" if _steps_differ(pictures) else picture.layout
+            draw(ax, picture, heading, names=number == 0)
         _legend(figure)
     return figure
 
@@ -164,19 +167,22 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
 def _title(pictures: Sequence[StepPicture]) -> str:
     """Return what all of the pictures show, as far as they agree."""
     first = pictures[0]
-    shown = {
-        (each.rank, each.step, each.block_m, each.block_n, each.S, each.P, each.causal) for each in pictures
-    }
+    shown = {(each.rank, each.block_m, each.block_n, each.S, each.P, each.causal) for each in pictures}
     if len(shown) > 1:
         return "The scores that a rank's kernel computes in one step"
     setting = f"{first.S:,} tokens, {'causal' if first.causal else 'without a mask'}"
+    step = "" if _steps_differ(pictures) else f" in step {first.step}"
     return (
-        f"Rank {first.rank} of {first.P} in step {first.step}, {setting}: the scores that its kernel computes, "
+        f"Rank {first.rank} of {first.P}{step}, {setting}: the scores that its kernel computes, "
         f"in tiles of {first.block_m} × {first.block_n}"
     )
 
 
-def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:
+def _steps_differ(pictures: Sequence[StepPicture]) -> bool:
+    return len({each.step for each in pictures}) > 1
+
+
+def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) -> None:
     """Draw one step: rows down, keys across, one box for each tile that a program visits."""
     from matplotlib.patches import Rectangle
 
@@ -192,7 +198,7 @@ def draw(ax: Axes, picture: StepPicture, *, names: bool = True) -> None:
         ax.plot((0, picture.keys), (program.row_stop, program.row_stop), color=INK, linewidth=0.8)
     ax.set(xlim=(0, picture.keys), ylim=(picture.rows, 0), aspect="equal")
     ax.set_title(
-        f"{picture.layout}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
+        f"{heading}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
         fontsize=9.5,
     )
     ax.set_xlabel(f"keys of rank {picture.origin} (tokens)", fontsize=9)
@@ -222,6 +228,24 @@ def player(S: int = 1024, P: int = 4, block_m: int = 64, block_n: int = 64) -> W
         slider.observe(show, names="value")
     show()
     return ipywidgets.VBox([ipywidgets.HBox([step, rank]), picture])
+
+
+def moved(accesses: Iterable[Access]) -> list[tuple[int, int]]:
+    """Return, for each launch, the bytes (read, written) of what belongs to its rows: partials, state and results.
+
+    Q, K, V and launch tables are left out. OUT has two bytes an element, everything else four. A launch begins where the
+    programs begin at (0, 0, 0) again.
+    """
+    launches: list[dict[str, int]] = []
+    before = False
+    for access in accesses:
+        first = access.program == (0, 0, 0)
+        if first and not before:
+            launches.append({"load": 0, "store": 0})
+        before = first
+        if access.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
+            launches[-1][access.kind] += len(access.offsets) * (2 if access.argument == "OUT" else 4)
+    return [(each["load"], each["store"]) for each in launches]
 
 
 def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:

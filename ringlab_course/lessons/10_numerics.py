@@ -10,16 +10,16 @@
 #
 # **Minutes** 60, in two halves.
 #
-# Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both claims
-# can be settled by measuring. On the way you learn how wrong a *right* program may be, and how to find the one number in it
-# that was rounded too early.
+# Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both are
+# wrong. This lesson asks one question: **how wrong may a right ring be?** The first half measures it. The second half uses
+# the answer to find faults.
 
 # %%
 import math
 
 import torch
 
-from ringlab import VirtualCluster, contiguous, launch, ring_attention
+from ringlab import VirtualCluster, contiguous, ring_attention
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.conformance import tolerance
@@ -39,18 +39,18 @@ def nearest(x, names):
 
 
 # %% [markdown]
-# # First half: rounding
+# # First half: how wrong a ring is
 #
 # ## 1 · Three numbers on paper
 #
-# Take a computer that keeps three decimal digits. Add 100, 0.4 and 0.4:
+# The whole lesson follows from one fact, and paper is enough to see it. Take a computer that keeps three decimal digits.
+# Add 100, 0.4 and 0.4:
 #
 # - from the left: 100 + 0.4 = 100.4, kept as 100; and again + 0.4: **100**;
 # - small ones first: 0.4 + 0.4 = 0.8, and 100 + 0.8 = 100.8, kept as **101**.
 #
-# Every step was rounded as well as three digits allow, yet two orders give two results. Addition on a computer is
-# commutative but not *associative*. float32 keeps 24 binary digits, so it can count up to 2²⁴ = 16,777,216 without a
-# gap.
+# Two orders give two results: addition on a computer is not *associative*. float32 keeps 24 binary digits. It counts up to
+# 2²⁴ = 16,777,216 without a gap.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -64,9 +64,9 @@ compare("10.three", ((big + one) + one - big).item())
 print("small ones first:", (big + (one + one) - big).item())
 
 # %% [markdown]
-# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. From 250 we add 1 again and again; then 2.6, again
-# from 250. A grey line is a number that bfloat16 has. Between two lines there is nothing: after every addition the sum
-# must choose the nearer line.
+# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. From 250 we add 1 again and again, and then 2.6.
+# Each grey line is a number that bfloat16 has. After every addition the sum must choose the nearest line.
+
 
 # %%
 def walk(start, add, times):
@@ -84,28 +84,33 @@ panels = [
 show(rounding.steps(panels), rounding.describe_steps(panels))
 
 # %% [markdown]
-# Above 256 the lines are 2 apart. 256 + 1 is halfway between two lines. Ties go to the number whose last stored bit is
-# 0, and that is 256: the sum never leaves it. Adding 2.6 moves the sum, but from 256 on by 2 each time: every addition
-# loses 0.6.
+# Above 256 the lines are 2 apart, and 257 is halfway between two of them. Such a tie goes to the number whose last bit is
+# 0. That is 256, so the sum never leaves it. On the right the sum moves, but from 256 on every addition loses 0.6.
 #
-# ## 2 · The ring is another order
+# ## 2 · A ring is another order
 #
-# One device adds up a row's keys in one order. Eight ranks add up each block by itself and merge the results, and each
-# rank starts with its own block. By lesson 02, the bits need not agree.
+# A ring must round differently, because it adds in another order. One device adds up a row's keys from first to last. Eight
+# ranks add up each block by itself and merge the results.
 
 
 # %%
-def run_ring(qkv, P, block="blockwise"):
+def run_ring(qkv, P):
     """Attention on P virtual ranks, in the order of the sequence."""
     layout = contiguous(qkv[0].shape[2], P)
 
     def program(ring):
         shards = layout.shard(qkv, ring.rank)
-        return ring_attention(*shards, ring=ring, layout=layout, causal=False, block=block)
+        return ring_attention(*shards, ring=ring, layout=layout, causal=False, block="blockwise")
 
     return layout.unshard(VirtualCluster(P).run(program).results)
 
 
+# %% [markdown]
+# The truth comes from ringlab's oracle, which computes in float64. All errors are relative: the norm of the difference over
+# the norm of the truth. (`dout` is for section 6.)
+
+
+# %%
 def error(x, right):
     """Relative error: the norm of the difference over the norm of the truth."""
     x, right = x.double(), torch.as_tensor(right)
@@ -125,8 +130,8 @@ for ranks, found in ((1, alone), (8, eight)):
     print(f"P = {ranks}: relative error {error(found, true.out):.0e}")
 
 # %% [markdown]
-# Both are about equally far from the float64 truth. So the ring is **not bit-for-bit identical**. Is it an approximation?
-# Run the whole ring, with its messages and its other order, in float64, which has 29 more binary digits than float32.
+# The ring is **not bit-for-bit identical** to one device, but both are equally close to the truth. Is it an approximation?
+# Run the same ring in float64, which has 29 more binary digits than float32.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -144,23 +149,34 @@ compare("10.bits", nearest(factor, names))
 
 # %% [markdown]
 # Each additional digit of the format is an additional digit of the result. So the ring is **not an approximation either**:
-# messages and order add no error of their own, and its whole error is rounding. Lesson 02 found the same for cutting keys
-# into blocks.
+# its whole error is rounding.
+#
+# Rounding is not random. The same operations in the same order give the same bits:
+
+# %%
+rolled = q, k.roll(64, dims=2), v.roll(64, dims=2)  # 64 keys are a block: the next rank has it now
+print("the same ring again, same bits:", torch.equal(run_ring((q, k, v), 8), eight))
+print("the same blocks in another order, same bits:", torch.equal(run_ring(rolled, 8), eight))
+
+# %% [markdown]
+# ringlab fixes the order. A program that merges blocks as they happen to arrive may give other bits in every run.
 #
 # ## 3 · How much is one rounding?
 #
-# The number 100.4, as three formats keep it:
+# To judge an error we need a unit: a single rounding. Here is 100.4 as three formats keep it:
 
 # %%
 show(rounding.bits(100.4), rounding.describe_bits(100.4))
 
 # %% [markdown]
-# bfloat16 has the 8 exponent bits of float32, so the same range, but only 8 significant bits (7 in the fraction, and a
-# leading 1 that is not stored). float16 has 11 significant bits, and pays for them with range.
+# The fraction bits decide how exact a format is. (The first digit, a 1, is not stored.) The exponent bits decide how large a
+# number may be.
 #
-# The gap between neighbouring numbers near x is one *ulp*, a unit in the last place. Just above 1 it is called **eps**.
-# Rounding to the nearest number is off by at most half a gap. Relative to the number, that is at most eps / 2, the *unit
-# roundoff*.
+# Three words measure the grey lines of section 1:
+#
+# - The gap between two neighbouring numbers is one *ulp*, a unit in the last place. It grows with the numbers.
+# - The gap just above 1 is called **eps**.
+# - Rounding is off by at most half a gap. Relative to the number, that is at most eps / 2, the *unit roundoff*.
 
 # %%
 for name, dtype in DTYPES.items():
@@ -184,22 +200,18 @@ rounded = exact.bfloat16()
 once, gap = error(rounded, exact), (rounded.double() - exact).abs()
 names = {2: "about twice that", 1: "about that", 0.5: "about half of it"}
 compare("10.once", nearest(once / 2**-8, names | {0.01: "about a hundredth of it"}))
-print("one rounding to bfloat16, measured in three ways:")
-print(f"  worst single number, error over the number: {(gap / exact.abs()).max().item():.1e}")
-print(f"  largest error over largest number:          {(gap.max() / exact.abs().max()).item():.1e}")
-print(f"  norm of the error over norm of the truth:   {once:.1e}")
+print(f"worst single number, error over the number: {(gap / exact.abs()).max().item():.1e}")
+print(f"norm of the error over norm of the truth:   {once:.1e}")
 
 # %% [markdown]
-# The three differ, so say which one you mean. The worst single number reaches the unit roundoff, **3.9e-3**. Most
-# numbers are nearer to their line, so norm over norm is less than half of that: **1.7e-3**. Largest over largest, which
-# the package's own tests use, is in between: **2.1e-3** here. This lesson measures norm over norm, and 1.7e-3 is its
-# yardstick: *one rounding*.
+# The worst single number is off by the unit roundoff, **3.9e-3**. Most numbers are nearer to their line, so norm over norm
+# is less than half of that: **1.7e-3**. From here on this is *one rounding*, our unit.
 #
-# ## 4 · How fast does the error grow, and why?
+# ## 4 · Many roundings: the error against P
 #
-# Lesson 02 found that out and lse must not be rounded between merges, and that rounding lse is worse. Now we measure it
-# systematically. The inputs are bfloat16; each of P blocks returns its *part* of out in bfloat16, as a fast kernel may. The
-# *state*, the running out and lse that are carried from block to block, has a dtype of its own:
+# A ring that carries a narrow number from block to block rounds it many times. How fast does the error grow?
+#
+# Each of P blocks of keys gives a *part*: its out, here in bfloat16, and its lse.
 
 
 # %%
@@ -214,6 +226,11 @@ def blocks(q, k, v, P):
         yield (powers @ values / total[:, None]).bfloat16(), top + total.log()
 
 
+# %% [markdown]
+# The *state* is the running out and lse. It is merged with one part after the other, and it has a dtype of its own.
+
+
+# %%
 def states(parts, out=torch.float32, lse=torch.float32):
     """The state after each part, if out and every lse are kept in these dtypes."""
     state = None
@@ -225,8 +242,7 @@ def states(parts, out=torch.float32, lse=torch.float32):
 
 
 # %% [markdown]
-# The course's module `error_curves` holds the same program, in one variant for each fault, and its errors are means over
-# three inputs. We check it against ours once:
+# The course's `error_curves` runs the same program on three inputs and takes the mean. One check:
 
 # %%
 narrow = torch.bfloat16
@@ -236,7 +252,7 @@ mine = list(states(blocks(*inputs, 8), lse=narrow))[-1].out
 print("error_curves computes the same bits:", torch.equal(mine, same))
 
 # %% [markdown]
-# More blocks mean more merges, and more roundings of the state.
+# Now round the running out to bfloat16 after every merge. More blocks mean more roundings.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -244,45 +260,38 @@ predict(
     "The running out is rounded to bfloat16: from 2 to 32 blocks, the error grows by a factor of",
     ["about 1", "3 to 4", "about 16"],
 )
-predict(
-    "10.lse",
-    "Rounding every lse, of the parts and the state, is worse. Does that error grow faster, too?",
-    ["no, about as fast", "yes, at least twice as fast", "yes, at least 4 times as fast"],
-)
 
 # %% tags=["nbval-ignore-output"]
 plain = error_curves.panel("plain")
-print("blocks           " + "".join(f"{P:9}" for P in plain.ranks))
-for kept in ("nothing", "out", "lse"):
-    row = "".join(f"{x:9.1e}" for x in plain.errors[kept])
-    print(f"{'bfloat16: ' + kept:17}{row}")
+
+
+def table(*names):
+    print("blocks           " + "".join(f"{P:9}" for P in plain.ranks))
+    for kept in names:
+        row = "".join(f"{x:9.1e}" for x in plain.errors[kept])
+        print(f"{'bfloat16: ' + kept:17}{row}")
+
+
+table("nothing", "out")
 
 # %%
 times = {kept: plain.growth(kept) for kept in plain.errors}
-print("from 2 to 32 blocks:", ", ".join(f"{kept} {x:.1f} times" for kept, x in times.items()))
+print(f"from 2 to 32 blocks: nothing {times['nothing']:.1f} times, out {times['out']:.1f} times")
 compare("10.out", nearest(times["out"], {1: "about 1", 4: "3 to 4", 16: "about 16"}))
-faster = times["lse"] / times["out"]
-words = ("no, about as fast", "yes, at least twice as fast", "yes, at least 4 times as fast")
-compare("10.lse", words[(faster >= 2) + (faster >= 4)])
-print("with 2 blocks: ", ", ".join(f"{kept} {x[1]:.0e}" for kept, x in plain.errors.items()))
-print("with 32 blocks:", ", ".join(f"{kept} {x[-1]:.0e}" for kept, x in plain.errors.items()))
 
 # %% [markdown]
-# **Both errors grow at nearly the same speed, for many blocks like √(P/2).** lse starts three times as high, at 2 blocks.
-# (Lesson 02's larger factor came from one input.)
+# With a float32 state the error stays at one rounding, whatever P is. With a rounded out it grows, but only 3.0 times.
 #
-# Why? The roundings are independent, so their *squares* add up. Let the unit be one rounding of the final out. The out of n
-# blocks is a mean of random values, so it is √(P/n) times as large as the final out, and so is its rounding. But it enters
-# the final out with weight n/P:
+# Why so slowly? Some roundings go up and some go down, so they partly cancel: their *squares* add up. Take the rounding
+# after n of P blocks, in our unit:
 #
-# | what is rounded | size, in the unit | weight | product, squared |
-# |---|---|---|---|
-# | each of P parts (n = 1) | √P | 1/P | 1/P, and 1 for all P |
-# | the state after n = 2 … P blocks | √(P/n) | n/P | n/P |
+# - **Size.** An out of n blocks is a mean of random values. It is √(P/n) times as large as the final out, and so is its
+#   rounding.
+# - **Weight.** It enters the final out with weight n/P.
+# - **Both.** √(P/n) · n/P = √(n/P). The square is **n/P**.
 #
-# Together P/2 + 1½ − 1/P. With a float32 state only the parts' 1 is left: the first row above is flat. And lse? An error δ
-# in it after n blocks shifts weight between n and P − n blocks, and moves out by δ·√(n(P − n))/P of its size. The squares
-# sum to about δ²·P/6: √P again. Does out's rule fit?
+# The state is rounded after blocks 2 to P. The P parts were rounded, too, each with n = 1 and square 1/P: they add 1. For
+# many blocks the sum is about P/2, so the error is about **√(P/2)**.
 
 # %% tags=["nbval-ignore-output"]
 unit = plain.errors["nothing"][0]
@@ -292,9 +301,32 @@ for P, measured in zip(plain.ranks, plain.errors["out"], strict=True):
     print(f"{P:6} {squares:16.1f}   {unit * squares**0.5:.1e}   {measured:.1e}")
 
 # %% [markdown]
-# Within a few percent: from 2 to 32 blocks the sum's root grows 3.0 times.
+# The rule fits within a few percent.
 #
-# Why does a rounded *lse* do so much worse? Watch one row merge its last 13 of 32 blocks:
+# ## 5 · Why a rounded lse costs more
+#
+# Lesson 02 found that rounding lse is worse than rounding out. Is that because its error grows faster?
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "10.lse",
+    "Every lse is rounded, of the parts and the state. Does that error grow faster than out's?",
+    ["no, about as fast", "yes, at least twice as fast", "yes, at least 4 times as fast"],
+)
+
+# %% tags=["nbval-ignore-output"]
+table("nothing", "out", "lse")
+
+# %%
+print(f"from 2 to 32 blocks: out {times['out']:.1f} times, lse {times['lse']:.1f} times")
+faster = times["lse"] / times["out"]
+words = ("no, about as fast", "yes, at least twice as fast", "yes, at least 4 times as fast")
+compare("10.lse", words[(faster >= 2) + (faster >= 4)])
+show(error_curves.figure([plain]), error_curves.describe([plain]))
+
+# %% [markdown]
+# **Both grow at nearly the same speed, but lse starts three times as high.** Why? Watch one row merge its last 13 of 32
+# blocks:
 
 # %%
 whole = list(states(blocks(*inputs, 32)))[19:]
@@ -311,12 +343,11 @@ panels = [
 show(rounding.steps(panels), rounding.describe_steps(panels))
 
 # %% [markdown]
-# The running lse climbs by about 1/n at block n. After 20 blocks a step is 1 to 1½ gaps, and rounding shifts it by up to
-# half a gap. Nothing ever corrects it: the state climbs beside the truth, here about one gap too high, in other rows too
-# low. The gaps of out are narrow beside its steps, so its errors are small.
+# On the left a step of lse is hardly wider than a gap, so rounding shifts it noticeably. Nothing corrects that: the state
+# climbs beside the truth. On the right the lines are close together.
 #
-# An error of lse is also worth more. By lesson 02, lse is an exponent, so its **absolute** error is a **relative**
-# error of a whole weight. And lse grows with the number of keys, and its ulp with it.
+# An error of lse also does more harm. lse is an exponent, so its **absolute** error is a **relative** error of a whole
+# weight. And its ulp grows with the number of keys:
 
 # %%
 for S in (1024, 2**20):
@@ -326,114 +357,21 @@ for S in (1024, 2**20):
     print(f"{S:9,} keys: lse {lse:4.1f}, ulp {ulp:.4f}, a weight is off by up to {percent:.1f} %")
 
 # %% [markdown]
-# For out, the same rounding is at most 0.4 % of each number. The table above as curves:
-
-# %%
-show(error_curves.figure([plain]), error_curves.describe([plain]))
-
-# %% [markdown]
-# To read such a curve, look first at its *shape* on plain scores. Flat: no *rounding* in the merges. Rising from P = 2 on:
-# there is one. Falling: it is inside the blocks, for example an accumulator that is rounded every few keys, because shorter
-# blocks round it less often. Then look at its *level*: lse is several times above out.
+# ---
+# **Halfway. This is a good place to stop.** You now know how wrong a right ring is. Its whole error is rounding. With a
+# float32 state that is one rounding, whatever P is. With a rounded state it grows like √(P/2), and lse costs most.
 #
-# Other inputs show other things. Make q eight times as large (exercise 10 calls this factor `gain`): then a few keys hold
-# nearly all the weight.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "10.large",
-    "Scores of size 8, more and more blocks: the error with a float32 state (blue) …",
-    ["rises", "stays", "falls"],
-)
-
-# %%
-large = error_curves.panel("large")
-names = {2: "rises", 1: "stays", 0.5: "falls"}
-compare("10.large", nearest(large.errors["nothing"][-1] / large.errors["nothing"][0], names))
-show(error_curves.figure([large]), error_curves.describe([large]))
-
-# %% [markdown]
-# Where one key has nearly all of a block's weight, the block's out is that key's v, and rounding a bfloat16 number to
-# bfloat16 costs nothing; the shorter the blocks, the more often this happens. Now let the scores rise steadily along the
-# keys, by 20 in all. Then the last of 4 blocks has 99 % of the weight.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "10.rise",
-    "Scores that rise along the keys, 4 blocks: a rounded lse makes the error …",
-    ["several times as large, as before", "no larger"],
-)
-
-# %%
-rise = error_curves.panel("sloped")
-names = {5: "several times as large, as before", 1: "no larger"}
-at = rise.ranks.index(4)
-last = torch.linspace(-10, 10, 1024).softmax(0)[768:].sum().item()
-times = {kept: x[at] / rise.errors["nothing"][at] for kept, x in rise.errors.items()}
-print(f"the last of 4 blocks has {last:.1%} of the weight; rounding out: {times['out']:.1f} times")
-compare("10.rise", nearest(times["lse"], names))
-show(error_curves.figure([rise]), error_curves.describe([rise]))
-
-# %% [markdown]
-# Up to four blocks, the last one holds nearly all the weight, and an error in the small weight of the others hardly counts.
-# But from 4 blocks on, the small weight of the earlier blocks is enough to move *out* off a bfloat16 number, so it is
-# rounded once more: 1.4 times the error.
+# This is enough for stages 10.error and 10.fold of [exercise 10](../exercises/10_numerics.ipynb). If you return in a fresh
+# kernel, run all cells up to here first.
 #
-# A fault that is no rounding: an accumulator that is not rescaled when the maximum rises.
-
-# %%
-for probe in ("plain", "sloped"):
-    found = error_curves.errors(error_curves.FAULTS["no rescale"], probe, (4,))[0]
-    print(f"never rescaled, 4 blocks, {error_curves.TITLES[probe]}: error {found:.2g}")
-
-# %% [markdown]
-# Where scores rise, every block raises the maximum, so all earlier blocks keep far too much weight. **A test with one kind
-# of input, or one P, finds only what that input shows.**
+# ---
 #
-# In a live notebook, choose inputs and dtype yourself:
-
-# %% tags=["nbval-ignore-output"]
-error_curves.play()
-
-# %% [markdown]
-# ## Halfway: a good place to stop
-#
-# This is enough for stages 10.error and 10.fold of [exercise 10](../exercises/10_numerics.ipynb). When you come back, run
-# the first half's cells again.
-#
-# # Second half: the ring
-#
-# ## 5 · The same bits, every time
-#
-# The same operations in the same order give the same bits. So the order must be *fixed*, and in ringlab it is: each rank
-# starts with its own block and goes around the ring.
-
-# %%
-half = contiguous(512, 2)
-
-
-def two_ranks(ring):
-    shards = half.shard((q, k, v), ring.rank)
-    return ring_attention(*shards, ring=ring, layout=half, causal=True)
-
-
-virtual, real = VirtualCluster(2).run(two_ranks), launch(two_ranks, 2)
-print("twice on virtual ranks, same bits:", torch.equal(run_ring((q, k, v), 8), eight))
-same = all(map(torch.equal, virtual.results, real.results))
-print("virtual ranks and processes over gloo, PyTorch's CPU transport:", same)
-parts = list(blocks(*inputs, 8))
-arrived = [5, 2, 7, 0, 6, 1, 4, 3]
-one, other = (list(states(each))[-1] for each in (parts, [parts[i] for i in arrived]))
-print("merged as blocks happen to arrive, same bits:", torch.equal(one.out, other.out))
-
-# %% [markdown]
-# Check a change that should not alter results with `torch.equal`. Equal bits hold for one order, on one kind of machine.
-# Across machines, and against one device, ask for *close*, and say how close.
+# # Second half: finding what is too wrong
 #
 # ## 6 · What must be float32
 #
-# The backward carries something, too: the couriers of lesson 09, dK and dV of a block, collect a term on every rank, P
-# hops long. We add the terms up on the way, in float32 or in bfloat16:
+# By section 4, a number that is rounded again and again must be float32. The backward carries such a number, too: dK of a
+# block is a *courier* (lesson 09), and each of P ranks adds a term to it.
 
 
 # %%
@@ -449,6 +387,11 @@ def backward(rows):
     return block.backward(BackwardRows(*mine, *final), k, v, causal=False, scale=64**-0.5)
 
 
+# %% [markdown]
+# We add up these terms in float32 or in bfloat16:
+
+
+# %%
 def travelled(P, dtype):
     """dk after P ranks have added their part, kept in `dtype` on the way."""
     parts = (backward(slice(i * 512 // P, (i + 1) * 512 // P))[1] for i in range(P))
@@ -477,89 +420,24 @@ print(f"32 ranks: {factor:.1f} times one rounding; √(32/2) = {16**0.5:.1f}")
 compare("10.courier", nearest(factor, {1: "about 1", 4: "about √(P/2)", 32: "about P"}))
 
 # %% [markdown]
-# It is the second row of section 4's table: after hop n the sum has about √(n/P) of its final size. The squares of all hops
-# make about P/2, so the error is √(P/2) roundings.
+# It is the rule of section 4 again. So these numbers must be float32:
 #
-# What about delta? It is subtracted: with the softmax weights W and dW = dO Vᵀ, dS = W ∘ (dW − delta). Where dW and
-# delta are nearly equal, the difference is small, but the rounding of delta is not. Add 4 to every value: dW and
-# delta grow, and their difference stays.
-
-# %%
-shifted = v + 4
-near = tolerance.truth(q, k, shifted, dout)
-near_out, near_lse = (torch.from_numpy(x).float() for x in (near.out, near.lse))
-near_delta = (dout * near_out).sum(-1)
-for name, used in (("float32", near_delta), ("bfloat16", near_delta.bfloat16().float())):
-    rows = BackwardRows(dout, q, near_out, near_lse, used)
-    dq = block.backward(rows, k, shifted, causal=False, scale=64**-0.5)[0]
-    off = error(dq, near.dq)
-    print(f"delta in {name:8}: error of dq {'below 1e-5' if off < 1e-5 else f'{off:.0e}'}")
-
-# %% [markdown]
-# | quantity | float32 because |
+# | number | because |
 # |---|---|
-# | lse | it is used in an exponent: an absolute error is a relative error of a weight |
-# | out, or its accumulator and the sum `total` | it is rounded at every merge or tile, and the error grows like √ of their number |
-# | delta | it is subtracted from something of its own size |
-# | dK, dV on their way home | one rounding per hop, P hops |
+# | lse | it is used in an exponent |
+# | out, and the sums inside a block | they would be rounded at every merge and every tile |
+# | dK and dV on their way home | they would be rounded at every hop |
+# | delta | the backward subtracts it from a number of its own size: the difference is small, a rounding is not |
 #
-# These may be bfloat16: q, k, v and dO, which are multiplied but never accumulated into, and the final results, rounded
-# once.
+# q, k, v and dO may be bfloat16: nothing is added to them. The final results are rounded once, so they may be, too.
 #
-# ## 7 · Range, and one more trap
+# ## 7 · Choosing a tolerance
 #
-# float16 is eight times as exact as bfloat16. So why do models train in bfloat16?
+# A test must tell rounding from a fault. It lets errors pass up to a *bound*, the tolerance. Several packages use
+# `allclose(x, truth, atol=1e-2)`: no number may be off by more than about 1e-2. We give it five results of a backward pass
+# in float32, one right and four wrong. (The last has lost 16 of its 24 binary digits.)
 
 # %%
-for dtype in (torch.float16, torch.bfloat16):
-    x = torch.tensor([300.0, 12.0, 256.0], dtype=dtype)
-    square, power, count = x[0] ** 2, x[1].exp(), x[2] + 1
-    name = str(dtype).removeprefix("torch.")
-    print(f"{name:8}   300² = {square:7.0f}   e^12 = {power:7.0f}   256 + 1 = {count:.0f}")
-
-# %% [markdown]
-# float16 ends at 65,504. A score before scaling can reach that, and so can an exponential from which no maximum was
-# subtracted. bfloat16 overflows only near 3·10³⁸, but it cannot count to 257. **Overflow is loud, lost digits are
-# silent.**
-#
-# Lesson 02's traps are in the merge. This one is before it: fast kernels compute $2^x$ instead of $e^x$, and multiply scale
-# · log₂e into q beforehand. That costs nothing in float32. But what if the product is rounded back to bfloat16? (The code
-# leaves the scale, 1/8, out of this product: a power of two rounds nothing.)
-
-
-# %%
-Q, keys, V = (x.to(narrow) for x in error_curves.inputs("large", 0, gain=12.0))  # scores of size 12
-truth, log2e = error_curves.truth(Q, keys, V), 1 / math.log(2)
-folded = {}
-for name, product in (("float32", Q.float() * log2e), ("bfloat16", (Q.float() * log2e).bfloat16())):
-    folded[name] = product.float() * math.log(2)  # blocks() computes e^x, so take log₂e out again
-    shift = ((folded[name] - Q.float()) @ keys.float().T / 8).std().item()
-    print(f"q · log₂e in {name:8}: scores are off by {shift:.2f}")
-
-# %% [markdown]
-# Rounding q shifts every score by about the same amount, 0.2 % of the typical score, even where the score itself is small.
-# Here that is 0.02 in an exponent, so 2 % of a weight. And out?
-
-# %%
-for name, folded_in in folded.items():
-    ends = [list(states(blocks(folded_in, keys, V, P)))[-1].out for P in (1, 8)]
-    few, many = (error(end, truth) for end in ends)
-    print(f"q · log₂e in {name:8}: out is off by {few:.0e} in one block, {many:.0e} in 8")
-largest = (Q.float() @ keys.float().T / 8).softmax(-1).amax(-1)
-print(f"the largest weight of a row: {largest.median().item():.2f} in the median row")
-
-# %% [markdown]
-# out is better off than a weight: a key that has nearly all the weight keeps it, for the weights are divided by their sum.
-# The error does not grow with P: it happens before the merges.
-#
-# ## 8 · Choosing a tolerance
-#
-# A test as found in several packages: `allclose(x, truth, atol=1e-2)`. We feed it five results of a backward pass in
-# float32: the right one; dK and dV swapped; dK halved; zeros; and the right one, rounded to bfloat16 once (8 of 24 digits
-# are left).
-
-# %%
-# out by the ring on 8 ranks, lse the truth in float32, gradients by blocks: not the plainest.
 right = tolerance.Results(eight, lse, *backward(slice(None)))
 zeros = {name: 0 * getattr(right, name) for name in ("dq", "dk", "dv")}
 gradients = {
@@ -596,24 +474,17 @@ for name, result in gradients.items():
 compare("10.atol", sum(passes(result, 1e-2) for result in gradients.values()) - passes(right, 1e-2))
 
 # %% [markdown]
-# All pass. With a loss that is a mean over tokens, gradients are tiny, and *zero* is within 1e-2 of anything
-# tiny. An absolute tolerance does not know how large the numbers are. A relative one does, if it is measured well:
-
-# %% tags=["nbval-ignore-output"]
-x, t = right.out.double(), torch.from_numpy(true.out)
-entries = ((x - t).abs() / t.abs()).flatten()
-print(f"the right output, norm over norm:      {error(right.out, true.out):.0e}")
-print(f"the same, entry by entry, the worst:   {entries.max().item():.0e}")
-
-# %% [markdown]
-# Entry by entry even the right result looks bad, because some entry is nearly zero and its rounding is not. So divide
-# norm by norm, or the largest error by the largest entry. A NaN must count as infinitely wrong. Every comparison with
-# NaN is false, so write the test as `error <= bound`, which then fails, and not as `error > bound`, which lets it pass.
+# All pass. The loss is a mean over tokens, so the gradients are tiny, and *zero* is within 1e-2 of anything tiny. A bound
+# must be relative to the truth: norm over norm, or largest error over largest entry. (Never entry by entry, because some
+# entry is nearly zero and its rounding is not.)
 #
-# *How much*? Do not guess: **measure how wrong an honest program is.** Take the plainest implementation, in the same dtype,
-# on the same inputs; compare it with the float64 oracle; allow twice its error. `ringlab.conformance.tolerance` does that,
-# for the largest error over the largest entry. It adds a floor of a rounding or two, because the plainest may be exactly
-# right by luck.
+# How large may it be? Do not guess. **Measure how wrong an honest program is:**
+#
+# 1. Take the plainest implementation, in the same dtype, on the same inputs.
+# 2. Measure its error against the float64 oracle.
+# 3. Allow twice that error, and at least a rounding: the plainest may be exactly right by luck.
+#
+# `ringlab.conformance.tolerance` does this, for largest over largest.
 
 # %% tags=["nbval-ignore-output"]
 bounds = tolerance.bounds(q, k, v, dout, true=true)
@@ -626,37 +497,70 @@ for name, result in gradients.items():
     print(f"{name:18} fails on: {', '.join(wrong) or 'nothing'}")
 
 # %% [markdown]
-# Every wrong one fails and the right one passes, with a relative bound of a few 1e-6. For large scores, or
-# in bfloat16, the plainest implementation is further off, and the bound follows.
+# Every wrong one fails, and the right one passes. (The code asks `not found <= bound`, because `found > bound` is false for a
+# NaN and would let it pass.)
 #
-# That is also its limit. The plainest bfloat16 attention is so far off that a state whose out is rounded at every merge
-# passes, too (here we measure norm over norm again):
+# ## 8 · A curve shows what a bound misses
+#
+# A bound is not always enough. In bfloat16 the plainest implementation is itself far off, so the bound is wide, and a
+# rounded out slips through:
 
 # %%
 plainest = torch.softmax(inputs[0] @ inputs[1].T / 64**0.5, -1) @ inputs[2]
 exact = error_curves.truth(*inputs)
 honest = error(plainest, exact)
-ends = [list(states(blocks(*inputs, P), out=narrow))[-1].out for P in (8, 32)]
-few, many = (error(end, exact) for end in ends)
 print(f"plainest bf16: error {honest:.0e}, so {2 * honest:.0e} is allowed")
-for P, found in ((8, few), (32, many)):
+for P in (8, 32):
+    found = error(list(states(blocks(*inputs, P), out=narrow))[-1].out, exact)
     print(f"running out in bf16, {P:2} blocks: error {found:.0e}, passes: {found <= 2 * honest}")
 
 # %% [markdown]
-# A tolerance sees a level; **a curve sees a shape**. Test in float32, where a bfloat16 state stands
-# out by a factor of thousands, and watch the error against P.
+# The curve of section 5 shows this fault, because it rises. **A bound sees a level; a curve sees a shape.** On plain scores:
+#
+# - Rising: something is rounded *between* the blocks. If the curve is several times above that of out, it is lse.
+# - Falling: something is rounded *inside* the blocks, for example the *accumulator*, the running sum over keys. Shorter
+#   blocks round it less often.
+# - Flat, but too high: something is rounded *before* the blocks, for example q, after a factor was multiplied into it.
+#
+# Other inputs show other faults. *Large* scores have a q that is multiplied by a factor, the `gain`. A rounded q shows most
+# there, because a larger score is off by more. *Sloped* scores rise along the keys, from −`slope` to `slope`.
+
+# %% tags=["nbval-ignore-output"]
+error_curves.play()
+
+# %% [markdown]
+# (Blue is sound, and yet it falls on large scores. There a part is nearly one of the values v, which is a bfloat16 number
+# already.)
+#
+# Sloped scores show a fault that is no rounding: the maximum rises, and the program forgets to rescale what it has summed.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "10.rise",
+    "It forgets to rescale. 4 blocks, plain scores: error 0.062. The error where scores rise is …",
+    ["smaller", "about the same", "more than 10 times as large"],
+)
+
+# %%
+forgets, at = error_curves.FAULTS["no rescale"], {}
+for probe in ("plain", "sloped"):
+    at[probe] = error_curves.errors(forgets, probe, (4,))[0]
+    print(f"never rescaled, 4 blocks, {error_curves.TITLES[probe]}: error {at[probe]:.2g}")
+names = {0.5: "smaller", 1: "about the same", 20: "more than 10 times as large"}
+compare("10.rise", nearest(at["sloped"] / at["plain"], names))
+
+# %% [markdown]
+# Where scores rise, every block raises the maximum, and all earlier blocks keep far too much weight. **A test with one kind
+# of input, or one P, finds only what that input shows.**
 #
 # ## Recap
 #
-# - Floating-point sums depend on their order. A ring adds in another order than one device: other bits, the same
-#   accuracy.
-# - One rounding to bfloat16 costs 1.7e-3, norm over norm; the worst single number is off by the unit roundoff, 3.9e-3.
-#   With a float32 state the ring's error stays at one rounding or below, whatever P is. With a rounded out or lse it
-#   grows like √(P/2) for many blocks, and lse costs more, because it is used in an exponent.
-# - float32: lse, out and the sums, delta, dK and dV on their way. bfloat16: what is only multiplied, and the final
-#   result.
-# - Fix the order of the merges, and virtual ranks, processes and tomorrow's run agree bit for bit.
-# - Tolerance: relative, against float64, twice the plainest implementation's error in the same dtype. NaN fails.
+# - A ring adds in another order than one device: other bits, the same accuracy.
+# - One rounding to bfloat16 costs 1.7e-3, norm over norm. With a float32 state the error stays there. With a rounded state
+#   it grows like √(P/2).
+# - float32: lse, out, delta, dK and dV on their way. bfloat16: what is only multiplied, and the final result.
+# - Tolerance: relative, twice the error of the plainest implementation in the same dtype. NaN fails.
+# - A curve over P, on several inputs, shows where a fault is.
 #
 # ## Self-check
 #

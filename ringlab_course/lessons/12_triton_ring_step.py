@@ -2,25 +2,27 @@
 # # 12 · The Triton ring step
 #
 # **Afterwards you can** fuse block attention and merge in one kernel, carry its state between the steps of the ring, say
-# what a step reads and writes, and read the kernels that ringlab ships.
+# what a step reads and writes, and let it skip tiles by a table.
 #
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
-# [lesson 05](05_emulated_ring.ipynb), the ring; from section 5 on [lesson 08](08_striped_and_zigzag.ipynb), layouts, and
-# [lesson 09](09_backward_ring.ipynb), delta and the global lse.
+# [lesson 05](05_emulated_ring.ipynb), the ring; for part 2 [lesson 08](08_striped_and_zigzag.ipynb), layouts.
 #
-# **Minutes** 75 to read and run; the exercise takes another 90.
+# **Minutes** 60 to read and run; the exercise takes another 90.
 #
 # So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
-# and everything goes through memory between them. In this lesson the two become one kernel, in four small steps. Kernels run
-# in Triton's interpreter, on the CPU, because the interpreter can *count*. Its seconds mean nothing; bytes, tiles and
-# launches do.
+# and everything goes through memory between them. Here the two become one kernel, in four versions:
+#
+# - Part 1, the state: (1) block and merge apart; (2) the state is carried; (3) the first and the last step.
+# - Part 2, the mask: (4) tiles by a table.
+#
+# Kernels run in Triton's interpreter, on the CPU, because the interpreter can *count* bytes, tiles and launches. Its
+# seconds mean nothing.
 
 # %%
 import difflib
 import inspect
 import math
 import os
-import re
 from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
@@ -33,16 +35,20 @@ needs_triton()
 import triton
 import triton.language as tl
 
-from ringlab import VirtualCluster, dealt, oracle, ring_attention, zigzag
-from ringlab.blocks.triton import configs, kernels, offline
-from ringlab_course.checking.accesses import record_accesses
+from ringlab import VirtualCluster, oracle, ring_attention, striped, zigzag
+from ringlab.blocks.triton import configs, offline
 from ringlab.blocks.triton.visits import row_visits
 from ringlab.plan import tiles
-from ringlab.viz.style import BLUE, GREEN, INK, RED, new_figure, show, styled
+from ringlab.viz.style import show
+from ringlab_course.checking.accesses import record_accesses
 from ringlab_course.figures import ring_step
 
 # %% [markdown]
+# ## Part 1 · The state
+#
 # ## 1 · What one step reads and writes
+#
+# First we count what a step moves, because that is what one kernel can save.
 #
 # A rank's rows go through P steps. Between the steps each row has the state of lesson 02: `acc`, the sum of weights times
 # values, *not* normalised; `m`, the largest score; `total`, the sum of the weights. That is D + 2 float32 numbers for each
@@ -69,9 +75,10 @@ print(f"with 8 query heads on 1 K/V head: {state_bytes(1, 8, 128) / kv_bytes(1, 
 
 # %% [markdown]
 # **Twice the K/V block**, and with grouped heads many times: the state has all query heads and four-byte numbers, and it is
-# moved both ways. It is easily forgotten, because it does not travel over the wire. For each row and head a step computes
-# 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8
-# TB/s. (All of this is computed, nothing timed.)
+# moved both ways.
+#
+# Does it take long? For each row and head a step computes 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take
+# an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s. (All of this is computed, nothing timed.)
 
 # %%
 for n in (512, 2048, 8192, 32768):
@@ -85,12 +92,14 @@ for n in (512, 2048, 8192, 32768):
 #
 # ## 2 · First version: a block kernel and a merge
 #
+# The plain version comes first, so that there is something to beat.
+#
 # We use real text: 512 tokens on 4 ranks, 2 query heads on 1 K/V head, bfloat16. We play rank 1: its queries stay, and the
-# blocks come by in the order of the ring. First the arithmetic of one tile, which is the same in all four versions.
+# blocks come by in the order of the ring.
 
 # %%
 rank, P, S, H, D, BLOCK = 1, 4, 512, 2, 32, 64
-layout = zigzag(S, P)  # which tokens a rank owns: it does not matter before section 5
+layout = zigzag(S, P)  # which tokens a rank owns: it does not matter before part 2
 text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=1, head_dim=D))
 shards = [layout.shard(text, each) for each in range(P)]
 q, blocks = shards[rank][0], [shards[(rank - step) % P][1:] for step in range(P)]
@@ -98,6 +107,9 @@ q, blocks = shards[rank][0], [shards[(rank - step) % P][1:] for step in range(P)
 R, N, SCALE = q.shape[2], blocks[0][0].shape[2], math.log2(math.e) / math.sqrt(D)
 truth = oracle.attention(q, *text[1:])
 print(f"q {tuple(q.shape)}, a block's k {tuple(blocks[0][0].shape)}")
+
+# %% [markdown]
+# The arithmetic of one tile is the same in all four versions:
 
 # %%
 @triton.jit
@@ -116,9 +128,11 @@ def add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D: tl.c
 
 # %% [markdown]
 # The exponentials are powers of two, because that is what the hardware has; `scale` contains log₂e. So m is in base 2, and
-# ln 2 = 0.6931… turns a log₂ into the natural lse. `scale` multiplies the float32 scores. If it were multiplied into a
-# bfloat16 q beforehand, that product would be rounded. The block kernel around the tile has one program for 64 rows of one
-# head; `group` is how many query heads share a K/V head, here all H.
+# ln 2 = 0.6931… turns a log₂ into the natural lse. `scale` multiplies the float32 scores: multiplied into a bfloat16 q
+# beforehand, it would be rounded.
+#
+# The block kernel puts a loop around the tile. One program has 64 rows of one head; `group` is how many query heads share
+# a K/V head, here all H.
 
 # %%
 @triton.jit
@@ -139,6 +153,9 @@ def block_kernel(Q, K, V, PART, PART_LSE, group, R, N, scale, D: tl.constexpr, B
     lse = (m + tl.math.log2(total)) * 0.6931471805599453  # times ln 2
     tl.store(PART_LSE + at, lse, mask=own)
 
+# %% [markdown]
+# The merge is that of lesson 02. The running result and the new part are weighed by their lse:
+
 # %%
 @triton.jit
 def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl.constexpr):
@@ -153,6 +170,9 @@ def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl
     tl.store(RUN + wide, merged, mask=own[:, None])
     tl.store(RUN_LSE + at, top + tl.log(wa + wb), mask=own)
 
+# %% [markdown]
+# Every step launches both, one after the other:
+
 # %%
 def separate(q, blocks):
     """All steps, with block and merge apart; returns out in the dtype of q."""
@@ -166,52 +186,41 @@ def separate(q, blocks):
     return run.to(q.dtype)
 
 # %% [markdown]
-# `record_accesses()` records every load and store of every program. From it we count launches, tiles, and the bytes of
-# partials, state and results. q, k and v are left out: the first three versions read the same of them.
-
-# %%
-def counted(steps, *args):
-    """Run it; return (out, tiles visited, for each launch the bytes (read, written) for rows)."""
-    with record_accesses() as accesses:
-        out = steps(*args)
-    launches, before = [], False
-    for a in accesses:
-        first = a.program == (0, 0, 0)
-        if first and not before:  # back at program (0, 0, 0): a new launch
-            launches.append({"load": 0, "store": 0})
-        before = first
-        if a.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
-            launches[-1][a.kind] += len(a.offsets) * (2 if a.argument == "OUT" else 4)
-    tile_count = sum(a.argument == "K" for a in accesses)
-    return out, tile_count, [(each["load"], each["store"]) for each in launches]
+# `record_accesses()` records every load and store of every program. From it `ring_step.moved` adds up, for each launch, the
+# bytes of partials, state and results. q, k and v are left out: the first three versions read the same of them.
 
 # %%
 ladder = {}
 
 
-def report(name, out, tile_count, launches, expected=truth):
+def report(name, steps, *args, expected=truth):
+    """Run it and print what it did; returns the bytes that it moved for its rows."""
+    with record_accesses() as accesses:
+        out = steps(*args)
+    launches = ladder[name] = ring_step.moved(accesses)
+    tile_count = sum(a.argument == "K" for a in accesses)
     right = torch.from_numpy(expected.out)
     error = (out.double() - right).norm() / right.norm()
-    ladder[name] = launches
     row_bytes = sum(read + written for read, written in launches)
     print(f"{name:16} {len(launches)} launches, {tile_count:2} tiles, {row_bytes / 1024:4.0f} KiB "
           f"for rows, error below 0.5 %: {bool(error < 5e-3)}")
     return row_bytes
 
 # %%
-apart = report("block, merge", *counted(separate, q, blocks))
+apart = report("block, merge", separate, q, blocks)
 print("4 steps of 4·(D + 1) float32 numbers a row:", 4 * H * R * 4 * (D + 1) * 4 == apart)
 
 # %% [markdown]
-# K and V are not in this count: every program reads them, and programs that run side by side share them through the cache.
-# The state of a row is read by one program only, so no cache helps. There are four passes over something as large as out:
-# the block kernel writes its partial; the merge reads the partial, reads the running out, and writes the new one.
+# There are four passes over something as large as out: the block kernel writes its partial; the merge reads the partial,
+# reads the running out, and writes the new one. The state of a row is read by one program only, so no cache helps.
 #
 # ## 3 · Second version: carry the state
 #
+# The merge can go, and with it a launch and two passes.
+#
 # The block kernel begins with nothing, works, and divides. The merge weighs two results that have been divided. Both
-# divisions can go: let the kernel *begin with the state of the step before*. Then a further block is nothing but further
-# tiles.
+# divisions are needless: let the kernel *begin with the state of the step before*. Then a further block is nothing but
+# further tiles.
 
 # %%
 @triton.jit
@@ -244,9 +253,12 @@ def changes(old, new):
 
 changes(block_kernel, carry_kernel)
 
+# %% [markdown]
+# The state begins with nothing seen, and every step goes on from it:
+
 # %%
-def nothing_seen(q, dtype=torch.float32):
-    acc = q.new_zeros(q.shape, dtype=dtype)
+def nothing_seen(q):
+    acc = q.new_zeros(q.shape, dtype=torch.float32)
     return acc, acc.new_full(q.shape[:-1], -math.inf), acc.new_zeros(q.shape[:-1])
 
 
@@ -257,8 +269,8 @@ def carried(q, blocks):
     acc, _, total = state
     return (acc / total[..., None]).to(q.dtype)
 
-
-carry = report("carried state", *counted(carried, q, blocks))
+# %%
+carry = report("carried state", carried, q, blocks)
 formula = P * state_bytes(R, H, D)
 print(f"{apart / carry:.2f} times fewer bytes for rows; the formula:", formula == carry)
 
@@ -266,40 +278,13 @@ print(f"{apart / carry:.2f} times fewer bytes for rows; the formula:", formula =
 # One launch instead of two, nearly half the bytes, and no merge at all. (The last division, in torch, is not counted; the
 # next version includes it.)
 #
-# Is carrying always the cheapest? Suppose that a step writes its *normalised* out in bfloat16, and that all P partials are
-# kept and merged in one pass at the end.
-
-# %% tags=["nbval-ignore-output"]
-predict("12.partials", "P = 8. Keeping P bfloat16 partials and merging them once moves, compared "
-        "with the carried float32 state, …", choices=["fewer bytes", "as many", "more bytes"])
-
-# %%
-def carried_bytes(P, D, e=4):
-    """A row's state through P steps; the first reads nothing, the last writes out and lse."""
-    return (2 * P - 2) * (D + 2) * e + 2 * D + 4
-
-
-def kept_bytes(P, D, e):
-    """P partials of a row, e bytes an element, written and read once; the result written."""
-    return 2 * P * (e * D + 4) + 2 * D + 4
-
-
-print("bytes a row    carried float32   kept bfloat16   kept float32")
-for ranks in (2, 3, 8):
-    row = carried_bytes(ranks, 128), kept_bytes(ranks, 128, 2), kept_bytes(ranks, 128, 4)
-    print(f"P = {ranks}          {row[0]:15,} {row[1]:15,} {row[2]:14,}")
-fewer = kept_bytes(8, 128, 2) < carried_bytes(8, 128)
-compare("12.partials", "fewer bytes" if fewer else "more bytes")
-
-# %% [markdown]
-# **Fewer**, from P = 3 on. But the dtype alone makes the difference: partials kept in float32 move more bytes than a carried
-# float32 state. And the price is memory: P · (2·D + 4) bytes a row, against 4·(D + 2). With long shards the bytes moved do
-# not matter (section 1), but the memory held does. So the state is carried, and in float32 (section 6).
-#
 # ## 4 · Third version: the first and the last step
 #
-# Before the first step no state has been written, and after the last one none will be read. `FIRST` and `LAST` are
-# `tl.constexpr`: Triton makes a kernel of its own for each combination, in which the other branch does not exist.
+# Two trips of the state are still useless: before the first step nothing has been written, and after the last one nobody
+# reads it.
+#
+# `FIRST` and `LAST` are `tl.constexpr`: Triton makes a kernel of its own for each combination, in which the other branch
+# does not exist.
 
 # %%
 @triton.jit
@@ -312,7 +297,7 @@ def begin(ACC, M, TOTAL, at, wide, own, D: tl.constexpr, BLOCK: tl.constexpr, FI
         total = tl.load(TOTAL + at, mask=own, other=0.0).to(tl.float32)
     return acc, m, total
 
-
+# %%
 @triton.jit
 def finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST: tl.constexpr):
     if LAST:
@@ -322,6 +307,9 @@ def finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST: tl.constexpr)
         tl.store(ACC + wide, acc, mask=own[:, None])
         tl.store(M + at, m, mask=own)
         tl.store(TOTAL + at, total, mask=own)
+
+# %% [markdown]
+# The kernel itself gets shorter:
 
 # %%
 @triton.jit
@@ -339,6 +327,10 @@ def ends_kernel(Q, K, V, ACC, M, TOTAL, OUT, group, R, N, scale, D: tl.constexpr
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
     finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
 
+# %% [markdown]
+# We fill state and out with NaN beforehand. Do the same in your own tests: fresh memory is often zero by luck, and then a
+# first step that reads it looks right for weeks.
+
 # %%
 def fused(q, blocks):
     state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
@@ -348,173 +340,22 @@ def fused(q, blocks):
             q, k, v, *state, out, H, R, N, SCALE, D, BLOCK, *ends)
     return out
 
-
-ends = report("first and last", *counted(fused, q, blocks))
+# %%
+ends = report("first and last", fused, q, blocks)
 print("NaN left in out:", bool(fused(q, blocks).isnan().any()))
-print("the formula:", H * R * (carried_bytes(P, D) - 4) == ends, " (no lse here, hence −4)")
+# the state is written P - 1 times and read P - 1 times; out is written once, in bfloat16
+print("the formula:", H * R * ((2 * P - 2) * (D + 2) * 4 + 2 * D) == ends)
 
 # %%
 show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 
 # %% [markdown]
-# State and out were filled with NaN beforehand. Do the same in your own tests: fresh memory is often zero by luck, and then
-# a first step that reads it looks right for weeks.
+# ## 5 · Why the state is float32
 #
-# ## 5 · Fourth version: tiles by a table
+# The state is most of what is left in the picture, and bfloat16 would halve it.
 #
-# Now the causal mask. The kernel could load the positions of its queries and keys and compare them in every tile. But which
-# tiles need that depends only on the **layout** (lesson 08). Zig-zag, for one, cuts the sequence into 2P stretches and gives
-# rank r the r-th and the r-th from the end.
-#
-# A rank's rows are ordered in *runs*, stretches of evenly spaced tokens. With zig-zag its early stretch comes first, then
-# its late one. With token fold the tokens of the forward rounds come first, then those of the backward rounds:
-
-# %%
-print("zig-zag, rank 0:   ", zigzag(32, 4).positions(0).tolist())
-print("token fold, rank 0:", dealt(32, 4, chunk=1, folded=True).positions(0).tolist())
-
-# %% [markdown]
-# A tile of the score matrix is then visible as a whole, hidden as a whole, or cut by the mask. The pictures use 1,024
-# tokens, so that there are more tiles.
-
-# %% tags=["nbval-ignore-output"]
-predict("12.masked", "1,024 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of rank 1 "
-        "does the causal mask cut, all four steps together?", unit="tiles")
-
-# %%
-zig = [ring_step.step_picture(zigzag(1024, 4), 1, step) for step in range(4)]
-for picture in zig:
-    kinds = {"full": picture.count("full"), "masked": picture.count("masked"),
-             "skipped": picture.skipped}
-    idle = picture.rows_without_program
-    print(f"step {picture.step}, keys of rank {picture.origin}: {kinds}, "
-          f"rows without a program: {idle}")
-compare("12.masked", sum(picture.count("masked") for picture in zig))
-
-# %% [markdown]
-# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. Let
-# a block with stretches 0 and 7 arrive: all of rank 1's rows see stretch 0, and none sees 7. Let one with 3 and 4 arrive:
-# the early half of the rows sees neither, the late half both. In step 3 the early rows see nothing either, but they keep a
-# program, because this is the last step and out must be written. So its line ends with `rows without a program: 0`. In
-# general L/b tiles are cut, for L tokens a rank and tiles of b tokens, whatever P is.
-#
-# Here are all four layouts at one step; in a live notebook, move the sliders over step and rank.
-
-# %% tags=["nbval-ignore-output"]
-ring_step.player()
-
-# %%
-four = ring_step.layouts_at(1024, 4, rank=1, step=1)
-show(ring_step.grid(four), ring_step.describe_grid(four))
-
-# %%
-later = ring_step.layouts_at(1024, 4, rank=1, step=2)
-show(ring_step.grid(later), ring_step.describe_grid(later))
-
-# %% [markdown]
-# Striped and token fold mask diagonals in *every* step; contiguous, after the first step, has all tiles or none. In
-# token fold two runs of queries meet two runs of keys, in four quarters, each with a diagonal of its own: eight
-# masked tiles in place of four.
-#
-# The pictures are drawn from two tables that the kernels get. A line of `PROGRAMS` says which rows a program owns and which
-# lines of `SEGMENTS` it visits; the longest walks come first. A line of `SEGMENTS` says from where to where a segment
-# of keys goes, up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**. At 512
-# tokens, zig-zag, step 0:
-
-# %%
-def launch_tables(layout, origin, every_row):
-    """PROGRAMS and SEGMENTS where rank 1 meets the keys of rank `origin`."""
-    met = tiles(layout, rank, origin)  # visible rectangles and triangles, from the runs of both
-    return row_visits(met, R, BLOCK, BLOCK, every_row, q.device)  # cut for programs
-
-
-def print_tables(visits):
-    print("PROGRAMS     rows from  to   segments from  to")
-    for number, (start, stop, first, last) in enumerate(visits.programs.tolist()):
-        print(f"{number:8} {start:13} {stop:3} {first:15} {last:3}")
-    print("SEGMENTS     keys from  unmasked up to   to   shift")
-    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
-        print(f"{number:8} {start:13} {split:15} {stop:4} {shift:7}")
-
-
-print_tables(launch_tables(layout, rank, every_row=True))
-
-# %% [markdown]
-# Both shifts are 0: row i and key i are the same token. Not so in token fold, here in step 1 (the first picture, on the
-# right). Follow row 100:
-
-# %%
-fold = dealt(S, P, chunk=1, folded=True)
-visits = launch_tables(fold, 0, every_row=False)
-print_tables(visits)
-row, own, keys_at = 100, fold.positions(rank), fold.positions(0)
-print(f"\nrow {row} is token {own[row]}")
-for number in (2, 3):
-    shift = visits.segments[number, 3].item()
-    last = row + shift
-    print(f"segment {number}: {row} − {-shift} = {last}; key {last} is token {keys_at[last]}, "
-          f"key {last + 1} token {keys_at[last + 1]}")
-
-# %% [markdown]
-# Row 100 is in program 1, which visits segments 2 and 3. In each, the last key that it sees is the last token before
-# its own. So the kernel loads no position, and another layout is only another table:
-
-# %%
-@triton.jit
-def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, scale,
-                 D: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
-    head, program = tl.program_id(1), PROGRAMS + 4 * tl.program_id(0)
-    rows, row_stop = tl.load(program) + tl.arange(0, BLOCK), tl.load(program + 1)
-    own, at, base = rows < row_stop, head * R + rows, head // group * N
-    wide = at[:, None] * D + tl.arange(0, D)
-    q = tl.load(Q + wide, mask=own[:, None], other=0.0)
-    acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)
-    for number in range(tl.load(program + 2), tl.load(program + 3)):
-        segment = SEGMENTS + 4 * number
-        start, split = tl.load(segment), tl.load(segment + 1)
-        stop, shift = tl.load(segment + 2), tl.load(segment + 3)
-        for key in range(start, stop, BLOCK):
-            keys = key + tl.arange(0, BLOCK)
-            inside = keys < stop
-            visible = inside[None, :]
-            if key >= split:
-                visible = visible & (keys[None, :] <= rows[:, None] + shift)
-            acc, m, total = add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D)
-    finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
-
-# %%
-def by_table(q, blocks):
-    state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
-    for step, (k, v) in enumerate(blocks):
-        ends = step == 0, step == len(blocks) - 1
-        # rows that see nothing need a program too in the first and in the last step
-        tables = launch_tables(layout, (rank - step) % P, any(ends))
-        table_kernel[(len(tables.programs), H)](
-            q, k, v, *state, out, *tables, H, R, N, SCALE, D, BLOCK, *ends)
-    return out
-
-
-whole = oracle.attention(*text, causal=True)
-mine = oracle.Result(layout.shard(whole.out, rank), layout.shard(whole.lse, rank, dim=-1))
-table = report("causal, table", *counted(by_table, q, blocks), mine)
-print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
-
-# %%
-show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
-
-# %% [markdown]
-# Hidden tiles are not computed and not even read. Half of the rows see nothing in step 2 and have no program there, so their
-# state is not moved: 186 KiB in place of 220.
-#
-# Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
-# `row_stop`, because the rows after it belong to another program. Two programs would then store the same row. Whichever
-# stores last wins, and the other's tiles are lost (or counted twice, if it read the row after the first store).
-#
-# ## 6 · Why the state is float32
-#
-# A state in bfloat16 would halve its bytes. Such numbers have eight significant bits, so each store rounds by up to 0.4 %.
-# Must all three parts be float32? acc has D numbers a row, m and total one each. And m is only a point of reference: the
-# weights relative to *any* number near the largest score give the same result.
+# Such numbers have eight significant bits, so each store rounds by up to 0.4 %. Must all three parts be float32? After all,
+# m is only a point of reference: the weights relative to *any* number near the largest score give the same result.
 
 # %% tags=["nbval-ignore-output"]
 predict("12.state", "8 blocks, and base-2 scores of up to about 15. One part of the state is "
@@ -545,108 +386,196 @@ for part, values in errors.items():
     print(f"in bfloat16: {part:5}", "  ".join(shown))
 compare("12.state", max(errors, key=lambda part: errors[part][-1]))
 
-# %%
-with styled():
-    figure = new_figure((6.4, 3.2))
-    ax = figure.subplots()
-    for part, mark, color, va in (("none", "o-", INK, "center"), ("acc", "s--", BLUE, "bottom"),
-                                  ("m", "^-.", RED, "center"), ("total", "d:", GREEN, "top")):
-        ax.plot(RANKS, [100 * value for value in errors[part]], mark, color=color)
-        ax.text(8.2, 100 * errors[part][-1], f"{part} in bfloat16", va=va, color=color)
-    ax.set(xlabel="P (blocks)", ylabel="relative error of out (%)", xlim=(1.5, 11), ylim=(0, None),
-           xticks=RANKS, title="Error of the result, by the part of the state that is rounded")
-show(figure, "Error of the result with one part of the state in bfloat16, over the number of "
-     "blocks. With none it stays near 0.07 percent. With acc or total it climbs to about 0.3 "
-     "percent at P = 8, and with m to 0.66 percent.")
-
 # %% [markdown]
 # **m**, although any number near the maximum would do. acc and total were added up relative to the *unrounded* m. If m is off
 # by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. bfloat16 numbers between 8 and 16 are
-# 1/16 apart, so δ is up to 1/32, and the weight is off by up to 2 %. All three curves climb, because further steps round again. So acc,
-# m and total are float32 between steps. (The flat curve is the error of rounding the weights to bfloat16 before the product
-# with V; it does not grow with P.) The *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
+# 1/16 apart, so δ is up to 1/32, and the weight is off by up to 2 %.
 #
-# ## 7 · The same as ringlab's
+# In the last three lines the error climbs with P, because further steps round again. So acc, m and total are float32
+# between steps. The *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
+
+# %% [markdown]
+# ---
+# **End of part 1. You may stop here.** You now know how a step of the ring becomes one launch: it carries acc, m and total
+# in float32, reads no state in the first step and writes none in the last. You can already solve stages 12.tile, 12.ends
+# and 12.step of [the exercise](../exercises/12_triton_ring_step.ipynb). If you return in a fresh kernel, run all cells up
+# to here first.
 #
-# `block="triton"` gives a ring step to kernels like yours. Four virtual ranks, zig-zag, real text in float32, forward and
-# gradients against the float64 oracle of the whole sequence:
+# ---
+
+# %% [markdown]
+# ## Part 2 · The mask
+#
+# ## 6 · Which tiles the mask cuts
+#
+# Now the mask is causal. Our kernel would compute every tile and throw about half of its work away.
+#
+# Which tiles it may skip depends only on the **layout** (lesson 08). A rank's rows are ordered in *runs*, stretches of
+# evenly spaced tokens; in a zig-zag its early stretch comes first, then its late one. So a tile of the score matrix is
+# visible as a whole, hidden as a whole, or cut by the mask. The pictures use 1,024 tokens, so that there are more tiles.
+
+# %% tags=["nbval-ignore-output"]
+predict("12.masked", "1,024 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of rank 1 "
+        "does the causal mask cut, all four steps together?", unit="tiles")
 
 # %%
-def program(ring, q, k, v, dout):
-    """This rank's out and the gradients of its q, k, v."""
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = ring_attention(*leaves, ring=ring, layout=layout, causal=True, block="triton")
-    return out.detach(), *torch.autograd.grad(out, leaves, dout)
+zig = [ring_step.step_picture(zigzag(1024, 4), 1, step, name="zig-zag") for step in range(4)]
+show(ring_step.grid(zig), ring_step.describe_grid(zig))
+compare("12.masked", sum(picture.count("masked") for picture in zig))
+
+# %% [markdown]
+# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. In step 1
+# a block with stretches 0 and 7 arrives: all of rank 1's rows see stretch 0, and none sees 7. In step 2 one with 3 and 4
+# arrives: the early half of the rows sees neither, the late half both.
+#
+# In step 3 the early rows see nothing either, but they keep a program, because this is the last step and out must be
+# written.
+#
+# Other layouts cut other tiles. Here are four at step 1; in a live notebook, move the sliders over step and rank.
+
+# %%
+four = ring_step.layouts_at(1024, 4, rank=1, step=1)
+show(ring_step.grid(four), ring_step.describe_grid(four))
+
+# %% tags=["nbval-ignore-output"]
+ring_step.player()
+
+# %% [markdown]
+# Striped and token fold mask diagonals in *every* step.
+#
+# ## 7 · Fourth version: tiles by a table
+#
+# One kernel should serve all these layouts, without loading a position. So the host writes down what each program visits,
+# in two tables, from which the pictures are drawn.
+#
+# A line of `PROGRAMS` says which rows a program owns and which lines of
+# `SEGMENTS` it visits; the longest walks come first. A line of `SEGMENTS` says from where to where a segment of keys goes,
+# up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**.
+
+# %%
+def launch_tables(layout, origin, every_row):
+    """PROGRAMS and SEGMENTS where rank 1 meets the keys of rank `origin`."""
+    met = tiles(layout, rank, origin)  # visible rectangles and triangles, from the runs of both
+    return row_visits(met, R, BLOCK, BLOCK, every_row, q.device)  # cut for programs
 
 
-torch.manual_seed(0)
+def print_tables(visits):
+    print("PROGRAMS     rows from  to   segments from  to")
+    for number, (start, stop, first, last) in enumerate(visits.programs.tolist()):
+        print(f"{number:8} {start:13} {stop:3} {first:15} {last:3}")
+    print("SEGMENTS     keys from  unmasked up to   to   shift")
+    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
+        print(f"{number:8} {start:13} {split:15} {stop:4} {shift:7}")
+
+# %% [markdown]
+# At 512 tokens, zig-zag, step 0:
+
+# %%
+print_tables(launch_tables(layout, rank, every_row=True))
+
+# %% [markdown]
+# Both shifts are 0: row i and key i are the same token. Not so in a striped layout, when rank 1 meets the keys of rank 3:
+
+# %%
+stripes = striped(S, P)
+print_tables(launch_tables(stripes, 3, every_row=False))
+row, own, keys_at = 100, stripes.positions(rank), stripes.positions(3)
+print(f"row {row} is token {own[row]}; key {row - 1} is token {keys_at[row - 1]}, "
+      f"key {row} token {keys_at[row]}")
+
+# %% [markdown]
+# With a shift of −1, the last key that a row sees is the last token before its own. So the kernel loads no position, and
+# another layout is only another table. Here is one segment:
+
+# %%
+@triton.jit
+def walk(acc, m, total, q, K, V, SEGMENT, base, rows, scale, D: tl.constexpr, BLOCK: tl.constexpr):
+    """(acc, m, total) after the keys of one segment."""
+    start, split = tl.load(SEGMENT), tl.load(SEGMENT + 1)
+    stop, shift = tl.load(SEGMENT + 2), tl.load(SEGMENT + 3)
+    for key in range(start, stop, BLOCK):
+        keys = key + tl.arange(0, BLOCK)
+        inside = keys < stop
+        visible = inside[None, :]
+        if key >= split:
+            visible = visible & (keys[None, :] <= rows[:, None] + shift)
+        acc, m, total = add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D)
+    return acc, m, total
+
+# %% [markdown]
+# And the kernel, which differs from the third version in two places: its rows and its keys come from the tables.
+
+# %%
+@triton.jit
+def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, scale,
+                 D: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
+    head, program = tl.program_id(1), PROGRAMS + 4 * tl.program_id(0)
+    rows, row_stop = tl.load(program) + tl.arange(0, BLOCK), tl.load(program + 1)
+    own, at, base = rows < row_stop, head * R + rows, head // group * N
+    wide = at[:, None] * D + tl.arange(0, D)
+    q = tl.load(Q + wide, mask=own[:, None], other=0.0)
+    acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)
+    for number in range(tl.load(program + 2), tl.load(program + 3)):
+        segment = SEGMENTS + 4 * number
+        acc, m, total = walk(acc, m, total, q, K, V, segment, base, rows, scale, D, BLOCK)
+    finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
+
+# %% [markdown]
+# Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
+# `row_stop`, because the rows after it belong to another program. Whichever of the two stores last wins, and the other's
+# tiles are lost.
+
+# %%
+def by_table(q, blocks):
+    state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
+    for step, (k, v) in enumerate(blocks):
+        ends = step == 0, step == len(blocks) - 1
+        # rows that see nothing need a program too in the first and in the last step
+        tables = launch_tables(layout, (rank - step) % P, any(ends))
+        table_kernel[(len(tables.programs), H)](
+            q, k, v, *state, out, *tables, H, R, N, SCALE, D, BLOCK, *ends)
+    return out
+
+# %%
+whole = oracle.attention(*text, causal=True)
+mine = oracle.Result(layout.shard(whole.out, rank), layout.shard(whole.lse, rank, dim=-1))
+table = report("causal, table", by_table, q, blocks, expected=mine)
+print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
+
+# %%
+show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
+
+# %% [markdown]
+# Hidden tiles are not computed and not even read. Half of the rows see nothing in step 2 and have no program there, so their
+# state is not moved: 186 KiB in place of 220.
+#
+# ## 8 · The same as ringlab's
+#
+# The kernel that ringlab ships is built like yours, so one check and one look at it are enough.
+#
+# `block="triton"` gives it every step of the ring. Here are four virtual ranks, real text in float32, against the float64
+# oracle of the whole sequence:
+
+# %%
+def program(ring):
+    own = layout.shard(exact, ring.rank)
+    return ring_attention(*own, ring=ring, layout=layout, causal=True, block="triton")
+
+
 exact = corpus.qkv(S, heads=H, kv_heads=1, head_dim=D)
-dout = torch.randn_like(exact[0])
-inputs = [layout.shard((*exact, dout), each) for each in range(P)]
-run = VirtualCluster(P).run(lambda ring: program(ring, *inputs[ring.rank]))
-
-# %%
-forward = oracle.attention(*exact, causal=True)
-backward = oracle.gradients(*exact, dout, causal=True)
-rights = {"out": forward.out, "dq": backward.dq, "dk": backward.dk, "dv": backward.dv}
-for (name, right), got in zip(rights.items(), layout.unshard(run.results), strict=True):
-    error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
-    print(f"{name:3} relative error below 1e-5: {bool(error < 1e-5)}")
+got = layout.unshard(VirtualCluster(P).run(program).results)
+right = oracle.attention(*exact, causal=True).out
+error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
+print(f"relative error below 1e-5: {bool(error < 1e-5)}")
 
 # %% [markdown]
-# ## 8 · Read the shipped kernels
+# Read on in [kernels.py](../ringlab/blocks/triton/kernels.py): `forward_step` is `table_kernel`, and its `_attend` is
+# `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what it adds, and why the backward has two
+# kernels.
 #
-# `ringlab/blocks/triton/kernels.py` holds three kernels. You can read `forward_step` now: it is the fourth version, with
-# strides, head dims that are not powers of two, and 64-bit offsets, as a long sequence has more than 2³¹ elements. New names:
-#
-# - `_attend` is `add_tile`, `unit` its `scale`; `_tile` loads a tile of k or v;
-# - `k_base`, `v_base`: the first token of a K/V head; `k_l`, `v_l`: the stride from a token to the next.
-#
-# (Two options, SOFTCAP and DROPOUT, are not printed.)
-
-# %% tags=["nbval-ignore-output"]
-OPTIONS = " inner, rows_at, KEYS_AT, draw,", ", SOFTCAP, DROPOUT"  # arguments
-
-
-def excerpt(kernel, first, last):
-    """Print a kernel from the line that begins with `first` to the one before `last`."""
-    lines = inspect.getsource(kernel.fn).splitlines()
-    starts = [line.strip() for line in lines]
-    begin = next(n for n, line in enumerate(starts) if line.startswith(first))
-    ends = (n for n, line in enumerate(starts) if n > begin and last and line.startswith(last))
-    text = "\n".join(lines[begin:next(ends, None)])
-    for arguments in OPTIONS:
-        text = text.replace(arguments, "")
-    print(re.sub(r"    if (SOFTCAP|DROPOUT):\n(        .*\n)+", "", text))
-
-
-excerpt(kernels.forward_step, "for segment", "offsets")
-
-# %% [markdown]
-# There are two loops over one body: `False` and `True` say whether it is masked. They are constants, so the compiler makes
-# the first loop without a comparison. `NON_FINITE` says that v may hold inf or NaN, which a weight of 0 does not remove.
-#
-# The backward needs, for each tile, q, k, v, dO, and two numbers a row: the **final** lse and **one** delta = rowsum(dO ∘ O),
-# computed once before the ring starts. There is nothing to merge: the weights, e^(score − lse), are right at once, whatever other
-# blocks hold. (The kernel takes powers of two: its `lse` and `unit` contain log₂e.) So dQ is a plain sum over
-# the steps, carried like acc. One tile of it, in the letters of lesson 09: `p` are the weights W, `dp` is dO·Vᵀ, `ds` is dS.
-
-# %% tags=["nbval-ignore-output"]
-excerpt(kernels._add_to_dq, "keys =", None)
-
-# %% [markdown]
-# Why two backward kernels? dQ is a sum over keys; dK and dV are sums over rows. A program that owns rows can add up dQ in
-# registers, but many programs would have to add to the same dK, by atomics, in an order that changes from run to run.
-# `backward_dkv` owns *keys* instead, and walks over the rows, through all query heads that share its K/V head. It computes the
-# weights a second time. In return every sum has one owner and one order.
-#
-# ## 9 · What a compiler makes of it
-#
-# The interpreter shows what a kernel does, not how fast it is. Without a GPU one can still ask the compiler, as
-# `ringlab kernels --offline` does for every shipped configuration. A **configuration** is the size of a tile, written rows ×
-# keys (in the sources BLOCK_M × BLOCK_N), the number of **warps**, groups of 32 threads among which a program's work is
-# divided, and the number of **stages**, the K and V tiles that are in flight at once. Here is the shipped one for an
-# H100-class chip (sm_90), then with half as many warps.
+# The interpreter does not say how fast a kernel is; lesson 13 shows how to measure. But without a GPU one can still ask the
+# compiler how much room it takes. Here is the shipped kernel for an H100-class chip, with tiles of 128 rows × 64 keys. It
+# divides a program's work among 8 **warps**, groups of 32 threads; then among 4.
 
 # %% tags=["nbval-ignore-output"]
 shipped = configs.choose("forward_step", "sm_90", 128, "bfloat16")
@@ -654,32 +583,21 @@ fewer_warps = replace(shipped, num_warps=shipped.num_warps // 2)
 jobs = [offline.Job("forward_step", "sm_90", 128, "bfloat16", config)
         for config in (shipped, fewer_warps)]
 for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
-    shared = f"{made.shared_bytes / 1024:.0f} KiB shared"
-    print(f"{job.config!s:28} {made.registers} registers, {made.spill_bytes:3} bytes spilled, "
-          f"{shared}, {made.tensor_core_count} × {made.tensor_core}")
+    print(f"{job.config!s:28} {made.registers} registers a thread, {made.spill_bytes:3} bytes "
+          f"spilled, {made.shared_bytes / 1024:.0f} KiB of shared memory")
 
 # %% [markdown]
-# Each *thread* holds its part of acc, of the scores and of the weights in **registers**, and it can have at most 255. What
-# does not fit is **spilled**: written to memory, and read again where it is needed. With half as many warps each thread has
-# twice as much to hold, and 464 bytes of each thread do not fit.
-#
-# q and the K and V tiles are in **shared memory**, from which this chip's matrix instruction, **wgmma**, reads them. The 128
-# KiB are 3 stages × 32 KiB, and 32 KiB of q. A program may use 227 KiB. One wgmma multiplies 64 rows, over a depth of 16. So
-# a tile takes 8 for q·kᵀ, whose depth is D = 128, and 4 for weights times v, whose depth is 64 keys; in the two loops, 24.
-# Four warps execute one together: eight warps share the tile's 128 rows, four need every instruction twice.
-#
-# Whether a kernel is fast, only a GPU can say; lesson 13 shows how to measure.
+# acc, scores and weights are in **registers**, of which a thread has at most 255; the rest is **spilled** to memory. q and
+# the K and V tiles are in **shared memory**.
 #
 # ## Recap
 #
 # - A ring step moves its K/V block once, and a state of D + 2 float32 numbers for each row and head **both ways**: twice
 #   the block in bfloat16, more with grouped heads.
-# - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes; none to read on the
-#   first step, and out instead of state on the last.
-# - Layouts are tables: rows of a program, segments of keys, a shift. The causal mask cuts L/b tiles of a zig-zag rank in all
-#   steps together.
+# - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes, less in the first and
+#   in the last step.
 # - The state is float32, m above all, or the error grows with P.
-# - The backward has nothing to merge: global lse, one delta, dQ owned by rows, dK and dV owned by keys.
+# - Layouts are tables: rows of a program, segments of keys, a shift. Hidden tiles are not even read.
 #
 # ## Self-check
 #

@@ -35,9 +35,9 @@ from ringlab.cost.planner import Request, plan
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden, ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
-from ringlab.viz.style import GREEN, ORANGE, RULE, new_figure, show, styled
+from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
-from ringlab_course.figures import decision_map
+from ringlab_course.figures import decision_map, exchanges
 
 # %% [markdown]
 # ## 1 · Four ways to meet
@@ -45,64 +45,25 @@ from ringlab_course.figures import decision_map
 # - **Ring**: queries stay. The K/V blocks of the other ranks come by, one at a time.
 # - **All-gather**: queries stay. The K/V blocks of all other ranks come first, all at once; then a rank computes.
 # - **Ulysses** (arXiv 2309.14509): the ranks trade tokens for heads. In an **all-to-all**, every rank sends a different
-#   part of its data to each other rank. Before it, a rank has *some tokens of all heads*; after it, *all tokens of some
-#   heads*. Each rank attends in its heads alone, and a second all-to-all returns the output to the owners of the tokens.
+#   part of its data to each other rank. Each rank then attends in its heads alone, and a second all-to-all returns the
+#   output to the owners of the tokens.
+#
+# This is the first all-to-all, for 16 tokens and 4 heads on 4 ranks:
+
+# %%
+show(exchanges.trade(), exchanges.describe_trade())
+
+# %% [markdown]
 # - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses; then the ranks with
 #   the same heads, one from each row, form a ring of P/U. U = 1 is the ring, and U = P is Ulysses.
 #
-# The picture shows 16 tokens and 4 heads on 4 ranks. Which part of it does rank 1 compute, and whose keys does it need?
-
-
-# %%
-def held(heads, own, now=(), later=()):
-    """A grid (heads, tokens): 1 own queries, 2 keys that come first, 3 keys that come later."""
-    grid = np.zeros((4, 16))
-    for kind, tokens in ((3, later), (2, now), (1, own)):
-        grid[np.ix_(heads, list(tokens))] = kind
-    return grid
-
-
-every = range(4)
-LOOKS = {
-    1: ("tokens and heads that rank 1 computes", {"color": ORANGE, "hatch": "//"}),
-    2: ("other keys that come first", {"color": GREEN, "hatch": ".."}),
-    3: ("other keys that come later", {"color": RULE}),
-}
-panels = {
-    "ring": held(every, range(4, 8), range(4), range(8, 16)),
-    "all-gather": held(every, range(4, 8), range(16)),
-    "Ulysses": held([1], range(16)),
-    "hybrid, U = 2": held([2, 3], range(8), range(8, 16)),
-}
+# Now all four. Which part does rank 1 compute, and whose keys does it need?
 
 # %%
-with styled():
-    figure = new_figure((8.0, 2.9))
-    for axes, (name, grid) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
-        for kind, (label, look) in LOOKS.items():
-            heads, tokens = np.nonzero(grid == kind)
-            kwargs = {"align": "edge", "edgecolor": "white", "linewidth": 0, **look}
-            axes.bar(tokens, 0.9, 1.0, heads - 0.45, label=label, **kwargs)
-        axes.set(title=name, xlim=(0, 16), xticks=range(0, 17, 4), yticks=range(4), xlabel="tokens")
-    for column, at, share in ((2, 2.5, "12 of these 16"), (3, 0.5, "4 of these 8")):
-        note = f"{share} tokens came\nin the all-to-all"
-        look = {"ha": "center", "va": "center", "fontsize": 8, "backgroundcolor": "white"}
-        figure.axes[column].text(8, at, note, **look)
-    figure.axes[0].set_ylabel("heads")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
-    figure.suptitle("What rank 1 of 4 works on, by schedule", fontsize=11)
-show(
-    figure,
-    "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 "
-    "tokens in all 4 heads; keys of 4 other tokens come first, those of the remaining 8 later. "
-    "All-gather: the same queries, and all 12 other keys at once. Ulysses: all 16 tokens in one "
-    "head, 12 of them from the all-to-all. Hybrid with rows of 2: the 8 tokens of its row in 2 "
-    "heads, 4 from the all-to-all, and the keys of the other row's 8 tokens in these heads.",
-)
+show(exchanges.schedules(), exchanges.describe_schedules())
 
 # %% [markdown]
-# Each orange area holds a quarter of all (token, head) pairs: without a mask, the work is divided equally (a
+# Each blue area holds a quarter of all (token, head) pairs: without a mask, the work is divided equally (a
 # causal mask needs the layouts of lesson 08). Ring and all-gather move keys and values only. Ulysses moves q, k, v and
 # the output, but each only once.
 #
@@ -256,8 +217,8 @@ scenario(65536, 16, link)
 # It also holds the least: Ulysses and hybrids keep q, k, v and out twice, by tokens and by heads; an all-gather keeps all
 # K and V.
 #
-# Held by the ring, in heads of a shard: q and out are 2H, own K/V 2K, one visiting block 2K. That is the paper's
-# count. Our ring has one more in flight, 2K; here it adds a tenth.
+# Held by the ring, in heads of a shard: q and out are 2H, own K/V 2K, one visiting block 2K. (Our
+# ring has one more in flight.)
 #
 # **Short shards, the same link.** A block's work shrinks with the square of the shard, a hop only with the shard.
 # In rows of 2 a rank sends its partner half of the heads of q, k, v and out: 32 + 4 + 4 + 32 = 72 heads of a shard.
@@ -306,8 +267,10 @@ scenario(2048, 16, h100.inside)
 decision_map.play("h100", P=16, hybrids=True)
 
 # %% [markdown]
-# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, shards are short or
-# links slow. With 8 K/V heads Ulysses wins only where latency counts most: short shards, fast links.
+# Right of the heavy line a ring hides all of its hops, and nothing can expose less. Left of it, a hop is longer than its
+# block. **Hybrids fill the left**, because rows of U leave fewer hops with U times the work beside each, and their
+# all-to-alls cost less time than they save. With 8 K/V heads Ulysses wins only where latency counts most: short
+# shards, fast links.
 #
 # Orange marks a ring that is exposed but still the best. Just left of the line, it exposes less than any all-to-all
 # costs. At the lower right nothing else fits, even with the whole GPU for one layer's attention.
@@ -401,9 +364,15 @@ print(
 print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse")
 
 # %% [markdown]
-# So it is the *partial results* that travel: out and lse of one token. The query need not travel: all ranks run the
-# model on the new token. `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the
-# fewest; all ranks count alike, so they need not ask each other.
+# So the *partial results* travel: out and lse of one token. The query need not, as all ranks run the model on the new
+# token:
+
+# %%
+show(exchanges.decode_step([64] * 4), exchanges.describe_decode_step([64] * 4))
+
+# %% [markdown]
+# `decode` does just that. `ShardedCache.append` gives each new token to the rank that has the fewest; all ranks count
+# alike, so they need not ask each other.
 
 
 # %%
@@ -507,8 +476,7 @@ compare("15.hops", str(hops["contiguous", 16]))
 # %% [markdown]
 # One hop remains even for a window of 16 tokens: the first tokens of a shard see across its border. In a zig-zag a rank
 # has two chunks, whose predecessors lie on two ranks, rank − 1 and rank + 1. With a window of 16 only those two blocks
-# are needed. The second comes in one message from rank + 2, which got it in its first hop. With hops to the next rank
-# alone it would take P − 1.
+# are needed. The second comes in one message from rank + 2, which got it in its first hop.
 #
 # A token still reaches beyond its window, through the layers: the tokens that it sees have seen others.
 

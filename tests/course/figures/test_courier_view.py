@@ -1,9 +1,11 @@
 """The couriers' picture shows what was sent: a wrong backward ring makes a wrong picture.
 
-The picture of one ring step says what the position mask says, tile by tile.
+The picture of one ring step says what the position mask says, tile by tile; bytes are counted launch by launch.
 """
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab import contiguous, striped
+from ringlab import contiguous, striped, zigzag
 from ringlab.errors import CommError
 from ringlab.viz.style import png
 from ringlab_course.figures import courier_view, ring_step, side_by_side
@@ -207,6 +209,27 @@ def test_every_layout_has_its_axes_and_every_visit_its_box() -> None:
     assert len(figure.axes) == len(pictures)
     for ax, picture in zip(figure.axes, pictures, strict=True):
         assert len(ax.patches) == 1 + picture.count("full") + picture.count("masked")
+
+
+def test_a_row_of_steps_names_each_step_and_its_title_none() -> None:
+    pictures = [step_picture(zigzag(256, 2), 1, step, name="zig-zag") for step in (0, 1)]
+    figure = ring_step.grid(pictures)
+    assert [ax.get_title(loc="left").split("\n")[0] for ax in figure.axes] == [
+        "zig-zag, step 0",
+        "zig-zag, step 1",
+    ]
+    assert ring_step.describe_grid(pictures).startswith("Rank 1 of 2, 256 tokens, causal")
+
+
+def test_bytes_of_rows_are_added_up_launch_by_launch() -> None:
+    def access(program: int, kind: str, argument: str, count: int) -> SimpleNamespace:
+        return SimpleNamespace(program=(program, 0, 0), kind=kind, argument=argument, offsets=range(count))
+
+    one = [access(0, "load", "Q", 9), access(0, "load", "ACC", 3), access(0, "store", "ACC", 2)]
+    one += [access(1, "load", "K", 9), access(1, "store", "M", 1)]
+    two = [access(0, "load", "SEGMENTS", 9), access(0, "store", "OUT", 5), access(1, "load", "TOTAL", 1)]
+    assert ring_step.moved(one + two) == [(12, 12), (4, 10)]
+    assert ring_step.moved([]) == []
 
 
 def test_sliders_move_the_picture_and_its_words() -> None:

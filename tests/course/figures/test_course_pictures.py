@@ -4,6 +4,8 @@ Lines that do the same job are found in both programs, and a picture that has dr
 
 Loss curves on top of each other: what is said about them is what they are.
 
+Tokens are traded for heads so that each piece has one holder, before and after.
+
 The kill matrix shows, by sign as well as by colour, what the findings say; all of it can be moved by keys.
 """
 
@@ -24,6 +26,7 @@ from ringlab_course.catalogue import LESSONS, PAPERS
 from ringlab_course.clinic.suite import KillMatrix
 from ringlab_course.figures import (
     course_ring,
+    exchanges,
     kill_matrix,
     loss_curves,
     memory_ledger,
@@ -273,10 +276,13 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         (memory_ledger.shapes_figure(), memory_ledger.describe_shapes()),
         (memory_ledger.sharing_figure(8, 2), memory_ledger.describe_sharing(8, 2)),
         (ring_step.traffic(LADDER, 4), ring_step.describe_traffic(LADDER, 4)),
+        (exchanges.trade(), exchanges.describe_trade()),
+        (exchanges.schedules(), exchanges.describe_schedules()),
+        (exchanges.decode_step([64, 64, 63]), exchanges.describe_decode_step([64, 64, 63])),
         (loss_curves.shares(), loss_curves.describe_shares()),
         (loss_curves.mesh(Degrees(dp=2, cp=2, tp=2)), loss_curves.describe_mesh(Degrees(dp=2, cp=2, tp=2))),
     ],
-    ids=["notes", "shapes", "sharing", "traffic", "shares", "mesh"],
+    ids=["notes", "shapes", "sharing", "traffic", "trade", "schedules", "decode", "shares", "mesh"],
 )
 def test_a_still_picture_can_be_read_and_has_words(figure, words):
     assert illegible(figure) == []
@@ -293,3 +299,26 @@ def test_the_grid_of_notes_shows_each_note_at_each_rank_and_step():
 def test_words_on_heads_that_share_say_which_order_is_wrong():
     words = memory_ledger.describe_sharing(8, 2)
     assert "repeat" in words and "tile" in words
+
+
+def test_an_all_to_all_sends_one_piece_from_each_rank_to_each() -> None:
+    before, after = exchanges.holders().values()
+    assert sorted(zip(before.ravel(), after.ravel(), strict=True)) == [
+        (a, b) for a in range(4) for b in range(4)
+    ]
+    assert (before[2, 1], after[2, 1]) == (1, 2)  # the piece in the frame
+    numbers = [[text.get_text() for text in axes.texts] for axes in exchanges.trade().axes]
+    assert numbers == [[str(rank) for rank in grid.ravel()] for grid in (before, after)]
+
+
+@pytest.mark.parametrize("name", exchanges.panels())
+def test_every_schedule_computes_a_quarter_and_needs_the_other_keys_of_its_heads(name) -> None:
+    grid = exchanges.panels()[name]
+    heads = grid.any(axis=1)
+    assert (grid == exchanges.OWN).sum() == grid.size // 4 and grid[heads].all()
+
+
+def test_each_rank_shows_how_many_keys_it_has() -> None:
+    shown = texts(exchanges.decode_step([64, 64, 63]))
+    assert [text for text in shown if "keys" in text] == [f"{n} keys, values" for n in (64, 64, 63)]
+    assert shown.count("out, lse") == 3 and shown.count("merged out") == 1

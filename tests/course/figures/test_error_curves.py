@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from ringlab.viz.style import png
 from ringlab_course.figures import error_curves, rounding
@@ -168,9 +169,13 @@ def test_the_player_redraws_for_inputs_and_dtype() -> None:
         assert describe([panel(probe, name)]) in picture.value
 
 
-def test_without_a_person_the_panels_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_person_the_panels_of_all_inputs_are_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Figure, str]] = []
+    monkeypatch.setattr(error_curves, "show", lambda drawing, alt: shown.append((drawing, alt)))
+    monkeypatch.setattr(error_curves, "show_player", lambda player, still: still())
     error_curves.play()
-    assert len(capsys.readouterr().out.splitlines()) == len(PROBES) * len(DTYPES)
+    [(drawing, alt)] = shown
+    assert len(drawing.axes) == len(PROBES) and alt == describe([panel(probe) for probe in PROBES])
 
 
 def test_the_gallery_has_a_panel_for_each_program_and_marks_what_is_not_finite() -> None:
