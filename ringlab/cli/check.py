@@ -39,16 +39,13 @@ def check(
     junit: File = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
-    kind: Annotated[Literal["attention", "merge"], typer.Option(help="attention, or merge: a function that merges partials (out, lse).")] = "attention",
+    kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Check a ring attention, or a merge of partials, against the float64 oracle; a ring's messages and memory too."""
+    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too."""
     claims = _claims(layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward)
-    if kind == "merge":
-        _refuse(context, "--kind merge", ("init", *_OF_RUNS, *_CLAIMS), as_json)
-    else:
-        _refuse(context, "--kind attention", ("lse_base",), as_json)
+    _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
     if init is not None:
         _refuse(context, "--init", ("only", "seed", "markdown", "junit", "badge", *_OF_RUNS), as_json)
     _refuse(context, "--badge", ("only",) if badge else (), as_json)
@@ -56,16 +53,25 @@ def check(
     if init is not None:
         return _init(target, init, claims, as_json)
     from ringlab.conformance import checks, report
+    from ringlab.conformance.decoding import check_decode
     from ringlab.conformance.merging import check_merge
     from ringlab.conformance.runner import check as run
+    from ringlab.conformance.stepping import check_step
 
     with progress_bar() as bar:
         task = bar.add_task("check", total=1 + len(checks.CHECKS))
         try:
-            found = check_merge(target, base=lse_base, seed=seed, only=only or ()) if kind == "merge" else run(
-                target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
-                progress=lambda finding: bar.advance(task), **claims,
-            )  # fmt: skip
+            if kind == "merge":
+                found = check_merge(target, base=lse_base, seed=seed, only=only or ())
+            elif kind == "decode":
+                found = check_decode(target, seed=seed, only=only or (), limit=limit, **claims)
+            elif kind == "step":
+                found = check_step(target, seed=seed, only=only or (), limit=limit, **claims)
+            else:
+                found = run(
+                    target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
+                    progress=lambda finding: bar.advance(task), **claims,
+                )  # fmt: skip
         except RinglabError as error:
             _bad(error, as_json)
     for path, text in ((markdown, report.markdown), (junit, report.junit), (badge, report.badge)):
@@ -94,6 +100,13 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
 
 _OF_RUNS = ("quick", "limit", "transport", "device")
 _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
+_BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
+_IGNORED_BY = {
+    "attention": ("lse_base",),
+    "merge": ("init", *_OF_RUNS, *_CLAIMS),
+    "decode": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
+    "step": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
+}  # fmt: skip
 
 
 def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_json: bool) -> None:

@@ -48,7 +48,7 @@ def _noticed(what: str) -> Judge:
             evidence = (
                 f"{what}, and rank {waiting[0]} goes on until it is stopped, {GRACE:g} s after the last error"
             )
-            return Verdict(False, f"{evidence} ({ran.run})")
+            return Verdict(False, f"{evidence} ({ran.run})", by_time=True)
         if ran.spared:
             return Verdict(True, f"does not apply: rank 1 sends no message at which it could die ({ran.run})")
         if others:

@@ -67,7 +67,7 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     refused = [text for ran in rans for text in ran.noted("refused")]
     right = []
     for ran in rans:
-        if ran.trouble is not None and "inplace operation" in ran.trouble.text:
+        if ran.trouble is not None and "inplace" in ran.trouble.text:
             refused.append("autograd refuses to go back after the change")
         elif ran.trouble is not None:
             return Verdict(False, f"{ran.trouble} ({ran.run})")

@@ -81,7 +81,7 @@ def _launched(
         if ran is not None:
             perform.leave(perform.ran_path(folder, index), ran)
             continue
-        parts = perform.ranks_left(folder, index, run)
+        parts = perform.ranks_left(folder, index, run.P)
         reported = perform.first_trouble(failure, parts)
         crash = None if run.ends else perform.crash_in(failure)  # a rank that its fault ended is expected
         trouble = crash or reported or perform.described(failure or RuntimeError("a rank left no result"))

@@ -160,7 +160,7 @@ class _Child:
             late = _LATE if any_left(self.folder, index, run) else 0.0
             trouble = self._ended(since + limit + late, limit, "one run")
             if trouble is not None and not ran_path(self.folder, index).exists():
-                parts = ranks_left(self.folder, index, run)
+                parts = ranks_left(self.folder, index, run.P)
                 return Ran(run, trouble=trouble, seconds=self._clock.tick() - since, returned=gave(parts))
 
     def _now(self) -> int | None:

@@ -145,7 +145,7 @@ def described(error: BaseException) -> Trouble:
     return replace(trouble, text=f"{trouble.text.removesuffix(': ')} without a text{where}")
 
 
-def first_trouble(failure: Exception | None, parts: Sequence[RankResult | None]) -> Trouble | None:
+def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | None:
     """Return the report of the rank that failed first; others often report only that it has ended."""
     troubles = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
@@ -194,9 +194,9 @@ def leave(path: Path, value: Any) -> None:
     part.rename(path)
 
 
-def ranks_left(folder: Path, index: int, run: Run) -> list[RankResult | None]:
+def ranks_left(folder: Path, index: int, P: int) -> list[Any]:
     """Return each rank's result of run `index`, None if there is none yet."""
-    paths = [rank_path(folder, index, rank) for rank in range(run.P)]
+    paths = [rank_path(folder, index, rank) for rank in range(P)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
 
 
@@ -209,7 +209,7 @@ def joined(folder: Path, index: int, run: Run) -> Ran | None:
     """Return the outcome of run `index` on processes, None unless every rank has left a result."""
     if not all(rank_path(folder, index, rank).exists() for rank in range(run.P)):
         return None
-    parts = [part for part in ranks_left(folder, index, run) if part is not None and part.trouble is None]
+    parts = [part for part in ranks_left(folder, index, run.P) if part is not None and part.trouble is None]
     if len(parts) < run.P:
         return None
     ran = join(run, parts)

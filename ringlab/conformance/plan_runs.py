@@ -50,11 +50,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a check, with the evidence in words; counter: the run to find a smaller one from."""
+    """The outcome of a check, with the evidence in words.
+
+    counter: the run to find a smaller one from. by_time: whether a busy machine alone could be the cause; the runs are
+    made once more then, and the second verdict counts.
+    """
 
     ok: bool
     evidence: str
     counter: Run | None = None
+    by_time: bool = False
 
 
 Runs = Callable[[Plan], list[Run]]

@@ -191,7 +191,7 @@ class _Suite:
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
-        self.gave_up = False
+        self.gave_up, self.again = False, list[str]()
         name = spec.what if isinstance(spec.what, str) else ""
         self.result = Report(name, "", spec.transport, quick, seed, limit)
 
@@ -236,6 +236,7 @@ class _Suite:
                     self._judge(plan, each, planned, ran)
             if len(hung) >= HUNG:
                 self._give_up(hung, planned)
+        self._make_again(plan, planned)
         for each in self.selected:
             if each.name not in self.findings:
                 self._found(Finding(each.name, each.asks, False, "not run", 0.0))
@@ -253,6 +254,9 @@ class _Suite:
             self._let_go(each.name, planned)
         elif len(rans) == len(planned[each.name]):
             verdict = each.judge(plan, rans)
+            if verdict.by_time and each.name not in self.again:
+                self.again.append(each.name)
+                return
         else:
             return
         applies = not verdict.evidence.startswith("does not apply")
@@ -263,6 +267,13 @@ class _Suite:
         elif verdict.counter is not None and each.by_values:
             self.counters[each.name] = verdict.counter
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
+
+    def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
+        """Make the runs of the checks in `again` once more, and judge by these."""
+        for each in self.selected:
+            if each.name in self.again and each.name not in self.findings:
+                self.done.update({ran.run: ran for ran in self.source.made(planned[each.name])})
+                self._judge(plan, each, planned, self.done[planned[each.name][-1]])
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:
         """After runs that hung in a row, fail the checks that wait for runs on as many ranks; if two numbers hung, all."""

@@ -103,7 +103,7 @@ class Target:
 
     def completed(self) -> Target:
         """Return the target with open claims filled in from the function's own parameters."""
-        names = _parameters(self.function)
+        names = parameters(self.function)
         over = self.over or (RING if any(name in names for name in _FIRST) else TORCH)
         any_layout = "layout" in names or "positions" in names
         layouts = self.layouts or (layout_names() if any_layout else ("contiguous",))
@@ -133,28 +133,28 @@ class Target:
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
-            takes=tuple(sorted({*_parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
+            takes=tuple(sorted({*parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
 
     @property
     def required(self) -> set[str]:
         """Return the names of the parameters that have no default."""
-        return {name for name in _parameters(self.function) if _has_no_default(self.function, name)}
+        return required(self.function)
 
     def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
         """Return q, k and v stacked under the names of the packed parameters that the function has."""
-        names = {"qkv", "kv"} & _parameters(self.function)
+        names = {"qkv", "kv"} & parameters(self.function)
         return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
 
     @property
     def takes_mask(self) -> bool:
         """Return whether the function takes ringlab's Mask."""
-        return "mask" in _parameters(self.function) and "layout" in _parameters(self.function)
+        return "mask" in parameters(self.function) and "layout" in parameters(self.function)
 
     @property
     def takes_scale(self) -> bool:
         """Return whether the function takes a scale."""
-        names = _parameters(self.function)
+        names = parameters(self.function)
         return "scale" in names or "softmax_scale" in names
 
 
@@ -195,16 +195,16 @@ def as_target(value: Any, **claims: Any) -> Target:
 def call(
     function: Callable[..., Any], tensors: tuple[Float[Tensor, "..."], ...], known: Mapping[str, Any]
 ) -> Any:
-    """Return `function` called with q, k and v, and those of `known` that it has parameters for."""
+    """Return `function` called with q, k and v, if there are `tensors`, and those of `known` that it has parameters for."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        given = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return function(*tensors)
-    values = {**dict(zip("qkv", tensors, strict=True)), **known}
-    in_order = iter([x for letter, x in zip("qkv", tensors, strict=True) if letter not in _names(parameters)])
+    values = {**dict(zip("qkv", tensors, strict=False)), **known}
+    in_order = iter([x for letter, x in zip("qkv", tensors, strict=False) if letter not in _names(given)])
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    for parameter in parameters:
+    for parameter in given:
         if parameter.kind is parameter.VAR_KEYWORD:
             named |= {name: values[name] for name in THROUGH if name in values and name not in named}
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -238,11 +238,15 @@ def _swallows(function: Callable[..., Any]) -> set[str]:
     return {"**"} if inspect.Parameter.VAR_KEYWORD in kinds else set()
 
 
-def _has_no_default(function: Callable[..., Any], name: str) -> bool:
-    return inspect.signature(function).parameters[name].default is inspect.Parameter.empty
+def required(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a function's parameters that have no default, none if it hides them."""
+    names = parameters(function)
+    empty = inspect.Parameter.empty
+    return {name for name in names if inspect.signature(function).parameters[name].default is empty}
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
+def parameters(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a function's parameters, none if it hides them."""
     try:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from ringlab.conformance import checks
+from ringlab.conformance.decoding import CHECKS as DECODE_CHECKS
 from ringlab.conformance.merging import CHECKS as MERGE_CHECKS
-from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.mutants import MUTANTS, STEPS
 from ringlab.conformance.own import ring
 from ringlab.conformance.runner import Finding, Report, check
+from ringlab.conformance.stepping import CHECKS as STEP_CHECKS
 from tools.conformance import evidence, matrix_page
 from tools.conformance.matrix_page import MEASURES, Row
 
@@ -107,6 +109,12 @@ def test_how_close_a_right_ring_comes_is_read_from_the_evidence() -> None:
 CHECKOUT = Path(__file__).resolve().parents[2]
 MATRIX = CHECKOUT / "docs" / "conformance-matrix.md"
 SEEDS = CHECKOUT / "benchmarks" / "results" / "conformance" / "seeds.json"
+KINDS = {
+    None: (checks.names(), MUTANTS),
+    "merge": (MERGE_CHECKS, {}),
+    "decode": ([check.name for check in DECODE_CHECKS], {}),
+    "step": ([check.name for check in STEP_CHECKS], STEPS),
+}
 AGAIN = "python -m tools.conformance.evidence"
 
 
@@ -146,10 +154,12 @@ def test_what_is_said_of_reports_from_the_field_names_checks_and_wrong_rings_tha
     )
     found = [by for _, by in rows if by.startswith("**found** by ")]
     for by in found:
-        named, _, ring = by.removeprefix("**found** by ").partition("; wrong ring ")
-        known = MERGE_CHECKS if named.endswith(" of `--kind merge`") else checks.names()
-        assert {*re.findall("`([^`-]+)`", named)} <= {*known}, by
-        assert not ring or ring.strip("`") in MUTANTS, by
+        named, of, wrong = re.fullmatch(
+            r"(.*?)(?: of `--kind (\w+)`[^;]*)?(?:; wrong \w+ `(\w+)`)?", by
+        ).groups()
+        known, mutants = KINDS[of]
+        assert {*re.findall("`([^`]+)`", named)} <= {*known}, by
+        assert wrong is None or wrong in mutants, by
     assert f"| all | {len(rows)} | {len(found)} |" in text and f"finds {len(found)}:" in text
     parts = re.findall(r"^\| \[[^]]+\]\(#\S+\) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert [sum(map(int, column)) for column in zip(*parts, strict=True)] == [len(rows), len(found)]

@@ -6,10 +6,16 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 
-from ringlab.conformance.runner import Report, check
+from ringlab import ring_attention
+from ringlab.conformance.checks_faults import FAULT_CHECKS
+from ringlab.conformance.runner import Report, check, check_source
+from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.target import Claims, as_target
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
 LIMIT = 4.0
@@ -132,3 +138,30 @@ def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
     assert re.search(
         "rank [02] goes on until it is stopped, 5 s after the last error", evidence(report, "rank dies")
     )
+
+
+@pytest.mark.parametrize(("busy", "failed"), [(1, []), (2, ["rank dies"])])
+def test_a_rank_that_goes_on_may_be_slow_once(busy: int, failed: list[str]) -> None:
+    """On a busy machine a rank may notice too late: the runs are made once more, and the second verdict counts."""
+
+    class Source:
+        made_so_far: ClassVar[list[Run]] = []
+
+        def claims(self) -> Claims:
+            return as_target(ring_attention, ranks=(3,)).claims()
+
+        def skip(self, run: Run) -> None:
+            pytest.fail("no run is left over")
+
+        def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+            for run in runs:
+                self.made_so_far.append(run)
+                late = run.fault and self.made_so_far.count(run) <= busy
+                trouble = Trouble("raised", "rank 1 is gone") if run.fault else None
+                yield Ran(run, trouble=trouble, stopped=(0,) if late else ())
+
+    Source.made_so_far.clear()
+    (dies,) = (each for each in FAULT_CHECKS if each.name == "rank dies")
+    report = check_source(Source(), [dies])
+    assert report.failed == failed
+    assert [bool(run.fault) for run in Source.made_so_far] == [False, True, False, True]

@@ -300,3 +300,23 @@ def test_an_unknown_check_cannot_be_allowed_and_a_crash_is_not() -> None:
         raise RuntimeError("down")
 
     assert quick(as_target(crashes, allow={"forward": "reason"}), only=("forward",)).failed == ["forward"]
+
+
+def test_an_out_that_is_a_view_may_be_refused_by_autograd() -> None:
+    class Attend(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Tensor:
+            with torch.enable_grad():
+                ctx.leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+                ctx.out, _ = plain_ring.attend(call[0], *ctx.leaves, causal=call[1], positions=call[2])
+            return ctx.out.detach().clone()[:]
+
+        @staticmethod
+        def backward(ctx: Any, dout: Tensor) -> Any:
+            return *torch.autograd.grad(ctx.out, ctx.leaves, dout), None, None, None
+
+    def attend(q, k, v, *, ring, positions, causal):
+        return Attend.apply(q, k, v, ring, causal, positions)
+
+    (_, finding) = quick(attend, only=("changed in place",), layouts=("zigzag",)).findings
+    assert finding.ok and "autograd refuses" in finding.evidence

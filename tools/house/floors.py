@@ -9,7 +9,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),
     ("all ranks together", ("ringlab.agreement", "ringlab.schedules")),
     ("the front door", ("ringlab.arguments", "ringlab.attention")),
-    ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.conformance", "ringlab.plain_ring")),
+    ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.conformance", "ringlab.plain_ring", "ringlab.plain_step")),
     ("models and pictures", ("ringlab.hf", "ringlab.viz")),
     ("timings", ("ringlab.bench",)),
     ("commands", ("ringlab.cli",)),

@@ -1,28 +1,33 @@
-"""Wrong rings as edits of the plain ring. `ringlab check ringlab.conformance.mutants:averages_blocks` checks one."""
+"""Wrong rings as edits of the plain ring, and wrong training steps as edits of the plain step.
+
+`ringlab check ringlab.conformance.mutants:averages_blocks` checks one; for a step, add `--kind step`.
+"""
 
 from __future__ import annotations
 
 import linecache
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ringlab import edits, plain_ring
+from ringlab import edits, plain_ring, plain_step
 from ringlab.conformance.target import Target
 
 FILES = tuple(Path(__file__).with_name(f"{name}.md") for name in ("forward", "backward", "published", "wire"))
+STEPS_FILE = Path(__file__).with_name("step.md")
 SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
+STEP = Path(plain_step.__file__).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Mutant:
     """A wrong ring: the plain ring's text with an edit of a few lines, and the check that must find its fault.
 
-    hunks: edits of the plain ring, in the form of `ringlab.edits`.
+    hunks: edits of `right`, the plain ring or the plain step, in the form of `ringlab.edits`.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
-    "communication", "memory", "precision" or "behaviour". dtypes: those that it claims instead of the plain ring's.
+    "communication", "memory", "precision" or "behaviour"; of a step its part, as "labels". dtypes: those that it claims instead of the plain ring's.
 
     >>> from ringlab.conformance.mutants import MUTANTS
     >>> MUTANTS["averages_blocks"].found_by
@@ -35,10 +40,11 @@ class Mutant:
     hunks: str
     found_by: str
     dtypes: tuple[str, ...] = ()
+    right: str = field(default=SOURCE, repr=False)
 
     def source(self) -> str:
         """Return the wrong ring's text. Raises: EditError unless every hunk applies exactly once."""
-        return edits.apply(self.hunks, SOURCE, f"wrong ring {self.name!r}")
+        return edits.apply(self.hunks, self.right, f"wrong ring {self.name!r}")
 
     def module(self) -> ModuleType:
         """Return a module with the wrong ring's text, which tracebacks can quote."""
@@ -55,8 +61,8 @@ class Mutant:
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
 
 
-def read(path: Path) -> list[Mutant]:
-    """Return the wrong rings of a file of edits. Raises: EditError for a file that is invalid.
+def read(path: Path, right: str = SOURCE) -> list[Mutant]:
+    """Return the wrong programs of a file of edits of `right`. Raises: EditError for a file that is invalid.
 
     >>> from ringlab.conformance.mutants import FILES, read
     >>> len(read(FILES[0])) > 1
@@ -70,15 +76,19 @@ def read(path: Path) -> list[Mutant]:
             hunks=entry.hunks,
             found_by=entry.fields["found_by"],
             dtypes=tuple(entry.fields.get("dtypes", "").split()),
+            right=right,
         )
         for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes",))
     ]
 
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for path in FILES for mutant in read(path)}
+STEPS: dict[str, Mutant] = {mutant.name: mutant for mutant in read(STEPS_FILE, STEP)}
 
 
 def __getattr__(name: str) -> Any:
     if name in MUTANTS:
         return MUTANTS[name].target()
+    if name in STEPS:
+        return STEPS[name].module().step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

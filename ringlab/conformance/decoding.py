@@ -1,0 +1,194 @@
+"""Checks of decode: a few queries on every rank, against a cache of keys and values that is spread over the ranks.
+
+The function is called with those of these arguments that it has parameters for, by name:
+
+    q                 (B, H, n, D): queries of the last n tokens of the sequence, the same on every rank
+    k v               (B, K, C, D): this rank's slots of the cache, which has the last n tokens, too
+    length            the number of slots that are in use here; the others hold what nobody has cleared
+    lengths           of all ranks, a list
+    positions         where the tokens of the slots in use stand in the sequence, int64
+    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target`)
+
+It returns out (B, H, n, D), or (out, lse) with lse (B, H, n) a natural logarithm, whole ones on every rank. Query i is token
+S − n + i: it sees itself and the tokens before it. Tokens are dealt to ranks in turn, or in stretches.
+
+Bounds are those of a prefill of the whole sequence (`ringlab.conformance.tolerance`), widened as for a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab.comm.ring import Ring
+from ringlab.conformance.calls import Calls, Check, report
+from ringlab.conformance.runner import LIMIT, Report
+from ringlab.conformance.runs import Run, expected, inputs
+from ringlab.conformance.target import call, parameters
+from ringlab.errors import BackendError
+from ringlab.merge import state_dtype
+
+UNCLEARED = 1e4
+"""The value of slots that are not in use: finite in every dtype, and far from any that is written."""
+SLOTS = 5
+"""Slots of each rank that are not in use, where a function is given its length."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: n queries at the end of S tokens. dealt: "in turn" or "in stretches". values: as of a `Run`."""
+
+    P: int
+    S: int = 24
+    n: int = 1
+    dealt: str = "in turn"
+    H: int = 2
+    K: int = 2
+    dtype: str = "float32"
+    values: str = "normal"
+    uncleared: bool = False
+
+    def __str__(self) -> str:
+        usual = vars(Case(self.P))
+        extra = [f"{name} {value}" for name, value in vars(self).items() if value != usual[name]]
+        return ", ".join([f"P={self.P}", *extra])
+
+    def run(self, seed: int) -> Run:
+        """Return the run of the whole sequence."""
+        return Run(1, self.S, "", True, self.H, self.K, 16, dtype=self.dtype, values=self.values, seed=seed)
+
+    def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
+        """Return the tokens that a rank's cache holds."""
+        if self.dealt == "in turn":
+            return np.arange(rank, self.S, self.P)
+        return np.array_split(np.arange(self.S), self.P)[rank]
+
+
+@dataclass
+class Result:
+    """One rank's out and lse, if it returns one, as they came; changed: the names of inputs that are not as they were."""
+
+    out: Float[Tensor, "B H n D"]
+    lse: Float[Tensor, "B H n"] | None
+    changed: list[str]
+
+
+DecodeCalls: TypeAlias = Calls[Case, Result]
+
+
+def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
+    """Return this rank's result of a case. Raises: the function's own error; BackendError for what is no result."""
+    q, k, v, _ = inputs(case.run(seed))
+    mine = torch.from_numpy(case.tokens(rank))
+    slots = SLOTS if case.uncleared else 0
+    k, v = (torch.nn.functional.pad(x[:, :, mine], (0, 0, 0, slots), value=UNCLEARED) for x in (k, v))
+    given = {"q": q[:, :, case.S - case.n :].contiguous(), "k": k, "v": v}
+    kept = {name: x.clone() for name, x in given.items()}
+    known: dict[str, Any] = {
+        **given, "length": len(mine), "lengths": [len(case.tokens(each)) for each in range(case.P)],
+        "positions": mine, "ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": case.P,
+    }  # fmt: skip
+    if ring is None:
+        known["group"] = torch.distributed.group.WORLD
+    found = call(function, (), known)
+    out, lse, *_ = (*found, None) if isinstance(found, (tuple, list)) and found else (found, None)
+    for name, x, like in (("out", out, q), ("lse", lse, q.to(state_dtype(q.dtype))[..., 0])):
+        shape = (*like.shape[:2], case.n, *like.shape[3:])
+        if name == "lse" and x is None:
+            continue
+        if not isinstance(x, Tensor) or (tuple(x.shape), x.dtype) != (shape, like.dtype):
+            got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise BackendError(f"{name} as a tensor {shape} of {like.dtype}", got)
+    changed = [name for name, x in given.items() if not torch.equal(x, kept[name])]
+    return Result(out.detach(), None if lse is None else lse.detach(), changed)
+
+
+@lru_cache(maxsize=64)
+def _truth(run: Run) -> dict[str, tuple[np.ndarray, float]]:
+    """Return out and lse of the whole sequence, each with the largest error that is allowed."""
+    true, limits = expected(run.plain)
+    results = {"out": true.out, "lse": true.lse}
+    return {name: (x, limits[name] * max(np.abs(x).max(initial=0.0), 1e-30)) for name, x in results.items()}
+
+
+def _differs(calls: DecodeCalls, case: Case) -> str:
+    (ranks,) = calls.of(case)
+    for name, (whole, allowed) in _truth(case.run(calls.seed)).items():
+        true = whole[:, :, case.S - case.n :]
+        for rank, each in enumerate(ranks):
+            if (found := getattr(each, name)) is None:
+                continue
+            errors = np.nan_to_num(np.abs(oracle.float64(found) - true), nan=np.inf)
+            if errors.max() > allowed:
+                at = np.unravel_index(int(errors.argmax()), errors.shape)
+                values = f"{float(found[at]):.6g} for {true[at]:.6g}, {allowed:.2g} is allowed"
+                return (
+                    f"{name} on rank {rank} is {values}: batch {at[0]}, head {at[1]}, query {at[2]} ({case})"
+                )
+    return ""
+
+
+def _changed(calls: DecodeCalls, case: Case) -> str:
+    (ranks,) = calls.of(case)
+    found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
+    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
+
+
+def _itself(case: Case) -> list[Case]:
+    return [case]
+
+
+CHECKS: tuple[Check[Case, Result], ...] = (
+    Check("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in ("in turn", "in stretches")], _itself, _differs),
+    Check("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], _itself, _differs),
+    Check("grouped heads", "fewer key/value heads than query heads", lambda ranks: [Case(P, H=4, K=K) for P in ranks for K in (2, 1)], _itself, _differs),
+    Check("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, P - 1) for dealt in ("in turn", "in stretches")], _itself, _differs),
+    Check("large scores", "scores of some hundreds, which overflow without a maximum", lambda ranks: [Case(P, values=values) for P in ranks for values in ("large", "negative")], _itself, _differs),
+    Check("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt) for P in ranks for n in (2, 7) for dealt in ("in turn", "in stretches")], _itself, _differs, ("positions",)),
+    Check("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], _itself, _differs, ("positions",)),
+    Check("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, P - 1)], _itself, _differs, ("length", "lengths", "positions")),
+    Check("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], _itself, _changed),
+)  # fmt: skip
+"""The checks, in the order in which they are reported."""
+
+
+def check_decode(
+    target: Any,
+    *,
+    ranks: Sequence[int] = (2, 3, 4),
+    seed: int = 0,
+    only: Sequence[str] = (),
+    limit: float = LIMIT,
+) -> Report:
+    """Return the findings about `target`, a decode or "package.module:name".
+
+    ranks: the numbers of ranks. limit: seconds for each call on processes; a function over ringlab's Comm runs on virtual
+    ranks in this process, without a limit.
+    Raises: BackendError for an unknown check, a target that is not a function of q, or invalid ranks.
+
+    >>> from ringlab.conformance.decoding import check_decode
+    >>> def alone(ring, q, k, v):  # right on one rank, which has the whole cache
+    ...     weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    ...     return weights @ v
+    >>> check_decode(alone, only=["values"], ranks=[1]).failed, check_decode(alone, only=["values"]).failed
+    ([], ['values'])
+    """
+    if not ranks or min(ranks) < 1:
+        raise BackendError("numbers of ranks of at least 1", repr(tuple(ranks)))
+    calls = DecodeCalls(target, result, seed, limit)
+    calls.has_one_of(("q",))
+    has = parameters(calls.function)
+    lacks = {
+        check.name: f"it has no parameter {' or '.join(check.needs)}"
+        for check in CHECKS
+        if check.needs and has.isdisjoint(check.needs)
+    }
+    return report(calls, CHECKS, only, tuple(ranks), lacks, "a decode")

@@ -1,0 +1,186 @@
+"""Decode against a sharded cache: right ones of three styles pass, wrong ones fall to the check that they name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from ringlab.cli import app
+from ringlab.conformance.decoding import CHECKS, Case, check_decode
+from ringlab.conformance.runner import Report
+from ringlab.errors import BackendError
+from ringlab.merge import Partial, merge, state_dtype
+from tests.conformance.right_decodes import Local, local, reduced
+
+Merged = Callable[[Tensor, Tensor], Tensor]
+
+
+def failures(report: Report) -> dict[str, str]:
+    return {each.name: each.evidence for each in report.findings if not each.ok}
+
+
+def by_softmax(outs: Tensor, lses: Tensor) -> Tensor:
+    return (lses.softmax(0).nan_to_num()[..., None] * outs).sum(0)
+
+
+def over_a_ring(merged: Merged = by_softmax, part: Local = local) -> Callable[..., Any]:
+    """A decode whose ranks gather all partials and merge them."""
+
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = part(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
+        outs, lses = (torch.stack(ring.all_gather(x)) for x in (out, lse))
+        return merged(outs, lses).to(q.dtype), torch.logsumexp(lses, 0)
+
+    return decode
+
+
+def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
+    state = Partial.identity(outs[0])
+    for out, lse in zip(outs, lses, strict=True):
+        state = merge(state, Partial(out, lse))
+    return state.out
+
+
+@pytest.mark.parametrize("merged", [by_softmax, one_by_one])
+def test_right_decodes_pass(merged: Merged) -> None:
+    for seed in range(5):
+        report = check_decode(over_a_ring(merged), ranks=(2, 3, 8), seed=seed)
+        assert failures(report) == {} and all(each.applies for each in report.findings)
+
+
+@pytest.mark.slow
+def test_a_decode_over_torch_distributed_passes_on_processes() -> None:
+    report = check_decode("tests.conformance.right_decodes:reduced", ranks=(2, 3))
+    assert failures(report) == {} and report.transport == "gloo"
+    assert reduced.__module__ == "tests.conformance.right_decodes"
+
+
+def all_see_all(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return local(q[..., -1:, :].expand_as(q) * 0 + q, k, v, total + q.shape[2], positions)
+
+
+def without_a_prefix_of_one(
+    q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    kept = positions >= (total - q.shape[2] if total - q.shape[2] == 1 else 0)
+    return local(q, k[:, :, kept], v[:, :, kept], total, positions[kept])
+
+
+def heads_in_turn(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    groups = q.shape[1] // k.shape[1]
+    return local(q, k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1), total, positions)
+
+
+def at_least_one(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    if k.shape[2]:
+        return local(q, k, v, total, positions)
+    zeros = torch.zeros(q.shape, dtype=state_dtype(q.dtype))
+    return zeros, zeros[..., 0]
+
+
+def all_slots(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
+    P = ring.world_size
+    positions = torch.arange(k.shape[2]) * P + ring.rank  # of the whole cache: as if every slot were in use
+    out, lse = local(q, k, v, max(sum(lengths), P * k.shape[2]), positions)
+    return by_softmax(torch.stack(ring.all_gather(out)), torch.stack(ring.all_gather(lse))).to(q.dtype)
+
+
+def scales_its_queries(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor
+) -> Tensor:
+    q.mul_(1.0000001)
+    out: Tensor = over_a_ring()(ring, q, k, v, k.shape[2], lengths, positions)[0]
+    return out
+
+
+def of_this_rank(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
+    return local(q, k, v, sum(lengths), positions)[0].nan_to_num().to(q.dtype)
+
+
+WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
+    "the mean of the ranks": ("values", over_a_ring(lambda outs, lses: outs.mean(0))),
+    "base 2 for base e": ("values", over_a_ring(lambda outs, lses: by_softmax(outs, lses * math.log(2)))),
+    "this rank's keys only": ("values", of_this_rank),
+    "merged in float32 whatever the dtype": ("dtypes", over_a_ring(lambda outs, lses: by_softmax(outs.float(), lses.float()))),
+    "heads in another order": ("grouped heads", over_a_ring(part=heads_in_turn)),
+    "lse 0 of a rank without keys": ("empty ranks", over_a_ring(part=at_least_one)),
+    "exponentials without a maximum": ("large scores", over_a_ring(lambda outs, lses: (lses.exp()[..., None] * outs).sum(0) / lses.exp().sum(0)[..., None])),
+    "new tokens see each other": ("new tokens", over_a_ring(part=all_see_all)),
+    "a prefix of one is skipped (sglang 23415)": ("short prefix", over_a_ring(part=without_a_prefix_of_one)),
+    "slots beyond the end (vllm 41623)": ("uncleared slots", all_slots),
+    "queries scaled in place": ("side effects", scales_its_queries),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_decode_is_found(fault: str) -> None:
+    check, decode = WRONG[fault]
+    assert check_decode(decode, only=[check]).failed == [check]
+
+
+def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
+    assert {check for check, _ in WRONG.values()} == {check.name for check in CHECKS}
+
+
+def test_the_evidence_says_where() -> None:
+    found = failures(check_decode(WRONG["this rank's keys only"][1], only=["values"]))["values"]
+    assert found.startswith("out on rank 0 is ") and "batch 0, head " in found and found.endswith("(P=2)")
+
+
+def test_a_check_without_its_parameter_does_not_apply() -> None:
+    def short(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
+        everywhere = torch.zeros(lengths[ring.rank], dtype=torch.int64)
+        out: Tensor = over_a_ring()(ring, q, k, v, lengths[ring.rank], lengths, everywhere)[0]
+        return out
+
+    report = check_decode(short)
+    assert failures(report) == {}
+    assert {each.name for each in report.findings if not each.applies} == {"new tokens", "short prefix"}
+
+
+@pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(1, 2, 1, 16), torch.zeros(1))])
+def test_what_is_no_result_is_named(bad: Any) -> None:
+    found = failures(check_decode(lambda ring, q, k, v: bad, only=["values"], ranks=(2,)))["values"]
+    assert "needed: " in found and "as a tensor (1, 2, 1" in " ".join(found.split())
+
+
+def test_tokens_are_dealt_once_each() -> None:
+    for dealt in ("in turn", "in stretches"):
+        case = Case(5, 13, dealt=dealt)
+        assert sorted(token for rank in range(5) for token in case.tokens(rank)) == list(range(13))
+
+
+def test_invalid_requests_are_refused() -> None:
+    with pytest.raises(BackendError, match="checks among values"):
+        check_decode(of_this_rank, only=["lse"])
+    with pytest.raises(BackendError, match="at least 1"):
+        check_decode(of_this_rank, ranks=())
+    with pytest.raises(BackendError, match="a parameter q"):
+        check_decode(len)
+
+
+def test_the_command_checks_a_decode() -> None:
+    asked = [
+        "check",
+        "tests.conformance.test_decoding:of_this_rank",
+        "--kind",
+        "decode",
+        "--ranks",
+        "2",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 1 and not json.loads(done.stdout)["ok"]
+    done = CliRunner().invoke(app, [*asked[:4], "--ranks", "1", "--only", "values", "--json"])
+    assert done.exit_code == 0
+    for refused in (["--quick"], ["--layouts", "zigzag"], ["--lse-base", "2"], ["--no-ragged"]):
+        assert CliRunner().invoke(app, [*asked, *refused]).exit_code == 2
