@@ -166,7 +166,7 @@ LESSONS = (
         "what_it_costs",
         "What it costs",
         PARTS[1],
-        60,
+        70,
         "derive the overlap condition; say what slows a whole ring",
         ("05",),
         ("ring",),

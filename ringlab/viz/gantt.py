@@ -48,8 +48,8 @@ LOOKS: dict[str, dict[str, Any]] = {  # in the order in which they are drawn
     "control": {"facecolor": RULE, "edgecolor": QUIET, "hatch": "...."},
 }
 WORDS = {
-    "forward": "attention, in step …",
-    "backward": "attention backward, in step …",
+    "forward": "attention (number: step)",
+    "backward": "attention backward (number: step)",
     "other": "other computation",
     "wait": "waits for a message",
     "message": "message: posted … complete",
@@ -57,6 +57,8 @@ WORDS = {
     "still": "posted, not travelling: not yet\nbegun, or arrived and not yet taken",
     "control": "ranks agree on the call",
 }
+END: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (4, 2))}
+"""The line where a run ends."""
 TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
 """The colour of a bar's text where it is not ink."""
 MOST_RANKS, MOST_ROWS = 16, 32
@@ -100,27 +102,33 @@ def compare(
         for ax, one, name, rows in zip(axes, charts, names, shown, strict=True):
             draw(ax, one, rows, end, name)
         axes[-1].set_xlabel(f"time ({time_unit(end)[1]})")
-        _legend(drawn, {bar.kind for one in charts for bar in one.bars if bar.end > bar.start})
+        kinds: set[str] = {bar.kind for one in charts for bar in one.bars if bar.end > bar.start}
+        _legend(drawn, kinds, with_end=any(one.makespan < end for one in charts))
     return drawn
 
 
 def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> None:
-    """Draw one chart up to `end` seconds: computation and waiting above, messages in the lane below."""
+    """Draw one chart up to `end` seconds: computation and waiting above, messages in the lane below.
+
+    Shares of the whole run stand there only if the whole run is shown.
+    """
     scale, unit = time_unit(end)
     for place, rank in enumerate(ranks):
         _draw_rank(ax, one, rank, place, scale, end)
     if one.makespan <= end:
-        ax.axvline(one.makespan / scale, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        ax.axvline(one.makespan / scale, **END)
     ax.set(xlim=(0, 1.004 * end / scale), ylim=(len(ranks), 0))
     ax.set_yticks(
         [place + 0.5 for place in range(len(ranks))], [f"rank {rank}" for rank in ranks], fontsize=9
     )
-    _busy_column(ax, one, ranks)
+    whole = in_unit(one.makespan, scale)
+    if one.makespan <= end:
+        _busy_column(ax, one, ranks)
+        told = f"ends at {whole} {unit}, ranks compute {one.busy_fraction:.0%} of the time"
+    else:
+        told = f"the first {in_unit(end, scale)} of {whole} {unit}"
     of = "" if len(ranks) == one.world_size else f"   ({len(ranks)} of {one.world_size} ranks)"
-    ax.set_title(
-        f"{name}: ends at {in_unit(one.makespan, scale)} {unit}, ranks compute {one.busy_fraction:.0%} of the time{of}",
-        fontsize=10.5,
-    )
+    ax.set_title(f"{name}: {told}{of}", fontsize=10.5)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
@@ -197,7 +205,7 @@ def player(traces: Mapping[str, Trace]) -> Any:
 
     def redraw(_: object = None) -> None:
         trace = traces[which.value]
-        drawn = figure(trace, which.value, until=longest * part.value / 100)
+        drawn = figure(trace, which.value, until=longest * (part.value / 100))
         picture.value = as_html(drawn, describe(trace, which.value))
 
     for control in (which, part):
@@ -290,9 +298,13 @@ def _busy_column(ax: Axes, one: Chart, ranks: Sequence[int]) -> None:
         )
 
 
-def _legend(drawn: Figure, kinds: set[str]) -> None:
+def _legend(drawn: Figure, kinds: set[str], with_end: bool) -> None:
+    from matplotlib.artist import Artist
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     words = WORDS if kinds & {"forward", "backward"} else WORDS | {"other": "computation"}
-    patches = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
-    drawn.legend(handles=patches, loc="outside lower center", ncols=min(4, len(patches)), fontsize=8.5)
+    marks: list[Artist] = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
+    if with_end:
+        marks.append(Line2D([], [], label="end of the run", **END))
+    drawn.legend(handles=marks, loc="outside lower center", ncols=min(4, len(marks)), fontsize=8.5)

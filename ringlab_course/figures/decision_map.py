@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringlab.cost import units
+from ringlab.cost.choose import ways
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.sizes import Attention
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.style import (
+    BLUE,
     GREEN,
     INK,
-    ORANGE,
     PAPER,
     PURPLE,
     QUIET,
@@ -41,7 +43,6 @@ from ringlab_course.figures.decision_rules import (
     Question,
     grid,
     links,
-    machines,
     question,
 )
 from ringlab_course.figures.papers import MACHINES, short
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 LOOKS: dict[int, tuple[str, str]] = {
     HIDDEN: (SKY, ""),
-    RING: (ORANGE, "//"),
+    RING: (BLUE, "//"),
     ULYSSES: (GREEN, ".."),
     HYBRID: (YELLOW, "\\\\"),
     ALLGATHER: (PURPLE, "xx"),
@@ -68,10 +69,10 @@ WORDS = {
 }
 
 
+ALPHA = 0.6
+"""How opaque the colours are, in the map and its legend."""
 AXES = (5.0, 3.5)
 """About how wide and high the map is, in inches."""
-ROW = 0.23
-"""How high a machine's row below the map is, in inches."""
 
 
 def figure(
@@ -82,25 +83,22 @@ def figure(
     memory_bytes: float | None = None,
     hybrids: bool = False,
 ) -> Figure:
-    """Return the map for P ranks of `machine`, and below it the tokens from which a ring hides on known machines.
+    """Return the map for P ranks of `machine`, which compute at the rate that its attention kernels reach.
 
-    The map takes the machine's dense peak, its inner link's latency and its whole memory for one
-    layer's attention by default. With `hybrids`, rings of Ulysses rows are weighed, too.
+    The map takes the machine's inner link's latency and its whole memory for one layer's attention by
+    default. With `hybrids`, rings of Ulysses rows are weighed, too.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     own = machine if isinstance(machine, Hardware) else hardware(machine)
-    ours, known = links(asked, own), machines(asked)
-    known += [it for it in ours if it not in known]
-    rows = list(dict.fromkeys(it.machine for it in known))
+    ours = links(asked, own)
     with styled():
-        drawn = new_figure((8.0, 4.3 + ROW * (len(rows) + 1)))
-        ax, strip = drawn.subplots(2, 1, sharex=True, height_ratios=[AXES[1], ROW * (len(rows) + 1)])
+        drawn = new_figure((8.0, 4.3))
+        ax = drawn.subplots()
         regions = draw_regions(ax, asked)
         draw_links(ax, ours)
-        draw_machines(strip, known, rows, short(own))
-        ax.set_title(f"Least exposed communication\n{_title(asked, own)}", fontsize=10.5)
-        _legend(ax, regions, asked)
+        ax.set_title(f"Least exposed communication, one forward\n{_title(asked, own)}", fontsize=10.5)
+        _legend(ax, regions, asked, ours)
     return drawn
 
 
@@ -112,10 +110,13 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
         colour, hatch = LOOKS[kind]
         mask = np.where(best == kind, 1.0, 0.0)
         area = ax.contourf(
-            tokens, rates, mask, levels=[0.5, 1.5], colors=[colour], hatches=[hatch], alpha=0.6
+            tokens, rates, mask, levels=[0.5, 1.5], colors=[colour], hatches=[hatch], alpha=ALPHA
         )
         area.set_edgecolor(PAPER)  # the colour of the hatch
         area.set_linewidth(0)
+        if kind == HYBRID:
+            _draw_rows(ax, asked)
+            continue
         place = _room_for(WORDS[kind], best == kind)
         if place is not None:
             _write(ax, WORDS[kind], float(tokens[place[0]]), float(rates[place[1]]))
@@ -134,6 +135,36 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
     return there
 
 
+def rows(asked: Question) -> np.ndarray:
+    """Return the ranks in a row, U, of the best hybrid at each point of the grid; 0 where no hybrid is the best."""
+    tokens, rates, best = grid(asked)
+    hybrids = [it for it in ways(asked.sizes, asked.P) if it.schedule == "hybrid"]
+    found = np.zeros_like(best)
+    for row, column in np.argwhere(best == HYBRID):
+        c, B = int(tokens[column]), float(rates[row])
+        fitting = [it for it in hybrids if it.held_bytes * c <= asked.memory_bytes]
+        found[row, column] = min(fitting, key=lambda it: it.exposed_s(c, asked.F, B, asked.latency_s)).ulysses
+    return found
+
+
+def _draw_rows(ax: Axes, asked: Question) -> None:
+    """Write the best U into the hybrids' region, and part its values by thin lines."""
+    tokens, rates, _ = grid(asked)
+    there = rows(asked)
+    degrees, counts = np.unique(there[there > 0], return_counts=True)
+    values = np.ma.masked_equal(there, 0)
+    if len(degrees) > 1:
+        between = np.sqrt(degrees[1:] * degrees[:-1])
+        ax.contour(tokens, rates, values, levels=between, colors=[INK], linewidths=0.9)
+    for U in degrees:
+        long = f"{WORDS[HYBRID]}, U = {U}"
+        place = _room_for(long, there == U) if U == degrees[counts.argmax()] else None
+        if place is not None:
+            _write(ax, long, float(tokens[place[0]]), float(rates[place[1]]))
+        elif (strip := _middle(there == U)) is not None:
+            _write(ax, str(U), float(tokens[strip[0]]), float(rates[strip[1]]), small=True)
+
+
 def draw_links(ax: Axes, own: list[Machine]) -> None:
     """Draw a diamond where the ring begins to hide on each link of the machine that the colours hold for."""
     for it, face in zip(own, (INK, PAPER), strict=True):
@@ -145,20 +176,6 @@ def draw_links(ax: Axes, own: list[Machine]) -> None:
             plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
             place = it.threshold, it.bytes_per_s
             ax.annotate(it.link, place, textcoords="offset points", bbox=plate, fontsize=8.5, zorder=6, **at)
-
-
-def draw_machines(ax: Axes, known: list[Machine], rows: list[str], own: str) -> None:
-    """Draw a row for each machine: from how many tokens per rank on a ring hides on its links; `own` in ink."""
-    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), yticklabels=rows)
-    ax.tick_params(labelsize=9, labelbottom=False, length=0)
-    ax.set_title("Each machine at its own FLOP/s: so many tokens per rank hide a ring's hops", fontsize=9.5)
-    for row, name in enumerate(rows):
-        both = [it for it in known if it.machine == name]
-        colour = INK if name == own else QUIET
-        for it, face in zip(both, (colour, PAPER), strict=True):
-            ax.plot(it.threshold, row, "D", color=face, markeredgecolor=colour, markersize=5, gid=it.name)
-        text = "; ".join(f"{it.link}: {it.threshold:,.0f}" for it in both)
-        ax.text(1.02, row, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=colour)
 
 
 def describe(
@@ -175,28 +192,42 @@ def describe(
     shares = ", ".join(
         f"{WORDS[kind]} on {(best == kind).mean():.0%}" for kind in LOOKS if (best == kind).any()
     )
+    by_rows = ""
+    if (best == HYBRID).any():
+        there = rows(asked)
+        parts = (f"U = {U} on {(there == U).mean():.0%}" for U in np.unique(there[there > 0])[::-1])
+        by_rows = f"The best hybrid has {', '.join(parts)}. "
     ulysses = f"Ulysses cannot be used: it {asked.ulysses_refusal}. " if asked.ulysses_refusal else ""
-    points = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in machines(asked))
+    own = machine if isinstance(machine, Hardware) else hardware(machine)
+    points = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in links(asked, own))
     return (
-        f"{_title(asked, machine)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
-        f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {ulysses}"
+        f"{_title(asked, own)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
+        f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {by_rows}{ulysses}"
         f"Most tokens per rank in {_memory(asked)}: {', '.join(_room(asked))}. "
         f"A ring's hops are hidden if a rank has at least so many tokens: {points}."
     )
 
 
-def player(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> Any:
-    """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map."""
+def player(
+    machine: str = "h100", P: int = 8, *, hybrids: bool = False, sizes: Attention | None = None
+) -> Any:
+    """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map.
+
+    `sizes` gives the heads, K/V heads and head dim at the start.
+    """
     ipywidgets = import_widgets()
 
+    first = sizes or Attention()
     late = {"continuous_update": False}
     which = ipywidgets.SelectionSlider(options=MACHINES, value=machine, description="machine", **late)
     ranks = ipywidgets.SelectionSlider(
         options=[2, 4, 8, 16, 32, 64], value=P, description="P (ranks)", **late
     )
-    heads = ipywidgets.SelectionSlider(options=[8, 16, 32, 64, 128], value=32, description="H", **late)
-    kv_heads = ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32], value=8, description="K", **late)
-    dim = ipywidgets.SelectionSlider(options=[64, 128, 256], value=128, description="D", **late)
+    heads = ipywidgets.SelectionSlider(options=[8, 16, 32, 64, 128], value=first.H, description="H", **late)
+    kv_heads = ipywidgets.SelectionSlider(
+        options=[1, 2, 4, 8, 16, 32], value=first.K, description="K", **late
+    )
+    dim = ipywidgets.SelectionSlider(options=[64, 128, 256], value=first.D, description="D", **late)
     # Buttons and no drop-down list: JupyterLab takes the arrow keys away from a list.
     dtype = ipywidgets.ToggleButtons(options=_dtypes(machine), value="bfloat16")
     dtype.style.button_width = "auto"
@@ -226,11 +257,11 @@ def player(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> Any:
     return ipywidgets.VBox([*(ipywidgets.HBox(row) for row in rows), picture])
 
 
-def play(machine: str = "h100", P: int = 8, *, hybrids: bool = False) -> None:
+def play(machine: str = "h100", P: int = 8, *, hybrids: bool = False, sizes: Attention | None = None) -> None:
     """Show the player to a person; where nobody is there to move a slider, the map at the same values."""
-    given = None, machine, P
+    given = sizes, machine, P
     show_player(
-        lambda: player(machine, P, hybrids=hybrids),
+        lambda: player(machine, P, hybrids=hybrids, sizes=sizes),
         lambda: show(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids)),
     )
 
@@ -239,10 +270,11 @@ def _dtypes(machine: str) -> list[str]:
     return [dtype for dtype in ("bfloat16", "float8", "float32") if dtype in hardware(machine).flops_per_s]
 
 
-def _title(asked: Question, machine: str | Hardware) -> str:
-    sizes, known = asked.sizes, machine if isinstance(machine, Hardware) else hardware(machine)
+def _title(asked: Question, known: Hardware) -> str:
+    sizes, rate = asked.sizes, units.short(asked.F, "FLOP/s")
     mask = "causal" if sizes.causal else "no mask"
-    return f"{short(known)}, {asked.P} ranks: {sizes.H} query, {sizes.K} K/V heads of {sizes.D}, {sizes.dtype}, {mask}"
+    heads = f"{sizes.H} query, {sizes.K} K/V heads of {sizes.D}"
+    return f"{asked.P} × {short(known)} at {rate}: {heads}, {sizes.dtype}, {mask}"
 
 
 def _memory(asked: Question) -> str:
@@ -285,12 +317,24 @@ def _room_for(text: str, mask: np.ndarray) -> tuple[int, int] | None:
     return None
 
 
-def _write(ax: Axes, text: str, x: float, y: float) -> None:
-    plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.25"}
-    ax.text(x, y, text, ha="center", va="center", fontsize=9.5, fontweight="bold", bbox=plate, zorder=6)
+def _middle(mask: np.ndarray) -> tuple[int, int] | None:
+    """The (column, row) in the middle of a strip where it is widest over five rows; None where it is too narrow."""
+    five = np.array([mask[row : row + 5].all(axis=0) for row in range(len(mask) - 4)])
+    wide = five.sum(axis=1)
+    if wide.max() < 3:
+        return None
+    fitting = np.flatnonzero(wide == wide.max())
+    row = int(fitting[len(fitting) // 2])
+    return int(np.median(np.flatnonzero(five[row]))), row + 2
 
 
-def _legend(ax: Axes, there: list[int], asked: Question) -> None:
+def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> None:
+    plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": f"round,pad={0.1 if small else 0.25}"}
+    size = 8.5 if small else 9.5
+    ax.text(x, y, text, ha="center", va="center", fontsize=size, fontweight="bold", bbox=plate, zorder=6)
+
+
+def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine]) -> None:
     """Write to the right of the map what its colours, line and diamonds mean, and how much fits."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -298,17 +342,21 @@ def _legend(ax: Axes, there: list[int], asked: Question) -> None:
     handles: list[Any] = []
     for kind in there:
         colour, hatch = LOOKS[kind]
-        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=0.6, label=WORDS[kind]))
-    handles.append(
-        Line2D(
-            [], [], color=INK, linewidth=2.2, label="from here on, a ring hides\nits hops, latency included"
-        )
-    )
-    for face, words in ((INK, "the same on the machine's\nlink inside a node"), (PAPER, "and between nodes")):
+        words = f"{WORDS[kind]}:\nthe number is its U" if kind == HYBRID else WORDS[kind]
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=ALPHA, label=words))
+    line = f"right of it a ring hides all\nits hops, at {_micro(asked.latency_s)} latency"
+    handles.append(Line2D([], [], color=INK, linewidth=2.2, label=line))
+    for it, face in zip(ours, (INK, PAPER), strict=True):
         mark: Any = {"linestyle": "", "marker": "D", "markersize": 5, "markeredgecolor": INK}
+        own = "" if it.latency_s == asked.latency_s else f",\nat {_micro(it.latency_s)} latency"
+        words = f"{it.link}: from {it.threshold:,.0f}\ntokens per rank on{own}"
         handles.append(Line2D([], [], color=face, label=words, **mark))
     beside: Any = {"loc": "upper left", "borderaxespad": 0.0, "frameon": False}
     ax.legend(handles=handles, bbox_to_anchor=(1.02, 1.0), fontsize=8.5, **beside)
     room = "\n".join(_room(asked))
     text = f"tokens per rank that fit into\n{_memory(asked)}, at most:\n{room}"
     ax.text(1.04, 0.0, text, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET)
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} µs"

@@ -16,7 +16,7 @@ from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden, shared_heads
 from ringlab.errors import CostError
-from ringlab_course.figures.papers import MACHINES, short
+from ringlab_course.figures.papers import short
 
 HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
 KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
@@ -97,6 +97,7 @@ class Machine:
     machine: str
     link: str
     bytes_per_s: float
+    latency_s: float
     threshold: float
 
     @property
@@ -113,7 +114,8 @@ def question(
     memory_bytes: float | None = None,
     hybrids: bool = False,
 ) -> Question:
-    """Return the question for ranks of `machine`: its dense peak, its inner link's latency, its whole memory.
+    """Return the question for ranks of `machine`: the FLOP/s that its attention kernels reach, its inner
+    link's latency, its whole memory.
 
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
@@ -125,28 +127,22 @@ def question(
     memory = known.memory_bytes if memory_bytes is None else memory_bytes
     if not (latency >= 0 and memory > 0):
         raise CostError("latency_s >= 0 and memory_bytes > 0", f"{latency!r} and {memory!r}")
-    return Question(sizes, P, known.peak(sizes.dtype), latency, memory, hybrids)
+    F = known.peak(sizes.dtype) * known.reached.attention_forward
+    return Question(sizes, P, F, latency, memory, hybrids)
 
 
 def links(asked: Question, machine: Hardware) -> list[Machine]:
-    """Return the machine's links, inside a node and between nodes, each with its own latency and the machine's peak."""
-    F = machine.peak(asked.sizes.dtype)
+    """Return the machine's links, inside a node and between nodes, each with its own latency."""
     return [
         Machine(
             short(machine),
             link.name,
             link.bytes_per_s,
-            least_tokens_hidden(F, link.bytes_per_s, asked.sizes, latency_s=link.latency_s),
+            link.latency_s,
+            least_tokens_hidden(asked.F, link.bytes_per_s, asked.sizes, latency_s=link.latency_s),
         )
         for link in (machine.inside, machine.between)
     ]
-
-
-def machines(asked: Question) -> list[Machine]:
-    """Return the links of the known machines that compute in the layer's dtype, by falling bandwidth."""
-    able = [known for known in map(hardware, MACHINES) if asked.sizes.dtype in known.flops_per_s]
-    found = [link for known in able for link in links(asked, known)]
-    return sorted(found, key=lambda it: (-it.bytes_per_s, it.threshold))
 
 
 @lru_cache(maxsize=8)

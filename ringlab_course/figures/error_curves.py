@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.merge import Partial, merge
-from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, as_html, new_figure, show, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,33 +192,28 @@ def _added_up(program: Program, powers: Tensor, v: Tensor) -> tuple[Tensor, Tens
 def _never_rescaled(program: Program, q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """A running maximum whose sum is rescaled when it rises, and whose accumulator is forgotten."""
     maximum, total, acc = torch.full(q.shape[:1], -math.inf), torch.zeros(len(q)), torch.zeros(q.shape)
-    for out, lse in _parts(program, q, blocks):
-        new = torch.maximum(maximum, lse)
-        total = total * torch.exp(maximum - new) + torch.exp(lse - new)
-        acc = acc + torch.exp(lse - new)[:, None] * out
-        maximum = new
-    return acc / total[:, None]
-
-
-def _parts(
-    program: Program, q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]]
-) -> Iterator[tuple[Tensor, Tensor]]:
     for keys, values in blocks:
         out, lse = _block(program, q, keys, values)
-        yield program.rounded(out, True), lse
+        new = torch.maximum(maximum, lse)
+        total = total * torch.exp(maximum - new) + torch.exp(lse - new)
+        acc = acc + torch.exp(lse - new)[:, None] * program.rounded(out, True)
+        maximum = new
+    return acc / total[:, None]
 
 
 SEEDS = (0, 1, 2)
 ROUNDED = ("nothing", "out", "lse")
 """The parts of the running state that are rounded to the dtype of the inputs."""
-TITLES = {"plain": "plain scores", "large": "large scores", "sloped": "scores that rise"}
-LOOKS: dict[str, dict[str, Any]] = {
-    "lse": {"color": RED, "marker": "s", "linestyle": "-"},
-    "out": {"color": ORANGE, "marker": "^", "linestyle": "-"},
-    "nothing": {"color": BLUE, "marker": "o", "linestyle": "-"},
-}
-RANGES = {"bf16": (5e-4, 6e-2), "fp16": (6e-5, 7e-3), "fp32": (1e-7, 1e-5)}
+TITLES = {"plain": "plain scores", "large": "large scores", "sloped": "sloped scores"}
+LOOKS = {"lse": (RED, "s"), "out": (ORANGE, "^"), "nothing": (BLUE, "o")}
+RANGES = {"bf16": (5e-4, 6e-2), "fp16": (6e-5, 7e-3)}
 """The relative errors that a panel shows, by the dtype of its inputs: about two powers of ten for each."""
+SHAPES = {
+    "sound": (BLUE, "o"),
+    "bf16 out": (ORANGE, "^"),
+    "bf16 accumulator": (GREEN, "v"),
+    "bf16 q": (INK, "D"),
+}
 MARKS = "osD"
 TOP = 40.0
 """The upper edge of the panels of `fault_figure`."""
@@ -245,21 +239,23 @@ def panel(
     probe: str, dtype: str = "bf16", ranks: tuple[int, ...] = RANKS, seeds: tuple[int, ...] = SEEDS
 ) -> Panel:
     """Return the measured errors for these inputs and this dtype. Raises: ValueError, KeyError for other names."""
-    found = {}
-    for rounded in ROUNDED:
-        program = Program(DTYPES[dtype], lse=rounded == "lse", out=rounded == "out")
-        runs = [errors(program, probe, ranks, seed=seed) for seed in seeds]
-        found[rounded] = tuple(sum(column) / len(seeds) for column in zip(*runs, strict=True))
+    programs = {each: Program(DTYPES[dtype], lse=each == "lse", out=each == "out") for each in ROUNDED}
+    found = {each: _mean(program, probe, ranks, seeds) for each, program in programs.items()}
     return Panel(probe, dtype, ranks, found)
 
 
+def _mean(program: Program, probe: str, ranks: Sequence[int], seeds: Sequence[int]) -> tuple[float, ...]:
+    runs = [errors(program, probe, ranks, seed=seed) for seed in seeds]
+    return tuple(sum(column) / len(seeds) for column in zip(*runs, strict=True))
+
+
 def figure(panels: Sequence[Panel]) -> Figure:
-    """Return the panels side by side on one logarithmic scale, each curve labelled where it ends."""
+    """Return the panels, of bf16 or fp16, side by side on one logarithmic scale, each curve labelled where it ends."""
     with styled():
         drawing = new_figure((3.7 * len(panels) + 0.9, 4.2))
         axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
-            _draw(ax, one, whole=panel(one.probe, "fp32", one.ranks) if one.dtype != "fp32" else None)
+            _draw(ax, one)
         axes[0].set_ylabel("relative error against float64")
         title = "Error of attention in P blocks" + ", by the dtype of its state" * (len(panels) > 1)
         drawing.suptitle(title, x=0.01, ha="left", fontweight="bold")
@@ -271,27 +267,32 @@ def describe(panels: Sequence[Panel]) -> str:
     return " ".join(_words(one) for one in panels)
 
 
-def player() -> Any:
-    """Return a widget with buttons for the inputs and the dtype (Tab and Space), picture and words."""
-    ipywidgets = import_widgets()
-    which = ipywidgets.ToggleButtons(options=[(TITLES[p], p) for p in PROBES], description="inputs")
-    dtype = ipywidgets.ToggleButtons(options=list(DTYPES), description="dtype")
-    picture = ipywidgets.HTML()
-
-    def redraw(_: object = None) -> None:
-        chosen = [panel(which.value, dtype.value)]
-        picture.value = as_html(figure(chosen), describe(chosen), widest="34em")
-
-    which.observe(redraw, names="value")
-    dtype.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([which, dtype, picture])
+@functools.cache
+def mean_errors(fault: str, probe: str, ranks: tuple[int, ...] = RANKS) -> tuple[float, ...]:
+    """Return the mean relative error over SEEDS of a program out of FAULTS, for every P of `ranks`."""
+    return _mean(FAULTS[fault], probe, ranks, SEEDS)
 
 
-def play() -> None:
-    """Show the player to a person; where nobody is there to press a button, the panels of all inputs in bfloat16."""
-    panels = [panel(probe) for probe in PROBES]
-    show_player(player, lambda: show(figure(panels), describe(panels)))
+def shapes(probe: str, faults: Sequence[str]) -> Figure:
+    """Return the mean error curves of these programs out of FAULTS on one kind of input, each with its name."""
+    with styled():
+        drawing = new_figure((5.6, 3.9))
+        ax = drawing.subplots()
+        curves = {fault: mean_errors(fault, probe) for fault in faults}
+        heights = _apart([curve[-1] for curve in curves.values()], 1.25)
+        for (fault, curve), height in zip(curves.items(), heights, strict=True):
+            _draw_named(ax, curve, RANKS, SHAPES[fault], fault, height)
+        _scale(ax, RANKS, 6e-4, 1.2e-2)
+        ax.set(xlim=(RANKS[0] * 0.85, RANKS[-1] * 7), ylabel="relative error against float64")
+        ax.set_title(f"Programs in P blocks, {TITLES[probe]}")
+    return drawing
+
+
+def describe_shapes(probe: str, faults: Sequence[str]) -> str:
+    """Return the curves of `shapes` in words."""
+    curves = {fault: mean_errors(fault, probe) for fault in faults}
+    spans = "; ".join(f"{fault} {curve[0]:.1e} to {curve[-1]:.1e}" for fault, curve in curves.items())
+    return f"{TITLES[probe].capitalize()}, relative error from {RANKS[0]} to {RANKS[-1]} blocks: {spans}."
 
 
 def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
@@ -335,26 +336,29 @@ def _in_words(error: float) -> str:
     return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 
 
-def _draw(ax: Axes, one: Panel, whole: Panel | None) -> None:
-    right = one.ranks[-1]
-    ends = {}
-    for rounded in ROUNDED if whole else ROUNDED[:1]:
-        ax.plot(one.ranks, one.errors[rounded], markersize=6, **LOOKS[rounded])
-        ends[_label(one.dtype, rounded)] = one.errors[rounded][-1], LOOKS[rounded]["color"]
-    if whole:
-        text = f"far below: all in fp32, {max(whole.errors['nothing']):.0e}"
-        ax.text(0.03, 0.03, text, transform=ax.transAxes, color=QUIET, fontsize=9.5, fontweight="bold")
-    heights = _apart([value for value, _ in ends.values()], 1.5)
-    for (text, (_, colour)), height in zip(ends.items(), heights, strict=True):
-        ax.text(right * 1.18, height, text, color=colour, va="center", fontsize=9.5, fontweight="bold")
+def _draw(ax: Axes, one: Panel) -> None:
+    text = f"far below: all in fp32, {_level(one):.0e}"
+    ax.text(0.03, 0.03, text, transform=ax.transAxes, color=QUIET, fontsize=9.5, fontweight="bold")
+    heights = _apart([one.errors[rounded][-1] for rounded in ROUNDED], 1.5)
+    for rounded, height in zip(ROUNDED, heights, strict=True):
+        _draw_named(ax, one.errors[rounded], one.ranks, LOOKS[rounded], _label(one.dtype, rounded), height)
     ax.set_title(f"{TITLES[one.probe]}, {one.dtype}")
     _scale(ax, one.ranks, *RANGES[one.dtype])
-    ax.set_xlim(one.ranks[0] * 0.85, right * 4.6)
+    ax.set_xlim(one.ranks[0] * 0.85, one.ranks[-1] * 4.6)
+
+
+def _draw_named(
+    ax: Axes, curve: Sequence[float], ranks: Sequence[int], look: tuple[str, str], name: str, height: float
+) -> None:
+    ax.plot(ranks, curve, color=look[0], marker=look[1], markersize=6)
+    ax.text(ranks[-1] * 1.18, height, name, color=look[0], va="center", fontsize=9.5, fontweight="bold")
+
+
+def _level(one: Panel) -> float:
+    return max(panel(one.probe, "fp32", one.ranks).errors["nothing"])
 
 
 def _label(dtype: str, rounded: str) -> str:
-    if dtype == "fp32":
-        return "all in fp32"
     return f"state in fp32\n(blocks {dtype})" if rounded == "nothing" else f"{rounded} in {dtype}"
 
 
@@ -387,12 +391,10 @@ def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float) -> None:
 
 def _words(one: Panel) -> str:
     spans = []
-    for rounded in ROUNDED if one.dtype != "fp32" else ROUNDED[:1]:
+    for rounded in ROUNDED:
         first, last = one.errors[rounded][0], one.errors[rounded][-1]
         label = _label(one.dtype, rounded).replace("\n", " ")
         spans.append(f"{label} {first:.0e} to {last:.0e}")
-    if one.dtype != "fp32":
-        level = max(panel(one.probe, "fp32", one.ranks).errors["nothing"])
-        spans.append(f"all in fp32 below {10.0 ** math.ceil(math.log10(level)):.0e}")
+    spans.append(f"all in fp32 below {10.0 ** math.ceil(math.log10(_level(one))):.0e}")
     span = f"{one.ranks[0]} to {one.ranks[-1]} blocks"
     return f"{TITLES[one.probe].capitalize()}, {one.dtype}, relative error from {span}: {'; '.join(spans)}."

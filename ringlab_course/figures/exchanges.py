@@ -1,4 +1,4 @@
-"""Who holds what in exchanges other than a ring's hop: an all-to-all, the four schedules, one step of decode."""
+"""Who holds what in an all-to-all, the four schedules and a step of decode; a hop beside its block."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab.viz.style import HATCHES, INK, PAPER, PURPLE, QUIET, RULE, new_figure, rank_colour, styled
+from ringlab.cost.units import counted
+from ringlab.viz.style import (
+    HATCHES,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    RULE,
+    SKY,
+    new_figure,
+    rank_colour,
+    styled,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 P, TOKENS = 4, 16
 """Ranks, and heads as many; the tokens of the sequence. Rank 1 is the one that is followed."""
-OWN, FIRST, LATER = 1, 2, 3
+OWN, TRADED, FIRST, LATER = 1, 2, 3, 4
 LOOKS: dict[int, tuple[str, dict[str, Any]]] = {
-    OWN: ("tokens and heads that rank 1 computes", {"color": rank_colour(1), "hatch": HATCHES[1]}),
-    FIRST: ("other keys that come first", {"color": PURPLE, "hatch": ".."}),
-    LATER: ("other keys that come later", {"color": RULE}),
+    OWN: ("rank 1 computes: its own tokens", {"facecolor": rank_colour(1), "hatch": HATCHES[1]}),
+    TRADED: ("rank 1 computes: tokens from the all-to-all", {"facecolor": "#B7DDF4", "hatch": HATCHES[4]}),
+    FIRST: ("other keys and values that come first", {"facecolor": PURPLE, "hatch": ".."}),
+    LATER: ("other keys and values that come later", {"facecolor": RULE}),
 }
 
 
@@ -77,43 +91,57 @@ def _piece(ax: Axes, head: int, stretch: int, rank: int) -> None:
 
 
 def panels() -> dict[str, np.ndarray]:
-    """Return what rank 1 computes and whose keys it needs, by schedule: OWN, FIRST, LATER or 0, int64 (heads, tokens)."""
-    every = range(P)
+    """Return what rank 1 computes and whose keys and values it needs, by schedule: a key of LOOKS or 0, int64 (heads, tokens)."""
+    every, own = range(P), range(4, 8)
     return {
-        "ring": _held(every, range(4, 8), range(4), range(8, 16)),
-        "all-gather": _held(every, range(4, 8), range(16)),
-        "Ulysses": _held([1], range(16)),
-        "hybrid, U = 2": _held([2, 3], range(8), range(8, 16)),
+        "ring": _held(every, own, first=range(4), later=range(8, 16)),
+        "all-gather": _held(every, own, first=range(16)),
+        "Ulysses": _held([1], own, traded=range(16)),
+        "hybrid, U = 2": _held([2, 3], own, traded=range(8), first=range(8, 16)),
     }
 
 
 def _held(
-    heads: Sequence[int], own: Sequence[int], first: Sequence[int] = (), later: Sequence[int] = ()
+    heads: Sequence[int],
+    own: Sequence[int],
+    traded: Sequence[int] = (),
+    first: Sequence[int] = (),
+    later: Sequence[int] = (),
 ) -> np.ndarray:
     grid = np.zeros((P, TOKENS), np.int64)
-    for kind, tokens in ((LATER, later), (FIRST, first), (OWN, own)):
+    for kind, tokens in ((LATER, later), (FIRST, first), (TRADED, traded), (OWN, own)):
         grid[np.ix_(heads, list(tokens))] = kind
     return grid
 
 
 def schedules() -> Figure:
     """Return a panel for each schedule: what rank 1 of 4 works on, heads by tokens."""
+    from matplotlib.patches import Patch
+
+    plain: Any = {"edgecolor": "white", "linewidth": 0}
     with styled():
-        figure = new_figure((8.0, 2.9))
+        figure = new_figure((8.0, 3.5))
         for ax, (name, grid) in zip(figure.subplots(1, P, sharey=True), panels().items(), strict=True):
-            for kind, (label, look) in LOOKS.items():
+            for kind, (_, look) in LOOKS.items():
                 heads, tokens = np.nonzero(grid == kind)
-                kwargs = {"align": "edge", "edgecolor": "white", "linewidth": 0, **look}
-                ax.bar(tokens, 0.9, 1.0, heads - 0.45, label=label, **kwargs)
+                ax.bar(tokens, 0.9, 1.0, heads - 0.45, align="edge", **plain, **look)
             ax.set(title=name, xlim=(0, TOKENS), xticks=range(0, 17, 4), yticks=range(P), xlabel="tokens")
-        for column, at, share in ((2, 2.5, "12 of these 16"), (3, 0.5, "4 of these 8")):
-            note = f"{share} tokens came\nin the all-to-all"
-            centred: Any = {"ha": "center", "va": "center", "fontsize": 8, "backgroundcolor": "white"}
-            figure.axes[column].text(8, at, note, **centred)
+            ax.set_ylim(-0.5, 4.2)
+            ax.grid(visible=False)
+            owners = ["row {0, 1}", "row {2, 3}"] if name.startswith("hybrid") else [*map(str, range(P))]
+            for at, owner in enumerate(owners):
+                wide = TOKENS / len(owners)
+                ax.plot([at * wide + 0.3, (at + 1) * wide - 0.3], [3.6, 3.6], color=QUIET, linewidth=1.2)
+                ax.text((at + 0.5) * wide, 3.87, owner, ha="center", va="center", fontsize=8.5)
+        beside: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "color": QUIET}
+        figure.axes[2].text(8, 2.5, "other heads:\nranks 2, 3", **beside)
+        figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
+        figure.axes[3].text(8, 1.05, "heads 2, 3 (above):\nring of ranks 1, 3", **beside)
+        figure.axes[3].text(8, 0, "heads 0, 1:\nring of ranks 0, 2", **beside)
         figure.axes[0].set_ylabel("heads")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
-        figure.suptitle("What rank 1 of 4 works on, by schedule", fontsize=11)
+        handles = [Patch(label=label, **plain, **look) for label, look in LOOKS.values()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+        figure.suptitle("What rank 1 of 4 works on; above it the ranks that own the tokens", fontsize=11)
     return figure
 
 
@@ -121,36 +149,76 @@ def describe_schedules() -> str:
     """The picture of `schedules` in words."""
     return (
         "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 tokens in all 4 heads; keys "
-        "of 4 other tokens come first, those of the remaining 8 later. All-gather: the same queries, and all 12 other keys at "
-        "once. Ulysses: all 16 tokens in one head, 12 of them from the all-to-all. Hybrid with rows of 2: the 8 tokens of its "
-        "row in 2 heads, 4 from the all-to-all, and the keys of the other row's 8 tokens in these heads."
+        "and values of 4 other tokens come first, those of the remaining 8 later. All-gather: the same queries, and the keys "
+        "and values of all 12 other tokens at once. Ulysses: all 16 tokens in one head, 12 of them from the all-to-all. Hybrid: the rows are ranks 0, 1 and ranks "
+        "2, 3. Rank 1 computes the 8 tokens of its row in heads 2 and 3, 4 of them from the all-to-all; the keys and "
+        "values of the other row's 8 tokens come from rank 3, which has the same heads, so ranks 1 and 3 form a ring. Ranks 0 "
+        "and 2 form the ring of heads 0 and 1."
     )
 
 
-HEADINGS = {0.5: "on all ranks", 2.65: "stays where it is", 5.05: "travels", 7.1: "on all ranks"}
+def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
+    """Return a pair of bars for each schedule: a hop above the block beside it; `timed` is hops and the two seconds."""
+    with styled():
+        figure = new_figure((8.0, 0.62 * len(timed) + 1.4))
+        ax = figure.subplots()
+        for row, (hops, hop_s, block_s) in enumerate(timed.values()):
+            hop, block = hop_s * 1e6, block_s * 1e6
+            looks: Any = {"height": 0.36, "linewidth": 0}
+            ax.barh(row - 0.2, hop, color=QUIET, label="hop" if row == 0 else None, **looks)
+            ax.barh(row + 0.2, block, color=SKY, label="block beside it" if row == 0 else None, **looks)
+            if hop > block:
+                left: Any = {"color": PAPER, "edgecolor": ORANGE, "hatch": "////", **looks}
+                ax.barh(row - 0.2, hop - block, left=block, label="exposed" if row == 0 else None, **left)
+            told = f"{hops} × {hop - block:.0f} µs exposed" if hop > block else "hidden"
+            ax.text(max(hop, block) + 4, row, told, va="center", fontsize=9)
+        names = [f"{name}: {counted(hops, 'hop')}" for name, (hops, _, _) in timed.items()]
+        ax.set(yticks=range(len(timed)), yticklabels=names, xlabel="µs")
+        ax.set(ylim=(len(timed) - 0.5, -0.5), xlim=(0, 1.2 * max(max(it[1:]) for it in timed.values()) * 1e6))
+        ax.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+        ax.set_title("One step: a hop, and the block that is computed meanwhile", fontsize=11)
+    return figure
+
+
+def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
+    """The picture of `steps` in words."""
+    each = (
+        f"{name}, {counted(hops, 'hop')}: a hop of {hop_s * 1e6:.0f} µs beside a block of {block_s * 1e6:.0f} µs"
+        for name, (hops, hop_s, block_s) in timed.items()
+    )
+    return "A hop and the block that is computed meanwhile. " + "; ".join(each) + "."
+
+
+FOLLOWED = 1
+"""The rank whose messages are drawn dark in `decode_step`."""
+HEADINGS = {0.5: "on all ranks", 2.3: "stays where it is", 4.35: "its part", 7.25: "on all ranks"}
 """What happens to each column of `decode_step`, by where it stands."""
 
 
 def decode_step(lengths: Sequence[int]) -> Figure:
-    """Return one step of decode: the query on every rank, `lengths` cached keys on each, partial results, one merge."""
-    middle = (len(lengths) - 1) / 2
+    """Return one step of decode: the query on every rank, `lengths` cached keys on each, parts sent to all, a merge on each."""
     with styled():
-        figure = new_figure((8.0, 0.62 * len(lengths) + 1.0))
+        figure = new_figure((8.0, 0.62 * len(lengths) + 1.2))
         ax = figure.subplots()
         for rank, length in enumerate(lengths):
             ax.text(-0.1, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
             _box(ax, 0.15, 0.7, rank, "query")
-            _arrow(ax, (0.9, rank), (1.3, rank))
+            _arrow(ax, (0.9, rank), (1.2, rank))
             _cache(ax, rank, length, length / max(lengths))
-            _arrow(ax, (4.0, rank), (4.4, rank))
-            _box(ax, 4.45, 1.2, rank, "out, lse")
-            _arrow(ax, (5.7, rank), (6.35, middle + 0.25 * (rank - middle)))
-        _box(ax, 6.4, 1.4, middle, "merged out", height=1.1)
+            _arrow(ax, (3.4, rank), (3.75, rank))
+            _box(ax, 3.8, 1.1, rank, "out, lse")
+            for to in range(len(lengths)):
+                followed = rank == FOLLOWED
+                _arrow(ax, (4.95, rank), (6.55, to), color=INK if followed else RULE, above=followed)
+            _box(ax, 6.6, 1.3, rank, "merged out")
         for left, words in HEADINGS.items():
             ax.text(left, -0.75, words, ha="center", va="center", fontsize=9, color=QUIET)
-        ax.set(xlim=(-0.85, 7.9), ylim=(len(lengths) - 0.5, -1.0))
+        ax.text(5.75, -0.75, "sent to all others", ha="center", va="center", fontsize=9, color=QUIET)
+        ax.set(xlim=(-0.85, 8.0), ylim=(len(lengths) - 0.4, -1.0))
         ax.set_axis_off()
         ax.set_title("One new token: its query meets a cache that is sharded over ranks", fontsize=11)
+        figure.supxlabel(f"dark: what rank {FOLLOWED} does with its part", fontsize=9, color=QUIET)
     return figure
 
 
@@ -159,8 +227,8 @@ def describe_decode_step(lengths: Sequence[int]) -> str:
     keys = ", ".join(map(str, lengths))
     return (
         f"One step of decode on {len(lengths)} ranks. Every rank has the query of the new token. It meets the keys and values "
-        f"that the rank has cached ({keys}), which stay where they are. Each rank gets a partial out and its lse; these travel "
-        "to all ranks, and every rank merges them into one out."
+        f"that the rank has cached ({keys}), which stay where they are. Each rank gets a partial out and its lse, and sends "
+        "them to every other rank; every rank merges all parts into the same out."
     )
 
 
@@ -168,10 +236,10 @@ def _cache(ax: Axes, rank: int, length: int, share: float) -> None:
     from matplotlib.patches import Rectangle
 
     look: Any = {"facecolor": rank_colour(rank), "edgecolor": PAPER, "hatch": HATCHES[rank % len(HATCHES)]}
-    ax.add_patch(Rectangle((1.35, rank - 0.32), 2.6 * share, 0.64, linewidth=0, **look))
+    ax.add_patch(Rectangle((1.25, rank - 0.32), 2.1 * share, 0.64, linewidth=0, **look))
     back: Any = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": "none"}
     words: Any = {"ha": "center", "va": "center", "fontsize": 9, "bbox": back}
-    ax.text(1.35 + 1.3 * share, rank, f"{length} keys, values", **words)
+    ax.text(1.25 + 1.05 * share, rank, f"{length} keys, values", **words)
 
 
 def _box(ax: Axes, left: float, width: float, middle: float, words: str, height: float = 0.64) -> None:
@@ -182,5 +250,8 @@ def _box(ax: Axes, left: float, width: float, middle: float, words: str, height:
     ax.text(left + width / 2, middle, words, ha="center", va="center", fontsize=9)
 
 
-def _arrow(ax: Axes, begin: tuple[float, float], end: tuple[float, float]) -> None:
-    ax.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.2})
+def _arrow(
+    ax: Axes, begin: tuple[float, float], end: tuple[float, float], color: str = INK, *, above: bool = False
+) -> None:
+    look = {"arrowstyle": "->", "color": color, "linewidth": 1.2}
+    ax.annotate("", end, begin, arrowprops=look, zorder=4 if above else 3)

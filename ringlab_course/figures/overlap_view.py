@@ -136,6 +136,8 @@ def draw_steps(ax: Axes, seen: Overlap) -> None:
 
 def draw_threshold(ax: Axes, seen: Overlap) -> None:
     """Draw the seconds of a block and of a hop against the tokens per rank, and where they cross."""
+    from matplotlib.ticker import LogLocator
+
     at = seen.threshold
     least, most = sorted((seen.c, at))
     margin = max(8.0, (most / least) ** 0.35)
@@ -160,6 +162,7 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
         ax.plot([seen.c], [seconds], "o", color=colour, markersize=8, markeredgecolor=INK, zorder=4)
     bottom, top = min(*blocks, *hops), max(*blocks, *hops)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 3000 else (1,)))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     ax.yaxis.set_major_formatter(lambda value, _: _seconds(value))
     ax.minorticks_off()

@@ -6,20 +6,20 @@ The data (`step_picture`, `StepPicture`) needs no plotting library. `traffic` dr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringlab.layout import Layout
-from ringlab.viz.frontend import import_widgets
+from ringlab.layout import Layout, Run
+from ringlab.viz.frontend import import_widgets, show_player
 from ringlab_course.figures.layout_tiles import LAYOUTS
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-    from ringlab_course.checking.accesses import Access
 
 Kind = Literal["full", "masked"]
 TITLE: dict[str, Any] = {"fontweight": "bold", "fontsize": 11}
@@ -65,6 +65,8 @@ class StepPicture:
     S: int
     P: int
     causal: bool = True
+    row_runs: tuple[Run, ...] = ()
+    key_runs: tuple[Run, ...] = ()
 
     def count(self, kind: Kind) -> int:
         """How many tiles of this kind all programs visit."""
@@ -98,8 +100,9 @@ def step_picture(
     rows, keys = layout.length(rank), layout.length(origin)
     ends = step in (0, layout.P - 1)
     programs = tuple(_programs(layout, rank, origin, causal, block_m, block_n, ends))
-    shape = rows, keys, block_m, block_n
-    return StepPicture(name or layout.name, rank, step, origin, *shape, programs, layout.S, layout.P, causal)
+    shape, setting = (rows, keys, block_m, block_n), (layout.S, layout.P, causal)
+    runs = layout.runs(rank), layout.runs(origin)
+    return StepPicture(name or layout.name, rank, step, origin, *shape, programs, *setting, *runs)
 
 
 def _programs(
@@ -122,6 +125,7 @@ def describe(picture: StepPicture) -> str:
     words = (
         f"{picture.layout}, rank {picture.rank}, step {picture.step}: {picture.rows} rows meet the {picture.keys} keys of "
         f"rank {picture.origin}, in tiles of {picture.block_m} rows by {picture.block_n} keys. "
+        f"Rows: {_tokens(picture.row_runs)}. Keys: {_tokens(picture.key_runs)}. "
     )
     if not picture.programs:
         return words + f"No program runs, {picture.skipped} tiles are skipped."
@@ -201,16 +205,39 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
         f"{heading}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
         fontsize=9.5,
     )
-    ax.set_xlabel(f"keys of rank {picture.origin} (tokens)", fontsize=9)
+    ax.set_xlabel(f"keys of rank {picture.origin}, by token", fontsize=9)
     if names:
-        ax.set_ylabel(f"rows of rank {picture.rank} (tokens)", fontsize=9)
-    ax.set_xticks([0, picture.keys])
-    ax.set_yticks([0, picture.rows])
-    ax.tick_params(length=0, labelsize=8)
+        ax.set_ylabel(f"rows of rank {picture.rank}, by token", fontsize=9)
+    _name_runs(ax.xaxis, picture.key_runs, picture.keys)
+    _name_runs(ax.yaxis, picture.row_runs, picture.rows)
+    ax.tick_params(which="minor", length=0, labelsize=8)
+    for label in ax.get_yticklabels(minor=True):
+        label.set(rotation=90, va="center")
     ax.grid(visible=False)
 
 
-def player(S: int = 1024, P: int = 4, block_m: int = 64, block_n: int = 64) -> Widget:
+def _name_runs(axis: Axis, runs: Sequence[Run], length: int) -> None:
+    """Name the tokens of one or two runs in the middle of each, with a tick between them; of many, say how many."""
+    few = 0 < len(runs) <= 2
+    edges = [0, *accumulate(run.length for run in runs)] if few else [0, length]
+    axis.set_ticks(edges[1:-1], [""] * len(edges[1:-1]))
+    names = [_run(run) for run in runs] if few else [_tokens(runs)]
+    axis.set_ticks([(a + b) / 2 for a, b in pairwise(edges)], names, minor=True)
+
+
+def _run(run: Run) -> str:
+    if run.step == 1 or run.length < 3:
+        return f"{run.start} … {run.last}"
+    return f"{run.start}, {run.start + run.step}, … {run.last}"
+
+
+def _tokens(runs: Sequence[Run]) -> str:
+    return (
+        "tokens " + ", then ".join(map(_run, runs)) if 0 < len(runs) <= 2 else f"{len(runs)} runs of tokens"
+    )
+
+
+def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Widget:
     """A widget: two sliders choose step and rank; the four layouts stand side by side, the words below."""
     ipywidgets = import_widgets()
 
@@ -230,29 +257,16 @@ def player(S: int = 1024, P: int = 4, block_m: int = 64, block_n: int = 64) -> W
     return ipywidgets.VBox([ipywidgets.HBox([step, rank]), picture])
 
 
-def moved(accesses: Iterable[Access]) -> list[tuple[int, int]]:
-    """Return, for each launch, the bytes (read, written) of what belongs to its rows: partials, state and results.
-
-    Q, K, V and launch tables are left out. OUT has two bytes an element, everything else four. A launch begins where the
-    programs begin at (0, 0, 0) again.
-    """
-    launches: list[dict[str, int]] = []
-    before = False
-    for access in accesses:
-        first = access.program == (0, 0, 0)
-        if first and not before:
-            launches.append({"load": 0, "store": 0})
-        before = first
-        if access.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
-            launches[-1][access.kind] += len(access.offsets) * (2 if access.argument == "OUT" else 4)
-    return [(each["load"], each["store"]) for each in launches]
+def play() -> None:
+    """Show the player in a live notebook; elsewhere print a line that says what it would do."""
+    show_player(player, lambda: print("Run this cell to move step and rank; step 1 of rank 1 is above."))
 
 
-def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:
+def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note: str = "") -> Figure:
     """Return a column for each version of a ring step, with an arrow for what each launch reads, and one for what it writes.
 
     versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
-    are block and merge. Arrows are as wide as their bytes.
+    are block and merge. Arrows are as wide as their bytes. note: what the title says after a line break.
     """
     from matplotlib.patches import Patch
 
@@ -260,9 +274,8 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
 
     with styled():
         figure = new_figure((1.85 * len(versions) + 0.6, 5.4))
-        figure.suptitle(
-            "State and results that each step reads and writes, in KiB", x=0.01, ha="left", **TITLE
-        )
+        title = "State and results that each step reads and writes, in KiB" + (note and f":\n{note}")
+        figure.suptitle(title, x=0.01, ha="left", **TITLE)
         columns = figure.subplots(1, len(versions), squeeze=False, sharey=True)[0]
         for ax, (name, launches) in zip(columns, versions.items(), strict=True):
             _column(ax, launches, steps)
@@ -273,10 +286,12 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
     return figure
 
 
-def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
+def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note: str = "") -> str:
     """The picture of `traffic` in words."""
     words = [
-        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
+        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB"
+        + (note and f": {note}")
+        + "."
     ]
     for name, launches in versions.items():
         each = len(launches) // steps

@@ -7,10 +7,10 @@
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
 # [lesson 05](05_emulated_ring.ipynb), the ring; for part 2 [lesson 08](08_striped_and_zigzag.ipynb), layouts.
 #
-# **Minutes** 60 to read and run; the exercise takes another 90.
+# **Minutes** 60 to read and run; the exercise takes another 45.
 #
 # So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
-# and everything goes through memory between them. Here the two become one kernel, in four versions:
+# and everything goes through memory between them. Here the two become one kernel. Four versions of the step lead there:
 #
 # - Part 1, the state: (1) block and merge apart; (2) the state is carried; (3) the first and the last step.
 # - Part 2, the mask: (4) tiles by a table.
@@ -19,8 +19,6 @@
 # seconds mean nothing.
 
 # %%
-import difflib
-import inspect
 import math
 import os
 from dataclasses import replace
@@ -35,13 +33,15 @@ needs_triton()
 import triton
 import triton.language as tl
 
-from ringlab import VirtualCluster, oracle, ring_attention, striped, zigzag
+from ringlab import VirtualCluster, dealt, oracle, ring_attention, striped, zigzag
 from ringlab.blocks.triton import configs, offline
+from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.visits import row_visits
-from ringlab.plan import tiles
+from ringlab.plan import tiles as launches  # lesson 08
 from ringlab.viz.style import show
-from ringlab_course.checking.accesses import record_accesses
-from ringlab_course.figures import ring_step
+from ringlab_course.figures import ring_step, step_report
+
+print("bfloat16 is exact in the interpreter:", repair())  # lesson 04
 
 # %% [markdown]
 # ## Part 1 · The state
@@ -78,17 +78,18 @@ print(f"with 8 query heads on 1 K/V head: {state_bytes(1, 8, 128) / kv_bytes(1, 
 # moved both ways.
 #
 # Does it take long? For each row and head a step computes 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take
-# an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s. (All of this is computed, nothing timed.)
+# an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s. Nothing is timed.
 
 # %%
 for n in (512, 2048, 8192, 32768):
     compute, move = 4 * n * 128 / 989e12, 8 * 130 / 4.8e12
-    print(f"n = {n:6,} keys in a block: moving the state takes {move / compute:6.1%} "
-          "of the arithmetic's time")
+    print(f"n = {n:6,} keys in a block: moving the state takes {move / compute:6.1%} of the "
+          f"arithmetic's time; 32 heads have {n * 32 * 130 * 4 / 1e6:5.1f} MB of state")
 
 # %% [markdown]
 # With few tokens per rank, moving the state takes nearly as long as the attention; with tens of thousands it is negligible.
-# So move it once per step, not more often.
+# (The first rows are upper bounds: a GPU's cache holds tens of megabytes, so a small state may stay in it.) A kernel should
+# read the state once in a step, and write it once.
 #
 # ## 2 · First version: a block kernel and a merge
 #
@@ -101,11 +102,18 @@ for n in (512, 2048, 8192, 32768):
 rank, P, S, H, D, BLOCK = 1, 4, 512, 2, 32, 64
 layout = zigzag(S, P)  # which tokens a rank owns: it does not matter before part 2
 text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=1, head_dim=D))
-shards = [layout.shard(text, each) for each in range(P)]
-q, blocks = shards[rank][0], [shards[(rank - step) % P][1:] for step in range(P)]
+
+
+def at_rank(layout):
+    """The queries of rank 1, and the K/V blocks in the order in which it meets them."""
+    shards = [layout.shard(text, each) for each in range(P)]
+    return shards[rank][0], [shards[(rank - step) % P][1:] for step in range(P)]
+
+
+q, blocks = at_rank(layout)
 # R rows of queries on this rank, N keys in a block
 R, N, SCALE = q.shape[2], blocks[0][0].shape[2], math.log2(math.e) / math.sqrt(D)
-truth = oracle.attention(q, *text[1:])
+truth = oracle.attention(q, *text[1:]).out  # in float64, over all keys
 print(f"q {tuple(q.shape)}, a block's k {tuple(blocks[0][0].shape)}")
 
 # %% [markdown]
@@ -144,14 +152,32 @@ def block_kernel(Q, K, V, PART, PART_LSE, group, R, N, scale, D: tl.constexpr, B
     acc = tl.zeros((BLOCK, D), tl.float32)
     m = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, N, BLOCK):
-        keys = start + tl.arange(0, BLOCK)
+    for key in range(0, N, BLOCK):
+        keys = key + tl.arange(0, BLOCK)
         inside = keys < N
         acc, m, total = add_tile(
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
     tl.store(PART + wide, acc / total[:, None], mask=own[:, None])
     lse = (m + tl.math.log2(total)) * 0.6931471805599453  # times ln 2
     tl.store(PART_LSE + at, lse, mask=own)
+
+# %% [markdown]
+# That is attention already, on one block:
+
+# %%
+def attend(q, k, v):
+    """(out, lse) of one block, in float32."""
+    part, lse = torch.empty(q.shape), torch.empty(q.shape[:-1])
+    block_kernel[(triton.cdiv(R, BLOCK), H)](q, k, v, part, lse, H, R, N, SCALE, D, BLOCK)
+    return part, lse
+
+
+part, lse = attend(q, *blocks[0])
+alone = oracle.attention(q, *blocks[0])
+right = torch.from_numpy(alone.out)
+print(f"grid {triton.cdiv(R, BLOCK), H}; block 0 alone, against the oracle: error of out "
+      f"{(part - right).norm() / right.norm():.2%}, lse within 1e-5: "
+      f"{bool(abs(lse.numpy() - alone.lse).max() < 1e-5)}")
 
 # %% [markdown]
 # The merge is that of lesson 02. The running result and the new part are weighed by their lse:
@@ -171,48 +197,30 @@ def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl
     tl.store(RUN_LSE + at, top + tl.log(wa + wb), mask=own)
 
 # %% [markdown]
-# Every step launches both, one after the other:
+# Every step launches both, one after the other. `report` runs all steps under lesson 04's `record_accesses`. It adds up the
+# bytes of what belongs to *rows*: partials, state and results. The first three versions read the same q, k and v, so these
+# bytes are left out. A tile counts when its keys are loaded.
 
 # %%
 def separate(q, blocks):
     """All steps, with block and merge apart; returns out in the dtype of q."""
-    part, run = torch.empty(q.shape), torch.zeros(q.shape)
-    part_lse, run_lse = torch.empty(q.shape[:-1]), torch.full(q.shape[:-1], -math.inf)
+    run, run_lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -math.inf)
     for k, v in blocks:
-        block_kernel[(triton.cdiv(R, BLOCK), H)](
-            q, k, v, part, part_lse, H, R, N, SCALE, D, BLOCK)
-        merge_kernel[(triton.cdiv(H * R, BLOCK),)](
-            run, run_lse, part, part_lse, H * R, D, BLOCK)
+        merge_kernel[(triton.cdiv(H * R, BLOCK),)](run, run_lse, *attend(q, k, v), H * R, D, BLOCK)
     return run.to(q.dtype)
 
-# %% [markdown]
-# `record_accesses()` records every load and store of every program. From it `ring_step.moved` adds up, for each launch, the
-# bytes of partials, state and results. q, k and v are left out: the first three versions read the same of them.
 
-# %%
-ladder = {}
-
-
-def report(name, steps, *args, expected=truth):
-    """Run it and print what it did; returns the bytes that it moved for its rows."""
-    with record_accesses() as accesses:
-        out = steps(*args)
-    launches = ladder[name] = ring_step.moved(accesses)
-    tile_count = sum(a.argument == "K" for a in accesses)
-    right = torch.from_numpy(expected.out)
-    error = (out.double() - right).norm() / right.norm()
-    row_bytes = sum(read + written for read, written in launches)
-    print(f"{name:16} {len(launches)} launches, {tile_count:2} tiles, {row_bytes / 1024:4.0f} KiB "
-          f"for rows, error below 0.5 %: {bool(error < 5e-3)}")
-    return row_bytes
-
-# %%
-apart = report("block, merge", separate, q, blocks)
-print("4 steps of 4·(D + 1) float32 numbers a row:", 4 * H * R * 4 * (D + 1) * 4 == apart)
+ladder = {}  # the launches of each version, for the pictures
+apart = step_report.report(ladder, "block, merge", truth, separate, q, blocks)
+formula = P * H * R * 4 * (D + 1) * 4
+print(f"by the formula, P steps of 4·(D + 1) float32 numbers a row: {formula / 1024:.0f} KiB")
 
 # %% [markdown]
-# There are four passes over something as large as out: the block kernel writes its partial; the merge reads the partial,
-# reads the running out, and writes the new one. The state of a row is read by one program only, so no cache helps.
+# A **pass** moves something as large as out once. Each step has four: the block kernel writes its partial; the merge reads
+# the partial, reads the running out, and writes the new one.
+#
+# The error of 0.17 % is the rounding of out to bfloat16. Block 0 alone, in float32, had the 0.03 % that come from rounding
+# the weights to bfloat16 in `add_tile`.
 #
 # ## 3 · Second version: carry the state
 #
@@ -232,8 +240,8 @@ def carry_kernel(Q, K, V, ACC, M, TOTAL, group, R, N, scale, D: tl.constexpr, BL
     acc = tl.load(ACC + wide, mask=own[:, None], other=0.0)
     m = tl.load(M + at, mask=own, other=-float("inf"))
     total = tl.load(TOTAL + at, mask=own, other=0.0)
-    for start in range(0, N, BLOCK):
-        keys = start + tl.arange(0, BLOCK)
+    for key in range(0, N, BLOCK):
+        keys = key + tl.arange(0, BLOCK)
         inside = keys < N
         acc, m, total = add_tile(
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
@@ -242,16 +250,10 @@ def carry_kernel(Q, K, V, ACC, M, TOTAL, group, R, N, scale, D: tl.constexpr, BL
     tl.store(TOTAL + at, total, mask=own)
 
 # %% [markdown]
-# These are all the lines that have changed:
+# These lines of the body have changed:
 
 # %%
-def changes(old, new):
-    """Print the lines that differ between two kernels, without their signatures."""
-    lines = [inspect.getsource(kernel.fn).split("):\n", 1)[1].splitlines() for kernel in (old, new)]
-    print("\n".join(line for line in difflib.ndiff(*lines) if line[0] in "+-"))
-
-
-changes(block_kernel, carry_kernel)
+step_report.changes(block_kernel, carry_kernel)
 
 # %% [markdown]
 # The state begins with nothing seen, and every step goes on from it:
@@ -270,13 +272,12 @@ def carried(q, blocks):
     return (acc / total[..., None]).to(q.dtype)
 
 # %%
-carry = report("carried state", carried, q, blocks)
-formula = P * state_bytes(R, H, D)
-print(f"{apart / carry:.2f} times fewer bytes for rows; the formula:", formula == carry)
+carry = step_report.report(ladder, "carried state", truth, carried, q, blocks)
+print(f"by the formula, P times state_bytes: {P * state_bytes(R, H, D) / 1024:.0f} KiB; "
+      f"with a merge {apart / carry:.2f} times as many")
 
 # %% [markdown]
-# One launch instead of two, nearly half the bytes, and no merge at all. (The last division, in torch, is not counted; the
-# next version includes it.)
+# One launch instead of two, about half the bytes, and no merge at all.
 #
 # ## 4 · Third version: the first and the last step
 #
@@ -292,6 +293,7 @@ def begin(ACC, M, TOTAL, at, wide, own, D: tl.constexpr, BLOCK: tl.constexpr, FI
     acc, total = tl.zeros((BLOCK, D), tl.float32), tl.zeros((BLOCK,), tl.float32)
     m = tl.full((BLOCK,), -float("inf"), tl.float32)
     if not FIRST:
+        # .to: in section 5 a part of the state is stored in bfloat16
         acc = tl.load(ACC + wide, mask=own[:, None], other=0.0).to(tl.float32)
         m = tl.load(M + at, mask=own, other=-float("inf")).to(tl.float32)
         total = tl.load(TOTAL + at, mask=own, other=0.0).to(tl.float32)
@@ -320,8 +322,8 @@ def ends_kernel(Q, K, V, ACC, M, TOTAL, OUT, group, R, N, scale, D: tl.constexpr
     wide = at[:, None] * D + tl.arange(0, D)
     q = tl.load(Q + wide, mask=own[:, None], other=0.0)
     acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)
-    for start in range(0, N, BLOCK):
-        keys = start + tl.arange(0, BLOCK)
+    for key in range(0, N, BLOCK):
+        keys = key + tl.arange(0, BLOCK)
         inside = keys < N
         acc, m, total = add_tile(
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
@@ -341,40 +343,81 @@ def fused(q, blocks):
     return out
 
 # %%
-ends = report("first and last", fused, q, blocks)
-print("NaN left in out:", bool(fused(q, blocks).isnan().any()))
+ends = step_report.report(ladder, "first and last", truth, fused, q, blocks)
+out = fused(q, blocks)
+print("NaN left in out:", int(out.isnan().sum()), "of", out.numel())
 # the state is written P - 1 times and read P - 1 times; out is written once, in bfloat16
-print("the formula:", H * R * ((2 * P - 2) * (D + 2) * 4 + 2 * D) == ends)
+formula = H * R * ((2 * P - 2) * (D + 2) * 4 + 2 * D)
+# torch first writes run, or the state; at the end it reads run, or acc and total, and writes out
+in_torch = H * R * (4 * (D + 1) + 4 * D + 2 * D), H * R * (4 * (D + 2) + 4 * (D + 1) + 2 * D)
+print(f"by the formula: {formula / 1024:.0f} KiB")
+print(f"with torch's part: block, merge {(apart + in_torch[0]) / 1024:.0f} KiB, "
+      f"carried state {(carry + in_torch[1]) / 1024:.0f} KiB")
 
 # %%
 show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 
 # %% [markdown]
+# The picture favours the first two versions. They begin and end in torch (zeros; a cast or a division), and that is missing
+# in it. The third version needs no zeros, and writes the finished out itself.
+#
+# In section 1's terms, with D = 128, n = 512 and 4 steps:
+
+# %%
+compute = 4 * 512 * 128 / 989e12  # seconds for one row of one head in one step
+each = {"block, merge": 4 * (128 + 1) * 4, "carried state": 2 * (128 + 2) * 4,
+        "first and last": ((2 * P - 2) * (128 + 2) * 4 + 2 * 128) / P}
+for name, bytes_of_row in each.items():
+    print(f"{name:14} {bytes_of_row:5.0f} bytes a step for a row of a head, "
+          f"{bytes_of_row / 4.8e12 / compute:4.0%} of the arithmetic's time")
+
+# %% [markdown]
+# At these peaks, the traffic of block and merge takes longer than the attention's arithmetic; that of the third version
+# takes two thirds as long. (Both are upper bounds, as in section 1.)
+#
 # ## 5 · Why the state is float32
 #
 # The state is most of what is left in the picture, and bfloat16 would halve it.
 #
-# Such numbers have eight significant bits, so each store rounds by up to 0.4 %. Must all three parts be float32? After all,
-# m is only a point of reference: the weights relative to *any* number near the largest score give the same result.
+# A bfloat16 number has eight significant bits, so each store rounds by up to 0.4 %. Must all three parts be float32? After
+# all, m is only a point of reference: the weights relative to *any* number near the largest score give the same result.
+# But m is as large as the scores, and bfloat16 numbers lie further apart the larger they are: 0.125 from 16 to 32. So the
+# test needs large scores:
+
+# %%
+def sharp(P):
+    """Queries with large scores, and P blocks of 128 keys; random, so that P can grow."""
+    torch.manual_seed(0)
+    q = (3 * torch.randn(1, H, R, D)).bfloat16()
+    return q, [[torch.randn(1, 1, N, D).bfloat16() for _ in "kv"] for _ in range(P)]
+
+
+sharp_q, sharp_blocks = sharp(8)
+keys = torch.cat([k for k, _ in sharp_blocks], 2).float()
+top = (sharp_q.float() @ keys.mT * SCALE).amax(-1)  # of each row, in base 2
+print(f"largest score of a row: {top.min():.1f} to {top.max():.1f}; "
+      f"above 16 in {(top > 16).float().mean():.0%} of the rows")
 
 # %% tags=["nbval-ignore-output"]
-predict("12.state", "8 blocks, and base-2 scores of up to about 15. One part of the state is "
-        "stored in bfloat16 between the steps, the two others in float32. Which one harms the "
-        "result most?",
+predict("12.state", "8 blocks of this data. One part of the state is stored in bfloat16 between "
+        "the steps, the two others in float32. Which one harms the result most?",
         choices=["acc", "m", "total"])
 
 # %%
-def drift(P, narrow):
-    """Relative error of out after P blocks of 128 keys, with one part of the state in bfloat16."""
-    torch.manual_seed(0)
-    q, out = (3 * torch.randn(1, H, R, D)).bfloat16(), torch.empty(1, H, R, D)
-    blocks = [[torch.randn(1, 1, N, D).bfloat16() for _ in "kv"] for _ in range(P)]
+def drift(P, narrow="none", agree=False):
+    """Relative error of out after P blocks, with one part of the state in bfloat16."""
+    q, blocks = sharp(P)
+    out, whole = torch.empty(q.shape), (torch.cat(x, 2) for x in zip(*blocks, strict=True))
     parts = dict(zip(("acc", "m", "total"), nothing_seen(q), strict=True))
     state = [x.bfloat16() if name == narrow else x for name, x in parts.items()]
     for step, (k, v) in enumerate(blocks):
         ends_kernel[(triton.cdiv(R, BLOCK), H)](
             q, k, v, *state, out, H, R, N, SCALE, D, BLOCK, step == 0, step == P - 1)
-    whole = (torch.cat(x, 2) for x in zip(*blocks, strict=True))
+        if agree:  # round m, and let acc and total follow
+            acc, m, total = state
+            rounded = m.bfloat16().float()
+            change = torch.exp2(m - rounded)
+            state = acc * change[..., None], rounded, total * change
     right = torch.from_numpy(oracle.attention(q, *whole).out)
     return ((out - right).norm() / right.norm()).item()
 
@@ -385,14 +428,18 @@ for part, values in errors.items():
     shown = [f"P = {P}: {value:.2%}" for P, value in zip(RANKS, values, strict=True)]
     print(f"in bfloat16: {part:5}", "  ".join(shown))
 compare("12.state", max(errors, key=lambda part: errors[part][-1]))
+gap = 16 * torch.finfo(torch.bfloat16).eps  # between neighbours from 16 to 32
+print(f"from 16 to 32 m is off by up to {gap / 2}, weights by up to {2 ** (gap / 2) - 1:.1%}")
+print(f"m in bfloat16, acc and total rescaled to the rounded m: P = 8: {drift(8, agree=True):.2%}")
 
 # %% [markdown]
 # **m**, although any number near the maximum would do. acc and total were added up relative to the *unrounded* m. If m is off
-# by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. bfloat16 numbers between 8 and 16 are
-# 1/16 apart, so δ is up to 1/32, and the weight is off by up to 2 %.
+# by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. The last line rounds m too, but rescales
+# acc and total to the rounded m: no harm. So the fault is not m's eight bits. It is that acc and total no longer match m.
 #
-# In the last three lines the error climbs with P, because further steps round again. So acc, m and total are float32
-# between steps. The *wire* may be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
+# On this data acc and total harm less. But the error climbs with P for any of the three, because further steps round again.
+# (The error of `none` is the rounding of the weights.) So all three are float32 between steps. The *wire* may
+# be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
 
 # %% [markdown]
 # ---
@@ -410,22 +457,22 @@ compare("12.state", max(errors, key=lambda part: errors[part][-1]))
 #
 # Now the mask is causal. Our kernel would compute every tile and throw about half of its work away.
 #
-# Which tiles it may skip depends only on the **layout** (lesson 08). A rank's rows are ordered in *runs*, stretches of
-# evenly spaced tokens; in a zig-zag its early stretch comes first, then its late one. So a tile of the score matrix is
-# visible as a whole, hidden as a whole, or cut by the mask. The pictures use 1,024 tokens, so that there are more tiles.
+# Which tiles it may skip depends only on the **layout** (lesson 08). A tile of the score matrix is **full** if all its rows
+# see all its keys, **skipped** if no row sees any, and else **masked**: the mask cuts it. The pictures show one head of our
+# 512 tokens.
 
 # %% tags=["nbval-ignore-output"]
-predict("12.masked", "1,024 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of rank 1 "
-        "does the causal mask cut, all four steps together?", unit="tiles")
+predict("12.masked", "512 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of one head "
+        "of rank 1 does the causal mask cut, all four steps together?", unit="tiles")
 
 # %%
-zig = [ring_step.step_picture(zigzag(1024, 4), 1, step, name="zig-zag") for step in range(4)]
+zig = [ring_step.step_picture(zigzag(S, P), rank, step, name="zig-zag") for step in range(P)]
 show(ring_step.grid(zig), ring_step.describe_grid(zig))
 compare("12.masked", sum(picture.count("masked") for picture in zig))
 
 # %% [markdown]
-# **Four**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns stretches 1 and 6 of 0 … 7. In step 1
-# a block with stretches 0 and 7 arrives: all of rank 1's rows see stretch 0, and none sees 7. In step 2 one with 3 and 4
+# **Two**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns pieces 1 and 6 of 0 … 7. In step 1
+# a block with pieces 0 and 7 arrives: all of rank 1's rows see piece 0, and none sees 7. In step 2 one with 3 and 4
 # arrives: the early half of the rows sees neither, the late half both.
 #
 # In step 3 the early rows see nothing either, but they keep a program, because this is the last step and out must be
@@ -434,58 +481,76 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # Other layouts cut other tiles. Here are four at step 1; in a live notebook, move the sliders over step and rank.
 
 # %%
-four = ring_step.layouts_at(1024, 4, rank=1, step=1)
+four = ring_step.layouts_at(S, P, rank, step=1)
 show(ring_step.grid(four), ring_step.describe_grid(four))
 
 # %% tags=["nbval-ignore-output"]
-ring_step.player()
+ring_step.play()
 
 # %% [markdown]
-# Striped and token fold mask diagonals in *every* step.
+# Striped and token fold have masked tiles in *every* step.
 #
 # ## 7 · Fourth version: tiles by a table
 #
-# One kernel should serve all these layouts, without loading a position. So the host writes down what each program visits,
-# in two tables, from which the pictures are drawn.
+# One kernel should serve all these layouts, without loading a position. So the host writes tables for it, before the
+# launch. A **segment** is a piece of neighbouring keys that one program visits. It is a line of four numbers:
 #
-# A line of `PROGRAMS` says which rows a program owns and which lines of
-# `SEGMENTS` it visits; the longest walks come first. A line of `SEGMENTS` says from where to where a segment of keys goes,
-# up to which key no mask is needed, and a *shift*: row i sees key j where **j ≤ i + shift**.
+# - *start*: its first key;
+# - *split*: the first key of the tiles with a mask; all rows see every key before it;
+# - *stop*: the key before which it ends;
+# - *shift*: under the mask, row i sees key j where **j ≤ i + shift**.
+#
+# (In the exercise start and stop are `k_begin` and `k_end`. Its mask may also come first, so the keys without one go from
+# `full` to `full_end`.)
+#
+# We write one by hand: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Row 0, token 1, sees none of
+# them, so the tiles begin at row 1: one program has rows 1 to 8, and ours has rows 9 to 15.
 
 # %%
-def launch_tables(layout, origin, every_row):
-    """PROGRAMS and SEGMENTS where rank 1 meets the keys of rank `origin`."""
-    met = tiles(layout, rank, origin)  # visible rectangles and triangles, from the runs of both
-    return row_visits(met, R, BLOCK, BLOCK, every_row, q.device)  # cut for programs
-
-
-def print_tables(visits):
-    print("PROGRAMS     rows from  to   segments from  to")
-    for number, (start, stop, first, last) in enumerate(visits.programs.tolist()):
-        print(f"{number:8} {start:13} {stop:3} {first:15} {last:3}")
-    print("SEGMENTS     keys from  unmasked up to   to   shift")
-    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
-        print(f"{number:8} {start:13} {split:15} {stop:4} {shift:7}")
-
-# %% [markdown]
-# At 512 tokens, zig-zag, step 0:
+small, TILE, row_start, row_stop = striped(64, P), 8, 9, 16
+row_tokens, key_tokens = small.positions(1), small.positions(3)
+seen = key_tokens <= row_tokens[row_start:row_stop, None]  # [row, key]
+last = seen.sum(1) - 1  # the last key that each row sees
+for row, key in ((row_start, last[0]), (row_stop - 1, last[-1])):
+    print(f"row {row}, token {row_tokens[row]}: up to key {key}, token {key_tokens[key]}")
+start, stop, shift = 0, int(last.max()) + 1, int(last[0]) - row_start
+split = (int(last.min()) + 1) // TILE * TILE  # whole tiles only
+segment = start, split, stop, shift
+print("start, split, stop, shift:", *segment)
 
 # %%
-print_tables(launch_tables(layout, rank, every_row=True))
+picture = small, 1, 3, (row_start, row_stop), segment
+show(step_report.segment(*picture), step_report.describe_segment(*picture))
 
 # %% [markdown]
-# Both shifts are 0: row i and key i are the same token. Not so in a striped layout, when rank 1 meets the keys of rank 3:
+# No row sees key 15, so the segment ends before it. Row i is token 4i + 1, and key i is token 4i + 3, which is later. So
+# the last key that row i sees is key i − 1: the shift is −1.
+#
+# `row_visits` writes these lines for a whole launch. `PROGRAMS` says which rows a program owns and which lines of
+# `SEGMENTS` it visits.
 
 # %%
-stripes = striped(S, P)
-print_tables(launch_tables(stripes, 3, every_row=False))
-row, own, keys_at = 100, stripes.positions(rank), stripes.positions(3)
-print(f"row {row} is token {own[row]}; key {row - 1} is token {keys_at[row - 1]}, "
-      f"key {row} token {keys_at[row]}")
+def launch_tables(layout, origin, every_row, tile=BLOCK):
+    """PROGRAMS and SEGMENTS where rank 1 meets the keys of rank `origin`.
+
+    every_row: whether rows that see nothing have a program too.
+    """
+    rectangles = launches(layout, rank, origin)
+    return row_visits(rectangles, layout.length(rank), tile, tile, every_row, q.device)
+
+
+visits = launch_tables(small, 3, every_row=False, tile=TILE)
+print("PROGRAMS     row_start  row_stop  segments from  to")
+for number, (row_start, row_stop, first, after) in enumerate(visits.programs.tolist()):
+    print(f"{number:8} {row_start:13} {row_stop:9} {first:14} {after:3}")
+print("SEGMENTS     start  split  stop  shift")
+for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
+    print(f"{number:8} {start:9} {split:6} {stop:5} {shift:6}")
 
 # %% [markdown]
-# With a shift of −1, the last key that a row sees is the last token before its own. So the kernel loads no position, and
-# another layout is only another table. Here is one segment:
+# Segment 0 is ours. Program 1, of rows 1 to 8, has a single tile, with a mask. The longest walk comes first.
+#
+# Another layout is only another table. This function walks over one segment:
 
 # %%
 @triton.jit
@@ -521,83 +586,106 @@ def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, s
     finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
 
 # %% [markdown]
-# Two details cost people days. `i` is the row of the *shard*, not of the tile. And a program must not write beyond its
-# `row_stop`, because the rows after it belong to another program. Whichever of the two stores last wins, and the other's
-# tiles are lost.
+# Three details cost people days:
+#
+# - `i` is the row of the *shard*, not of the tile.
+# - A program must store nothing beyond its `row_stop`. Those rows belong to another program; if both store them, one result
+#   is lost.
+# - `if key >= split` decides for a whole tile, so split − start must be a multiple of BLOCK. Otherwise the tile across the
+#   split has no mask, and no error says so. `row_visits` rounds the split down, as we did.
 
 # %%
-def by_table(q, blocks):
+def by_table(q, blocks, layout):
     state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
     for step, (k, v) in enumerate(blocks):
         ends = step == 0, step == len(blocks) - 1
-        # rows that see nothing need a program too in the first and in the last step
+        # in the first and in the last step every row needs a program
         tables = launch_tables(layout, (rank - step) % P, any(ends))
         table_kernel[(len(tables.programs), H)](
             q, k, v, *state, out, *tables, H, R, N, SCALE, D, BLOCK, *ends)
     return out
 
 # %%
-whole = oracle.attention(*text, causal=True)
-mine = oracle.Result(layout.shard(whole.out, rank), layout.shard(whole.lse, rank, dim=-1))
-table = report("causal, table", by_table, q, blocks, expected=mine)
+whole = oracle.attention(*text, causal=True).out
+step_report.report(ladder, "causal, table", layout.shard(whole, rank), by_table, q, blocks, layout)
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
 # %%
-show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
+note = "only the last version has the causal mask"
+show(ring_step.traffic(ladder, P, note), ring_step.describe_traffic(ladder, P, note))
 
 # %% [markdown]
-# Hidden tiles are not computed and not even read. Half of the rows see nothing in step 2 and have no program there, so their
-# state is not moved: 186 KiB in place of 220.
+# Skipped tiles are not even read: 18 tiles are loaded, the pictures' 9 for each of 2 heads. Half of the rows see nothing in
+# step 2 and have no program there, so their state is not moved: 186 KiB in place of 220.
+#
+# In lesson 08 each rectangle was a launch with a merge, and the zig-zag won because it needs only one a step. A table holds
+# any number of rectangles:
+
+# %%
+fold = dealt(S, P, chunk=1, folded=True)  # the token fold
+for name, other in (("zig-zag", layout), ("token fold", fold)):
+    rectangles = sum(len(launches(other, rank, origin)) for origin in range(P))
+    print(f"{name}: {rectangles} launches by rectangles; by table")
+    mine = other.shard(whole, rank)
+    step_report.report({}, name, mine, by_table, *at_rank(other), other)
+
+# %% [markdown]
+# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag still wins by its tiles. At
+# this size every tile of the token fold is masked. (219 KiB, not 220: its row 0 sees nothing in step 2.)
 #
 # ## 8 · The same as ringlab's
 #
-# The kernel that ringlab ships is built like yours, so one check and one look at it are enough.
-#
-# `block="triton"` gives it every step of the ring. Here are four virtual ranks, real text in float32, against the float64
-# oracle of the whole sequence:
+# The kernel that ringlab ships is built like yours. `block="triton"` gives it every step of the ring. Here are four virtual
+# ranks, real text in float32, against the float64 oracle of the whole sequence:
 
 # %%
-def program(ring):
-    own = layout.shard(exact, ring.rank)
-    return ring_attention(*own, ring=ring, layout=layout, causal=True, block="triton")
-
-
 exact = corpus.qkv(S, heads=H, kv_heads=1, head_dim=D)
-got = layout.unshard(VirtualCluster(P).run(program).results)
+
+
+def on_each_rank(ring):
+    shard = layout.shard(exact, ring.rank)
+    return ring_attention(*shard, ring=ring, layout=layout, causal=True, block="triton")
+
+
+got = layout.unshard(VirtualCluster(P).run(on_each_rank).results)
 right = oracle.attention(*exact, causal=True).out
 error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
-print(f"relative error below 1e-5: {bool(error < 1e-5)}")
+print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5: {bool(error < 1e-5)}")
 
 # %% [markdown]
 # Read on in [kernels.py](../ringlab/blocks/triton/kernels.py): `forward_step` is `table_kernel`, and its `_attend` is
 # `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what it adds, and why the backward has two
 # kernels.
 #
-# The interpreter does not say how fast a kernel is; lesson 13 shows how to measure. But without a GPU one can still ask the
-# compiler how much room it takes. Here is the shipped kernel for an H100-class chip, with tiles of 128 rows × 64 keys. It
-# divides a program's work among 8 **warps**, groups of 32 threads; then among 4.
+# Lesson 13 measures how fast a kernel is. But a compiler can say without a GPU whether a program's tiles fit. A program's
+# threads work in **warps**, groups of 32. acc, scores and weights lie in **registers**, of which a thread has at most 255;
+# the compiler **spills** the rest to memory. q and the K and V tiles lie in **shared memory**. ringlab gives a program of
+# 128 rows 8 warps. With 4, each thread holds twice as much:
 
 # %% tags=["nbval-ignore-output"]
+# sm_90 is the compiler's name for the H100 and H200; 128 is the head dim
 shipped = configs.choose("forward_step", "sm_90", 128, "bfloat16")
 fewer_warps = replace(shipped, num_warps=shipped.num_warps // 2)
 jobs = [offline.Job("forward_step", "sm_90", 128, "bfloat16", config)
         for config in (shipped, fewer_warps)]
 for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
-    print(f"{job.config!s:28} {made.registers} registers a thread, {made.spill_bytes:3} bytes "
-          f"spilled, {made.shared_bytes / 1024:.0f} KiB of shared memory")
+    print(f"{job.config.block_m} rows, {job.config.num_warps} warps: "
+          f"{made.registers} registers a thread, {made.spill_bytes} bytes spilled, "
+          f"{made.shared_bytes / 1024:.0f} KiB of shared memory")
 
 # %% [markdown]
-# acc, scores and weights are in **registers**, of which a thread has at most 255; the rest is **spilled** to memory. q and
-# the K and V tiles are in **shared memory**.
+# With 4 warps the registers run out, and part of what we kept out of memory goes back there. So if you enlarge a tile, look
+# at the spills before you measure.
 #
 # ## Recap
 #
-# - A ring step moves its K/V block once, and a state of D + 2 float32 numbers for each row and head **both ways**: twice
-#   the block in bfloat16, more with grouped heads.
+# - A ring step sends its K/V block over the wire once. It moves a state of D + 2 float32 numbers for each row and head
+#   **both ways**: twice the block in bfloat16, more with grouped heads.
 # - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes, less in the first and
 #   in the last step.
-# - The state is float32, m above all, or the error grows with P.
-# - Layouts are tables: rows of a program, segments of keys, a shift. Hidden tiles are not even read.
+# - The state is float32. Where scores are large, m matters most, because acc and total are relative to it.
+# - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
+#   not even read.
 #
 # ## Self-check
 #

@@ -254,7 +254,7 @@ def test_a_simulation_is_drawn_like_a_run() -> None:
     assert [one.waited(rank) for rank in range(4)] == pytest.approx(simulation.waited_s.tolist())
     assert one.busy_fraction == pytest.approx(simulation.busy_fraction)
     words = [text.get_text() for text in gantt.figure(simulation.trace()).legends[0].get_texts()]
-    assert "attention backward, in step …" in words and "ranks agree on the call" not in words
+    assert "attention backward (number: step)" in words and "ranks agree on the call" not in words
 
 
 def test_a_comparison_has_one_time_axis() -> None:

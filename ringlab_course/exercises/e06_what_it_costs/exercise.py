@@ -9,7 +9,7 @@
 # | stage | function | what the checks look at |
 # |---|---|---|
 # | 06.threshold | `least_tokens` | FLOPs and bytes, units of data sheets, shared heads, a causal mask |
-# | 06.makespan | `makespan` | one buffer and two, unequal ranks, unequal links |
+# | 06.makespan | `makespan` | compute, then shift; post, then compute; unequal ranks, unequal links |
 # | 06.overlap | `overlapped_ring` | values, exchanges under way while you compute, their number, bytes, memory |
 # | 06.table | `max_speedup` | the FLOPs of a paper's models and of others |
 #
@@ -77,8 +77,8 @@ check("06.threshold")
 # computes in step t. `hop_s[r]` is the time that a message from rank r to the next rank takes; after the last rank comes
 # rank 0. Return the seconds from the common start until the last rank has ended.
 #
-# - With one buffer (`overlapped` False) a rank computes, then posts the exchange and waits for it.
-# - With two buffers (`overlapped` True) it posts the exchange when a step begins, computes, and then waits.
+# - Compute, then shift (`overlapped` False): a rank computes, then posts the exchange and waits for it.
+# - Post, then compute (`overlapped` True): a rank posts the exchange when a step begins, computes, and then waits.
 # - A message begins when *both* its ends have posted. A rank's exchange is over when its own message has been delivered
 #   and the message from the previous rank has arrived.
 # - After the last step nothing is exchanged.
@@ -108,7 +108,7 @@ check("06.makespan")
 # %% [markdown]
 # ## 06.overlap · Hidden hops in less memory
 #
-# The lesson's double-buffered ring holds two blocks beside its shard: the one in use and the one that is arriving. It
+# The lesson's ring that posts first holds two blocks beside its shard: the one in use and the one that is arriving. It
 # can do with less. Cut every block into `pieces` pieces along its tokens, and let each piece travel while the rank
 # computes with *that* piece. Meanwhile the next block's piece of the same number arrives. Once it is here, the piece
 # that you sent is no longer needed. So a rank holds one block and one piece beside its shard.

@@ -203,7 +203,7 @@ Array = np.ndarray
 
 
 def _compare(subject: Any, rings: Iterable[tuple[Any, Any]], text: str = "") -> None:
-    """Compare all rings' makespans, each with one buffer and with two; a mistake is named only if it fits them all."""
+    """Compare all rings' makespans, each computing first and posting first; a mistake is named only if it fits them all."""
     compare_all(_cases(subject, rings, text), MISTAKES)
 
 
@@ -211,7 +211,7 @@ def _cases(subject: Any, rings: Iterable[tuple[Any, Any]], text: str) -> Iterato
     for compute_s, hop_s in rings:
         for overlapped in (False, True):
             inputs = (np.asarray(compute_s, float), np.asarray(hop_s, float), overlapped)
-            how = "double buffered" if overlapped else "one buffer"
+            how = "post, then compute" if overlapped else "compute, then shift"
             figures = text or f"compute_s {inputs[0].tolist()}, hop_s {inputs[1].tolist()}"
             answer, truth = subject.call(*inputs), makespan(*inputs)
             yield answered_number(answer, truth, inputs, f"{figures}, {how}", "s")
@@ -294,10 +294,10 @@ def _check_random(subject: Any, rng: np.random.Generator) -> None:
 HINTS = (
     "When can rank r begin its step 1? Name everything that must have happened by then.",
     "Keep one array with the time at which each rank is ready for its next step, and go step by step. The computation "
-    "takes a rank from `ready` to `done`. It posts its exchange at `ready` or at `done`, depending on the buffers. The "
+    "takes a rank from `ready` to `done`. It posts its exchange at `ready` or at `done`, depending on `overlapped`. The "
     "posts of r and r + 1 determine when their message is over. np.roll shifts an array by one rank.",
     r"$m_r = \max(p_r, p_{r+1}) + h_r$, $\;\mathrm{ready}_r \leftarrow \max(\mathrm{done}_r, m_r, m_{r-1})$, with $p$ = "
-    r"ready (double buffered) or done",
+    r"ready (post, then compute) or done",
 )
 
 STAGE = Stage(

@@ -3,7 +3,7 @@
 #
 # **You build** the kernel of a ring step that the lesson did not have: its blocks travel in int8, it can go on from a
 # finished result, and it knows sliding windows. There are four stages, and each uses those before it.
-# **You need** [lesson 12](../notebooks/12_triton_ring_step.ipynb). **Minutes** 90.
+# **You need** [lesson 12](../notebooks/12_triton_ring_step.ipynb). **Minutes** 45.
 #
 # | stage | function | what is checked |
 # |---|---|---|
@@ -141,7 +141,7 @@ check("12.tile")
 #
 # On the last step nothing will read the state again. Leave it alone, and store OUT = acc / total and
 # LSE = ln Σ e^score, float32, with the **natural** logarithm. On all other steps store the state, and nothing else. A row
-# that saw no key has OUT = 0 and LSE = −∞, as a result too. With one rank the only step is both.
+# that saw no key has OUT = 0 and LSE = −∞, as a result too. With one rank the only step is both first and last.
 #
 # `at` are the indices of a program's rows in M, TOTAL and LSE, and `wide` those of its elements in ACC and OUT; `own` says
 # which rows exist. Every masked load has an `other`: without one, masked lanes hold anything. Here a step sees no key:
@@ -262,7 +262,8 @@ check("12.step")
 # - Keys `full` … `full_end − 1` are seen by all rows of the program.
 # - Of the keys before them, `k_begin` … `full − 1`, and of those after them, `full_end` … `k_end − 1`,
 #   **row i of the shard sees key j if i + low ≤ j ≤ i + high**. Each of the three parts may be empty. None needs to begin
-#   at a multiple of `BLOCK_N`, or to be a multiple of it long. A tile may lie across parts, if its mask is right.
+#   at a multiple of `BLOCK_N`, or to be a multiple of it long. The lesson's kernel asks once for each tile, at its first key,
+#   whether to mask it. Here that is wrong for a tile that lies across two parts: mask all of it, or let no tile lie across.
 # - Other keys must not be read: their scales may be anything, NaN too.
 #
 # Without a window `low` is −2³⁰. A mask over the middle part as well would change no answer and no byte. It costs

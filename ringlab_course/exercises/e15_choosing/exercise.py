@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 #
 # A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). There are at least 2 ranks, and P divides S: each
 # rank has S/P tokens. The U ranks of a row share the heads, and the ranks with the same heads, one from each of the P/U
-# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`, any number for
-# `"hybrid"`, also 1 or P (`choose` below leaves these two out).
+# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`. For `"hybrid"` U may be any
+# number, 1 and P included.
 #
 # Return the bytes that a rank sends in one forward, a whole number. Return **None** where the schedule cannot run:
 #
@@ -156,7 +156,7 @@ check("15.choose")
 # - Compute in float32 at least. Scores may be several hundred, with either sign.
 # - The bytes that you send must not grow with the sequence.
 # - `ring.all_reduce(x)` adds up over the ranks; `ring.all_reduce(x, op="max")` takes the maximum.
-#   All ranks must call them equally often: a rank without tokens, too.
+#   All ranks must call them equally often: a rank without tokens, too. An empty part has lse = −∞.
 
 
 # %% grade="15.decode"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ringlab import contiguous, striped, zigzag
 from ringlab.errors import CommError
 from ringlab.viz.style import png
-from ringlab_course.figures import courier_view, ring_step, side_by_side
+from ringlab_course.figures import courier_view, ring_step, side_by_side, step_report
 from ringlab_course.figures.ring_step import LAYOUTS, StepPicture, describe, layouts_at, step_picture
 
 
@@ -228,8 +228,8 @@ def test_bytes_of_rows_are_added_up_launch_by_launch() -> None:
     one = [access(0, "load", "Q", 9), access(0, "load", "ACC", 3), access(0, "store", "ACC", 2)]
     one += [access(1, "load", "K", 9), access(1, "store", "M", 1)]
     two = [access(0, "load", "SEGMENTS", 9), access(0, "store", "OUT", 5), access(1, "load", "TOTAL", 1)]
-    assert ring_step.moved(one + two) == [(12, 12), (4, 10)]
-    assert ring_step.moved([]) == []
+    assert step_report.moved(one + two) == [(12, 12), (4, 10)]
+    assert step_report.moved([]) == []
 
 
 def test_sliders_move_the_picture_and_its_words() -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringlab import striped
 from ringlab.conformance.runner import Finding
 from ringlab.errors import CourseError
 from ringlab.nn import Degrees
@@ -33,6 +34,7 @@ from ringlab_course.figures import (
     papers,
     ring_step,
     side_by_side,
+    step_report,
 )
 from ringlab_course.figures.side_by_side import Job
 from tests.viz.test_keyboard import faults
@@ -266,6 +268,9 @@ def test_without_a_person_it_says_where_the_matrix_stands(capsys: pytest.Capture
 
 
 KNOWN = [[(rank - step) % 4 + 10 for step in range(4)] for rank in range(4)]
+SEGMENT = striped(64, 4), 1, 3, (9, 16), (0, 8, 15, -1)
+FOUR = ring_step.layouts_at(1024, 4, rank=1, step=1)
+STEPS = {"ring": (3, 180e-6, 100e-6), "rows of 2": (1, 180e-6, 200e-6)}
 LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
 
 
@@ -276,13 +281,29 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         (memory_ledger.shapes_figure(), memory_ledger.describe_shapes()),
         (memory_ledger.sharing_figure(8, 2), memory_ledger.describe_sharing(8, 2)),
         (ring_step.traffic(LADDER, 4), ring_step.describe_traffic(LADDER, 4)),
+        (step_report.segment(*SEGMENT), step_report.describe_segment(*SEGMENT)),
+        (ring_step.grid(FOUR), ring_step.describe_grid(FOUR)),
         (exchanges.trade(), exchanges.describe_trade()),
         (exchanges.schedules(), exchanges.describe_schedules()),
         (exchanges.decode_step([64, 64, 63]), exchanges.describe_decode_step([64, 64, 63])),
+        (exchanges.steps(STEPS), exchanges.describe_steps(STEPS)),
         (loss_curves.shares(), loss_curves.describe_shares()),
         (loss_curves.mesh(Degrees(dp=2, cp=2, tp=2)), loss_curves.describe_mesh(Degrees(dp=2, cp=2, tp=2))),
     ],
-    ids=["notes", "shapes", "sharing", "traffic", "trade", "schedules", "decode", "shares", "mesh"],
+    ids=[
+        "notes",
+        "shapes",
+        "sharing",
+        "traffic",
+        "segment",
+        "tiles",
+        "trade",
+        "schedules",
+        "decode",
+        "steps",
+        "shares",
+        "mesh",
+    ],
 )
 def test_a_still_picture_can_be_read_and_has_words(figure, words):
     assert illegible(figure) == []
@@ -315,10 +336,20 @@ def test_an_all_to_all_sends_one_piece_from_each_rank_to_each() -> None:
 def test_every_schedule_computes_a_quarter_and_needs_the_other_keys_of_its_heads(name) -> None:
     grid = exchanges.panels()[name]
     heads = grid.any(axis=1)
-    assert (grid == exchanges.OWN).sum() == grid.size // 4 and grid[heads].all()
+    computed = (grid == exchanges.OWN) | (grid == exchanges.TRADED)
+    assert computed.sum() == grid.size // 4 and grid[heads].all()
+    assert (grid[:, 4:8][heads] == exchanges.OWN).all()
 
 
 def test_each_rank_shows_how_many_keys_it_has() -> None:
     shown = texts(exchanges.decode_step([64, 64, 63]))
     assert [text for text in shown if "keys" in text] == [f"{n} keys, values" for n in (64, 64, 63)]
-    assert shown.count("out, lse") == 3 and shown.count("merged out") == 1
+    assert shown.count("out, lse") == 3 and shown.count("merged out") == 3
+
+
+def test_what_a_hop_exposes_is_its_length_less_the_block() -> None:
+    figure = exchanges.steps(STEPS)
+    shown = texts(figure)
+    assert "3 × 80 µs exposed" in shown and "hidden" in shown
+    widths = sorted(round(bar.get_width()) for bar in figure.axes[0].patches)
+    assert widths == [80, 100, 180, 180, 200]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from ringlab.viz.style import png
 from ringlab_course.figures import error_curves, rounding
@@ -144,7 +143,7 @@ def test_the_lines_of_the_figure_are_the_errors() -> None:
         assert len({colour for colour, _ in looks}) == len({mark for _, mark in looks}) == 3
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", error_curves.RANGES)
 def test_every_panel_has_room_for_its_lines(dtype: str) -> None:
     low, high = error_curves.RANGES[dtype]
     for probe in PROBES:
@@ -162,20 +161,22 @@ def test_the_words_say_what_the_lines_show() -> None:
     assert f"lse in bf16 {one.errors['lse'][0]:.0e} to {one.errors['lse'][-1]:.0e}" in describe([one])
 
 
-def test_the_player_redraws_for_inputs_and_dtype() -> None:
-    which, dtype, picture = error_curves.player().children
-    for probe, name in (("sloped", "bf16"), ("plain", "fp32")):
-        which.value, dtype.value = probe, name
-        assert describe([panel(probe, name)]) in picture.value
+def test_the_shapes_are_mean_errors_with_their_names_in_picture_and_words() -> None:
+    faults = ("bf16 accumulator", "sound")
+    (ax,) = error_curves.shapes("plain", faults).axes
+    for line, fault in zip(ax.lines, faults, strict=True):
+        runs = [errors(FAULTS[fault], "plain", seed=seed) for seed in error_curves.SEEDS]
+        assert np.allclose(line.get_ydata(), np.mean(runs, axis=0))
+    assert [text.get_text() for text in ax.texts] == list(faults)
+    last = error_curves.mean_errors("sound", "plain")[-1]
+    assert error_curves.describe_shapes("plain", faults).endswith(f"to {last:.1e}.")
 
 
-def test_without_a_person_the_panels_of_all_inputs_are_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[Figure, str]] = []
-    monkeypatch.setattr(error_curves, "show", lambda drawing, alt: shown.append((drawing, alt)))
-    monkeypatch.setattr(error_curves, "show_player", lambda player, still: still())
-    error_curves.play()
-    [(drawing, alt)] = shown
-    assert len(drawing.axes) == len(PROBES) and alt == describe([panel(probe) for probe in PROBES])
+@pytest.mark.parametrize("probe", ["plain", "large"])
+def test_the_shapes_have_room_for_their_lines(probe: str) -> None:
+    (ax,) = error_curves.shapes(probe, tuple(error_curves.SHAPES)).axes
+    low, high = ax.get_ylim()
+    assert all(low < min(line.get_ydata()) and max(line.get_ydata()) < high for line in ax.lines)
 
 
 def test_the_gallery_has_a_panel_for_each_program_and_marks_what_is_not_finite() -> None:

@@ -1,0 +1,148 @@
+"""What a version of the ring step moves, where two kernels differ, and one line of the launch table as a picture.
+
+`segment` draws the line as it is given, and takes what each row sees from the layout: a wrong line shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlab.layout import Layout
+from ringlab_course.checking.accesses import record_accesses
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ringlab_course.checking.accesses import Access
+
+Moved = list[tuple[int, int]]
+"""For each launch, the bytes (read, written) of what belongs to its rows."""
+
+
+def moved(accesses: Iterable[Access]) -> Moved:
+    """Return, for each launch, the bytes (read, written) of what belongs to its rows: partials, state and results.
+
+    Q, K, V and launch tables are left out. OUT has two bytes an element, everything else four. A launch begins where the
+    programs begin at (0, 0, 0) again.
+    """
+    launches: list[dict[str, int]] = []
+    before = False
+    for access in accesses:
+        first = access.program == (0, 0, 0)
+        if first and not before:
+            launches.append({"load": 0, "store": 0})
+        before = first
+        if access.argument not in ("Q", "K", "V", "PROGRAMS", "SEGMENTS"):
+            launches[-1][access.kind] += len(access.offsets) * (2 if access.argument == "OUT" else 4)
+    return [(each["load"], each["store"]) for each in launches]
+
+
+def report(
+    ladder: dict[str, Moved], name: str, right: NDArray[Any], steps: Callable[..., Any], *args: Any
+) -> int:
+    """Run all steps, print what they did, and note it in the ladder; return the bytes moved for rows.
+
+    right: the result in float64, with which the tensor that `steps(*args)` returns is compared.
+    """
+    with record_accesses() as accesses:
+        out = steps(*args)
+    launches = ladder[name] = moved(accesses)
+    tiles = sum(access.argument == "K" for access in accesses)
+    error = np.linalg.norm(out.double().numpy() - right) / np.linalg.norm(right)
+    total = sum(map(sum, launches))
+    print(
+        f"{name:16} {len(launches)} launches, {tiles} tiles, {total / 1024:.0f} KiB for rows, error {error:.2%}"
+    )
+    return total
+
+
+def changes(old: Any, new: Any) -> None:
+    """Print the lines that differ between two kernels, without their signatures."""
+    before, after = (inspect.getsource(kernel.fn).split("):\n", 1)[1].splitlines() for kernel in (old, new))
+    print("\n".join(line for line in difflib.ndiff(before, after) if line[0] in "+-"))
+
+
+def segment(
+    layout: Layout, rank: int, origin: int, rows: tuple[int, int], line: tuple[int, int, int, int]
+) -> Figure:
+    """Return a picture of one line of SEGMENTS, for the rows (start, stop) of one program.
+
+    line: start, split, stop, shift. A cell is one score.
+    """
+    from matplotlib.patches import Patch, Rectangle
+
+    from ringlab.viz.style import INK, ORANGE, PAPER, RULE, SKY, new_figure, styled
+
+    start, split, stop, shift = line
+    (row_start, row_stop), own, keys = rows, layout.positions(rank), layout.positions(origin)
+    free: dict[str, Any] = {"facecolor": SKY, "edgecolor": PAPER}
+    seen: dict[str, Any] = {"facecolor": ORANGE, "edgecolor": PAPER, "hatch": "//"}
+    hidden: dict[str, Any] = {"facecolor": PAPER, "edgecolor": ORANGE, "hatch": ".."}
+    outside: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RULE, "hatch": "xx"}
+    with styled():
+        figure = new_figure((8.6, 4.2))
+        title = (
+            f"Rows {row_start} to {row_stop - 1}: start {start}, split {split}, stop {stop}, shift {shift}"
+        )
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+        ax = figure.subplots()
+        for row in range(row_start, row_stop):
+            for key in range(len(keys)):
+                masked = seen if keys[key] <= own[row] else hidden
+                look = outside if not start <= key < stop else free if key < split else masked
+                ax.add_patch(Rectangle((key, row), 1, 1, linewidth=0.8, **look))
+            last = row + shift + 1
+            ax.plot((last, last), (row, row + 1), color=INK, linewidth=2.4)
+            if row + 1 < row_stop:
+                ax.plot((last, last + 1), (row + 1, row + 1), color=INK, linewidth=2.4)
+        for at, name in ((start, "start"), (split, "split"), (stop, "stop")):
+            ax.plot((at, at), (row_start - 0.55, row_stop), color=INK, linewidth=1.0, linestyle=":")
+            ax.text(at, row_start - 0.65, f"{name} {at}", ha="center", va="bottom", fontsize=9)
+        ax.set(xlim=(-0.6, len(keys) + 0.6), ylim=(row_stop, row_start - 1.5), aspect="equal")
+        ax.set_xticks(np.arange(len(keys)) + 0.5, [f"{key}\n{token}" for key, token in enumerate(keys)])
+        ax.set_yticks(
+            np.arange(row_start, row_stop) + 0.5,
+            [f"{row}: token {own[row]}" for row in range(row_start, row_stop)],
+        )
+        ax.set_xlabel(f"key of rank {origin}, and below it its token", fontsize=9)
+        ax.set_ylabel(f"row of rank {rank}", fontsize=9)
+        ax.tick_params(length=0, labelsize=8)
+        ax.spines[:].set_visible(False)
+        ax.grid(visible=False)
+        words = {"full: no mask": free, "masked: seen": seen, "masked: hidden": hidden}
+        handles: list[Any] = [
+            Patch(label=label, **look) for label, look in {**words, "not read": outside}.items()
+        ]
+        (stairs,) = ax.plot(
+            [], [], color=INK, linewidth=2.4, label=f"row i sees keys up to i {_signed(shift)}"
+        )
+        figure.legend(handles=[*handles, stairs], loc="outside lower center", ncols=5, fontsize=8.5)
+    return figure
+
+
+def describe_segment(
+    layout: Layout, rank: int, origin: int, rows: tuple[int, int], line: tuple[int, int, int, int]
+) -> str:
+    """The picture of `segment` in words."""
+    start, split, stop, shift = line
+    words = [
+        f"One line of SEGMENTS, {start}, {split}, {stop}, {shift}, for rows {rows[0]} to {rows[1] - 1} of rank {rank}, "
+        f"which meet {layout.length(origin)} keys of rank {origin}. Keys {start} to {split - 1} need no mask. Under "
+        f"the mask of keys {split} to {stop - 1}:"
+    ]
+    own, keys = layout.positions(rank), layout.positions(origin)
+    for row in range(*rows):
+        count = int((keys[split:stop] <= own[row]).sum())
+        words.append(f"row {row}, token {own[row]}, sees {count} of {stop - split};")
+    left = layout.length(origin) - (stop - start)
+    return " ".join(words)[:-1] + f". Keys not read: {left}."
+
+
+def _signed(shift: int) -> str:
+    return f"− {-shift}" if shift < 0 else f"+ {shift}"
