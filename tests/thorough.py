@@ -23,6 +23,7 @@ BITS = "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_b
 PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts"
 ISOLATED = "tests/conformance/test_faults.py::test_a_signal_is_named"
 PEERS = "only here: they try out other packages of ring attention, not ringlab"
+STEPS = "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]: the same checks on virtual ranks"
 SKIPS = "only here: they start pytest, and are about what CI may skip"
 THOROUGH = {
     "solutions/": "tests/course/test_submissions.py::test_the_solution_passes_every_tier runs their graded cells",
@@ -53,6 +54,15 @@ THOROUGH = {
     "tests/conformance/test_peers.py::test_wrong_gradients": PEERS,
     "tests/conformance/test_report.py::test_the_exit_status": "tests/conformance/test_report.py::test_the_command_writes",
     "tests/conformance/test_report.py::test_the_plugin": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/conformance/test_decoding.py::test_a_decode_over": STEPS,
+    "tests/conformance/test_decoding.py::test_right": "tests/conformance/test_decoding.py::test_a_check_without: a right decode",
+    "tests/conformance/test_stepping.py::test_a_hang": STEPS,
+    "tests/conformance/test_stepping.py::test_a_model": "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]",
+    "tests/conformance/test_stepping.py::test_a_step_over": STEPS,
+    "tests/conformance/test_stepping.py::test_a_step_that_demands": "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]",
+    "tests/conformance/test_stepping.py::test_a_wrong": WRONG,
+    "tests/conformance/test_stepping.py::test_the_plain_step_passes[1]": "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]",
+    "tests/conformance/test_stepping.py::test_the_rank": STEPS,
     "tests/conformance/test_uses.py::test_a_target_with": "tests/conformance/test_uses.py::test_axes_there_and_back",
     "tests/conformance/test_uses.py::test_a_wrong_run": "only here: it saves time, and changes no verdict",
     "tests/conformance/test_uses.py::test_an_allowed": "tests/conformance/test_report.py::test_the_command_writes",

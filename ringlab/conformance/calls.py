@@ -5,12 +5,18 @@ For kinds of targets whose results are compared with each other, or with the ora
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import torch
 
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
@@ -20,12 +26,16 @@ from ringlab.conformance.checks import LOADS
 from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.runner import Finding, Report
-from ringlab.conformance.runs import Trouble
-from ringlab.conformance.target import RING, TORCH, parameters
+from ringlab.conformance.runs import RAISED, Trouble
+from ringlab.conformance.target import RING, TORCH, parameters, required
+from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
 
 ResultOf: TypeAlias = Callable[..., Any]
-_GIVEN_UP = 3  # calls that fail on one number of ranks; each costs new processes
+_IN_A_ROW, _ENDED = (
+    3,
+    2,
+)  # calls that may raise one after the other, hang or end their process, on a number of ranks
 
 
 class OnRanks(Protocol):
@@ -44,12 +54,17 @@ class Calls(Generic[C, R]):
     """Makes the calls of one function, and keeps the results of all ranks of each, or its trouble.
 
     result: makes one rank's result of a call, from the function, the call, the ring if there is one, the rank and the seed.
-    limit: seconds for each call on processes.
+    limit: seconds for each call on processes. given: the arguments that a function may have, beside those of `around`.
+
+    Raises: BackendError unless the target is a function that has one of these and requires no other.
     """
 
-    def __init__(self, target: Any, result: ResultOf, seed: int, limit: float) -> None:
+    def __init__(
+        self, target: Any, result: ResultOf, seed: int, limit: float, given: Collection[str]
+    ) -> None:
         self.target, self.result, self.seed, self.limit = target, result, seed, limit
         self.function = function = named(target) if isinstance(target, str) else target
+        _check_parameters(function, {*given, *AROUND})
         self.over_ring = not {"ring", "comm"}.isdisjoint(parameters(function))
         self.done: dict[C, list[R] | Trouble] = {}
         self.seconds: dict[C, float] = {}
@@ -57,9 +72,10 @@ class Calls(Generic[C, R]):
     def make(self, cases: Iterable[C]) -> None:
         """Make those cases that are not made yet."""
         left = [case for case in dict.fromkeys(cases) if case not in self.done]
-        for P in sorted({case.P for case in left}):
-            make = self._on_virtual_ranks if self.over_ring else self._on_processes
-            make(P, [case for case in left if case.P == P])
+        with redirect_stdout(sys.stderr):  # a report may go to stdout
+            for P in sorted({case.P for case in left}):
+                make = self._on_virtual_ranks if self.over_ring else self._on_processes
+                make(P, [case for case in left if case.P == P])
 
     def of(self, *cases: C) -> list[list[R]]:
         """Return the results of all ranks for each of the cases. Raises: Failed if one of them has none."""
@@ -68,16 +84,12 @@ class Calls(Generic[C, R]):
                 raise Failed(f"{trouble} ({case})")
         return [found for case in cases if not isinstance(found := self.done[case], Trouble)]
 
-    def has_one_of(self, names: Sequence[str]) -> None:
-        """Return if the target is a function with one of these parameters. Raises: BackendError otherwise."""
-        if not callable(self.function) or parameters(self.function).isdisjoint(names):
-            raise BackendError(f"a function with a parameter {' or '.join(names)}", repr(self.function))
-
     def _on_virtual_ranks(self, P: int, cases: Sequence[C]) -> None:
         for case in cases:
             begun = time.monotonic()
             try:
-                self.done[case] = VirtualCluster(P, memory=False).run(self._on_ring, case).results
+                with kept_modes():
+                    self.done[case] = VirtualCluster(P, memory=False).run(self._on_ring, case).results
             except Exception as error:
                 self.done[case] = perform.described(error)
             self.seconds[case] = time.monotonic() - begun
@@ -88,44 +100,60 @@ class Calls(Generic[C, R]):
 
     def _on_processes(self, P: int, cases: Sequence[C]) -> None:
         """Make the cases in one launch, and those after a failed one in another."""
-        left, failures = list(cases), 0
-        while left and failures < _GIVEN_UP:
+        left, in_a_row, ended = list(cases), 0, 0
+        while left and in_a_row < _IN_A_ROW and ended < _ENDED:
             begun = time.monotonic()
             made = self._launched(P, left)
             self.seconds |= dict.fromkeys(left[:made], (time.monotonic() - begun) / made)
-            failures += isinstance(self.done[left[made - 1]], Trouble)
+            last = self.done[left[made - 1]]
+            if isinstance(last, Trouble):
+                in_a_row = in_a_row + 1 if made == 1 else 1
+                ended += last.kind != RAISED
             left = left[made:]
-        self.done |= dict.fromkeys(left, Trouble("not run", f"{failures} runs on {P} ranks failed"))
+        self.done |= dict.fromkeys(left, Trouble("not run", f"calls before it failed, on P={P}"))
 
     def _launched(self, P: int, cases: Sequence[C]) -> int:
         """Make cases up to the first that fails; return how many were made."""
         failure: Exception = RuntimeError("a rank left no result")
-        with tempfile.TemporaryDirectory(prefix="ringlab-step-") as name:
+        arguments = (P, self.target, self.result, cases, self.seed, self.limit)
+        with tempfile.TemporaryDirectory(prefix="ringlab-check-") as name:
             try:
-                timeout = self.limit * len(cases)
-                launch(
-                    _program,
-                    P,
-                    self.target,
-                    self.result,
-                    cases,
-                    self.seed,
-                    name,
-                    timeout=timeout,
-                    memory=False,
-                )
+                launch(_program, *arguments, name, timeout=2 * self.limit * len(cases), memory=False)
             except Exception as error:
                 failure = error
             for index, case in enumerate(cases):
                 parts = perform.ranks_left(Path(name), index, P)
-                trouble = perform.first_trouble(
-                    failure, [x if isinstance(x, _Trouble) else None for x in parts]
-                )
-                if trouble or None in parts:
-                    self.done[case] = trouble or perform.described(failure)
+                if None in parts or any(isinstance(part, _RankTrouble) for part in parts):
+                    self.done[case] = _trouble_of(failure, parts)
                     return index + 1
                 self.done[case] = parts
         return len(cases)
+
+
+def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
+    """The trouble of a call: a rank that hung or whose process ended, else the error of the rank that failed first."""
+    reported = perform.first_trouble(failure, [x if isinstance(x, _RankTrouble) else None for x in parts])
+    if reported is not None and reported.kind != RAISED:
+        return reported
+    return perform.crash_in(failure) or reported or perform.described(failure)
+
+
+AROUND = ("ring", "comm", "group", "rank", "world_size")
+
+
+def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
+    """Return the arguments called `AROUND`, by name; the group of processes only where there is no ring."""
+    known: dict[str, Any] = {"ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": P}
+    return known if ring is not None else {**known, "group": torch.distributed.group.WORLD}
+
+
+def _check_parameters(function: Any, given: Collection[str]) -> None:
+    """Return if `given` has all that a function requires, and something that it takes. Raises: BackendError otherwise."""
+    among = f"a function with parameters among {', '.join(sorted(given))}"
+    if not callable(function) or parameters(function).isdisjoint({*given} - {*AROUND}):
+        raise BackendError(among, getattr(function, "__qualname__", repr(function)))
+    if missing := sorted(required(function) - {*given}):
+        raise BackendError(among, f"one that requires {', '.join(missing)}", "bind it, or give it a default")
 
 
 class Failed(Exception):
@@ -133,26 +161,38 @@ class Failed(Exception):
 
 
 @dataclass
-class _Trouble:
+class _RankTrouble:
     """The trouble of one rank, in the place of its result."""
 
     trouble: Trouble
 
 
-def _program(ring: Ring, target: Any, result: ResultOf, cases: Sequence[Any], seed: int, folder: str) -> None:
+def _program(
+    ring: Ring, target: Any, result: ResultOf, cases: Sequence[Any], seed: int, limit: float, folder: str
+) -> None:
     function = named(target) if isinstance(target, str) else target
     for index, case in enumerate(cases):
         path = perform.rank_path(Path(folder), index, ring.rank)
+        watchdog = threading.Timer(limit, _hung, (path, limit))
+        watchdog.start()
         try:
-            perform.leave(path, result(function, case, None, ring.rank, seed))
-        except Exception as error:
-            perform.leave(path, _Trouble(perform.described(error)))
+            with kept_modes():
+                perform.leave(path, result(function, case, None, ring.rank, seed))
+        except BaseException as error:
+            perform.leave(path, _RankTrouble(perform.described(error)))
             raise
+        finally:
+            watchdog.cancel()
+
+
+def _hung(path: Path, limit: float) -> None:
+    perform.leave(path, _RankTrouble(Trouble("hung", f"the limit of {limit:g} s for one call was hit")))
+    os._exit(1)
 
 
 @dataclass(frozen=True)
 class Check(Generic[C, R]):
-    """One line of a table. cases: by the numbers of ranks. calls: those that a case needs. needs: parameters, by name.
+    """One line of a table. cases: by the numbers of ranks. calls: those that a case needs. needs: one of each of these parameters.
 
     wrong: a sentence on the fault of a case, or "". Raises: Failed if one of its calls has no result.
     """
@@ -162,7 +202,7 @@ class Check(Generic[C, R]):
     cases: Callable[[tuple[int, ...]], list[C]]
     calls: Callable[[C], list[C]]
     wrong: Callable[[Calls[C, R], C], str]
-    needs: tuple[str, ...] = ()
+    needs: tuple[tuple[str, ...], ...] = ()
 
 
 def report(
@@ -170,10 +210,10 @@ def report(
     checks: Sequence[Check[C, R]],
     only: Sequence[str],
     ranks: tuple[int, ...],
-    lacks: Mapping[str, str],
     what: str,
+    skip: Mapping[str, str],
 ) -> Report:
-    """Return the findings of the checks called `only`, or of all. lacks: why a check does not apply, by name. what: the kind of target.
+    """Return the findings of the checks called `only`, or of all. what: the kind of target. skip: why a check does not apply, by name.
 
     Raises: BackendError for an unknown check.
     """
@@ -181,31 +221,43 @@ def report(
     if unknown := sorted({*only} - {*known}):
         raise BackendError(f"checks among {', '.join(known)}", ", ".join(map(repr, unknown)))
     selected = [check for check in checks if check.name in only or not only]
-    wanted = [check for check in selected if not lacks.get(check.name)]
+    lacks = {check.name: skip.get(check.name) or _lacks(check, calls.function) for check in selected}
+    wanted = [check for check in selected if not lacks[check.name]]
     calls.make(each for check in wanted for case in check.cases(ranks) for each in check.calls(case))
     target, function = calls.target, calls.function
     name = target if isinstance(target, str) else getattr(function, "__qualname__", repr(function))
     over, transport = (RING, VIRTUAL) if calls.over_ring else (TORCH, "gloo")
     loads = Finding(LOADS, "the target can be imported", True, f"{name}, {what} over {over}", 0.0)
-    found = [
-        _finding(check, calls, ranks) if check in wanted
-        else Finding(check.name, check.asks, True, f"does not apply: {lacks[check.name]}", 0.0, applies=False)
-        for check in selected
-    ]  # fmt: skip
+    found = [_finding(check, calls, ranks, lacks[check.name]) for check in selected]
     seconds = sum(calls.seconds.values())
     return Report(
         name, over, transport, False, calls.seed, calls.limit, [loads, *found], len(calls.done), seconds
     )
 
 
-def _finding(check: Check[C, R], calls: Calls[C, R], ranks: tuple[int, ...]) -> Finding:
-    cases, wrong = check.cases(ranks), ""
+def _lacks(check: Check[C, R], function: Any) -> str:
+    for names in check.needs:
+        if parameters(function).isdisjoint(names):
+            return f"it has no parameter {' or '.join(names)}"
+    return ""
+
+
+def _finding(check: Check[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lack: str) -> Finding:
+    if lack:
+        return Finding(check.name, check.asks, True, f"{NOT_ASKED}{lack}", 0.0, applies=False)
+    cases = check.cases(ranks)
+    seconds = sum(calls.seconds.get(each, 0.0) for each in {x for case in cases for x in check.calls(case)})
     for case in cases:
         try:
-            wrong = wrong or check.wrong(calls, case)
+            wrong = check.wrong(calls, case)
         except Failed as failed:
             wrong = str(failed)
-    evidence = f"{len(cases)} cases: {'; '.join(map(str, cases))}"[:100]
-    needed = {each for case in cases for each in check.calls(case)}
-    seconds = sum(calls.seconds.get(each, 0.0) for each in needed)
-    return Finding(check.name, check.asks, not wrong, wrong or evidence, seconds)
+        if wrong:
+            applies = not wrong.startswith(NOT_ASKED)
+            return Finding(check.name, check.asks, not applies, wrong, seconds, applies)
+    return Finding(
+        check.name, check.asks, True, f"{len(cases)} calls, from {cases[0]} to {cases[-1]}", seconds
+    )
+
+
+NOT_ASKED = "does not apply: "

@@ -9,7 +9,8 @@ The function is called with those of these arguments that it has parameters for,
     positions         where the tokens of the slots in use stand in the sequence, int64
     ring comm group rank world_size   as a ring is (see `ringlab.conformance.target`)
 
-It returns out (B, H, n, D), or (out, lse) with lse (B, H, n) a natural logarithm, whole ones on every rank. Query i is token
+It returns out (B, H, n, D) in the dtype of q, or (out, lse) with lse (B, H, n) a natural logarithm in float32 (float64 for
+float64), whole ones on every rank. Query i is token
 S − n + i: it sees itself and the tokens before it. Tokens are dealt to ranks in turn, or in stretches.
 
 Bounds are those of a prefill of the whole sequence (`ringlab.conformance.tolerance`), widened as for a ring.
@@ -17,6 +18,7 @@ Bounds are those of a prefill of the whole sequence (`ringlab.conformance.tolera
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,13 +31,15 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.comm.ring import Ring
-from ringlab.conformance.calls import Calls, Check, report
+from ringlab.conformance.calls import Calls, Check, around, report
 from ringlab.conformance.runner import LIMIT, Report
 from ringlab.conformance.runs import Run, expected, inputs
-from ringlab.conformance.target import call, parameters
+from ringlab.conformance.step_cases import distance
+from ringlab.conformance.target import call
 from ringlab.errors import BackendError
 from ringlab.merge import state_dtype
 
+GIVEN = ("q", "k", "v", "length", "lengths", "positions")
 UNCLEARED = 1e4
 """The value of slots that are not in use: finite in every dtype, and far from any that is written."""
 SLOTS = 5
@@ -44,7 +48,7 @@ SLOTS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One call: n queries at the end of S tokens. dealt: "in turn" or "in stretches". values: as of a `Run`."""
+    """One call: n queries at the end of S tokens, of two sequences. dealt: "in turn" or "in stretches". values: as of a `Run`."""
 
     P: int
     S: int = 24
@@ -63,7 +67,9 @@ class Case:
 
     def run(self, seed: int) -> Run:
         """Return the run of the whole sequence."""
-        return Run(1, self.S, "", True, self.H, self.K, 16, dtype=self.dtype, values=self.values, seed=seed)
+        return Run(
+            1, self.S, "", True, self.H, self.K, 16, 2, dtype=self.dtype, values=self.values, seed=seed
+        )
 
     def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
         """Return the tokens that a rank's cache holds."""
@@ -90,15 +96,12 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
     mine = torch.from_numpy(case.tokens(rank))
     slots = SLOTS if case.uncleared else 0
     k, v = (torch.nn.functional.pad(x[:, :, mine], (0, 0, 0, slots), value=UNCLEARED) for x in (k, v))
-    given = {"q": q[:, :, case.S - case.n :].contiguous(), "k": k, "v": v}
-    kept = {name: x.clone() for name, x in given.items()}
-    known: dict[str, Any] = {
-        **given, "length": len(mine), "lengths": [len(case.tokens(each)) for each in range(case.P)],
-        "positions": mine, "ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": case.P,
+    given: dict[str, Any] = {
+        "q": q[:, :, case.S - case.n :].contiguous(), "k": k, "v": v, "length": len(mine),
+        "lengths": [len(case.tokens(each)) for each in range(case.P)], "positions": mine,
     }  # fmt: skip
-    if ring is None:
-        known["group"] = torch.distributed.group.WORLD
-    found = call(function, (), known)
+    kept = copy.deepcopy(given)
+    found = call(function, (), {**given, **around(ring, rank, case.P)})
     out, lse, *_ = (*found, None) if isinstance(found, (tuple, list)) and found else (found, None)
     for name, x, like in (("out", out, q), ("lse", lse, q.to(state_dtype(q.dtype))[..., 0])):
         shape = (*like.shape[:2], case.n, *like.shape[3:])
@@ -107,8 +110,12 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
         if not isinstance(x, Tensor) or (tuple(x.shape), x.dtype) != (shape, like.dtype):
             got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise BackendError(f"{name} as a tensor {shape} of {like.dtype}", got)
-    changed = [name for name, x in given.items() if not torch.equal(x, kept[name])]
+    changed = [name for name, x in given.items() if not _same(x, kept[name])]
     return Result(out.detach(), None if lse is None else lse.detach(), changed)
+
+
+def _same(x: Any, kept: Any) -> bool:
+    return torch.equal(x, kept) if isinstance(x, Tensor) else bool(x == kept)
 
 
 @lru_cache(maxsize=64)
@@ -126,7 +133,7 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
         for rank, each in enumerate(ranks):
             if (found := getattr(each, name)) is None:
                 continue
-            errors = np.nan_to_num(np.abs(oracle.float64(found) - true), nan=np.inf)
+            errors = distance(oracle.float64(found), true)
             if errors.max() > allowed:
                 at = np.unravel_index(int(errors.argmax()), errors.shape)
                 values = f"{float(found[at]):.6g} for {true[at]:.6g}, {allowed:.2g} is allowed"
@@ -150,11 +157,13 @@ CHECKS: tuple[Check[Case, Result], ...] = (
     Check("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in ("in turn", "in stretches")], _itself, _differs),
     Check("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], _itself, _differs),
     Check("grouped heads", "fewer key/value heads than query heads", lambda ranks: [Case(P, H=4, K=K) for P in ranks for K in (2, 1)], _itself, _differs),
-    Check("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, P - 1) for dealt in ("in turn", "in stretches")], _itself, _differs),
+    Check("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, max(1, P - 1)) for dealt in ("in turn", "in stretches")], _itself, _differs),
     Check("large scores", "scores of some hundreds, which overflow without a maximum", lambda ranks: [Case(P, values=values) for P in ranks for values in ("large", "negative")], _itself, _differs),
-    Check("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt) for P in ranks for n in (2, 7) for dealt in ("in turn", "in stretches")], _itself, _differs, ("positions",)),
-    Check("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], _itself, _differs, ("positions",)),
-    Check("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, P - 1)], _itself, _differs, ("length", "lengths", "positions")),
+    Check("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in ("in turn", "in stretches")], _itself, _differs, (("positions",),)),
+    Check("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, 7, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], _itself, _differs, (("positions",),)),
+    Check("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], _itself, _differs, (("positions",),)),
+    Check("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, max(1, P - 1))], _itself, _differs, (("length", "lengths", "positions"),)),
+    Check("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, n=3, uncleared=True) for P in ranks], _itself, _differs, (("positions",),)),
     Check("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], _itself, _changed),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
@@ -183,12 +192,5 @@ def check_decode(
     """
     if not ranks or min(ranks) < 1:
         raise BackendError("numbers of ranks of at least 1", repr(tuple(ranks)))
-    calls = DecodeCalls(target, result, seed, limit)
-    calls.has_one_of(("q",))
-    has = parameters(calls.function)
-    lacks = {
-        check.name: f"it has no parameter {' or '.join(check.needs)}"
-        for check in CHECKS
-        if check.needs and has.isdisjoint(check.needs)
-    }
-    return report(calls, CHECKS, only, tuple(ranks), lacks, "a decode")
+    calls = DecodeCalls(target, result, seed, limit, GIVEN)
+    return report(calls, CHECKS, only, tuple(ranks), "a decode", {})

@@ -43,8 +43,13 @@ def named(reference: str) -> Any:
         return resolve(module, name)
     except BackendError:
         raise
-    except Exception as error:
-        raise BackendError(f"{module}, which can be imported", f"{type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        remedy = (
+            "guard the script's calls by if __name__ == '__main__'" if isinstance(error, SystemExit) else ""
+        )
+        raise BackendError(
+            f"{module}, which can be imported", f"{type(error).__name__}: {error}", remedy
+        ) from error
 
 
 def resolve(module: str, name: str) -> Any:

@@ -13,12 +13,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
+from ringlab.conformance.calls import around
 from ringlab.conformance.target import call, required
 from ringlab.errors import BackendError
 
 IGNORE = -100
 VOCABULARY, LENGTH, SEQUENCES = 32, 48, 4
-TOKENS = ("tokens", "input_ids")
+TOKENS, LABELS = ("tokens", "input_ids"), ("labels",)
 PACKED = ("cu_seqlens", "position_ids", "segment_ids", "document_ids")
 OPTIONS = {
     "micro_batches": ("micro_batches", "accumulation_steps", "gradient_accumulation_steps"),
@@ -27,13 +28,14 @@ OPTIONS = {
     "evaluate": ("evaluate", "evaluation"),
 }
 """The names under which a function may take each option."""
+GIVEN = {*TOKENS, *LABELS, *PACKED, *(name for names in OPTIONS.values() for name in names)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. labels: those that count, "all", "late" (of the last quarter), or these positions of the first sequence.
+    """One call. labels: those that count, "all", "late" (of the last quarter), or these, as row · S + position.
 
-    changed: a token with another value. documents: packed ones, by length; document: the one that is given, alone.
+    changed: a token with another value, in all rows. documents: packed ones, by length; document: the one that is given, alone.
     """
 
     P: int
@@ -57,21 +59,31 @@ class Case:
     @property
     def plain(self) -> Case:
         """Return the case that has the same result, in one piece on one rank."""
-        return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, evaluate=False, again=False)
+        return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, again=False)
 
 
 @dataclass
 class Result:
-    """One rank's loss and gradients by name, in float64; epsilon: of the gradients' dtype."""
+    """One rank's loss and gradients by name, in float64.
+
+    epsilon: of the gradients' dtype. returned: whether there are gradients to check. changed: inputs that are not as they were.
+    """
 
     loss: float
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     epsilon: float = float(np.finfo(np.float32).eps)
+    returned: bool = True
+    changed: list[str] = field(default_factory=list)
 
     @property
     def room(self) -> float:
         """Return by how much another loss may differ from this one."""
-        return math.sqrt(self.epsilon) * max(abs(self.loss), 1e-3)
+        return 64 * self.epsilon * max(abs(self.loss), 1e-3)
+
+
+def length(P: int, least: int = LENGTH) -> int:
+    """Return the smallest length of at least `least` that any layout divides among P ranks."""
+    return -(-least // (2 * P)) * 2 * P
 
 
 def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]]:
@@ -80,9 +92,9 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     tokens = torch.from_numpy(draw.integers(0, VOCABULARY, (case.B, case.S)))
     labels = tokens.clone()
     if isinstance(case.labels, tuple):
-        labels[:] = IGNORE
-        for place in case.labels:
-            labels[0, place] = tokens[0, place]
+        chosen = list(case.labels)
+        labels = torch.full_like(tokens, IGNORE)
+        labels.view(-1)[chosen] = tokens.view(-1)[chosen]
     elif case.labels == "late":
         labels[:, : -case.S // 4] = IGNORE
         labels[0] = IGNORE
@@ -96,50 +108,67 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     return tokens, labels
 
 
-def _packed(lengths: Sequence[int], B: int) -> dict[str, Tensor]:
-    """Documents of these lengths under each name that a function may take them by."""
+def _packed(lengths: Sequence[int]) -> dict[str, Tensor]:
+    """Documents of these lengths, packed into one sequence, under each name that a function may take them by."""
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    places = torch.cat([torch.arange(length) for length in lengths])
-    rows = {"position_ids": places, "segment_ids": ids, "document_ids": ids}
-    whole = {name: x.expand(B, -1) for name, x in rows.items()}
-    return {"cu_seqlens": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), **whole}
+    places = torch.cat([torch.arange(each) for each in lengths])
+    rows = {"position_ids": places[None], "segment_ids": ids[None], "document_ids": ids[None].clone()}
+    return {"cu_seqlens": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), **rows}
+
+
+def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
+    """Return the tensors of a case by the names of their arguments. packed_only: rows are packed as documents, too."""
+    tokens, labels = batch(case, seed)
+    lengths = case.documents if case.document is None else ()
+    if packed_only and not lengths:
+        lengths = tokens.shape[1:] * len(tokens)
+        labels[:, 0] = IGNORE
+        tokens, labels = tokens.reshape(1, -1), labels.reshape(1, -1)
+    tensors = {"tokens": tokens, "input_ids": tokens.clone(), "labels": labels}
+    return tensors | (_packed(lengths) if lengths else {})
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
     """Return this rank's result of a case. Raises: the function's own error; BackendError for what is no result."""
-    tokens, labels = batch(case, seed)
-    known: dict[str, Any] = {
-        **dict.fromkeys(TOKENS, tokens), "labels": labels, "ring": ring, "comm": ring and ring.comm,
-        "rank": rank, "world_size": case.P,
-    }  # fmt: skip
-    if ring is None:
-        known["group"] = torch.distributed.group.WORLD
-    if case.documents and case.document is None:
-        known |= _packed(case.documents, case.B)
-    elif not required(function).isdisjoint(PACKED):
-        known |= _packed(tokens.shape[1:], case.B)
-    known |= {name: getattr(case, option) for option, names in OPTIONS.items() for name in names}
-    given = call(function, (), known)
-    loss, gradients = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
+    tensors = given(case, seed, not required(function).isdisjoint(PACKED))
+    kept = {name: x.clone() for name, x in tensors.items()}
+    options = {name: getattr(case, option) for option, names in OPTIONS.items() for name in names}
+    returned = call(function, (), {**tensors, **options, **around(ring, rank, case.P)})
+    changed = [name for name, x in tensors.items() if not torch.equal(x, kept[name])]
+    loss, gradients = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     try:
         loss = float(loss)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BackendError("a loss, or (loss, gradients)", type(loss).__name__) from error
-    if case.evaluate:
-        return Result(loss)
-    found = {name: x for name, x in _named(gradients).items() if x is not None}
+    if case.evaluate or gradients is None:
+        return Result(loss, returned=False, changed=changed)
+    found = {name: x.detach() for name, x in _named(gradients).items()}
     low = next((str(x.dtype) for x in found.values() if torch.finfo(x.dtype).bits < 32), None)
     if low:
         raise BackendError("gradients in float32 or float64", low, "build the model in float32 for the check")
     epsilon = max((torch.finfo(x.dtype).eps for x in found.values()), default=Result(0.0).epsilon)
-    return Result(loss, {name: x.detach().double().cpu().numpy() for name, x in found.items()}, epsilon)
+    dense = {name: x.to_dense() if x.is_sparse else x for name, x in found.items()}
+    return Result(loss, {name: x.double().cpu().numpy() for name, x in dense.items()}, epsilon, True, changed)
 
 
-def _named(gradients: Any) -> dict[str, Tensor | None]:
+def _named(gradients: Any) -> dict[str, Tensor]:
     if isinstance(gradients, nn.Module):
-        return {name: weight.grad for name, weight in gradients.named_parameters()}
-    if isinstance(gradients, Mapping):
-        return dict(gradients)
-    if isinstance(gradients, Sequence):
-        return {f"gradient {index}": each for index, each in enumerate(gradients)}
-    raise BackendError("gradients as a mapping, a sequence or a model", type(gradients).__name__)
+        named: Mapping[str, Any] = {name: weight.grad for name, weight in gradients.named_parameters()}
+    elif isinstance(gradients, Mapping):
+        named = gradients
+    elif isinstance(gradients, Sequence):
+        named = {f"gradient {index}": each for index, each in enumerate(gradients)}
+    else:
+        raise BackendError("gradients as a mapping, a sequence or a model", type(gradients).__name__)
+    weights = [name for name, x in named.items() if isinstance(x, nn.Parameter)]
+    if weights:
+        raise BackendError("gradients", f"{weights[0]} as a weight", "return the model, or weight.grad")
+    found = {name: x for name, x in named.items() if x is not None}
+    if not found:
+        raise BackendError("gradients", "None for every weight", "leave out zero_grad() before the return")
+    return found
+
+
+def distance(found: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the absolute difference of each entry, infinite where one is NaN."""
+    return np.nan_to_num(np.abs(found - right), nan=math.inf)

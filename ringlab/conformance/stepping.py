@@ -9,16 +9,17 @@ The function is called with those of these arguments that it has parameters for,
     ring comm group rank world_size   as a ring is (see `ringlab.conformance.target`)
     tokens                            or input_ids: (B, S) int64 below 32, the whole batch on every rank
     labels                            (B, S): label i is token i, or −100 where it does not count; position i − 1 predicts it
-    cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, (B, S) but for the first
+    cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of
+                                      these is required, each sequence of a batch is a document of one packed sequence
     micro_batches replicas            or other names of these, see `OPTIONS`: into how many parts the sequences are cut
     recompute evaluate                or other names: activations made again in backward; the loss without gradients
 
 It returns the loss, or (loss, gradients): whole ones on every rank, as a mapping, a sequence or the model that holds them. It
 makes its own model, with the same weights at each call, in float32 or float64, without dropout.
 
-Two results are equal if they differ by at most √ε of the largest value of the same gradient, half the digits of its dtype, and
-by 64 ε of the largest of all gradients, for those that are 0 but for rounding. Rounding stays below that by far, and what
-moves one label among the batch's 192 moves more than that.
+Two gradients are equal if they differ by at most √ε of the largest value of the same gradient, half the digits of its dtype, or
+by 64 ε of the largest of all gradients, for those that are 0 but for rounding. Two losses are equal if they differ by at most
+64 ε of themselves. Rounding stays below that by far: a loss is the mean of some hundred numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +31,24 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ringlab.conformance.calls import Calls, Check, report
+from ringlab.conformance.calls import NOT_ASKED, Calls, Check, report
 from ringlab.conformance.runner import LIMIT, Report
-from ringlab.conformance.step_cases import LENGTH, OPTIONS, PACKED, SEQUENCES, TOKENS, Case, Result, result
-from ringlab.conformance.target import parameters
+from ringlab.conformance.step_cases import (
+    GIVEN,
+    LABELS,
+    OPTIONS,
+    PACKED,
+    SEQUENCES,
+    Case,
+    Result,
+    distance,
+    length,
+    result,
+)
 from ringlab.errors import BackendError
 
 StepCalls: TypeAlias = Calls[Case, Result]
+ALONE = "on one rank"
 
 
 def _with_plain(case: Case) -> list[Case]:
@@ -44,7 +56,8 @@ def _with_plain(case: Case) -> list[Case]:
 
 
 def _equal(calls: StepCalls, case: Case) -> str:
-    return _loss(calls, case) or _gradients(calls, case)
+    (true, *_), found = calls.of(case.plain, case)
+    return _differ(true, found, case)
 
 
 def _loss(calls: StepCalls, case: Case) -> str:
@@ -54,6 +67,8 @@ def _loss(calls: StepCalls, case: Case) -> str:
 
 def _gradients(calls: StepCalls, case: Case) -> str:
     (true, *_), found = calls.of(case.plain, case)
+    if not true.returned and not any(each.returned for each in found):
+        return f"{NOT_ASKED}it returns no gradients"
     return _gradients_differ(true, found, case)
 
 
@@ -63,29 +78,33 @@ def _twice(case: Case) -> list[Case]:
 
 def _repeated(calls: StepCalls, case: Case) -> str:
     (true, *_), again = calls.of(*_twice(case))
-    wrong = _loss_differs(true, again, case) or _gradients_differ(true, again, case)
-    return wrong.replace("on one rank", "in the call before")
+    return _differ(true, again, case, "in the call before")
 
 
-def _loss_differs(true: Result, ranks: list[Result], case: Case) -> str:
+def _differ(true: Result, ranks: list[Result], case: Case, reference: str = ALONE) -> str:
+    return _loss_differs(true, ranks, case, reference) or _gradients_differ(true, ranks, case, reference)
+
+
+def _loss_differs(true: Result, ranks: list[Result], case: Case, reference: str = ALONE) -> str:
     losses = [each.loss for each in ranks]
     for rank, loss in enumerate(losses):
         if not abs(loss - true.loss) <= true.room:
             cause = _factor(losses, true, rank)
-            return f"the loss on rank {rank} is {loss:.6g}, and {true.loss:.6g} on one rank{cause} ({case})"
+            return f"the loss on rank {rank} is {loss:.8g}, and {true.loss:.8g} {reference}{cause} ({case})"
     return ""
 
 
-def _gradients_differ(true: Result, ranks: list[Result], case: Case) -> str:
+def _gradients_differ(true: Result, ranks: list[Result], case: Case, reference: str = ALONE) -> str:
+    """A gradient that is missing on one side counts as 0, as an optimizer takes it."""
     largest = max((np.abs(x).max(initial=0.0) for x in true.gradients.values()), default=0.0)
     for rank, each in enumerate(ranks):
-        if unlike := sorted(true.gradients.keys() ^ each.gradients.keys()):
-            return f"{unlike[0]} has a gradient on rank {rank} or on one rank, and not on both ({case})"
-        for name, right in true.gradients.items():
-            found = each.gradients[name]
+        for name in true.gradients | each.gradients:
+            right, found = true.gradients.get(name), each.gradients.get(name)
+            right = np.zeros_like(found) if right is None else right
+            found = np.zeros_like(right) if found is None else found
             if found.shape != right.shape:
                 return f"the gradient of {name} on rank {rank} is {found.shape} for {right.shape} ({case})"
-            errors = np.nan_to_num(np.abs(found - right), nan=np.inf)
+            errors = distance(found, right)
             allowed = math.sqrt(true.epsilon) * np.abs(right).max(initial=0.0) + 64 * true.epsilon * largest
             if errors.max(initial=0.0) > allowed:
                 at = np.unravel_index(int(errors.argmax()), errors.shape)
@@ -95,7 +114,8 @@ def _gradients_differ(true: Result, ranks: list[Result], case: Case) -> str:
                     if right.any()
                     else ""
                 )
-                return f"the gradient of {place} on rank {rank} is {found[at]:.6g}, and {right[at]:.6g} on one rank{cause} ({case})"
+                values = f"{found[at]:.6g}, and {right[at]:.6g} {reference}{cause}"
+                return f"the gradient of {place} on rank {rank} is {values} ({case})"
     return ""
 
 
@@ -115,6 +135,24 @@ def _times(ratio: float, P: int) -> str:
     return ""
 
 
+def _agree(calls: StepCalls, case: Case) -> str:
+    """Weights that all ranks hold drift apart unless each of them makes the same step."""
+    (ranks,) = calls.of(case)
+    for rank, each in enumerate(ranks[1:], start=1):
+        if each.loss != ranks[0].loss:
+            return f"the loss on rank {rank} has other bits than on rank 0 ({case})"
+        for name, x in each.gradients.items():
+            if not np.array_equal(x, ranks[0].gradients.get(name, x), equal_nan=True):
+                return f"the gradient of {name} on rank {rank} has other bits than on rank 0 ({case})"
+    return ""
+
+
+def _changed(calls: StepCalls, case: Case) -> str:
+    (ranks,) = calls.of(case)
+    found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
+    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
+
+
 def _moves(calls: StepCalls, case: Case, token: int) -> bool:
     """Whether another value of `token` moves the loss of a case."""
     (before, *_), (after, *_) = calls.of(case, replace(case, changed=token))
@@ -122,14 +160,26 @@ def _moves(calls: StepCalls, case: Case, token: int) -> bool:
 
 
 def _one_by_one(case: Case) -> list[Case]:
-    return [replace(case, labels=(place,)) for place in case.labels if isinstance(place, int)]
+    return [
+        replace(case, labels=(place,)) for place in case.labels if isinstance(place, int) and place % case.S
+    ]
 
 
 def _mean(calls: StepCalls, case: Case) -> str:
-    """The loss of two labels is the mean of those of each alone."""
+    """The first label of a sequence does not count: nothing predicts it."""
     *parts, found = calls.of(*_one_by_one(case), case)
-    true = replace(parts[0][0], loss=sum(part[0].loss for part in parts) / len(parts))
-    return _loss_differs(true, found, case).replace("on one rank", "as the mean of each label's")
+    true = _mixed([(1 / len(parts), part[0]) for part in parts])
+    return _differ(true, found, case, "as the mean over its labels, each alone")
+
+
+def _mixed(shares: Sequence[tuple[float, Result]]) -> Result:
+    """Return the weighted sum of results."""
+    first = shares[0][1]
+    gradients = {
+        name: np.sum([share * part.gradients.get(name, np.zeros_like(x)) for share, part in shares], axis=0)
+        for name, x in first.gradients.items()
+    }
+    return replace(first, loss=sum(share * part.loss for share, part in shares), gradients=gradients)
 
 
 def _label(case: Case) -> int:
@@ -150,21 +200,19 @@ def _ahead(calls: StepCalls, case: Case) -> str:
 
 
 def _each_alone(case: Case) -> list[Case]:
-    return [replace(case.plain, document=d) for d, length in enumerate(case.documents) if length > 1]
+    return [replace(case.plain, document=d) for d, tokens in enumerate(case.documents) if tokens > 1]
+
+
+def _with_each_alone(case: Case) -> list[Case]:
+    return [*_each_alone(case), case]
 
 
 def _alone(calls: StepCalls, case: Case) -> str:
     """Packed loss and gradients are means over labels of those of each document by itself."""
-    *parts, found = calls.of(*_each_alone(case), case)
-    counts = [length - 1 for length in case.documents if length > 1]
-    shares = [(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)]
-    names = shares[0][1].gradients
-    true = Result(
-        sum(share * part.loss for share, part in shares),
-        {name: np.sum([share * part.gradients[name] for share, part in shares], axis=0) for name in names},
-        shares[0][1].epsilon,
-    )
-    return _loss_differs(true, found, case) or _gradients_differ(true, found, case)
+    *parts, found = calls.of(*_with_each_alone(case))
+    counts = [tokens - 1 for tokens in case.documents if tokens > 1]
+    true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
+    return _differ(true, found, case, "as the mean over the documents, each alone")
 
 
 def _other_documents(calls: StepCalls, case: Case) -> str:
@@ -181,33 +229,76 @@ def _two_tokens(case: Case) -> list[Case]:
     return [case, replace(case, changed=0), replace(case, changed=_label(case) - 1)]
 
 
-def _around_ends(P: int) -> list[int]:
-    """Labels around each place where a contiguous or zig-zag layout may cut, the first and the last."""
-    cuts = range(LENGTH // (2 * P), LENGTH, LENGTH // (2 * P))
-    return sorted({1, LENGTH - 1, *(cut + d for cut in cuts for d in (-1, 0, 1))})
+def _itself(case: Case) -> list[Case]:
+    return [case]
 
 
-def _docs(P: int, *lengths: int) -> Case:
-    return Case(P, sum(lengths), 1, documents=lengths)
+def _case(P: int, **changes: Any) -> Case:
+    return replace(Case(P, length(P)), **changes)
 
 
+def _on(ranks: Sequence[int], **changes: Any) -> list[Case]:
+    return [_case(P, **changes) for P in ranks]
+
+
+def _around_ends(P: int) -> list[Case]:
+    """The cases of one label around each place where a contiguous or zig-zag layout may cut, of the first and the last."""
+    S = length(P)
+    cuts = range(S // (2 * P), S, S // (2 * P))
+    return [
+        _case(P, labels=(j,))
+        for j in sorted({1, S - 1, *(cut + d for cut in cuts for d in (-1, 0, 1))} - {0, S})
+    ]
+
+
+def _middle(P: int) -> list[Case]:
+    return [_case(P, labels=(j,)) for j in (1, length(P) // 2, length(P) // 2 + 1)]
+
+
+def _few(P: int) -> Case:
+    """One label of the first sequence, two of the second, and a first one, which does not count."""
+    S = length(P)
+    return _case(P, labels=(0, 5, S + 7, S + 40))
+
+
+def _docs(P: int, *lengths: int, **changes: Any) -> Case:
+    return replace(Case(P, sum(lengths), 1, documents=lengths), **changes)
+
+
+def _even(P: int, **changes: Any) -> Case:
+    return _docs(P, length(P, 24), length(P, 24), **changes)
+
+
+def _empty(P: int) -> list[Case]:
+    some = length(P, 24)
+    return [_docs(P, some, some, 0, 0), _docs(P, some, 0, some)]
+
+
+ODD = ((7, 1, 30, 10), (20, 28), (13, 0, 8))
 CHECKS: tuple[Check[Case, Result], ...] = (
     Check("repeatable", "the same loss and gradients in a second call", lambda ranks: [Case(1)], _twice, _repeated),
-    Check("loss", "the loss on P ranks, on each of them", lambda ranks: [Case(P) for P in ranks], _with_plain, _loss),
-    Check("gradients", "the gradients of all weights on P ranks, on each of them", lambda ranks: [Case(P) for P in ranks], _with_plain, _gradients),
-    Check("every label", "the loss of one label, around the ends of shards", lambda ranks: [Case(P, labels=(j,)) for P in ranks for j in _around_ends(P)], _with_plain, _loss, ("labels",)),
-    Check("uneven labels", "labels that count on some ranks only", lambda ranks: [Case(P, labels="late") for P in ranks], _with_plain, _equal, ("labels",)),
-    Check("mean of labels", "the loss of two labels is the mean of each alone", lambda ranks: [Case(P, labels=(5, 40)) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, ("labels",)),
-    Check("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [Case(P, labels=(j,)) for P in (1, *ranks) for j in (1, LENGTH // 2, LENGTH // 2 + 1)], _around_the_label, _ahead, ("labels",)),
-    Check("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal, ("ragged",)),
-    Check("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [Case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, SEQUENCES)], _with_plain, _equal, ("micro_batches", "labels")),
-    Check("recomputation", "activations made again in backward", lambda ranks: [Case(P, recompute=True) for P in ranks[:2]], _with_plain, _equal, ("recompute",)),
-    Check("evaluation", "the loss without gradients", lambda ranks: [Case(P, evaluate=True) for P in (1, *ranks)], _with_plain, _loss, ("evaluate",)),
-    Check("replicas", "sequences dealt to replicas, tokens to the ranks of each", lambda ranks: [Case(2 * n, labels=which, replicas=2) for n in (1, 2) for which in ("all", "late")], _with_plain, _equal, ("replicas", "labels")),
-    Check("packed", "packed documents on P ranks", lambda ranks: [each for P in ranks for each in (_docs(P, 24, 24), _docs(P, 7, 1, 30, 10))], _with_plain, _equal, ("packed",)),
-    Check("documents", "packed documents as each by itself", lambda ranks: [each for P in (1, *ranks) for each in (_docs(P, 24, 24), _docs(P, 7, 1, 30, 10))], lambda case: [*_each_alone(case), case], _alone, ("packed",)),
-    Check("other documents", "a token of one document moves no label of another", lambda ranks: [replace(_docs(P, 20, 28), labels=(47,)) for P in (1, *ranks)], _two_tokens, _other_documents, ("packed", "labels")),
-    Check("empty documents", "boundaries that are repeated at the end", lambda ranks: [_docs(P, 20, 28, 0, 0) for P in ranks], _with_plain, _equal, ("cu_seqlens",)),
+    Check("loss", "the loss on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _loss),
+    Check("gradients", "the gradients of all weights on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _gradients),
+    Check("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), _itself, _agree),
+    Check("side effects", "tokens, labels and documents as they were", lambda ranks: _on((1, *ranks)), _itself, _changed),
+    Check("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
+    Check("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
+    Check("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
+    Check("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [case for P in (1, *ranks) for case in _middle(P)], _around_the_label, _ahead, (LABELS,)),
+    Check("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
+    Check("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
+    Check("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
+    Check("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
+    Check("replicas", "sequences dealt to replicas, tokens to the ranks of each", lambda ranks: [_case(2 * n, labels=which, replicas=2) for n in (1, 2) for which in ("all", "late")], _with_plain, _equal, (OPTIONS["replicas"], LABELS)),
+    Check("replicas and parts", "micro-batches of replicas", lambda ranks: [_case(2 * n, labels="late", replicas=2, micro_batches=2) for n in (1, 2)], _with_plain, _equal, (OPTIONS["replicas"], OPTIONS["micro_batches"], LABELS)),
+    Check("recomputed parts", "activations made again for each micro-batch", lambda ranks: _on(ranks[:1], recompute=True, micro_batches=2), _with_plain, _equal, (OPTIONS["recompute"], OPTIONS["micro_batches"])),
+    Check("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
+    Check("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
+    Check("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
+    Check("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
+    Check("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
+    Check("recomputed documents", "packed documents, and activations made again", lambda ranks: [_even(P, recompute=True) for P in ranks[:1]], _with_plain, _equal, (OPTIONS["recompute"], PACKED)),
+    Check("evaluated documents", "packed documents in evaluation, as each by itself", lambda ranks: [_even(P, evaluate=True) for P in ranks[:1]], _with_each_alone, _alone, (OPTIONS["evaluate"], PACKED)),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
 
@@ -224,7 +315,7 @@ def check_step(
     """Return the findings about `target`, a training step or "package.module:name".
 
     ranks: the numbers of ranks to compare with one. ragged: whether it takes lengths that they do not divide. limit:
-    seconds for each run on processes; a step over ringlab's Comm runs on virtual ranks in this process, without a limit.
+    seconds for each call on processes; a step over ringlab's Comm runs on virtual ranks in this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of tokens, or invalid ranks.
 
     >>> from ringlab.conformance.stepping import check_step
@@ -234,18 +325,6 @@ def check_step(
     """
     if not ranks or min(ranks) < 2:
         raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
-    calls = StepCalls(target, result, seed, limit)
-    calls.has_one_of(TOKENS)
-    lacks = {check.name: _lacks(check, parameters(calls.function), ragged) for check in CHECKS}
-    return report(calls, CHECKS, only, tuple(ranks), lacks, "a training step")
-
-
-def _lacks(check: Check[Case, Result], names: set[str], ragged: bool) -> str:
-    """Why a check does not apply to a function with these parameters, or ""."""
-    options = {**OPTIONS, "packed": PACKED, "labels": ("labels",), "cu_seqlens": ("cu_seqlens",)}
-    for need in check.needs:
-        if need == "ragged" and not ragged:
-            return "no lengths are claimed that the ranks do not divide"
-        if need != "ragged" and names.isdisjoint(options[need]):
-            return f"it has no parameter {' or '.join(options[need])}"
-    return ""
+    calls = StepCalls(target, result, seed, limit, GIVEN)
+    skip = {} if ragged else dict.fromkeys(("ragged", "odd documents"), "no such lengths are claimed")
+    return report(calls, CHECKS, only, tuple(ranks), "a training step", skip)

@@ -1,7 +1,9 @@
-"""Training steps that are right: over torch.distributed, and of a model of transformers."""
+"""Training steps that are right, over torch.distributed and of a model of transformers; and some that fail on processes."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +60,20 @@ def fails_on_three(tokens: Tensor, rank: int, world_size: int) -> float:
     total = torch.tensor(float(tokens.sum()))
     dist.all_reduce(total)
     return float(total) / world_size
+
+
+def hangs_on_two(tokens: Tensor, rank: int, world_size: int) -> float:
+    """Wait for ever on rank 0 of two."""
+    if world_size == 2 and rank == 0:
+        threading.Event().wait()
+    return 1.0
+
+
+def dies_on_two(tokens: Tensor, rank: int, world_size: int) -> float:
+    """End the process on rank 1 of two."""
+    if world_size == 2 and rank == 1:
+        os._exit(3)
+    return 1.0
 
 
 def of_transformers(

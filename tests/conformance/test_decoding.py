@@ -87,6 +87,34 @@ def at_least_one(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor)
     return zeros, zeros[..., 0]
 
 
+def folded_groups(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, n, D = q.shape
+    groups = H // k.shape[1]
+    rows = q.reshape(
+        B, k.shape[1], groups * n, D
+    )  # the last token of each group stands n tokens before the next one's
+    out, lse = local(rows, k, v, total, positions)
+    return out.reshape(B, H, n, D), lse.reshape(B, H, n)
+
+
+def no_mask_in_half(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return (local if q.dtype == state_dtype(q.dtype) else all_see_all)(q, k, v, total, positions)
+
+
+def first_sequence(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = local(q[:1], k[:1], v[:1], total, positions)
+    return out.expand(q.shape), lse.expand(q.shape[:-1])
+
+
+def all_slots_if_several(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor
+) -> Tensor:
+    if q.shape[2] == 1:
+        out: Tensor = over_a_ring()(ring, q, k, v, len(positions), lengths, positions)[0]
+        return out
+    return all_slots(ring, q, k, v, lengths)
+
+
 def all_slots(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     P = ring.world_size
     positions = torch.arange(k.shape[2]) * P + ring.rank  # of the whole cache: as if every slot were in use
@@ -117,6 +145,10 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "new tokens see each other": ("new tokens", over_a_ring(part=all_see_all)),
     "a prefix of one is skipped (sglang 23415)": ("short prefix", over_a_ring(part=without_a_prefix_of_one)),
     "slots beyond the end (vllm 41623)": ("uncleared slots", all_slots),
+    "groups folded into rows, and their causal index": ("new tokens", over_a_ring(part=folded_groups)),
+    "no mask in half dtypes": ("new tokens in half", over_a_ring(part=no_mask_in_half)),
+    "all slots, with several new tokens": ("uncleared, new tokens", all_slots_if_several),
+    "the first sequence for all": ("values", over_a_ring(part=first_sequence)),
     "queries scaled in place": ("side effects", scales_its_queries),
 }  # fmt: skip
 
@@ -133,7 +165,7 @@ def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
 
 def test_the_evidence_says_where() -> None:
     found = failures(check_decode(WRONG["this rank's keys only"][1], only=["values"]))["values"]
-    assert found.startswith("out on rank 0 is ") and "batch 0, head " in found and found.endswith("(P=2)")
+    assert found.startswith("out on rank 0 is ") and ", head " in found and found.endswith("(P=2)")
 
 
 def test_a_check_without_its_parameter_does_not_apply() -> None:
@@ -144,13 +176,18 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
 
     report = check_decode(short)
     assert failures(report) == {}
-    assert {each.name for each in report.findings if not each.applies} == {"new tokens", "short prefix"}
+    assert {each.name for each in report.findings if not each.applies} == {
+        "new tokens",
+        "new tokens in half",
+        "short prefix",
+        "uncleared, new tokens",
+    }
 
 
-@pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(1, 2, 1, 16), torch.zeros(1))])
+@pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(2, 2, 1, 16), torch.zeros(1))])
 def test_what_is_no_result_is_named(bad: Any) -> None:
     found = failures(check_decode(lambda ring, q, k, v: bad, only=["values"], ranks=(2,)))["values"]
-    assert "needed: " in found and "as a tensor (1, 2, 1" in " ".join(found.split())
+    assert "needed: " in found and "as a tensor (2, 2, 1" in " ".join(found.split())
 
 
 def test_tokens_are_dealt_once_each() -> None:
@@ -164,7 +201,7 @@ def test_invalid_requests_are_refused() -> None:
         check_decode(of_this_rank, only=["lse"])
     with pytest.raises(BackendError, match="at least 1"):
         check_decode(of_this_rank, ranks=())
-    with pytest.raises(BackendError, match="a parameter q"):
+    with pytest.raises(BackendError, match="a function with parameters among"):
         check_decode(len)
 
 

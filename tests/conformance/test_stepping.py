@@ -58,14 +58,15 @@ def test_every_check_finds_a_step_that_is_named_for_it() -> None:
 @pytest.mark.parametrize(
     ("name", "check", "says"),
     [
-        ("counted_without_the_context", "loss", "the loss on rank 0 is 7.49283, and 3.74774 on one rank: 2 times as much (P=2)"),
+        ("counted_without_the_context", "loss", "on one rank: 2 times as much (P=2)"),
         ("reported_by_rank", "loss", "the sum over ranks would be right (P=2)"),
         ("gradients_averaged", "gradients", "on one rank: 1/2 of it (P=2)"),
         ("gradient_of_the_embedding_left_out", "gradients", "the gradient of embedding.weight["),
         ("labels_never_shifted", "look-ahead", "label 1 alone counts, and token 1 moves the loss (P=1, labels (1,))"),
         ("packing_ignored_everywhere", "other documents", "token 0, of document 0, moves the loss of label 47, of document 1 (P=1"),
         ("repeats_with_dropout", "repeatable", "in the call before"),
-        ("mean_over_all_tokens", "mean of labels", "as the mean of each label's"),
+        ("mean_over_all_tokens", "mean of labels", "as the mean over its labels, each alone"),
+        ("packing_ignored_everywhere", "documents", "as the mean over the documents, each alone (P=1"),
     ],
 )  # fmt: skip
 def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
@@ -76,7 +77,8 @@ def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
 def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failures(report) == {}
-    options = {"micro-batches", "recomputation", "replicas", "empty documents"}
+    options = {"micro-batches", "recomputation", "recomputed documents", "recomputed parts"}
+    options |= {"replicas", "replicas and parts", "empty documents"}
     assert does_not_apply(report) == options
 
 
@@ -85,7 +87,8 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     report = check_step("tests.conformance.right_steps:gathered", ranks=(2, 4), ragged=False)
     assert failures(report) == {} and report.transport == "gloo"
     assert EVERY - does_not_apply(report) == {
-        "repeatable", "loss", "gradients", "every label", "uneven labels", "mean of labels", "look-ahead",
+        "repeatable", "loss", "gradients", "equal ranks", "side effects", "every label", "uneven labels",
+        "mean of labels", "look-ahead",
     }  # fmt: skip
 
 
@@ -139,12 +142,91 @@ def test_a_missing_gradient_and_one_of_another_shape_are_named() -> None:
     def shaped(ring: Any, tokens: Tensor) -> Any:
         return 1.0, {"a": torch.ones(ring.world_size)}
 
-    only = {"only": ["gradients"], "ranks": (2,)}
+    def unused(ring: Any, tokens: Tensor) -> Any:
+        return 1.0, {"a": torch.ones(1), "b": None if ring.world_size == 1 else torch.zeros(1)}
+
+    only: dict[str, Any] = {"only": ["gradients"], "ranks": (2,)}
     assert (
-        "b has a gradient on rank 0 or on one rank, and not on both"
+        "the gradient of b[0] on rank 0 is 0, and 1 on one rank"
         in failures(check_step(some, **only))["gradients"]
     )
     assert "the gradient of a on rank 0 is (2,) for (1,)" in failures(check_step(shaped, **only))["gradients"]
+    assert failures(check_step(unused, **only)) == {}
+
+
+def test_a_step_without_gradients_is_never_said_to_have_right_ones() -> None:
+    def cleared(ring: Any, tokens: Tensor, labels: Tensor) -> Any:
+        loss, model = step(ring, tokens, labels)
+        model.zero_grad()
+        return loss, model
+
+    def weights(ring: Any, tokens: Tensor, labels: Tensor) -> Any:
+        loss, model = step(ring, tokens, labels)
+        return loss, dict(model.named_parameters())
+
+    def alone(ring: Any, tokens: Tensor, labels: Tensor) -> Any:
+        return step(ring, tokens, labels)[0]
+
+    only: dict[str, Any] = {"only": ["gradients"], "ranks": (2,)}
+    assert "leave out zero_grad() before the return" in failures(check_step(cleared, **only))["gradients"]
+    assert "embedding.weight as a weight" in failures(check_step(weights, **only))["gradients"]
+    assert does_not_apply(check_step(alone, **only)) == {"gradients"}
+
+
+def test_a_step_that_takes_packed_batches_only_passes() -> None:
+    def packed(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Any:
+        assert tokens.shape == labels.shape == (1, int(cu_seqlens[-1]))
+        return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
+
+    report = check_step(packed, ranks=(2,))
+    assert failures(report) == {}
+
+
+def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
+    def even(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Any:
+        ends = [tokens.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+        assert all(end % (2 * ring.world_size) == 0 for end in ends)
+        return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
+
+    report = check_step(even, ranks=(2, 5), ragged=False)
+    assert failures(report) == {} and does_not_apply(report) >= {"ragged", "odd documents"}
+
+
+@pytest.mark.parametrize("ranks", [(32,), (7,)])
+def test_many_ranks_have_tokens_each(ranks: tuple[int, ...]) -> None:
+    for check in CHECKS:
+        assert all(
+            case.S >= 2 * case.P or check.name in ("ragged", "odd documents") for case in check.cases(ranks)
+        )
+
+
+def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+    def loud(ring: Any, tokens: Tensor) -> float:
+        print("step 0")
+        torch.set_default_dtype(torch.float64)
+        return 1.0
+
+    assert failures(check_step(loud, only=["loss"], ranks=(2,))) == {}
+    out, err = capfd.readouterr()
+    assert out == "" and "step 0" in err
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("hangs_on_two", "hung: the limit of 3 s for one call was hit (P=2)"),
+        ("dies_on_two", "crashed: rank 1: its process ended with status 3"),
+    ],
+)
+def test_a_hang_and_a_death_are_named_and_end_the_calls_on_as_many_ranks(name: str, says: str) -> None:
+    report = check_step(
+        f"tests.conformance.right_steps:{name}", only=["loss", "ragged"], ranks=(2,), limit=3.0
+    )
+    found = failures(report)
+    assert says in found["loss"] and set(found) == {"loss", "ragged"}
+    assert report.seconds < 60.0
 
 
 def test_nan_is_never_within_the_bound() -> None:
@@ -155,15 +237,16 @@ def test_nan_is_never_within_the_bound() -> None:
     assert set(failures(check_step(attempt, only=["loss", "gradients"], ranks=(2,)))) == {"loss", "gradients"}
 
 
-def test_a_loss_within_half_the_digits_is_equal() -> None:
+def test_the_room_of_a_loss_is_64_roundings() -> None:
     true = Result(4.0, epsilon=2.0**-52)
-    assert true.room == pytest.approx(4.0 * 2.0**-26)
+    assert true.room == pytest.approx(4.0 * 64 * 2.0**-52)
 
 
 def test_required_documents_are_given_for_whole_sequences() -> None:
     def attempt(ring: Any, tokens: Tensor, labels: Tensor, position_ids: Tensor) -> Any:
-        assert position_ids.shape == tokens.shape
-        return step(ring, tokens, labels)
+        assert position_ids.shape == tokens.shape and len(tokens) == 1
+        cu_seqlens = torch.tensor([*(position_ids[0] == 0).nonzero()[:, 0], tokens.shape[1]])
+        return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
 
     assert failures(check_step(attempt, only=["loss"], ranks=(2,))) == {}
 
@@ -180,8 +263,10 @@ def test_invalid_requests_are_refused() -> None:
         check_step(step, only=["lse"])
     with pytest.raises(BackendError, match="at least 2"):
         check_step(step, ranks=(1, 2))
-    with pytest.raises(BackendError, match="a parameter tokens or input_ids"):
+    with pytest.raises(BackendError, match="a function with parameters among"):
         check_step(len)
+    with pytest.raises(BackendError, match="one that requires config"):
+        check_step(lambda ring, tokens, config: 0.0)
 
 
 def test_the_command_checks_a_step() -> None:
