@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
@@ -169,6 +169,6 @@ def _named(gradients: Any) -> dict[str, Tensor]:
     return found
 
 
-def distance(found: np.ndarray, right: np.ndarray) -> np.ndarray:
+def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """Return the absolute difference of each entry, infinite where one is NaN."""
     return np.nan_to_num(np.abs(found - right), nan=math.inf)
