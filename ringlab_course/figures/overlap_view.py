@@ -18,6 +18,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.errors import CostError
 from ringlab.layout import contiguous, zigzag
+from ringlab.viz import gantt
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
 from ringlab.viz.style import INK, ORANGE, PAPER, RED, SKY, as_html, new_figure, show, styled
@@ -320,3 +321,21 @@ def _legend(drawn: Figure, seen: Overlap) -> None:
     }
     patches = [Patch(label=words[kind], **look) for kind, look in LOOKS.items()]
     drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9)
+
+
+def spreading_wait(trace: Trace) -> None:
+    """Show ranks 4 to 8 of two nodes in the first 800 µs, with the messages of rank 6's step 1 marked, in and out."""
+    ranks, title = range(4, 9), "The wait spreads to ranks 7, 6, 5, 4"
+    drawn = gantt.figure(trace, title, until=800e-6, ranks=ranks)
+    ax = drawn.axes[0]
+    ax.axhline(4, color=INK, linewidth=1.2)
+    ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
+    drawn.set_figheight(5)
+    (_, arrived), (left, _) = trace.exchanges(6)[1].transit
+    ax.text(arrived * 1e6 + 3, 2.81, "in", va="center", fontsize=9)
+    ax.text(left * 1e6 - 3, 2.81, "out", va="center", ha="right", fontsize=9)
+    words = (
+        " Shown are ranks 4 to 8 in the first 800 µs. A line parts ranks 7 and 8. In rank 6's step 1 two "
+        "messages are marked, in and out."
+    )
+    show(drawn, gantt.describe(trace, title) + words)

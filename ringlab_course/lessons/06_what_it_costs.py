@@ -6,7 +6,7 @@
 #
 # **You need first** [lesson 05](05_emulated_ring.ipynb): the ring, its hops, and `post` before `wait`.
 #
-# **Minutes** 70 to read and run, in two parts of 40 and 30; the exercise takes another 60.
+# **Minutes** 70 to read and run, in two parts of 40 and 30; the exercise takes another 75.
 #
 # Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
 # attention. Ring attention pays where this is so, and that depends on the machine and on the length. Part 1 follows a
@@ -30,7 +30,7 @@ from ringlab_course import compare, predict
 from ringlab.merge import merge
 from ringlab_course.figures import overlap_view
 from ringlab.viz import gantt
-from ringlab.viz.style import INK, show
+from ringlab.viz.style import show
 
 # %% [markdown]
 # ## Part 1 · One hop
@@ -182,8 +182,8 @@ overlap_view.play(c=512)
 # %% [markdown]
 # Two things shift the threshold. **Grouped heads** lower it: the work stays the same, and the message shrinks by a factor of
 # H/K. **A causal mask** raises it: the message stays the same, and the work shrinks. In a layout that balances the work,
-# such as lesson 08's *zig-zag*, every rank computes half of each block that it receives. We take this half as given, and
-# so does `least_tokens_hidden`; lesson 08 shows the layout.
+# such as lesson 08's *zig-zag*, every rank computes half of each block that it receives. Lesson 08 shows why; here we
+# only use the half, as `least_tokens_hidden` does.
 
 # %%
 cases = {"8 / 8 heads, no mask": (1, 1), "64 / 8 heads, no mask": (8, 1),
@@ -224,8 +224,8 @@ def overlapped_ring(ring, q, k, v):
 
 # %% [markdown]
 # We run both rings on a clock, on a machine slow enough for mental arithmetic. Two methods set the clock: `compute` returns
-# the seconds of a computation, and `message` those of a tensor's journey. K and V are two tensors and travel together. So
-# each gets half of the link, B/2 bytes/s.
+# the seconds of a computation, and `message` those of one tensor's journey. K and V travel at the same time and share the
+# link, so each of the two has B/2 bytes/s.
 
 # %%
 class Machine(Costs):
@@ -296,8 +296,8 @@ print("36 tokens: block", 4 * 36**2 * 8 / 2304, "s, hop", 2 * 36 * 8 * 4 / 192, 
 show(gantt.compare(*many), gantt.describe_all(*many))
 
 # %% [markdown]
-# If the ranks post first, not a second is lost: 72 s are four blocks of 18 s. The block of a hop arrives after 12 s, and the
-# rank takes it after 18 s. For the 6 s in between its lane is pale.
+# If the ranks post first, not a second is lost: 72 s are four blocks of 18 s. Each hop arrives after 12 s, but the rank is still
+# computing and takes it only after 18 s. For these 6 s the lane is pale.
 
 # %% [markdown]
 # ---
@@ -427,17 +427,8 @@ print(f"formula 15 · {slow:.1f} + {block:.1f} = {15 * slow + block:,.0f} µs, "
 # messages in each step. Those of step 1 have names: *in* comes from rank 5, *out* goes to rank 7.
 
 # %%
-ranks, trace, title = range(4, 9), two_nodes.trace(), "The wait spreads to ranks 7, 6, 5, 4"
-picture = gantt.figure(trace, title, until=800e-6, ranks=ranks)
-ax = picture.axes[0]
-ax.axhline(4, color=INK, linewidth=1.2)
-ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
-picture.set_figheight(5)
-(_, arrived), (left, _) = trace.exchanges(6)[1].transit
-ax.text(arrived * 1e6 + 3, 2.81, "in", va="center", fontsize=9)
-ax.text(left * 1e6 - 3, 2.81, "out", va="center", ha="right", fontsize=9)
-show(picture, gantt.describe(trace, title) + " Shown are ranks 4 to 8 in the first 800 µs. A line "
-     "parts ranks 7 and 8. In rank 6's step 1 two messages are marked, in and out.")
+trace = two_nodes.trace()
+overlap_view.spreading_wait(trace)
 
 # %% [markdown]
 # Rank 7 computes, and then waits until InfiniBand's 182 µs are over. Rank 8 waits as long for this block. Rank 6 has only
@@ -448,7 +439,8 @@ show(picture, gantt.describe(trace, title) + " Shown are ranks 4 to 8 in the fir
 six, seven = (trace.computes(rank)[1].start * 1e6 for rank in (6, 7))
 print(f"step 1 begins at {six:.0f} µs on rank 6, at {seven:.0f} µs on rank 7: "
       f"{seven - six:.0f} µs later")
-print(f"rank 6 can spare a block less a hop over NVLink: {block - fast:.0f} µs")
+print(f"a hop may begin {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late and still end "
+      "with rank 6's block")
 print(f"rank 6 waits in step 1: {trace.exchanges(6)[1].exposed * 1e6:.0f} µs")
 
 # %% [markdown]
@@ -502,16 +494,15 @@ compare("06.more", verdict)
 
 # %% [markdown]
 # Down to the threshold, twice the ranks halve the time. Below it the ring takes P − 1 hops and one block. Now double the
-# ranks. There are twice as many hops, and each carries half the bytes, so all bytes together take as long as before. But
+# ranks. There are about twice as many hops, and each carries half the bytes, so all bytes together take about as long as before. But
 # the latency counts once per hop, so it counts twice as often. **From there on, add ranks when the context grows, not to
 # speed up a context you already have.**
 #
 # ## 8 · A whole model
 #
-# Lesson 05 showed that a ring sends as many bytes as an all-gather, but holds only two blocks of other ranks. So the
-# context can grow with the ranks while a rank's blocks stay as large as they are. Do its hops stay hidden in a whole model?
-# `plan` knows the threshold, and also what training keeps in memory (lesson 14). Take a sequence of 1,000,000 tokens on 16
-# nodes:
+# A ring holds only two blocks of other ranks. So the context can grow with the ranks, while each rank's blocks stay as
+# large as they are. Does a million tokens on 16 nodes leave each rank enough tokens to hide its hops? `plan` knows the
+# threshold, and also what training keeps in memory:
 
 # %%
 chosen = plan(Request("llama3-70b", 1_000_000, "a100", nodes=16))
@@ -522,19 +513,19 @@ for hop in chosen.hidden:
           f"hidden from {hop.least_tokens:,.0f}")
 
 # %% [markdown]
-# It fits: a GPU needs 33.6 GB, and 80.7 GB are its memory less a small reserve. *Ring 128* is one ring of all 128 GPUs. In
-# every pass a rank has about three times the tokens that hide a hop over InfiniBand. In *full recomputation* the backward
-# computes the forward again. The backward, which lesson 09 writes, has a threshold of its own: its hops also carry
-# gradients, and its blocks take longer. The first line printed is the command that asks the same in a terminal. Ask it
-# about your own cluster.
+# It does. *Ring 128* is one ring of all 128 GPUs, and a rank has about three times the tokens that hide a hop over
+# InfiniBand. The memory suffices, too: 80.7 GB is 94 % of an A100's 80 GiB, the rest is a reserve. The backward, which
+# lesson 09 writes, has a threshold of its own, because its hops also carry gradients and its blocks take longer; in *full
+# recomputation* it computes the forward again. The first line printed is the command that asks the same in a terminal. Ask
+# it about your own cluster.
 
 # %% [markdown]
 # ## Recap
 #
 # - A step computes 4·c²·D·H FLOPs and sends 2·c·D·K·e bytes. The first grows like c², the second like c.
-# - By bytes alone a hop is hidden from c₀ = e·F/(2·B) · K/H tokens per rank, and from twice that under a balanced causal
-#   mask. F is the rate that kernels reach. B is one direction of the link, in bytes per second.
-# - With latency it is hidden from c₀/2 + √(c₀²/4 + c₁²) tokens. A block of c₁ tokens takes as long as the latency.
+# - By bytes alone a hop is hidden from c₀ tokens per rank. Without a mask c₀ is e·F/(2·B) · K/H; under a balanced causal
+#   mask it is twice that. F is the rate that kernels reach. B is one direction of the link, in bytes per second.
+# - With latency a hop is hidden from c₀/2 + √(c₀²/4 + c₁²) tokens. A block of c₁ tokens takes as long as the latency.
 # - If all ranks and links are alike, a ring that posts first takes (P − 1) · max(block, hop) + block. One that computes,
 #   then shifts, takes P · block + (P − 1) · hop.
 # - If they differ, all ranks soon keep the pace of the slowest block or of the slowest hop, whichever takes longer.

@@ -122,7 +122,7 @@ print(f"q {tuple(q.shape)}, a block's k {tuple(blocks[0][0].shape)}")
 # %%
 @triton.jit
 def add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D: tl.constexpr):
-    """(acc, m, total) after one more tile of keys: lesson 04, in powers of two."""
+    """(acc, m, total) after one more tile of keys: lesson 04's, but in powers of two."""
     at = (base + keys)[:, None] * D + tl.arange(0, D)
     k = tl.load(K + at, mask=inside[:, None], other=0.0)
     v = tl.load(V + at, mask=inside[:, None], other=0.0)
@@ -281,8 +281,8 @@ print(f"by the formula, P times state_bytes: {P * state_bytes(R, H, D) / 1024:.0
 #
 # ## 4 · Third version: the first and the last step
 #
-# Two trips of the state are still useless: before the first step nothing has been written, and after the last one nobody
-# reads it.
+# Two trips of the state are still useless: before the first step there is nothing worth reading, and after the last one
+# nobody reads it.
 #
 # `FIRST` and `LAST` are `tl.constexpr`: Triton makes a kernel of its own for each combination, in which the other branch
 # does not exist.
@@ -586,7 +586,7 @@ def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, s
     finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
 
 # %% [markdown]
-# Three details cost people days:
+# Three details are easy to get wrong:
 #
 # - `i` is the row of the *shard*, not of the tile.
 # - A program must store nothing beyond its `row_stop`. Those rows belong to another program; if both store them, one result
@@ -618,8 +618,7 @@ show(ring_step.traffic(ladder, P, note), ring_step.describe_traffic(ladder, P, n
 # Skipped tiles are not even read: 18 tiles are loaded, the pictures' 9 for each of 2 heads. Half of the rows see nothing in
 # step 2 and have no program there, so their state is not moved: 186 KiB in place of 220.
 #
-# In lesson 08 each rectangle was a launch with a merge, and the zig-zag won because it needs only one a step. A table holds
-# any number of rectangles:
+# In lesson 08 each rectangle was a launch with a merge. A table holds any number of rectangles:
 
 # %%
 fold = dealt(S, P, chunk=1, folded=True)  # the token fold
@@ -630,7 +629,7 @@ for name, other in (("zig-zag", layout), ("token fold", fold)):
     step_report.report({}, name, mine, by_table, *at_rank(other), other)
 
 # %% [markdown]
-# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag still wins by its tiles. At
+# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag wins by its tiles. At
 # this size every tile of the token fold is masked. (219 KiB, not 220: its row 0 sees nothing in step 2.)
 #
 # ## 8 · The same as ringlab's
@@ -680,7 +679,7 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 # ## Recap
 #
 # - A ring step sends its K/V block over the wire once. It moves a state of D + 2 float32 numbers for each row and head
-#   **both ways**: twice the block in bfloat16, more with grouped heads.
+#   **both ways**: with as many rows as keys, twice the block in bfloat16, more with grouped heads.
 # - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes, less in the first and
 #   in the last step.
 # - The state is float32. Where scores are large, m matters most, because acc and total are relative to it.

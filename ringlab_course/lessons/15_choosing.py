@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
-# **Afterwards you can** count what each schedule sends, and how much of that time no computation hides; choose one for
+# **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
 # a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks; say what
 # a sliding window saves (section 6, optional).
 #
@@ -50,7 +50,8 @@ from ringlab_course.figures import decision_map, exchanges
 # - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses. Then the ranks with
 #   the same heads, one from each row, form a ring of P/U. U = 1 is the ring, and U = P is Ulysses.
 #
-# This is the first all-to-all of Ulysses, for 16 tokens and 4 heads on 4 ranks:
+# This is the first all-to-all of Ulysses, for 16 tokens and 4 heads on 4 ranks. Each box is a **piece**: one head of one
+# shard.
 
 # %%
 show(exchanges.trade(), exchanges.describe_trade())
@@ -68,8 +69,8 @@ show(exchanges.schedules(), exchanges.describe_schedules())
 #
 # ## 2 · Counting bytes
 #
-# The unit is one head of one shard: L·D numbers, where L = S/P is the number of tokens on a rank. We call it a
-# **piece**. With P = 4 ranks and H = K = 32 heads, a shard of q, k, v or the output (out) is 32 pieces.
+# The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank. With P = 4 ranks and H = K = 32
+# heads, a shard of q, k, v or the output (out) is 32 pieces.
 #
 # - **Ulysses**: each rank ends up with 32/4 = 8 heads. So it sends to each of the 3 others 8 pieces of q, 8 of k and 8
 #   of v, and later 8 of out.
@@ -93,20 +94,20 @@ for name, pieces in by_hand.items():
 # Now run all four on real text. The trace counts what rank 0 sent:
 
 # %%
-layout = zigzag(S, P)
+folded = zigzag(S, P)
 CAUSAL = Mask()  # a mask is causal unless it says otherwise
 
 
-def on_rank(ring, schedule, K, mask=None):
+def on_rank(ring, layout, schedule, K, mask=CAUSAL):
     shards = (layout.shard(x, ring.rank) for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
-    options = {"schedule": schedule, "mask": mask or CAUSAL, "block": "naive", "validate": False}
+    options = {"schedule": schedule, "mask": mask, "block": "naive", "validate": False}
     return ring_attention(*shards, ring=ring, layout=layout, **options)
 
 
 def metered(schedule, K):
     """The outputs of all ranks put together, and the bytes that rank 0 sent."""
-    run = VirtualCluster(P).run(on_rank, schedule, K)
-    return layout.unshard(run.results), run.trace.bytes_sent(0)
+    run = VirtualCluster(P).run(on_rank, folded, schedule, K)
+    return folded.unshard(run.results), run.trace.bytes_sent(0)
 
 
 truth = oracle.attention(*corpus.qkv(S, heads=H, head_dim=D), causal=True)[0]
@@ -117,9 +118,9 @@ for name, pieces in by_hand.items():
     print(f"{name:26}{rank_0_sent:9,} bytes, as counted: {right}; equal to one process: {close}")
 
 # %% [markdown]
-# Ulysses sends half of what the ring sends. With more ranks it looks even better, because the ring sends 64 · (P − 1)
-# pieces and Ulysses fewer than 4 · 32. (A piece shrinks as 1/P, so in bytes the ring's total levels off, and that of
-# Ulysses falls.)
+# Ulysses sends half of what the ring sends. With more ranks it looks even better. The ring sends 64 · (P − 1) pieces.
+# Ulysses sends each piece of q, k, v and out at most once, so fewer than 128 in all. (A piece shrinks as 1/P, so in
+# bytes the ring's total levels off, and that of Ulysses falls.)
 #
 # But here K = H. With **grouped heads**, several query heads share a K/V head.
 
@@ -172,8 +173,9 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 #
 # We count the **forward** of one layer of Llama 3 70B. Blocks are computed at the rate that FlashAttention-3, an
 # attention kernel for the H100 (arXiv 2407.08608), reaches on long sequences without a mask. First take 16 nodes with
-# one GPU each, so *every* link is InfiniBand, and 65,536 tokens on each. Ulysses gives each of the 16 ranks 4 of the 64
-# query heads. There are only 8 K/V heads, so two ranks need the same one, and both receive it whole.
+# one GPU each, so *every* link is InfiniBand (NDR, its generation with 50 GB/s), and 65,536 tokens on each. Ulysses
+# gives each of the 16 ranks 4 of the 64 query heads. There are only 8 K/V heads, so two ranks need the same one, and
+# both receive it whole.
 
 # %%
 h100 = hardware("h100")
@@ -200,28 +202,7 @@ ulysses_s = ulysses_bytes / infiniband.bytes_per_s
 print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f} ms, exposed")
 
 # %% [markdown]
-# `choose.weigh` counts this for every schedule, with latencies, and also what a rank holds: q, k, v, out, and what has
-# come from others.
-
-
-# %%
-def scenario(sizes, tokens, link):
-    """Print what each schedule exposes, sends and holds for one layer; return the least exposed."""
-    print(f"{tokens:,} tokens on each of 16 ranks, {link.name}, {link.bytes_per_s / 1e9:.0f} GB/s")
-    names = []
-    for it in choose.weigh(sizes, tokens, 16, rate, link.bytes_per_s, link.latency_s):
-        exposed, sent, held = it.exposed_s * 1e3, it.sent_bytes / 1e6, it.held_bytes / 1e9
-        names.append(f"hybrid, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule)
-        print(f"  {names[-1]:15}{exposed:8.2f} ms exposed{sent:8,.0f} MB sent{held:6.1f} GB held")
-    return names[0]
-
-
-least = scenario(llama, LONG, infiniband)
-
-# %% [markdown]
-# **Long shards.** The ring sends as much as any, yet it exposes *nothing*, because every hop ends before its block. It
-# also holds the least: its own shards and one visiting block. Ulysses and hybrids hold q, k, v and out twice, by tokens
-# and by heads, and an all-gather holds all K and V.
+# **Long shards.** The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block.
 #
 # **Short shards.** A shorter block has fewer queries *and* fewer keys, so its work shrinks with L², but its hop only
 # with L. With 2,048 tokens the ring's hop outlasts its block. Rows of U help, because after the trade a rank has U
@@ -248,6 +229,10 @@ def trade_seconds(tokens, U, link):
 for U in (2, 4):
     print(f"rows of {U}: the all-to-alls take {trade_seconds(SHORT, U, infiniband) * 1e3:.2f} ms")
 
+# %% [markdown]
+# `choose.weigh` counts this for every schedule, with latencies, and also what a rank holds: q, k, v, out, and what has
+# come from others.
+
 # %% tags=["nbval-ignore-output"]
 predict(
     "15.least",
@@ -256,11 +241,16 @@ predict(
 )
 
 # %%
-compare("15.least", scenario(llama, SHORT, infiniband))
+speeds = infiniband.bytes_per_s, infiniband.latency_s
+names = []
+for it in choose.weigh(llama, SHORT, 16, rate, *speeds):
+    exposed, sent, held = it.exposed_s * 1e3, it.sent_bytes / 1e6, it.held_bytes / 1e6
+    names.append(f"hybrid, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule)
+    print(f"{names[-1]:15}{exposed:6.2f} ms exposed{sent:6,.0f} MB sent{held:6,.0f} MB held")
+compare("15.least", names[0])
 ring, rows_of_2 = choose.way(llama, 16, "ring"), choose.way(llama, 16, "hybrid", 2)
 for slower in (530e12, 450e12):
-    speeds = slower, infiniband.bytes_per_s, infiniband.latency_s
-    ring_ms, rows_ms = (it.exposed_s(SHORT, *speeds) * 1e3 for it in (ring, rows_of_2))
+    ring_ms, rows_ms = (it.exposed_s(SHORT, slower, *speeds) * 1e3 for it in (ring, rows_of_2))
     print(f"at {slower / 1e12:.0f} TFLOP/s: ring {ring_ms:.2f} ms, hybrid, U = 2 {rows_ms:.2f} ms")
 
 # %% [markdown]
@@ -268,13 +258,18 @@ for slower in (530e12, 450e12):
 # bytes, but their all-to-alls take longer. The rate was measured on long sequences, and a slower kernel favours the
 # ring: at 530 TFLOP/s it ties with U = 2, and at 450 it wins.
 #
+# The ring holds the least: its own shards and one visiting block. Ulysses and hybrids hold q, k, v and out twice, by
+# tokens and by heads, and an all-gather holds all K and V.
+#
 # Llama 2 7B has 32 query and 32 K/V heads, so a hop brings four times the bytes, and a block has half the work:
 
 # %%
-least = scenario(published("llama2-7b").attention(), SHORT, infiniband)
+for it in choose.weigh(published("llama2-7b").attention(), SHORT, 16, rate, *speeds)[:2]:
+    print(f"{it.schedule}, U = {it.ulysses}: {it.exposed_s * 1e3:.2f} ms exposed")
 
 # %% [markdown]
-# Here Ulysses exposes the least, because even in rows of 8 the one hop that is left outlasts its block.
+# These two are the best. Ulysses exposes the least, because even in rows of 8 the one hop that is left outlasts its
+# block.
 #
 # A **decision map** shows all such cases for one model, here Llama 3 70B again. Tokens per rank grow to the right and
 # bandwidth upwards. The colour is the schedule that exposes the least, and for a hybrid the number is its U. Every link
@@ -285,12 +280,13 @@ decision_map.play("h100", P=16, hybrids=True, sizes=llama)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
-# Farther from the line U grows, because a hop then needs more work beside it. Ulysses has no hops, but sends more bytes
-# than U = 8. So it wins only at the top left, where these extra bytes take less time than the latency of a hop. Dark
-# blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
+# Farther from the line U grows, because a hop then needs more work beside it. Ulysses has no hops, but longer
+# all-to-alls than rows of 8. So it wins only at the top left, where the extra time is less than what rows of 8 expose
+# of their one hop. Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer
+# than its blocks.
 #
-# An all-gather is never the best here. But it makes every mask simple, and Llama 3 was trained with one (arXiv
-# 2407.21783).
+# An all-gather is never the best here. But it makes every mask simple, because all keys are there for one ordinary
+# kernel call, and Llama 3 was trained with one (arXiv 2407.21783).
 #
 # ## 4 · Two kinds of links
 #
@@ -300,7 +296,7 @@ decision_map.play("h100", P=16, hybrids=True, sizes=llama)
 # %%
 for length in (2048, 1024):
     print(f"{length:,} tokens on each of 16 ranks")
-    for U in (2, 4, 8):
+    for U in (2, 4):
         rest_s = max(0, hop_seconds(length, infiniband) - U * block_seconds(length))
         hops_ms = (16 // U - 1) * rest_s * 1e3
         fast, slow = (trade_seconds(length, U, link) * 1e3 for link in (nvlink, infiniband))
@@ -326,33 +322,32 @@ predict(
 # %%
 DEGREES = (1, 2, 4, 8, 16)  # U, from the ring to Ulysses
 cluster = {"hardware": "h100", "nodes": 2, "purpose": "prefill", "tp": 1}  # no tensor parallelism
-print(f"{'ms':20}" + "".join(f"{f'U = {U}':>10}" for U in DEGREES) + "   best, second")
+print(f"{'ms':18}" + "".join(f"{f'U = {U}':>9}" for U in DEGREES))
 best_rows = {}
 for name in ("llama2-7b", "llama3-8b"):
-    for prompt in (2**15, 2**17, 2**20):
+    for prompt in (2**15, 2**17):
         ms = {}
         for U in DEGREES:
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
             ms[U] = plan(request).best.step_s * 1e3
-        best, second = sorted(DEGREES, key=ms.get)[:2]
-        best_rows[name, prompt] = best
-        longer = ms[second] / ms[best] - 1
-        line = "".join(f"{ms[U]:10,.1f}" for U in DEGREES)
-        print(f"{name}, {prompt:9,}{line}   U = {best}, U = {second} + {longer:.1%}")
+        best_rows[name, prompt] = min(ms, key=ms.get)
+        print(f"{name}, {prompt:7,}" + "".join(f"{time:9,.1f}" for time in ms.values()))
 compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: best_rows[name, 2**15]))
-small = published("llama3-8b").attention()
-hides = least_tokens_hidden(rate, infiniband.bytes_per_s, small, latency_s=infiniband.latency_s)
-print(f"llama3-8b: a ring hides its hops over InfiniBand from {hides:,.0f} tokens per rank on")
 
 # %% [markdown]
-# Each line ends with the best U, the second best, and how much longer the second takes. **Often the choice hardly
-# matters**: in five of six lines the second takes at most 1.1 % longer. It matters most where shards are short and K/V
-# heads many. Llama 2 7B with 32,768 tokens takes 14 % longer in Ulysses, whose all-to-alls leave the node, and about
-# five times as long in a ring.
+# **Often the choice hardly matters**: in three of these four lines the second best U takes at most 1.1 % longer than
+# the best. It matters most where shards are short and K/V heads many. Llama 2 7B with 32,768 tokens takes 14 % longer
+# in Ulysses, whose all-to-alls leave the node, and about five times as long in a ring.
 #
-# **Grouped heads and long sequences both favour the ring.** With 131,072 tokens Llama 3 8B has 8,192 on each rank,
-# above the printed threshold, so a ring hides its hops.
-#
+# **Grouped heads and long sequences both favour the ring.** With 131,072 tokens Llama 3 8B has 8,192 on each rank, enough
+# to hide a ring's hops:
+
+# %%
+small = published("llama3-8b").attention()
+hides = least_tokens_hidden(rate, infiniband.bytes_per_s, small, latency_s=infiniband.latency_s)
+print(f"hidden over InfiniBand from {hides:,.0f} tokens per rank on")
+
+# %% [markdown]
 # ## 5 · Decode
 #
 # A model that writes takes in one token at a time: one query, which meets all keys so far. Before that, ring attention
@@ -385,27 +380,27 @@ show(exchanges.decode_step([64] * 4), exchanges.describe_decode_step([64] * 4))
 
 # %%
 def generate(ring, prompt, new):
-    """Prefill, then `new` steps of decode; the outputs, and the number of tokens on each rank."""
+    """Prefill, then `new` steps of decode; the outputs, and each rank's tokens before and after."""
     q, k, v = corpus.qkv(prompt + new, heads=H, kv_heads=4, head_dim=D)
     dealt = zigzag(prompt, ring.world_size)
     shards = [dealt.shard(x[:, :, :prompt], ring.rank) for x in (q, k, v)]
     # the prefill; its output is not needed here
     ring_attention(*shards, ring=ring, layout=dealt, validate=False)
     cache = ShardedCache.of_shards(ring, dealt, *shards[1:])
-    outs = []
+    outs, before = [], list(cache.lengths)
     for at in range(prompt, prompt + new):
         now = slice(at, at + 1)
         cache.append(k[:, :, now], v[:, :, now])
         outs.append(decode(q[:, :, now], cache, validate=False).numpy())
-    return np.concatenate(outs, axis=2), cache.lengths
+    return np.concatenate(outs, axis=2), before, cache.lengths
 
 
-written, lengths = VirtualCluster(P).run(generate, 250, 6).results[0]
+written, before, after = VirtualCluster(P).run(generate, 250, 6).results[0]
 all_256 = oracle.attention(*corpus.qkv(256, heads=H, kv_heads=4, head_dim=D), causal=True).out
 expected = all_256[:, :, 250:]
 close = np.abs(written - expected).max() / np.abs(expected).max() < 1e-5
 print(f"6 tokens after 250, equal to one process: {close}")
-print(f"tokens on each rank at the end: {lengths}")
+print(f"tokens on each rank: {before} after the prefill, {after} at the end")
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -442,7 +437,8 @@ sending = partials / nvlink.bytes_per_s
 print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} µs, and latency")
 
 # %% [markdown]
-# **Decode needs no ring.** Its time goes into *reading* the weights and the cache, and both can be divided among ranks.
+# **Decode needs no ring.** Most of its time goes into *reading* the weights and the cache, as the cell below shows, and
+# both can be divided among ranks.
 # **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns of the
 # feed-forward, for all tokens, and the ranks add up their results. **Context parallelism** (CP) divides the cache by
 # tokens, as above. TP of 8 divides the cache, too, because each rank then has one of Llama's 8 K/V heads.
@@ -462,12 +458,14 @@ for tp in (1, 4, 8, 16):
     weights = parameter_bytes(sized) / tp / 1e9
     cache = kv_cache_bytes(sized, 2**20) / min(tp, sized.K) / (16 // tp) / 1e9
     split = f"TP {tp} × CP {16 // tp}"
-    fits = f"{planned.best.step_s * 1e3:.1f} ms a token" if planned.fits else "does not fit"
-    print(f"{split:12}: {weights:5.1f} GB of weights, {cache:4.1f} GB of cache: {fits}")
+    told = "does not fit"
     if planned.fits:
-        token_ms[split] = planned.best.step_s
+        token_ms[split] = planned.best.step_s * 1e3
+        reading = (weights + cache) * 1e9 / h100.memory_bytes_per_s * 1e3
+        told = f"{token_ms[split]:.1f} ms a token, reading {reading:.1f} ms"
+    print(f"{split:12}: {weights:5.1f} GB of weights, {cache:4.1f} GB of cache: {told}")
 usable, memory = planned.request.usable_bytes / 1e9, h100.memory_bytes / 1e9
-print(f"The planner uses {usable:.1f} of {memory:.1f} GB; the rest is for driver and buffers.")
+print(f"The planner uses {usable:.1f} of the map's {memory:.1f} GB; the rest is for buffers.")
 compare("15.split", min(token_ms, key=token_ms.get))
 
 # %% [markdown]
@@ -482,27 +480,27 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # %% tags=["nbval-ignore-output"]
 predict(
     "15.hops",
-    "4 ranks with contiguous shards of 64 tokens, and a window of 16. How many hops does the ring "
-    "make?",
+    "4 ranks with contiguous shards of 64 tokens, and a window of 16. How many exchanges does each "
+    "rank make?",
     choices=["0", "1", "2", "3"],
 )
 
 # %%
-hops = {}
+print(f"exchanges, {S} tokens   contiguous   zig-zag")
 for window in (256, 128, 64, 16):
-    for layout in (contiguous(S, P), zigzag(S, P)):  # on_rank takes the layout from here
-        run = VirtualCluster(P).run(on_rank, "ring", 4, Mask(window=window))
-        hops[layout.name, window] = len(run.trace.exchanges(0))
-    folded, straight = hops["zigzag", window], hops["contiguous", window]
-    print(f"window {window:3} of {S} tokens: hops {straight} if contiguous, {folded} in a zig-zag")
-compare("15.hops", str(hops["contiguous", 16]))
+    counts = []
+    for dealt in (contiguous(S, P), folded):
+        run = VirtualCluster(P).run(on_rank, dealt, "ring", 4, Mask(window=window))
+        counts.append(len(run.trace.exchanges(0)))
+    print(f"window {window:3}{counts[0]:24}{counts[1]:10}")
+compare("15.hops", str(counts[0]))  # of the last window, 16
 to = [exchange.to for exchange in run.trace.exchanges(1)]  # of the last run: zig-zag, window 16
 print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to[1]}")
 
 # %% [markdown]
-# One hop remains even for a window of 16, because the first tokens of a shard see across its border. In a zig-zag a rank
-# has two chunks and so two borders. Rank 1 needs keys of rank 0, one hop away, and of rank 2, three hops away in a
-# one-way ring. But an exchange may jump over a rank. The second goes two ranks on, so two exchanges are enough.
+# One exchange remains even for a window of 16, because the first tokens of a shard see across its border. In a zig-zag
+# a rank has two chunks and so two borders. Rank 1 needs keys of rank 0, one hop away, and of rank 2, three hops away in
+# a one-way ring. But an exchange may jump over a rank. The second goes two ranks on, so two exchanges are enough.
 #
 # ## Recap
 #
@@ -510,7 +508,7 @@ print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to
 # |---|---|---|
 # | ring | the rest of each hop that is longer than its block | shards are long, or K/V heads few |
 # | all-gather | everything | masks are complicated, or its cost does not matter |
-# | Ulysses | everything | shards are short, and K/V heads many or links fast |
+# | Ulysses | everything | shards are short and K/V heads many; or very short, on fast links |
 # | hybrid | the all-to-alls, and the rest of each hop | a ring alone does not hide; rows inside a node |
 #
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.

@@ -4,7 +4,7 @@
 # **You build** four small things: the number of tokens that hide a hop, the makespan of a ring, a ring that hides its
 # hops in less memory than the lesson's, and a published table.
 #
-# **You need** [lesson 06](../notebooks/06_what_it_costs.ipynb). **Minutes** 60.
+# **You need** [lesson 06](../notebooks/06_what_it_costs.ipynb). **Minutes** 75.
 #
 # | stage | function | what the checks look at |
 # |---|---|---|
@@ -120,12 +120,13 @@ check("06.makespan")
 # - There are exactly `pieces` pieces, from 1 up to the number of tokens. They differ by at most one token in length.
 # - Each piece of each block is one `ring.compute(label, attend, q, …)`. Let `label` end with the step's number, as in
 #   "attend 2": a clock further below reads it. All pieces of a step may have the same label.
-# - In every step but the last, each piece's exchange is under way while the rank computes with that piece, and no other
-#   exchange is. K and V of the piece travel in it together.
+# - In every step but the last, post a piece before you compute with it, and wait for its exchange before you post the next
+#   one. K and V of the piece travel in one exchange.
 # - Make `pieces` · (P − 1) exchanges, all with the next rank. K and V travel as they came, bfloat16 as bfloat16.
-# - Memory beyond the shard: one block and one arriving piece. In step 0 the block in use is your shard, so only arriving
-#   pieces count. Accumulators do not count. The check leaves room for one piece more, such as the copy that `post` makes of
-#   a slice that is not contiguous, or a loop variable that still holds a piece.
+# - Beside the shard a rank holds at most one block and two pieces at any time: the block in use, the piece that arrives, and
+#   one to spare, because `post` may copy a piece. In step 0 the block in use is the shard itself. Accumulators do not count.
+#
+# With two pieces, a and b, a step that is not the last goes: post a, compute with a, wait, post b, compute with b, wait.
 #
 # The check reads the order of your posts, computations and waits off a virtual clock.
 
@@ -189,8 +190,8 @@ print("predicted and measured:", predicted_and_measured())
 # %% [markdown]
 # ## 06.table · A published table, recomputed
 #
-# Under a causal mask, contiguous shards give the last rank most to compute; a balanced layout gives all ranks the same
-# (lessons 07 and 08). Here you only count.
+# How much faster can a layout make a ring? By the lesson's rule, all ranks keep the pace of the slowest one. Under a causal
+# mask, contiguous shards give the last rank most to compute. A balanced layout, such as zig-zag, gives all ranks the same.
 #
 # The Striped Attention paper (arXiv 2311.09431) bounds what a balanced layout can gain over the contiguous one: the time
 # of a forward on the slowest rank under the contiguous layout, divided by that under a balanced one. Both are causal. Its
@@ -208,7 +209,7 @@ print("predicted and measured:", predicted_and_measured())
 # - Linear layers: four matrices of d_model × d_model and `ffn_matrices` of d_model × d_ff in every layer, and one matrix of
 #   d_model × vocabulary for the whole model. Ignore norms, the softmax and embeddings.
 # - Attention: all heads together are d_model wide. Count the score elements that a rank computes. Contiguous: those of the
-#   slowest rank, with half a block on the diagonal. Balanced: an equal share of the visible half for every rank.
+#   slowest rank, with half a block on the diagonal. Each is part of two products, as in section 1 of the lesson. Balanced: an equal share of the visible half for every rank.
 # - Multiply the FLOPs of attention by `attention_weight`. The paper's weight is 2 on A100, where attention ran at half the
 #   rate.
 
