@@ -401,7 +401,8 @@ print(f"T = {own:.1f} + 15 · {other:.1f} = {two_nodes.free.makespan_s * 1e6:,.0
 
 # %% tags=["nbval-ignore-output"]
 predict("06.border", "Two nodes, 1,024 tokens per rank. On links that take no time the ring "
-        "takes T. With InfiniBand on two of its 16 links it takes …", unit="times T")
+        "takes T. With InfiniBand on two of its links and NVLink on 14 it takes …",
+        unit="times T")
 
 # %%
 def stretch(run):
@@ -415,7 +416,7 @@ for c in (256, 512, 1024, 2048, 4096):
 compare("06.border", stretch(two_nodes))
 
 # %% [markdown]
-# Two slow links slow down all 16 ranks. Section 3's formula, with InfiniBand's hop, gives the makespan:
+# At 1,024 tokens two slow links slow down all 16 ranks. Section 3's formula, with InfiniBand's hop, gives the makespan:
 
 # %%
 print(f"formula 15 · {slow:.1f} + {block:.1f} = {15 * slow + block:,.0f} µs, "
@@ -468,9 +469,9 @@ compare("06.slow", slower[1024])
 
 # %% [markdown]
 # At 1,024 tokens the slow rank costs **nothing**. Its block takes 151 µs, still less than InfiniBand's hop: it computes
-# while the others wait. At 4,096 tokens the hops are hidden, so the ring takes twice as long, like rank 5. After the first
-# steps **the whole ring keeps the pace of the slowest block or the slowest hop, whichever takes longer.** Mend the longer
-# one first. Mending the other gains nothing.
+# while the others wait. At 4,096 tokens the hops are hidden, so the ring takes twice as long, like rank 5. In a long
+# ring **the end comes at the pace of the slowest block or the slowest hop, whichever takes longer.** Speed up the longer
+# one first. Speeding up the other gains nothing.
 #
 # ## 7 · More ranks
 #
@@ -500,7 +501,7 @@ compare("06.more", verdict)
 #
 # ## 8 · A whole model
 #
-# A ring holds only two blocks of other ranks. So the context can grow with the ranks, while each rank's blocks stay as
+# Each rank of a ring holds only two blocks of other ranks. So the context can grow with the ranks, while each rank's blocks stay as
 # large as they are. Does a million tokens on 16 nodes leave each rank enough tokens to hide its hops? `plan` knows the
 # threshold, and also what training keeps in memory:
 
@@ -528,7 +529,7 @@ for hop in chosen.hidden:
 # - With latency a hop is hidden from c₀/2 + √(c₀²/4 + c₁²) tokens. A block of c₁ tokens takes as long as the latency.
 # - If all ranks and links are alike, a ring that posts first takes (P − 1) · max(block, hop) + block. One that computes,
 #   then shifts, takes P · block + (P − 1) · hop.
-# - If they differ, all ranks soon keep the pace of the slowest block or of the slowest hop, whichever takes longer.
+# - If they differ, a long ring ends at the pace of the slowest block or of the slowest hop, whichever takes longer.
 # - On a fixed sequence more ranks stop helping about where the hops come out from behind the blocks.
 #
 # ## Self-check

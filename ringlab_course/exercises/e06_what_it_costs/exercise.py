@@ -111,7 +111,7 @@ check("06.makespan")
 # The lesson's ring that posts first holds two blocks beside its shard: the one in use and the one that is arriving. It
 # can do with less. Cut every block into `pieces` pieces along its tokens, and let each piece travel while the rank
 # computes with *that* piece. Meanwhile the next block's piece of the same number arrives. Once it is here, the piece
-# that you sent is no longer needed. So a rank holds one block and one piece beside its shard.
+# that you sent is no longer needed. So one block and one piece beside the shard are enough.
 #
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the keys
 # of all ranks, in float32 for bfloat16 inputs, too. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`;
@@ -190,7 +190,7 @@ print("predicted and measured:", predicted_and_measured())
 # %% [markdown]
 # ## 06.table · A published table, recomputed
 #
-# How much faster can a layout make a ring? By the lesson's rule, all ranks keep the pace of the slowest one. Under a causal
+# How much faster can a layout make a ring? By the lesson's rule, the slowest rank sets the pace. Under a causal
 # mask, contiguous shards give the last rank most to compute. A balanced layout, such as zig-zag, gives all ranks the same.
 #
 # The Striped Attention paper (arXiv 2311.09431) bounds what a balanced layout can gain over the contiguous one: the time
@@ -209,7 +209,8 @@ print("predicted and measured:", predicted_and_measured())
 # - Linear layers: four matrices of d_model × d_model and `ffn_matrices` of d_model × d_ff in every layer, and one matrix of
 #   d_model × vocabulary for the whole model. Ignore norms, the softmax and embeddings.
 # - Attention: all heads together are d_model wide. Count the score elements that a rank computes. Contiguous: those of the
-#   slowest rank, with half a block on the diagonal. Each is part of two products, as in section 1 of the lesson. Balanced: an equal share of the visible half for every rank.
+#   slowest rank, with half a block on the diagonal. Balanced: an equal share of the visible half for every rank. Each
+#   element is part of two products, as in section 1 of the lesson.
 # - Multiply the FLOPs of attention by `attention_weight`. The paper's weight is 2 on A100, where attention ran at half the
 #   rate.
 
