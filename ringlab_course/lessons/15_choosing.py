@@ -3,16 +3,17 @@
 #
 # **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
 # a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks; say what
-# a sliding window saves (section 6, optional).
+# a sliding window saves (section 7, optional).
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
 # layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
 #
-# **Minutes** 75 to read and run; the exercise takes another 60.
+# **Minutes** 75 to read and run, in two parts of 40 and 35; the exercise takes another 60.
 #
 # Every rank's queries must meet every rank's keys and values. A ring is one way to arrange that. Three other schedules
 # give the same result, but differ in the bytes they send, in the time that ranks wait, and in memory. "Ulysses sends
-# less than a ring" is a common rule, and for today's models it is often false.
+# less than a ring" is a common rule, and for today's models it is often false. Part 1 counts bytes, waiting and memory.
+# Part 2 finds where each schedule is the best, and then decodes.
 
 # %%
 import numpy as np
@@ -39,6 +40,8 @@ from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import decision_map, exchanges
 
 # %% [markdown]
+# ## Part 1 · Bytes, waiting, memory
+#
 # ## 1 · Four ways to meet
 #
 # - **Ring**: queries stay, and the K/V blocks of the other ranks come by, one at a time.
@@ -63,9 +66,8 @@ show(exchanges.trade(), exchanges.describe_trade())
 show(exchanges.schedules(), exchanges.describe_schedules())
 
 # %% [markdown]
-# Each blue area, dark and light, holds a quarter of all (token, head) pairs, so the work is divided equally. (A causal
-# mask needs the layouts of lesson 08.) The ring and the all-gather move only keys and values. Ulysses moves q, k, v and
-# the output, but each only once.
+# Each blue area holds a quarter of all (token, head) pairs, so the work is divided equally. (A causal mask needs the
+# layouts of lesson 08.)
 #
 # ## 2 · Counting bytes
 #
@@ -119,8 +121,7 @@ for name, pieces in by_hand.items():
 
 # %% [markdown]
 # Ulysses sends half of what the ring sends. With more ranks it looks even better. The ring sends 64 · (P − 1) pieces.
-# Ulysses sends each piece of q, k, v and out at most once, so fewer than 128 in all. (A piece shrinks as 1/P, so in
-# bytes the ring's total levels off, and that of Ulysses falls.)
+# Ulysses sends each piece of q, k, v and out at most once, so fewer than 128 in all.
 #
 # But here K = H. With **grouped heads**, several query heads share a K/V head.
 
@@ -169,13 +170,14 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 # ## 3 · Bytes are not seconds
 #
 # A hop runs while a block is computed (lesson 06). If the hop takes longer, the rest of it is **exposed**, because the
-# rank waits. All-to-alls and all-gathers run while nothing is computed, so the cost model counts them as exposed.
+# rank waits. All-to-alls and all-gathers are exposed: our cost model assumes that nothing is computed meanwhile.
 #
 # We count the **forward** of one layer of Llama 3 70B. Blocks are computed at the rate that FlashAttention-3, an
-# attention kernel for the H100 (arXiv 2407.08608), reaches on long sequences without a mask. First take 16 nodes with
-# one GPU each, so *every* link is InfiniBand (NDR, its generation with 50 GB/s), and 65,536 tokens on each. Ulysses
-# gives each of the 16 ranks 4 of the 64 query heads. There are only 8 K/V heads, so two ranks need the same one, and
-# both receive it whole.
+# attention kernel for the H100 (arXiv 2407.08608), reaches on long sequences without a mask. Take 16 nodes with one GPU
+# each. Then *every* link is InfiniBand (NDR: 50 GB/s).
+#
+# **Long shards: 65,536 tokens on each rank.** Ulysses gives each of the 16 ranks 4 of the 64 query heads. There are only
+# 8 K/V heads, so two ranks need the same one, and both receive it whole.
 
 # %%
 h100 = hardware("h100")
@@ -195,19 +197,23 @@ def block_seconds(tokens):
 
 
 hop_s, block_s = hop_seconds(LONG, infiniband), block_seconds(LONG)
-print(f"ring: each hop {hop_s * 1e3:.1f} ms beside a block of {block_s * 1e3:.1f} ms: hidden")
+ring_bytes = 15 * LONG * llama.block_bytes_per_token
+print(f"ring:    {ring_bytes / 1e6:,.0f} MB in 15 hops, each", end=" ")
+print(f"{hop_s * 1e3:.1f} ms beside a block of {block_s * 1e3:.1f} ms: hidden")
 pieces = 15 * ((4 + 1 + 1) + 4)  # to 15 others q, k, v; to 15 others out
 ulysses_bytes = pieces * LONG * llama.D * 2  # bfloat16 takes 2 bytes for a number
 ulysses_s = ulysses_bytes / infiniband.bytes_per_s
 print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f} ms, exposed")
 
 # %% [markdown]
-# **Long shards.** The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block.
+# The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block.
 #
-# **Short shards.** A shorter block has fewer queries *and* fewer keys, so its work shrinks with L², but its hop only
-# with L. With 2,048 tokens the ring's hop outlasts its block. Rows of U help, because after the trade a rank has U
-# times as many tokens in a U-th of the heads (if U divides K). So a hop carries as many bytes as before, but a block
-# has U² times as many pairs in a U-th of the heads: U times the work.
+# **Short shards: 2,048 tokens on each rank.** A shorter block has fewer queries *and* fewer keys. So its work shrinks
+# with L², but its hop only with L. Now the ring's hop outlasts its block.
+#
+# Rows of U help. After the trade a rank has U times as many tokens in a U-th of the heads (if U divides K). So a hop
+# carries as many bytes as before. But in a block U times as many queries meet U times as many keys, in a U-th of the
+# heads. So **a hop takes as long as before, and a block U times as long**.
 
 # %%
 timed = {}
@@ -230,8 +236,8 @@ for U in (2, 4):
     print(f"rows of {U}: the all-to-alls take {trade_seconds(SHORT, U, infiniband) * 1e3:.2f} ms")
 
 # %% [markdown]
-# `choose.weigh` counts this for every schedule, with latencies, and also what a rank holds: q, k, v, out, and what has
-# come from others.
+# `choose.weigh` counts this for every schedule. It also counts what a rank holds: q, k, v, out, and what has come from
+# others.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -248,50 +254,61 @@ for it in choose.weigh(llama, SHORT, 16, rate, *speeds):
     names.append(f"hybrid, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule)
     print(f"{names[-1]:15}{exposed:6.2f} ms exposed{sent:6,.0f} MB sent{held:6,.0f} MB held")
 compare("15.least", names[0])
-ring, rows_of_2 = choose.way(llama, 16, "ring"), choose.way(llama, 16, "hybrid", 2)
-for slower in (530e12, 450e12):
-    ring_ms, rows_ms = (it.exposed_s(SHORT, slower, *speeds) * 1e3 for it in (ring, rows_of_2))
-    print(f"at {slower / 1e12:.0f} TFLOP/s: ring {ring_ms:.2f} ms, hybrid, U = 2 {rows_ms:.2f} ms")
 
 # %% [markdown]
-# Rows of 2 are the best, because their 7 hops hide and only their all-to-alls are exposed. Larger rows send fewer
-# bytes, but their all-to-alls take longer. The rate was measured on long sequences, and a slower kernel favours the
-# ring: at 530 TFLOP/s it ties with U = 2, and at 450 it wins.
+# Rows of 2 are the best, because their 7 hops hide and only their all-to-alls are exposed. Larger rows send fewer bytes,
+# but their all-to-alls take longer. (Ulysses sends more than U = 8 because of its copies of K/V heads.)
 #
-# The ring holds the least: its own shards and one visiting block. Ulysses and hybrids hold q, k, v and out twice, by
-# tokens and by heads, and an all-gather holds all K and V.
-#
-# Llama 2 7B has 32 query and 32 K/V heads, so a hop brings four times the bytes, and a block has half the work:
-
-# %%
-for it in choose.weigh(published("llama2-7b").attention(), SHORT, 16, rate, *speeds)[:2]:
-    print(f"{it.schedule}, U = {it.ulysses}: {it.exposed_s * 1e3:.2f} ms exposed")
+# The ring holds the least: its own shards and one visiting block. (Lesson 05 counts a second, in flight. Even with it the
+# ring holds the least.) Ulysses and hybrids hold q, k, v and out twice, by tokens and by heads. An all-gather holds all K
+# and V.
 
 # %% [markdown]
-# These two are the best. Ulysses exposes the least, because even in rows of 8 the one hop that is left outlasts its
-# block.
+# ---
+# **End of part 1. This is a good place to stop.** You know now what each schedule sends, exposes and holds. That is enough
+# for the stages 15.traffic and 15.choose of [the exercise](../exercises/15_choosing.ipynb). If you return in a fresh
+# kernel, run all cells up to here first.
 #
-# A **decision map** shows all such cases for one model, here Llama 3 70B again. Tokens per rank grow to the right and
-# bandwidth upwards. The colour is the schedule that exposes the least, and for a hybrid the number is its U. Every link
-# gets NVLink's latency. In a live notebook, change P and K.
+# ---
+
+# %% [markdown]
+# ## Part 2 · Where each is the best
+#
+# ## 4 · Where the line lies
+#
+# A **decision map** shows all lengths and bandwidths at once, for the same layer on 16 ranks. Tokens per rank grow to
+# the right and bandwidth upwards. The colour is the schedule that exposes the least, and for a hybrid the number is its
+# U. Every link gets NVLink's latency, 3.4 µs. (Only InfiniBand's diamond has its own, 14 µs. So it lies on no drawn line,
+# but a little to the right of the heavy one.)
 
 # %% tags=["nbval-ignore-output"]
 decision_map.play("h100", P=16, hybrids=True, sizes=llama)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
-# Farther from the line U grows, because a hop then needs more work beside it. Ulysses has no hops, but longer
-# all-to-alls than rows of 8. So it wins only at the top left, where the extra time is less than what rows of 8 expose
-# of their one hop. Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer
-# than its blocks.
+# Farther from the line U grows, because a hop then needs more work beside it. Rows of 8 still have one hop. Ulysses has
+# none, but longer all-to-alls. At the top left the extra time is less than that hop exposes, so Ulysses wins there.
 #
-# An all-gather is never the best here. But it makes every mask simple, because all keys are there for one ordinary
-# kernel call, and Llama 3 was trained with one (arXiv 2407.21783).
+# Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
+# A slower kernel moves the line to the left. It can put the ring first for part 1's 2,048 tokens:
+
+# %%
+ring, rows_of_2 = choose.way(llama, 16, "ring"), choose.way(llama, 16, "hybrid", 2)
+for tried in (rate, 530e12, 450e12):
+    ring_ms, rows_ms = (it.exposed_s(SHORT, tried, *speeds) * 1e3 for it in (ring, rows_of_2))
+    print(f"at {tried / 1e12:.0f} TFLOP/s: ring {ring_ms:.2f} ms, hybrid, U = 2 {rows_ms:.2f} ms")
+
+# %% [markdown]
+# More K/V heads move the line to the right. In a live notebook, set H and K to 32, as in Llama 2 7B. Then Ulysses fills
+# most of the left.
 #
-# ## 4 · Two kinds of links
+# An all-gather was never the best. But it makes every mask simple, because all keys are there for one kernel call, and
+# Llama 3 was trained with one (arXiv 2407.21783).
 #
-# Now take 2 nodes of 8 GPUs. Rows of up to 8 fit inside a node, so they trade over its fast NVLink. The rings cross
-# between nodes, and the slowest link decides (lesson 06).
+# ## 5 · Two kinds of links
+#
+# Now take 2 nodes of 8 GPUs for the layer of part 1. Rows of up to 8 fit inside a node, so they trade over its fast
+# NVLink. The rings cross between nodes, and the slowest link decides (lesson 06).
 
 # %%
 for length in (2048, 1024):
@@ -308,36 +325,43 @@ for length in (2048, 1024):
 # fastest links**. With 1,024 tokens, rows of 2 no longer hide their hops. Rows of 4 do, and their all-to-alls cost
 # little more.
 #
-# So far we counted what one layer of a large model exposes. Next, ringlab's planner counts the whole time of two models
-# small enough for one GPU, computation included, in **prefill**: to read a whole prompt, without a backward.
+# Now two whole models, small enough for one GPU. **Prefill** is the forward that reads a whole prompt, before the model
+# writes the first token. ringlab's planner counts its time: computing, and what is exposed.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "15.rows",
-    "Prefill of 32,768 tokens on 2 nodes of 8 H100. Llama 2 7B (32 K/V heads) or Llama 3 8B (8): "
-    "which uses the larger rows?",
+    "Prefill of 32,768 tokens on 2 nodes of 8 H100. Llama 2 7B has 32 K/V heads, Llama 3 8B has 8. "
+    "For which of them is the fastest U larger?",
     choices=["llama2-7b", "llama3-8b"],
 )
 
 # %%
 DEGREES = (1, 2, 4, 8, 16)  # U, from the ring to Ulysses
 cluster = {"hardware": "h100", "nodes": 2, "purpose": "prefill", "tp": 1}  # no tensor parallelism
-print(f"{'ms':18}" + "".join(f"{f'U = {U}':>9}" for U in DEGREES))
+print(f"{'ms of':>26}   ms exposed with U ={'whole time ÷ best':>41}")
+print(f"{'computing':>26}" + "".join(f"{U:8}" for U in DEGREES) + f"{'second best':>13}{'ring':>7}")
 best_rows = {}
 for name in ("llama2-7b", "llama3-8b"):
     for prompt in (2**15, 2**17):
-        ms = {}
+        times = {}
         for U in DEGREES:
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
-            ms[U] = plan(request).best.step_s * 1e3
-        best_rows[name, prompt] = min(ms, key=ms.get)
-        print(f"{name}, {prompt:7,}" + "".join(f"{time:9,.1f}" for time in ms.values()))
+            times[U] = plan(request).best.time
+        whole = {U: time.total_s for U, time in times.items()}
+        best, second = sorted(whole, key=whole.get)[:2]
+        best_rows[name, prompt] = best
+        computing_ms = (whole[best] - times[best].exposed_s) * 1e3  # the same for every U
+        print(f"{name}, {prompt:7,}{computing_ms:8.1f}", end="")
+        print("".join(f"{time.exposed_s * 1e3:8.1f}" for time in times.values()), end="")
+        print(f"{whole[second] / whole[best]:13.3f}{whole[1] / whole[best]:7.2f}")
 compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: best_rows[name, 2**15]))
 
 # %% [markdown]
-# **Often the choice hardly matters**: in three of these four lines the second best U takes at most 1.1 % longer than
-# the best. It matters most where shards are short and K/V heads many. Llama 2 7B with 32,768 tokens takes 14 % longer
-# in Ulysses, whose all-to-alls leave the node, and about five times as long in a ring.
+# Only the exposed time depends on U. **The two best hardly differ** in three of
+# the four lines. But in three lines the plain ring takes from 1.9 to about 5 times as long as the best. The choice matters
+# most in the first line, where shards are short and K/V heads many. There the second best is Ulysses, whose all-to-alls
+# leave the node.
 #
 # **Grouped heads and long sequences both favour the ring.** With 131,072 tokens Llama 3 8B has 8,192 on each rank, enough
 # to hide a ring's hops:
@@ -348,7 +372,7 @@ hides = least_tokens_hidden(rate, infiniband.bytes_per_s, small, latency_s=infin
 print(f"hidden over InfiniBand from {hides:,.0f} tokens per rank on")
 
 # %% [markdown]
-# ## 5 · Decode
+# ## 6 · Decode
 #
 # A model that writes takes in one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
@@ -437,11 +461,10 @@ sending = partials / nvlink.bytes_per_s
 print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} µs, and latency")
 
 # %% [markdown]
-# **Decode needs no ring.** Most of its time goes into *reading* the weights and the cache, as the cell below shows, and
-# both can be divided among ranks.
-# **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns of the
-# feed-forward, for all tokens, and the ranks add up their results. **Context parallelism** (CP) divides the cache by
-# tokens, as above. TP of 8 divides the cache, too, because each rank then has one of Llama's 8 K/V heads.
+# **Decode needs no ring.** Most of its time goes into *reading* the weights and the cache, as the cell below shows. Ranks
+# can divide both. **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns
+# of the feed-forward, and the ranks add up their results. **Context parallelism** (CP) divides the cache by tokens, as
+# above. TP of 8 divides the cache, too, because each rank then has one of Llama's 8 K/V heads.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -464,15 +487,14 @@ for tp in (1, 4, 8, 16):
         reading = (weights + cache) * 1e9 / h100.memory_bytes_per_s * 1e3
         told = f"{token_ms[split]:.1f} ms a token, reading {reading:.1f} ms"
     print(f"{split:12}: {weights:5.1f} GB of weights, {cache:4.1f} GB of cache: {told}")
-usable, memory = planned.request.usable_bytes / 1e9, h100.memory_bytes / 1e9
-print(f"The planner uses {usable:.1f} of the map's {memory:.1f} GB; the rest is for buffers.")
 compare("15.split", min(token_ms, key=token_ms.get))
 
 # %% [markdown]
-# Up to TP 8, TP and CP together divide the cache by 16, so only the weights shrink. With TP 16 two ranks share each K/V
-# head. Both hold the whole head, so a rank's cache doubles. Also, a sum over 16 ranks leaves the node.
+# With TP 1 the weights alone are larger than a GPU's memory. Up to TP 8 every rank has a sixteenth of the cache: TP divides
+# it by heads, and CP divides the rest by tokens. So only the weights shrink. With TP 16 two ranks share each K/V head.
+# Both hold the whole head, so a rank's cache doubles. Also, a sum over 16 ranks leaves the node.
 #
-# ## 6 · Optional: a window instead
+# ## 7 · Optional: a window instead
 #
 # A **sliding window** makes the task itself smaller: each token sees only the latest few, itself included. In ringlab,
 # Mistral 7B's mask is `Mask(window=4096)`. K/V blocks that nobody sees need not travel.
@@ -498,19 +520,22 @@ to = [exchange.to for exchange in run.trace.exchanges(1)]  # of the last run: zi
 print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to[1]}")
 
 # %% [markdown]
-# One exchange remains even for a window of 16, because the first tokens of a shard see across its border. In a zig-zag
-# a rank has two chunks and so two borders. Rank 1 needs keys of rank 0, one hop away, and of rank 2, three hops away in
-# a one-way ring. But an exchange may jump over a rank. The second goes two ranks on, so two exchanges are enough.
+# One exchange remains even for a window of 16, because the first tokens of a shard see across its border.
+#
+# In a zig-zag a rank has two chunks and so two borders. Rank 1 needs keys of rank 0, one hop away in a one-way ring, and
+# of rank 2, three hops away. No rank needs a block from two hops away. So in the second exchange each rank sends two
+# ranks on, and two exchanges are enough.
 #
 # ## Recap
 #
 # | | exposes | take it where |
 # |---|---|---|
 # | ring | the rest of each hop that is longer than its block | shards are long, or K/V heads few |
-# | all-gather | everything | masks are complicated, or its cost does not matter |
-# | Ulysses | everything | shards are short and K/V heads many; or very short, on fast links |
+# | all-gather | everything (assumed) | masks are complicated, or its cost does not matter |
+# | Ulysses | everything (assumed) | shards are short and K/V heads many; or very short, on fast links |
 # | hybrid | the all-to-alls, and the rest of each hop | a ring alone does not hide; rows inside a node |
 #
+# - "Assumed" by the cost model: a program may overlap a part of it.
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel. Their bytes do not grow with S.

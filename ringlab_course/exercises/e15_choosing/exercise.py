@@ -80,7 +80,7 @@ check("15.traffic")
 #
 # - q, k, v and out of the rank's own tokens.
 # - If U > 1, also q, k, v and out of its heads, for all tokens of its row.
-# - If there are hops, also K and V of one visiting block (the paper's count): its heads, U·L tokens.
+# - If there are hops, also K and V of one visiting block, without the one in flight: its heads, U·L tokens.
 # - In the all-gather, also K and V of all other ranks.
 #
 # Return a list with one dict for each option: ring and all-gather (U = 1), Ulysses (U = P), and a hybrid for each U
