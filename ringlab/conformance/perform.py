@@ -161,11 +161,15 @@ def crash_in(failure: Exception | None) -> Trouble | None:
     return None
 
 
-def stopped_in(failure: Exception | None) -> tuple[int, ...]:
-    """Return the ranks that went on after another one had failed, and had to be stopped."""
-    return tuple(
-        rank for rank, text in _texts_of_ranks(failure).items() if text.startswith("stopped by launch")
-    )
+def stopped_in(failure: Exception | None, parts: Sequence[RankResult | None]) -> tuple[int, ...]:
+    """Return the ranks that went on after another one had failed, and had to be stopped; none if some rank raised an error.
+
+    Then the target does notice, and a rank that still waits does so inside gloo, which now and then misses that its peer is gone.
+    """
+    if any(part is not None and part.trouble is not None for part in parts):
+        return ()
+    texts = _texts_of_ranks(failure)
+    return tuple(rank for rank, text in texts.items() if text.startswith("stopped by launch"))
 
 
 def _texts_of_ranks(failure: Exception | None) -> dict[int, str]:

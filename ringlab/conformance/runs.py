@@ -152,7 +152,8 @@ class Ran:
     """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
 
     returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was never killed,
-    because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended.
+    because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended,
+    where no rank reported an error.
     """
 
     run: Run

@@ -12,9 +12,11 @@ from typing import ClassVar
 import pytest
 
 from ringlab import ring_attention
+from ringlab.comm.processes.launch import ProcessesFailedError
+from ringlab.conformance import perform
 from ringlab.conformance.checks_faults import FAULT_CHECKS
 from ringlab.conformance.runner import Report, check, check_source
-from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.runs import Ran, RankResult, Run, Trouble
 from ringlab.conformance.target import Claims, as_target
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
@@ -165,3 +167,16 @@ def test_a_rank_that_goes_on_may_be_slow_once(busy: int, failed: list[str]) -> N
     report = check_source(Source(), [dies])
     assert report.failed == failed
     assert [bool(run.fault) for run in Source.made_so_far] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("raised", "stopped"), [(True, ()), (False, (0,))])
+def test_a_rank_that_waits_inside_the_backend_is_no_fault_where_another_raised(
+    raised: bool, stopped: tuple[int, ...]
+) -> None:
+    errors = {0: "stopped by launch 5 s after a failure", 1: "killed by signal SIGKILL"}
+    parts = [
+        None,
+        None,
+        RankResult(trouble=Trouble("raised", "Connection reset by peer") if raised else None),
+    ]
+    assert perform.stopped_in(ProcessesFailedError("all ranks", rank=1, errors=errors), parts) == stopped
