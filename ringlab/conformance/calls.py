@@ -32,10 +32,8 @@ from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
 
 ResultOf: TypeAlias = Callable[..., Any]
-_IN_A_ROW, _ENDED = (
-    3,
-    2,
-)  # calls that may raise one after the other, hang or end their process, on a number of ranks
+_IN_A_ROW = 3  # calls that may fail one after the other on one number of ranks; each costs new processes
+_ENDED = 2  # calls that may hang there, or end their process
 
 
 class OnRanks(Protocol):
