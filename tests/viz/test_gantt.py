@@ -267,6 +267,24 @@ def test_a_comparison_has_one_time_axis() -> None:
     assert ends == pytest.approx([chart(trace).makespan / scale for trace in traces])
 
 
+def test_the_line_at_the_end_of_a_run_is_named_where_there_is_one() -> None:
+    early, late = run(zigzag(32, 4)), run(contiguous(32, 4))
+
+    def named(figure) -> bool:
+        return any("end of the run" in text.get_text() for text in figure.legends[0].get_texts())
+
+    assert named(gantt.compare([late, early], ["late", "early"]))
+    assert not named(gantt.compare([early, early], ["one", "the same"]))
+
+
+def test_a_part_of_a_run_has_no_shares_of_the_whole() -> None:
+    trace = run(contiguous(32, 4))
+    drawn = gantt.figure(trace), gantt.figure(trace, until=chart(trace).makespan / 2)
+    whole, part = (figure.axes[0].get_title(loc="left") for figure in drawn)
+    assert "ranks compute" in whole and "ranks compute" not in part
+    assert "the first" in part
+
+
 def test_until_cuts_the_axis_off() -> None:
     trace = run(contiguous(32, 4))
     half = chart(trace).makespan / 2
