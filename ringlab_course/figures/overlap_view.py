@@ -331,7 +331,9 @@ def spreading_wait(trace: Trace) -> None:
     ax.axhline(4, color=INK, linewidth=1.2)
     ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
     drawn.set_figheight(5)
-    (_, arrived), (left, _) = trace.exchanges(6)[1].transit
+    transit = trace.exchanges(6)[1].transit
+    assert transit is not None  # the virtual clock records it
+    (_, arrived), (left, _) = transit
     ax.text(arrived * 1e6 + 3, 2.81, "in", va="center", fontsize=9)
     ax.text(left * 1e6 - 3, 2.81, "out", va="center", ha="right", fontsize=9)
     words = (
