@@ -7,7 +7,8 @@ For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible p
     dQ_i = scale Σ_j dS_ij k_j   dK_j = scale Σ_i dS_ij q_i
 
 With a `softcap` c, scores become c·tanh(s_ij/c), and dS_ij gains the factor 1 − tanh²(s_ij/c). With dropout `factors` f,
-each 0 or 1/(1−p), out_i = Σ_j f_ij p_ij v_j; f_ij multiplies p_ij in dV_j and dO_i·v_j in dS_ij and delta_i.
+each 0 or 1/(1−p), out_i = Σ_j f_ij p_ij v_j; f_ij multiplies p_ij in dV_j and dO_i·v_j in dS_ij and delta_i. With `sinks`,
+a logit z of each query head, lse_i = ln(e^z + Σ_j e^s_ij): the sink takes weight and gives no value.
 
 Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a masked position.
 Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and device are accepted too; this
@@ -25,9 +26,12 @@ from jaxtyping import Bool, Float, Float64
 from ringlab.errors import DtypeError, ShapeError
 
 Query: TypeAlias = Float[Any, "B H Lq D"]
-KeyValue: TypeAlias = Float[Any, "B K Lk D"]
+Key: TypeAlias = Float[Any, "B K Lk D"]
+Value: TypeAlias = Float[Any, "B K Lk Dv"]
+Out: TypeAlias = Float[Any, "B H Lq Dv"]
 Mask: TypeAlias = Bool[Any, "#B #H #Lq #Lk"]
 Factors: TypeAlias = Float[Any, "#B #H #Lq #Lk"]
+Sinks: TypeAlias = Float[Any, " H"]
 # One head's arrays; rows and columns are queries and keys, or the other way round.
 Vectors: TypeAlias = Float64[np.ndarray, "columns D"]
 Matrix: TypeAlias = Float64[np.ndarray, "rows columns"]
@@ -39,9 +43,9 @@ TILE_ELEMENTS = 2**21
 
 
 class Result(NamedTuple):
-    """`out` (B, H, Lq, D) and `lse` (B, H, Lq); a row that sees no key has out 0 and lse −inf."""
+    """`out` (B, H, Lq, Dv) and `lse` (B, H, Lq); a row that sees no key has out 0 and lse −inf."""
 
-    out: Float64[np.ndarray, "B H Lq D"]
+    out: Float64[np.ndarray, "B H Lq Dv"]
     lse: Float64[np.ndarray, "B H Lq"]
 
 
@@ -53,26 +57,28 @@ class _Scoring(NamedTuple):
     scale: float
     softcap: float | None
     factors: Float64[np.ndarray, "B H Lq Lk"]
+    sinks: Float64[np.ndarray, " H"]
 
 
 class Gradients(NamedTuple):
-    """`dq` in the shape of q, `dk` and `dv` in the shape of k: summed over the heads that share them."""
+    """`dq`, `dk` and `dv` in the shapes of q, k and v: those of k and v are summed over the heads that share them."""
 
     dq: Float64[np.ndarray, "B H Lq D"]
     dk: Float64[np.ndarray, "B K Lk D"]
-    dv: Float64[np.ndarray, "B K Lk D"]
+    dv: Float64[np.ndarray, "B K Lk Dv"]
 
 
 def attention(
     q: Query,
-    k: KeyValue,
-    v: KeyValue,
+    k: Key,
+    v: Value,
     *,
     causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     factors: Factors | None = None,
+    sinks: Sinks | None = None,
 ) -> Result:
     """Return softmax(scale · q kᵀ) v and the natural-log lse, in float64.
 
@@ -80,7 +86,8 @@ def attention(
     causal: query i sees no key after i (aligned top-left).
     mask: True where a query may see a key; broadcasts to (B, H, Lq, Lk); may be combined with `causal`.
     scale: D ** −0.5 by default.
-    softcap, factors: as in the module's docstring; factors broadcast like `mask`. lse counts dropped weights too.
+    softcap, factors, sinks: as in the module's docstring; factors broadcast like `mask`. lse counts dropped weights too.
+    v may have another head dim than q and k; out has that of v.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 
@@ -90,8 +97,8 @@ def attention(
     (2.0, 0.6931)
     """
     q, k, v = _checked(q, k, v)
-    scoring = _resolved(q, k, causal, mask, scale, softcap, factors)
-    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
+    scoring = _resolved(q, k, causal, mask, scale, softcap, factors, sinks)
+    out, lse = np.zeros((*q.shape[:-1], v.shape[-1])), np.full(q.shape[:-1], -np.inf)
     with np.errstate(all="ignore"):
         for query, kv, rows in _pieces(q, k):
             weights, visible, lse[query][rows], _ = _softmax(q, k, query, kv, rows, scoring)
@@ -102,15 +109,16 @@ def attention(
 
 def gradients(
     q: Query,
-    k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    k: Key,
+    v: Value,
+    dout: Out,
     *,
     causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     factors: Factors | None = None,
+    sinks: Sinks | None = None,
     dlse: Float[Any, "B H Lq"] | None = None,
 ) -> Gradients:
     """Return the gradients of Σ dout · out + Σ dlse · lse with respect to q, k and v, in float64.
@@ -125,8 +133,8 @@ def gradients(
     [0.0, 0.0, 5.0]
     """
     q, k, v = _checked(q, k, v)
-    scoring = _resolved(q, k, causal, mask, scale, softcap, factors)
-    dout = _same_shape("dout", float64(dout), q.shape)
+    scoring = _resolved(q, k, causal, mask, scale, softcap, factors, sinks)
+    dout = _same_shape("dout", float64(dout), (*q.shape[:-1], v.shape[-1]))
     dlse = np.zeros(q.shape[:-1]) if dlse is None else _same_shape("dlse", float64(dlse), q.shape[:-1])
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     with np.errstate(all="ignore"):
@@ -171,10 +179,11 @@ def _softmax(
         part = np.tanh(scores / scoring.softcap)
         scores, slope = scoring.softcap * part, 1 - part**2
     scores = np.where(visible, scores, -np.inf)
-    top = scores.max(-1, initial=-np.inf)
+    sink = scoring.sinks[query[1]]
+    top = scores.max(-1, initial=sink)
     top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
     powers = np.exp(scores - top[:, None])
-    total = powers.sum(-1)
+    total = powers.sum(-1) + np.exp(sink - top)
     weights = np.where(visible, powers / total[:, None], 0.0)
     return weights, visible, np.log(total) + top, slope
 
@@ -213,9 +222,12 @@ def _resolved(
     scale: float | None,
     softcap: float | None,
     factors: Any,
+    sinks: Any,
 ) -> _Scoring:
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
-    return _Scoring(causal, _mask(mask, q, k), scale, softcap, _factors(factors, q, k))
+    H = q.shape[1]
+    sinks = np.full(H, -np.inf) if sinks is None else _same_shape("sinks", float64(sinks), (H,))
+    return _Scoring(causal, _mask(mask, q, k), scale, softcap, _factors(factors, q, k), sinks)
 
 
 def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -227,7 +239,7 @@ def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray
                 f"{array.ndim} axes, shape {array.shape}",
                 f"add the missing axes, as in {name}[None, None] for one batch and one head",
             )
-    _same_shape("v", v, k.shape)
+    _same_shape("v", v, (*k.shape[:-1], v.shape[-1]))
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ShapeError(
             "q and k with the same batch (axis 0) and head dim (axis 3)",
@@ -245,8 +257,9 @@ def _checked(q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def _same_shape(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if array.shape != shape:
-        like = {"v": "k", "dout": "q"}.get(name, "lse")
-        raise ShapeError(f"{name} in the shape of {like}, {shape}", f"{array.shape}")
+        like = {"v": "k", "dout": "out", "dlse": "lse"}.get(name)
+        needed = f"{name} in the shape of {like}, {shape}" if like else f"{name} of shape {shape}"
+        raise ShapeError(needed, f"{array.shape}")
     return array
 
 

@@ -4,6 +4,7 @@
     H  query heads               S  global sequence (tokens of all ranks)
     K  key/value heads, H % K == 0
     D  head dim                  P  ranks (world size)
+    Dv head dim of v, where it is another
 
 Tensors are (B, H, L, D): batch, heads, tokens, head dim. `Lq` and `Lk` are the lengths of
 a query and a key block. lse is (B, H, L), a natural logarithm.
@@ -18,4 +19,6 @@ from torch import Tensor
 
 Query: TypeAlias = Float[Tensor, "B H Lq D"]
 KeyValue: TypeAlias = Float[Tensor, "B K Lk D"]
+Value: TypeAlias = Float[Tensor, "B K Lk Dv"]
+Out: TypeAlias = Float[Tensor, "B H Lq Dv"]
 RowState: TypeAlias = Float[Tensor, "B H Lq"]

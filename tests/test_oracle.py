@@ -114,7 +114,8 @@ def test_wrong_shapes(shapes: tuple[tuple[int, ...], ...], words: str) -> None:
     [
         ({"mask": np.ones((4, 4), bool)}, ShapeError, "broadcasts"),
         ({"mask": np.ones((3, 3))}, DtypeError, "boolean"),
-        ({"dout": np.ones((1, 2, 3, 5))}, ShapeError, "dout in the shape of q"),
+        ({"dout": np.ones((1, 2, 3, 5))}, ShapeError, "dout in the shape of out"),
+        ({"sinks": np.ones(3)}, ShapeError, "sinks of shape"),
         ({"dlse": np.ones((1, 2, 4))}, ShapeError, "dlse in the shape of lse"),
     ],
 )
@@ -147,3 +148,47 @@ def test_memory_does_not_grow_with_the_square(monkeypatch: pytest.MonkeyPatch) -
 def test_torch_is_not_imported() -> None:
     code = "import sys, ringlab.oracle; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    """Each head's logit is the score of one more key, whose value is 0: q and k get a dim for it, v a row."""
+    (q, k, v, dout), sinks = (draw(2, 4, 3, 5), draw(2, 2, 6, 5), draw(2, 2, 6, 3), draw(2, 4, 3, 3)), draw(4)
+    scale = 5**-0.5
+    found = (*oracle.attention(q, k, v, sinks=sinks), *oracle.gradients(q, k, v, dout, sinks=sinks))
+    for head in range(4):
+        longer_q = np.concatenate([q[:, [head]], np.ones((2, 1, 3, 1))], -1)
+        kv = slice(head // 2, head // 2 + 1)
+        longer_k = np.concatenate([k[:, kv], np.zeros((2, 1, 6, 1))], -1)
+        sink = np.concatenate([np.zeros((2, 1, 1, 5)), np.full((2, 1, 1, 1), sinks[head] / scale)], -1)
+        keys = np.concatenate([longer_k, sink], 2)
+        values = np.concatenate([v[:, kv], np.zeros((2, 1, 1, 3))], 2)
+        out, lse = oracle.attention(longer_q, keys, values, scale=scale)
+        dq, _, _ = oracle.gradients(longer_q, keys, values, dout[:, [head]], scale=scale)
+        np.testing.assert_allclose(found[0][:, [head]], out, rtol=1e-13)
+        np.testing.assert_allclose(found[1][:, [head]], lse, rtol=1e-13)
+        np.testing.assert_allclose(found[2][:, [head]], dq[..., :5], rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_with_sinks_are_slopes() -> None:
+    tensors, sinks = [draw(1, 2, 3, 4), draw(1, 1, 5, 4), draw(1, 1, 5, 2), draw(1, 2, 3, 2)], draw(2)
+    *inputs, dout = tensors
+
+    def loss(*qkv: np.ndarray) -> float:
+        return float((oracle.attention(*qkv, causal=True, sinks=sinks).out * dout).sum())
+
+    found = oracle.gradients(*tensors, causal=True, sinks=sinks)
+    for index, gradient in enumerate(found):
+        for place in np.ndindex(*gradient.shape):
+            moved = [[x.copy() for x in inputs] for _ in range(2)]
+            moved[0][index][place] += 1e-6
+            moved[1][index][place] -= 1e-6
+            assert gradient[place] == pytest.approx((loss(*moved[0]) - loss(*moved[1])) / 2e-6, abs=1e-8)
+
+
+def test_a_sink_far_below_all_scores_changes_nothing_and_alone_it_is_the_lse() -> None:
+    q, k = draw(1, 2, 3, 4), draw(1, 2, 5, 4)
+    low = np.full(2, -1e30)
+    for one, other in zip(oracle.attention(q, k, k, sinks=low), oracle.attention(q, k, k), strict=True):
+        assert np.array_equal(one, other)
+    out, lse = oracle.attention(q, k, k, mask=np.zeros((3, 5), bool), sinks=np.array([1.5, -2.0]))
+    assert (out == 0).all() and (lse == np.array([1.5, -2.0])[:, None]).all()

@@ -84,6 +84,15 @@ def _equal(plan: Plan) -> list[Run]:
     ]
 
 
+def _equal_and_long(plan: Plan) -> list[Run]:
+    """Shards of several blocks of keys, too: kernels add the gradients of blocks in an order of their own."""
+    P = plan.ranks(2)[0]
+    long = [
+        plan.run(P, 320 * P, twice=True, D=32, dtype=dtype) for dtype in plan.dtypes("float32", "bfloat16")
+    ]
+    return [*_equal(plan), *long]
+
+
 def _noting(kind: str, right: str) -> Judge:
     def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         notes = [(text, ran.run) for ran in rans for text in ran.noted(kind)]
@@ -100,7 +109,7 @@ def _early(plan: Plan) -> list[Run]:
 
 ORDER_CHECKS = (
     Check("causality", "a changed token moves nothing before it, a changed row of dout no gradient after it", "quick", _probes, _causality, needs_causal),
-    Check("determinism", "equal calls give equal bits", "quick", _equal, _noting("determinism", "equal bits")),
+    Check("determinism", "equal calls give equal bits, in long shards too", "quick", _equal_and_long, _noting("determinism", "equal bits")),
     Check("inputs kept", "q, k, v and dout are as they were", "quick", _equal, _noting("inputs", "nothing was changed"), needs_own_tensors),
     Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", _equal, _noting("aliasing", "each result has memory of its own"), needs_own_tensors),
     Check("two layers", "a second forward before the first one's backward changes none of its gradients", "quick", _equal, _noting("layers", "gradients are those of a call alone"), needs_backward),

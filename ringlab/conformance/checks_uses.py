@@ -1,15 +1,13 @@
-"""Checks of how code calls a ring: ways of calling that change no result, and arguments that must change it or be refused."""
+"""Checks of how code calls a ring: ways of calling that change no result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ringlab.conformance.plan_runs import (
     Check,
-    Judge,
     Plan,
     Runs,
     Verdict,
@@ -17,17 +15,13 @@ from ringlab.conformance.plan_runs import (
     needs_backward,
     needs_own_tensors,
 )
-from ringlab.conformance.rank import DOCUMENTS, GROUPS, SOFTCAPS, WINDOWS
-from ringlab.conformance.runs import RAISED, TWO_RINGS, Ran, Run
-from ringlab.conformance.target import THROUGH, TORCH
+from ringlab.conformance.rank import GROUPS
+from ringlab.conformance.runs import TWO_RINGS, Ran, Run
+from ringlab.conformance.target import TORCH
 from ringlab.conformance.tolerance import NAMES
 from ringlab.conformance.uses import USES
 
 _LENGTH = 24
-_WINDOW = 7
-_SOFTCAP = 0.75
-_DOCUMENTS = ((12, 12), (5, 0, 1, 13, 5))
-"""An even packing; and one with an empty one, one of one token, one longer than a shard, and none that the ranks divide."""
 
 _ASKS = {
     "summed loss": "gradients of out.sum(): dout is one number with stride 0",
@@ -117,101 +111,4 @@ CALL_CHECKS = tuple(
         tolerant=check == "changed in place",
     )
     for check, names in _by_check().items()
-)  # fmt: skip
-
-
-def _with(argument: str, *values: Any) -> Runs:
-    """The run with each value of this argument, after the same run without it, for every layout."""
-
-    def runs(plan: Plan) -> list[Run]:
-        claims, P = plan.claims, plan.ranks(3, 2)[0]
-        found = []
-        for layout in claims.layouts:
-            plain = plan.run(P, _LENGTH, layout=layout, causal=claims.causal[-1])
-            chosen = [_filling(plain.S, value) if argument == "documents" else value for value in values]
-            found += [plain, *(Run(**{**plain.__dict__, argument: value}) for value in chosen)]
-        return found
-
-    return runs
-
-
-def _filling(S: int, documents: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the documents with the last one as long as it takes to fill the sequence."""
-    return *documents[:-1], S - sum(documents[:-1])
-
-
-def _honoured(what: str) -> Judge:
-    """On each layout, results are the oracle's for every value of the argument, or each value raises.
-
-    Unchanged results have a name of their own. An error that says only that the value had another form is no answer.
-    """
-
-    def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        given, refused = [], []
-        for layout in plan.claims.layouts:
-            before, *with_it = (ran for ran in rans if ran.run.layout == layout)
-            raised = [ran for ran in with_it if ran.trouble is not None]
-            bad = [
-                ran
-                for ran in (before, *raised)
-                if ran.trouble is not None and (ran is before or ran.trouble.kind != RAISED)
-            ]
-            if bad:
-                return Verdict(False, f"{bad[0].trouble} ({bad[0].run})", bad[0].run)
-            if raised and len(raised) < len(with_it):
-                return Verdict(
-                    False,
-                    f"{what} is refused here and not elsewhere: {raised[0].trouble} ({raised[0].run})",
-                    raised[0].run,
-                )
-            for ran in with_it:
-                if ran.trouble is None and _unchanged(before, ran):
-                    return Verdict(
-                        False, f"{what} is accepted and ignored: no result changes ({ran.run})", ran.run
-                    )
-            refused += raised
-            given += [ran for ran in with_it if ran.trouble is None]
-        verdict = by_errors(NAMES)(plan, given) if given else Verdict(True, "")
-        if not verdict.ok or not refused:
-            return verdict
-        troubles = [str(ran.trouble) for ran in refused]
-        if not given and all(any(form in text for form in _FORMS) for text in troubles):
-            return Verdict(
-                True, f"does not apply: could not be asked, {what} may have another form: {troubles[0]}"[:300]
-            )
-        return Verdict(
-            True,
-            "; ".join([verdict.evidence, f"refused: {troubles[0]} ({refused[0].run.layout})"]).removeprefix(
-                "; "
-            )[:400],
-        )
-
-    return judge
-
-
-_FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
-"""Parts of errors that come of a value in another form than the function takes."""
-
-
-def _unchanged(before: Ran, after: Ran) -> bool:
-    return all((after.arrays[name] == before.arrays[name]).all() for name in after.arrays)
-
-
-def _takes(names: Sequence[str], what: str, *, masks: bool = True) -> Callable[[Plan], str | None]:
-    def needs(plan: Plan) -> str | None:
-        claims = plan.claims
-        taken = (
-            (masks and claims.takes_mask)
-            or {*names} & {*claims.takes}
-            or ({*names} & {*THROUGH} and "**" in claims.takes)
-        )
-        return None if taken else f"the target takes no {what}"
-
-    return needs
-
-
-ARGUMENT_CHECKS = (
-    Check("window", "a window that it takes: the oracle's result, or an error", "quick", _with("window", _WINDOW), _honoured("the window"), _takes(WINDOWS, "window"), tolerant=True),
-    Check("soft cap", "a soft cap that it takes: the oracle's result, or an error", "quick", _with("softcap", _SOFTCAP), _honoured("the soft cap"), _takes(SOFTCAPS, "soft cap", masks=False), tolerant=True),
-    Check("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", "quick", _with("documents", *_DOCUMENTS), _honoured("the packing"), _takes(DOCUMENTS, "packed documents"), tolerant=True),
 )  # fmt: skip

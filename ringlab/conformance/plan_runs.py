@@ -53,7 +53,7 @@ class Verdict:
     """The outcome of a check, with the evidence in words.
 
     counter: the run to find a smaller one from. by_time: whether a busy machine alone could be the cause; the runs are
-    made once more then, and the second verdict counts.
+    made again then, and the last verdict counts.
     """
 
     ok: bool

@@ -16,6 +16,7 @@ from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
+from ringlab.conformance.given import given
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
@@ -23,10 +24,6 @@ from ringlab.conformance.uses import USES
 
 Tensors = dict[str, Tensor]
 GROUPS = ("group", "process_group", "cp_group", "ring_pg")
-SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
-CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_lens_q", "cu_seq_lens_k")
-WINDOWS = ("window", "sliding_window", "window_left", "window_size")
-DOCUMENTS = (*CU_SEQLENS, "segment_ids", "document_ids")
 
 
 class WrongResult(Exception):
@@ -49,7 +46,7 @@ class RankPart:
         if run.use == TWO_RINGS:
             run, rank, ring = self._halved(run, rank, ring)
         self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
-        self.positions = target.positions(run.layout, run.S, run.P)
+        self.positions = target.positions(run.layout, run.S, run.P, run.padded)
         self.metered: Metered | None = None
         if ring is not None:
             self.metered = Metered(Strict(ring.comm) if run.strict else ring.comm)
@@ -113,7 +110,7 @@ class RankPart:
         known = {**self._known(), **self.target.packed(qkv)}
         with self._pass() if metered else nullcontext():
             out, lse = self._unpacked(call(self.target.function, qkv, known))
-        self._looks_like("out", out, qkv[0])
+        self._looks_like("out", out, qkv[0][..., : self.run.dv or None])
         return out, lse
 
     def gradients(
@@ -185,10 +182,12 @@ class RankPart:
                 self.note("layers", f"{name} differs by {furthest:.2g} where a second forward came before it")
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
-        own = torch.from_numpy(self.positions[self.rank])
+        own = self.positions[self.rank]
         if run.fault == "wrong shape" and self.rank == 1:
             own = own[:-1]
-        shards = [x.index_select(-2, own).to(self.device) for x in inputs(run)]
+        keys = self.target.positions(run.layout, run.keys, run.P)[self.rank] if run.keys else own
+        rows = (own, keys, keys, own)
+        shards = [x[:, :, part].to(self.device) for x, part in zip(inputs(run), rows, strict=True)]
         shards = [as_axes(x, self.target.axes) for x in shards]
         if run.strided:
             a, b = (1, 2) if run.strided == "heads" and shards[0].ndim == 4 else (-2, -1)
@@ -223,39 +222,9 @@ class RankPart:
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
             "rank": self.rank, "world_size": run.P, "causal": run.causal, "is_causal": run.causal,
             "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
-            "scale": run.scale, "softmax_scale": run.scale, "return_lse": True, **self._given(), **self.target.options,
+            "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
+            **given(self.target, run, self.positions[self.rank], self.device), **self.target.options,
         }  # fmt: skip
-
-    def _given(self) -> dict[str, Any]:
-        """The arguments that only some runs have, under every name that the field has for them."""
-        run = self.run
-        found: dict[str, Any] = {}
-        if run.window:
-            found |= {"window": run.window, "sliding_window": run.window}
-            found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
-            found |= {"window_left": run.window - 1} if run.causal else {}
-        if run.softcap:
-            found |= dict.fromkeys(SOFTCAPS, run.softcap)
-        packing = self._packing(run.documents or (run.S,))
-        found |= {
-            name: value for name, value in packing.items() if run.documents or name in self.target.required
-        }
-        if (run.window or run.documents) and self.target.takes_mask:
-            found |= {"mask": run.mask}
-        return found
-
-    def _packing(self, documents: tuple[int, ...]) -> dict[str, Any]:
-        """The documents under every name: their ends in the whole sequence; ids, and places in documents, of this rank's tokens."""
-        lengths, own = torch.tensor(documents), torch.from_numpy(self.positions[self.rank])
-        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-        ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[own].to(self.device)
-        ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().to(self.device)
-        return {
-            **dict.fromkeys(CU_SEQLENS, ends),
-            **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(documents)),
-            **dict.fromkeys(("segment_ids", "document_ids"), ids),
-            "position_ids": (own - starts[own]).to(self.device),
-        }
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
         """(out, lse) from the target's value; lse as (B, H, L), None if there is none."""

@@ -12,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
-GIVEN = ("window", "softcap", "documents")
-"""The fields of a run that are arguments which a target may take."""
+GIVEN = {
+    "window": "window", "softcap": "softcap", "prefix": "prefix", "documents": "documents", "pads": "padding",
+    "sinks": "sinks", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
+}  # fmt: skip
+"""The fields of a run that say what else a call is given, each with its name in a report."""
+JOINT = 5
+"""How many tokens are joined to the keys of a run that has joint tokens."""
 LOSS_SCALE = {"float16": 2.0**8}
 """Factor of a large dout by dtype, 2¹⁶ where it is not named; in float16 that would overflow."""
 TWO_RINGS = "two rings"
@@ -43,7 +48,11 @@ class Run:
 
     values: how the inputs are drawn (see `inputs`). strided: which axis of the inputs lies apart in memory, "heads" or
     "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
-    2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, documents: arguments of the call, 0 or () if not given.
+    2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
+    or () if not given. pads: tokens of padding after each document, or after the one sequence: keys that no row sees, rows
+    without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value. joint:
+    "front" or "rear", where `JOINT` keys are joined that all ranks hold. keys: of another sequence, for cross-attention;
+    dv: head dim of v; 0 as the queries'. dropout_seed: of the pairs that are dropped.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
     or row whose values are replaced. twice: computed again, for equality and for what the second call does
     to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
@@ -74,7 +83,15 @@ class Run:
     dlse: bool = False
     window: int = 0
     softcap: float = 0.0
+    prefix: int = 0
     documents: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    sinks: bool = False
+    joint: str = ""
+    keys: int = 0
+    dv: int = 0
+    dropout: float = 0.0
+    dropout_seed: int = 0
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -82,7 +99,7 @@ class Run:
         text = f"P={self.P} S={self.S} {heads} D={self.D} {self.dtype} {mask} {self.layout} seed {self.seed}"
         extra = [self.values] if self.values != "normal" else []
         extra += [f"{self.moved[0]} {self.moved[1]} changed"] if self.moved else []
-        extra += [f"{name} {value}" for name in GIVEN if (value := getattr(self, name))]
+        extra += [f"{name} {value}" for field, name in GIVEN.items() if (value := getattr(self, field))]
         extra += [self.use] if self.use else []
         extra += [self.fault] if self.fault else []
         return ", ".join([text, *extra])
@@ -95,14 +112,28 @@ class Run:
     @property
     def mask(self) -> Mask:
         """Return the mask of this run's sequence."""
-        return Mask(causal=self.causal, window=self.window or None, documents=self.documents)
+        return Mask(self.causal, self.window or None, self.prefix, self.padded)
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Return the documents, and the padding behind each as a document of its own."""
+        if not self.pads:
+            return self.documents
+        documents = self.documents or (self.S - sum(self.pads),)
+        return tuple(length for pair in zip(documents, self.pads, strict=True) for length in pair)
+
+    @property
+    def padding(self) -> Bool[np.ndarray, " S"]:
+        """Return which tokens are padding."""
+        odd = np.arange(len(self.padded)) % 2 == 1
+        return np.repeat(odd, self.padded) if self.pads else np.zeros(self.S, bool)
 
     @property
     def plain(self) -> Run:
         """Return the run that has the same true result and the same bounds."""
         return replace(
             self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
-            twice=False, meter=False, fault="", use="",
+            twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0,
         )  # fmt: skip
 
 
@@ -151,7 +182,7 @@ class RankResult:
 class Ran:
     """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
 
-    returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was never killed,
+    owned: each rank's positions. returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was never killed,
     because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended,
     where no rank reported an error.
     """
@@ -162,6 +193,7 @@ class Ran:
     forward: list[Meter] = field(default_factory=list)
     backward: list[Meter] = field(default_factory=list)
     trouble: Trouble | None = None
+    owned: tuple[np.ndarray, ...] = ()
     returned: tuple[int, ...] = ()
     spared: bool = False
     stopped: tuple[int, ...] = ()
@@ -188,7 +220,7 @@ def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
 
 def join(run: Run, parts: list[RankResult]) -> Ran:
     """Return the run with the whole results, from those of all ranks in rank order."""
-    ran = Ran(run, returned=gave(parts))
+    ran = Ran(run, returned=gave(parts), owned=tuple(part.positions for part in parts))
     ran.seconds = max(part.seconds for part in parts)
     ran.trouble = next((part.trouble for part in parts if part.trouble is not None), None)
     ran.notes = [note for part in parts for note in part.notes]
@@ -209,26 +241,44 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     "normal": standard normal. "large": scores of some hundreds. "rising" and "falling": scores that grow
     or shrink with the key's position, so that a later block's maximum is larger, or smaller, each time.
-    "negative": all scores about −16,000, as if by a bias: below the numbers that some use for −∞.
+    "negative": all scores about −16,000, as if by a bias: below the numbers that some use for −∞. "one-hot": value j is 1 in
+    dim j and 0 elsewhere, so out is the weights themselves.
     """
     sizes = [run.S, run.H, run.K, run.D, run.B, run.seed]
     draw = np.random.default_rng(sizes).standard_normal
-    rows, keys = (run.B, run.H, run.S, run.D), (run.B, run.K, run.S, run.D)
-    q, k, v, dout = (draw(shape) for shape in (rows, keys, keys, rows))
-    if run.values == "large":
+    rows, keys = (run.B, run.H, run.S), (run.B, run.K, run.keys or run.S)
+    dims = (run.D, run.D, run.dv or run.D, run.dv or run.D)
+    q, k, v, dout = (draw((*x, dim)) for x, dim in zip((rows, keys, keys, rows), dims, strict=True))
+    if run.values == "one-hot":
+        v[:] = np.eye(*v.shape[-2:])
+    elif run.values == "large":
         q = q * 60.0
     elif run.values in ("rising", "falling", "negative"):
         slope = np.linspace(-1.0, 1.0, run.S) if run.values != "falling" else np.linspace(1.0, -1.0, run.S)
         bias = slope * 24.0 if run.values != "negative" else np.full(run.S, -128.0)
         q[..., 0] = run.D**0.5 * (4.0 if run.values != "negative" else 128.0)
         k[..., 0] = bias
-    dout = {"normal": dout, "ones": np.ones(rows), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
+    dout = {"normal": dout, "ones": np.ones_like(dout), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
         run.dout
     ]
+    dout[:, :, run.padding] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
     dtype = getattr(torch, run.dtype)
     tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
     return tensors[0], tensors[1], tensors[2], tensors[3]
+
+
+def sinks_of(run: Run) -> Float[Tensor, " H"]:
+    """Return the sinks of a run, in its dtype."""
+    draw = np.random.default_rng([run.H, run.seed, 2]).standard_normal(run.H)
+    return torch.from_numpy(draw).to(getattr(torch, run.dtype))
+
+
+def joint_of(run: Run) -> tuple[Float[Tensor, "B K joint D"], Float[Tensor, "B K joint D"]]:
+    """Return the joint keys and values of a run, which every rank holds."""
+    draw = np.random.default_rng([run.K, run.D, run.B, run.seed, 3]).standard_normal
+    k, v = (torch.from_numpy(draw((run.B, run.K, JOINT, run.D))) for _ in range(2))
+    return k.to(getattr(torch, run.dtype)), v.to(getattr(torch, run.dtype))
 
 
 def cotangent_of_lse(run: Run) -> Float[Tensor, "B H S"]:
@@ -252,15 +302,39 @@ def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
 @lru_cache(maxsize=256)  # all plain runs of a quick tier: a matrix of wrong rings computes each of them once
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of `run.plain` and the bounds of their errors, widened by CHANCE."""
-    tensors = inputs(plain)
-    scoring: dict[str, Any] = {"scale": plain.scale, "softcap": plain.softcap or None, "mask": plain.mask}
+    return truth_of(plain)
+
+
+def truth_of(plain: Run, factors: np.ndarray | None = None) -> tuple[Results, dict[str, float]]:
+    """Return `expected` of a run whose weights are multiplied by dropout `factors`, (B, H, S, S)."""
+    q, k, v, dout = inputs(plain)
+    if plain.joint:
+        k, v = (torch.cat(pair, dim=2) for pair in zip(joint_of(plain), (k, v), strict=True))
+    scoring: dict[str, Any] = {
+        "scale": plain.scale,
+        "softcap": plain.softcap or None,
+        "mask": plain.mask,
+        "factors": factors,
+    }
+    scoring |= {"sinks": sinks_of(plain).double().numpy()} if plain.sinks else {}
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
-    true = truth(*tensors, dlse=dlse, **scoring)
-    limits = bounds(*tensors, dlse=dlse, true=true, **scoring)
-    if plain.values != "normal" or plain.moved:  # a moved token has scores of some tens
-        more = score_rounding(*tensors, dlse=dlse, true=true, **scoring)
+    true = truth(q, k, v, dout, dlse=dlse, **scoring)
+    limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
+    if plain.values not in ("normal", "one-hot") or plain.moved:  # a moved token has scores of some tens
+        more = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}
+    if plain.joint:
+        true, limits = _without_joint(true, limits)
     return true, {name: CHANCE * limits[name] for name in NAMES}
+
+
+def _without_joint(true: Results, limits: dict[str, float]) -> tuple[Results, dict[str, float]]:
+    """Leave out the gradients of joint tokens; bounds of the others are relative to the largest of these."""
+    own = true._replace(dk=true.dk[:, :, JOINT:], dv=true.dv[:, :, JOINT:])
+    wider = {
+        name: np.abs(getattr(true, name)).max() / np.abs(getattr(own, name)).max() for name in ("dk", "dv")
+    }
+    return own, {name: limit * float(wider.get(name, 1.0)) for name, limit in limits.items()}
 
 
 @dataclass(frozen=True)
@@ -291,11 +365,21 @@ class Measured:
 
 def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
     """Return the errors of the named results of the run, each with its bound."""
-    true, limits = expected(ran.run.plain)
+    return compare(ran, *expected(ran.run.plain), names)
+
+
+def compare(
+    ran: Ran, true: Results, limits: dict[str, float], names: tuple[str, ...] = NAMES
+) -> list[Measured]:
+    """Return the errors of the named results of the run against these true ones; rows of padding are not looked at."""
     found = []
     for name in names:
-        if name in ran.arrays:
+        if name in ran.arrays and not (
+            name == "lse" and ran.run.sinks
+        ):  # some count the sink in lse, some do not
             array, right = ran.arrays[name], getattr(true, name)
+            if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
+                array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)
             found.append(
                 Measured(name, relative_error(array, right), limits[name], _place(array, right), ran.run)
             )

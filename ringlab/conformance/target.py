@@ -13,8 +13,7 @@ function has it:
     scale            or softmax_scale; None stands for D^−½
     return_lse       True
     qkv, kv          in place of q, k and v, or of k and v: stacked before the heads, (B, L, 3, H, D) for "BLHD"
-    window softcap   or other names of these (see `ringlab.conformance.checks_uses`), if the function has them
-    cu_seqlens       or segment_ids, document_ids, position_ids: packed documents, if the function has them
+    window cu_seqlens sinks …   what else the function has a parameter for (see `ringlab.conformance.given`)
     dout out lse     for `gradients` only: of the loss, and what the forward gave
 
 The first three required parameters with other names are taken for q, k and v. The function returns out,
@@ -37,8 +36,11 @@ from ringlab.conformance.cases import LAYOUTS
 from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import Layout, layout_names
 
-Positions = Callable[[int, int], Sequence[Any]]
-"""(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them."""
+Positions = Callable[..., Sequence[Any]]
+"""(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them.
+
+A layout that cuts each packed document by itself has a third parameter, the lengths of the documents, () if there is one.
+"""
 
 RING, TORCH = "ring", "torch.distributed"
 _FIRST = ("ring", "comm")
@@ -79,7 +81,7 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict)
     allow: Mapping[str, str] = field(default_factory=dict)
 
-    def positions(self, layout: str, S: int, P: int) -> list[np.ndarray]:
+    def positions(self, layout: str, S: int, P: int, documents: tuple[int, ...] = ()) -> list[np.ndarray]:
         """Return each rank's global positions.
 
         Raises: LayoutError for an unknown layout, or unless every token has exactly one owner.
@@ -90,7 +92,9 @@ class Target:
         make = dict(self.layouts)[layout] if isinstance(self.layouts, Mapping) else None
         if not callable(make):
             raise LayoutError(f"a layout among {', '.join(LAYOUTS)}, or a function of its own", repr(layout))
-        owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in make(S, P)]
+        by_document = len(parameters(make)) == 3
+        made = make(S, P, documents) if by_document else make(S, P)
+        owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in made]
         if len(owned) != P or sorted(np.concatenate([*owned, []]).tolist()) != list(range(S)):
             got = f"{[len(each) for each in owned]} positions"
             raise LayoutError(f"positions that give each of {S} tokens to one of {P} ranks", got)
@@ -253,7 +257,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
         return set()
 
 
-THROUGH = ("sliding_window", "softcap")
+THROUGH = ("sliding_window", "softcap", "s_aux")
 """Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
 AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD": (0, 2, 1, 3)}
 """The orders of axes that a target may take, each as a permutation of (B, H, L, D); "LHD" is "BLHD" without its one sequence."""

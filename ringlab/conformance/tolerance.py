@@ -37,6 +37,8 @@ Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) onl
 A gradient of lse, dlse, stands beside delta: dS = p (dP − delta + dlse). Subtracting it rounds by ε'|dlse| at most, which
 part 2 adds to the change of delta. Part 2 scales it with row i of p, and in part 4 it adds 2δ p |dlse| to dS.
 
+A sink's logit is stored, not summed: it adds no rounding of a score. p is smaller for it, and all parts scale with p.
+
 A soft cap c rounds a score, at most c, twice more, which adds ε' c to δ in part 3; it never moves a result further than
 the score moves, its slope being at most 1. Under dropout, all that moves with p moves max f times as much.
 """
@@ -52,7 +54,7 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.mask import Mask
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Out, Query, Value
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 FACTOR = 2.0
@@ -65,7 +67,7 @@ class Scoring(TypedDict, total=False):
     """The keywords about scores and weights that `truth`, `plainest`, `bounds` and `score_rounding` share.
 
     causal: query i sees keys j ≤ i; False by default. mask: in place of `causal`, a mask of the whole sequence.
-    scale: D^−½ by default. softcap and factors: as in `ringlab.oracle`; factors broadcast to (B, H, Lq, Lk).
+    scale: D^−½ by default. softcap, factors and sinks: as in `ringlab.oracle`; factors broadcast to (B, H, Lq, Lk).
     """
 
     causal: bool
@@ -73,11 +75,12 @@ class Scoring(TypedDict, total=False):
     scale: float | None
     softcap: float | None
     factors: np.ndarray | None
+    sinks: np.ndarray | None
 
 
 RowGradient: TypeAlias = Num[np.ndarray, "B H Lq"]
 OracleOptions: TypeAlias = dict[str, Any]
-"""A `Scoring` as keywords of the oracle, whose mask is an array: scale, softcap, factors, and causal or mask."""
+"""A `Scoring` as keywords of the oracle, whose mask is an array: scale, softcap, factors, sinks, and causal or mask."""
 
 
 class Results(NamedTuple):
@@ -93,8 +96,8 @@ class Results(NamedTuple):
 def truth(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     *,
     dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
@@ -108,8 +111,8 @@ def truth(
 def plainest(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     *,
     order: Int64[Tensor, " Lk"] | None = None,
     dlse: RowGradient | None = None,
@@ -126,7 +129,10 @@ def plainest(
     leaves = [x.detach().clone().requires_grad_() for x in leaves]
     with torch.enable_grad():
         scores = _scores(leaves[0], leaves[1], order, options)
-        weights = scores.softmax(-1)
+        if options["sinks"] is not None:
+            sinks = torch.from_numpy(options["sinks"]).to(scores)[:, None, None]
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : len(order)]
         if options["factors"] is not None:
             weights = weights * torch.from_numpy(options["factors"]).to(q)[..., order]
         out = weights @ _for_each_query_head(leaves[2], q.shape[1])
@@ -159,8 +165,8 @@ def relative_error(x: Num[Tensor | np.ndarray, "..."], truth: Num[np.ndarray, ".
 def bounds(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     *,
     true: Results | None = None,
     dlse: RowGradient | None = None,
@@ -179,8 +185,8 @@ def bounds(
 def score_rounding(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     *,
     true: Results | None = None,
     dlse: RowGradient | None = None,
@@ -211,8 +217,9 @@ def _oracle_options(
     scale: float | None = None,
     softcap: float | None = None,
     factors: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
 ) -> OracleOptions:
-    options: OracleOptions = {"scale": scale, "softcap": softcap, "factors": factors}
+    options: OracleOptions = {"scale": scale, "softcap": softcap, "factors": factors, "sinks": sinks}
     if mask is None:
         return options | {"causal": causal}
     visible = mask.of_length(k.shape[-2]).visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]))
@@ -220,7 +227,7 @@ def _oracle_options(
 
 
 def _errors_of_the_plainest(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, true: Results, dlse: RowGradient | None, scoring: Scoring
+    q: Query, k: KeyValue, v: Value, dout: Out, true: Results, dlse: RowGradient | None, scoring: Scoring
 ) -> dict[str, float]:
     """Return the largest errors of the plainest implementation over a few orders of the keys."""
     largest = dict.fromkeys(NAMES, 0.0)
@@ -236,8 +243,8 @@ def _errors_of_the_plainest(
 def _floors(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     true: Results,
     dlse: RowGradient | None,
     options: OracleOptions,
@@ -260,8 +267,8 @@ def _floors(
 def _storing(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
-    dout: Query,
+    v: Value,
+    dout: Out,
     true: Results,
     dlse: RowGradient | None,
     options: OracleOptions,
@@ -271,7 +278,7 @@ def _storing(
     cotangent, nothing = oracle.float64(dout), np.zeros(true.out.shape)
     products = cotangent * true.out
     squares, delta = (products**2).sum(-1), products.sum(-1)
-    change = unit * np.sqrt(squares) + state * np.sqrt(q.shape[-1] * (squares + 2 * delta**2) / 3)
+    change = unit * np.sqrt(squares) + state * np.sqrt(v.shape[-1] * (squares + 2 * delta**2) / 3)
     change += 0.0 if dlse is None else state * np.abs(dlse)
     of_out = oracle.gradients(q, k, v, nothing, dlse=change, **options)
     relative = np.where(np.isfinite(true.lse), state / 2 * np.abs(true.lse), 0.0)[..., None]
@@ -287,12 +294,12 @@ def _storing(
 
 
 def _score_moves(
-    q: Query, k: KeyValue, v: KeyValue, dout: Query, dlse: RowGradient | None, options: OracleOptions
+    q: Query, k: KeyValue, v: Value, dout: Out, dlse: RowGradient | None, options: OracleOptions
 ) -> dict[str, float]:
     """Return parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
     D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
     scale = D**-0.5 if options["scale"] is None else abs(options["scale"])
-    ones = np.ones(tuple(q.shape))
+    ones = np.ones((*q.shape[:-1], v.shape[-1]))
     column = _largest(oracle.gradients(q, k, v, ones, **options | {"factors": None}).dv)
     rho = scale * float(np.linalg.norm(_each_largest(q) * _each_largest(k)))
     delta = _state_unit(q.dtype) * (rho * max(D, S) ** 0.5 / 4 + (options["softcap"] or 0.0))

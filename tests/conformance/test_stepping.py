@@ -289,3 +289,34 @@ def test_the_command_checks_a_step() -> None:
     for refused in (["--quick"], ["--layouts", "zigzag"], ["--lse-base", "2"]):
         assert CliRunner().invoke(app, [*wrong, *refused]).exit_code == 2
     assert CliRunner().invoke(app, [*wrong, "--only", "lse"]).exit_code == 2
+
+
+class _States(torch.autograd.Function):
+    """The states of all ranks; the gradient of each rank's own is the sum of those that all ranks have for it."""
+
+    @staticmethod
+    def forward(ctx: Any, ring: Any, state: Tensor) -> Tensor:
+        ctx.ring = ring
+        return torch.stack(ring.all_gather(state))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.ring.all_reduce(gradient)[ctx.ring.rank]
+
+
+def test_linear_attention_whose_states_have_gradients_passes() -> None:
+    """The wrong step without its fault: what the suite blames is the gradient that goes back to no earlier rank."""
+    wrong = STEPS["state_without_its_gradient"]
+    source = wrong.source()
+    for fault, right in (
+        ("ring.all_gather((k.mT @ v).detach())", "_States.apply(ring, k.mT @ v)"),
+        ("torch.zeros_like(states[0])", "0 * states[0]"),
+    ):
+        assert source.count(fault) == 1
+        source = source.replace(fault, right)
+    space = {"__name__": wrong.module().__name__, "_States": _States}
+    exec(compile(source, "<mended>", "exec"), space)
+    only = ("loss", "gradients", "equal ranks", "every label", "look-ahead", "ragged", "recomputation")
+    assert failures(check_step(space["step"], only=only, ranks=(2, 3))) == {}
+    found = check_step(wrong.module().step, only=("loss", "gradients"), ranks=(3,))
+    assert found.failed == ["gradients"]

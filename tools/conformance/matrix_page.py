@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringlab.conformance import checks
+from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
@@ -23,7 +25,7 @@ MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the caller's memory left alone, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
     ("gradients as training code asks for them", ("summed loss", "loss scale", "gradient of lse", "backward again", "calls in flight", "frozen inputs", "changed in place", "recomputation")),
     ("the state that a call leaves or finds", ("inference", "two rings", "same memory", "many calls", "side effects")),
-    ("arguments honoured or refused", ("window", "soft cap", "documents")),
+    ("arguments honoured or refused", tuple(each.name for each in (*ARGUMENT_CHECKS, *DROPOUT_CHECKS))),
     ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
 )  # fmt: skip
 """The quantities that a test of a ring has to measure, and the checks that measure them."""

@@ -15,7 +15,10 @@ from typing import Any
 from ringlab import edits, plain_ring, plain_step
 from ringlab.conformance.target import Target
 
-FILES = tuple(Path(__file__).with_name(f"{name}.md") for name in ("forward", "backward", "published", "wire"))
+FILES = tuple(
+    Path(__file__).with_name(f"{name}.md")
+    for name in ("forward", "backward", "published", "arguments", "wire")
+)
 STEPS_FILE = Path(__file__).with_name("step.md")
 SOURCE = Path(plain_ring.__file__).read_text(encoding="utf-8")
 STEP = Path(plain_step.__file__).read_text(encoding="utf-8")

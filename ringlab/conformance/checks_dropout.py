@@ -1,0 +1,120 @@
+"""The check of dropout: which pairs are dropped is the target's own choice, and one-hot values show it.
+
+Where v_j is 1 in dim j and 0 elsewhere, out is the matrix of weights, with dropout their product with factors, 0 or
+1/(1 − p). The weights are the oracle's, so the factors are known, and with them every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+from jaxtyping import Float
+
+from ringlab.conformance.given import DROPOUTS, SEEDS
+from ringlab.conformance.plan_runs import Check, Plan, Verdict
+from ringlab.conformance.runs import RAISED, Measured, Ran, Run, compare, expected, truth_of
+from ringlab.conformance.tolerance import NAMES
+
+RATE = 0.5
+_LENGTH, _DIM = 24, 48
+_DEVIATIONS = 6.0
+"""Standard deviations by which the share of dropped pairs may differ from the rate: by chance once in 10⁹."""
+_COMMON = 32
+"""Pairs that two patterns must share to be compared: by chance they agree once in 2³²."""
+
+
+def _runs(plan: Plan) -> list[Run]:
+    """A plain run, then one-hot values; and if the target takes a seed the same seed with other values, and another seed."""
+    P = plan.ranks(3, 2)[0]
+    layout = plan.claims.layouts[-1]
+    plain = plan.run(P, max(_LENGTH, 2 * P), layout=layout, causal=plan.claims.causal[0], D=max(_DIM, 2 * P))
+    seen = replace(plain, values="one-hot", dropout=RATE, dropout_seed=7)
+    if not _seeded(plan):
+        return [plain, seen]
+    return [plain, seen, replace(plain, dropout=RATE, dropout_seed=7), replace(seen, dropout_seed=8)]
+
+
+def _seeded(plan: Plan) -> bool:
+    return bool({*SEEDS} & {*plan.claims.takes})
+
+
+def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    plain, *dropping = rans
+    if plain.trouble is not None:
+        return Verdict(False, f"{plain.trouble} ({plain.run})")
+    troubles = [ran for ran in dropping if ran.trouble is not None]
+    if troubles and len(troubles) == len(dropping) and troubles[0].trouble.kind == RAISED:  # type: ignore[union-attr]
+        return Verdict(True, f"refused: {troubles[0].trouble}"[:400])
+    if troubles:
+        return Verdict(False, f"{troubles[0].trouble} ({troubles[0].run})")
+    seen = dropping[0]
+    weights = expected(seen.run.plain)[0].out[..., : seen.run.S]
+    kept = _kept(seen, weights)
+    for text in (_share(kept, weights), _repeated(kept, weights, seen)):
+        if text:
+            return Verdict(False, f"{text} ({seen.run})")
+    found = _measured(seen, kept)
+    if _seeded(plan):
+        _, same, other = dropping
+        found += _measured(same, kept)
+        if np.array_equal(_kept(other, weights), kept):
+            return Verdict(False, f"two seeds drop the same pairs ({other.run})")
+    wrong = [each for each in found if not each.ok]
+    if wrong:
+        cause = "with the factors that one-hot values show"
+        return Verdict(False, f"{max(wrong, key=lambda each: each.ratio)}, {cause}")
+    worst = max(found, key=lambda each: each.ratio)
+    return Verdict(True, f"{len(dropping)} runs; closest to its bound: {worst}")
+
+
+def _kept(ran: Ran, weights: Float[np.ndarray, "B H S S"]) -> np.ndarray:
+    """Which pairs are kept: their weight should be 1/(1 − p) times the true one, and that of others 0."""
+    return ran.arrays["out"][..., : ran.run.S] > weights / 2
+
+
+def _share(kept: np.ndarray, weights: np.ndarray) -> str:
+    visible = weights > 0
+    if kept[visible].all():
+        return "the dropout is accepted and ignored: no weight is dropped"
+    share = float(1 - kept[visible].mean())
+    allowed = _DEVIATIONS * float(np.sqrt(RATE * (1 - RATE) / visible.sum()))
+    return (
+        f"{share:.0%} of the weights are dropped, asked for were {RATE:.0%}"
+        if abs(share - RATE) > allowed
+        else ""
+    )
+
+
+def _repeated(kept: np.ndarray, weights: np.ndarray, ran: Ran) -> str:
+    """The two tiles of rows and keys, in two places or heads, that drop the same pairs, if there are any."""
+    run, owned = ran.run, ran.owned
+    tiles = {
+        (head, row, key): (kept[0, head][np.ix_(rows, keys)], weights[0, head][np.ix_(rows, keys)] > 0)
+        for head in range(run.H)
+        for row, rows in enumerate(owned)
+        for key, keys in enumerate(owned)
+    }
+    for (a, (one, seen)), (b, (other, too)) in combinations(tiles.items(), 2):
+        if one.shape == other.shape and (seen & too).sum() >= _COMMON and (one == other)[seen & too].all():
+            places = " and ".join(
+                f"head {head}, rank {row} with keys of rank {key}" for head, row, key in (a, b)
+            )
+            return f"the same pairs are dropped in two places: {places}"
+    return ""
+
+
+def _measured(ran: Ran, kept: np.ndarray) -> list[Measured]:
+    true, limits = truth_of(ran.run.plain, np.where(kept, 1 / (1 - RATE), 0.0))
+    return compare(ran, true, limits, NAMES)
+
+
+def _needs(plan: Plan) -> str | None:
+    return None if {*DROPOUTS} & {*plan.claims.takes} else "the target takes no dropout"
+
+
+DROPOUT_CHECKS = (
+    Check("dropout", "dropout that it takes: fresh pairs in every block, the same in backward and for the same seed", "quick", _runs, _judge, _needs, tolerant=True, by_values=False),
+)  # fmt: skip

@@ -1,0 +1,229 @@
+"""Arguments that a target honours, refuses, or gets wrong; a wrong ring whose fault is mended passes."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import plain_ring, ring_attention
+from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
+from ringlab.conformance.mutants import FILES, MUTANTS, read
+from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.runner import Report, check, smaller_runs
+from ringlab.conformance.runs import JOINT, Run, expected, inputs, joint_of, sinks_of
+from ringlab.conformance.target import Target, as_target
+from ringlab.layout import per_document
+
+quick = partial(check, quick=True, isolate=False)
+
+WHOLE_PADDING = """whole = torch.zeros(sum(map(len, self.positions)), dtype=torch.int64)
+            whole[mine] = self.padding[0].long()
+            whole = self.ring.all_reduce(whole).bool()
+            found = [(i, j, (none if mask is None else mask) | whole[theirs[j]]) for i, j, mask in found]"""
+MENDED = {
+    "prefix_hidden_in_skipped_tiles": (
+        "elif mine[rows].max() >= theirs[keys].min():",
+        "elif min(theirs[keys].min() - mine[rows].max(), theirs[keys].min() - self.prefix + 1) <= 0:",
+    ),
+    "sinks_once_a_block": ("if call.sinks is not None:", "if last and call.sinks is not None:"),
+    "joint_tokens_once_a_rank": (
+        "        joint_k, joint_v = call.joint\n        if",
+        "        joint_k, joint_v = call.joint\n        if last and",
+    ),
+    "rear_joint_tokens_travel": ("(call.rear or step == 0)", "step == 0"),
+    "own_padding_for_all_blocks": (
+        "found = [(i, j, (none if mask is None else mask) | self.padding[:, j]) for i, j, mask in found]",
+        WHOLE_PADDING,
+    ),
+    "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", "scale, cu_seqlens_padded))"),
+    "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
+}
+"""For each wrong ring the fault in its text, and the right text: with that the ring honours the argument."""
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {finding.name: finding.evidence for finding in report.findings if not finding.ok}
+
+
+def mended(name: str) -> Any:
+    """The wrong ring's function without its fault."""
+    wrong, right = MENDED[name]
+    source = MUTANTS[name].source()
+    assert source.count(wrong) == 1
+    module = MUTANTS[name].module()
+    space: dict[str, Any] = {"__name__": module.__name__}
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(wrong, right), f"<{name}, mended>", "exec"), space)
+    return space["attend"]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_an_argument_that_is_honoured_passes(name: str) -> None:
+    report = quick(mended(name), only=(MUTANTS[name].found_by,))
+    assert failed(report) == {}
+    assert report.findings[-1].applies and "refused" not in report.findings[-1].evidence
+
+
+def test_every_argument_has_a_wrong_ring_and_most_are_mended_here() -> None:
+    (file,) = [path for path in FILES if path.stem == "arguments"]
+    finders = {mutant.found_by for mutant in read(file)}
+    assert finders == {each.name for each in (*ARGUMENT_CHECKS, *DROPOUT_CHECKS)}
+    assert {MUTANTS[name].found_by for name in MENDED} == finders - {
+        "window", "soft cap", "documents", "dropout", "cross-attention"
+    }  # fmt: skip
+
+
+def test_ringlabs_own_ring_drops_as_it_says() -> None:
+    (_, finding) = quick(ring_attention, only=("dropout",), layouts=("striped", "zigzag")).findings
+    assert finding.ok and finding.applies and "3 runs" in finding.evidence
+
+
+def dropping(change: str = "", seeded: bool = True) -> Any:
+    """ringlab's ring, with one fault in how it drops."""
+
+    def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
+        seed = {"one seed": 5, "": seed}.get(change, seed)
+        half = dropout / 2 if change == "half as many" else dropout
+        out = ring_attention(q, k, v, ring=ring, layout=layout, causal=causal, dropout=half, seed=seed)
+        return out * (1 - dropout) if change == "not scaled" else out
+
+    def unseeded(q, k, v, *, ring, layout, causal, dropout_p=0.0):
+        return attend(q, k, v, ring=ring, layout=layout, causal=causal, dropout=dropout_p, seed=3)
+
+    return attend if seeded else unseeded
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("", ""),
+        ("one seed", "two seeds drop the same pairs"),
+        ("half as many", "% of the weights are dropped, asked for were 50%"),
+        ("not scaled", "beyond"),
+    ],
+)
+def test_dropout_is_looked_at_pair_by_pair(change: str, words: str) -> None:
+    (_, finding) = quick(dropping(change), only=("dropout",), layouts=("zigzag",)).findings
+    assert finding.ok == (not words) and words in finding.evidence
+
+
+def test_dropout_without_a_seed_is_asked_what_one_call_shows() -> None:
+    (_, finding) = quick(dropping(seeded=False), only=("dropout",), layouts=("zigzag",)).findings
+    assert finding.ok and "1 runs" in finding.evidence
+
+
+def test_backward_with_other_dropped_pairs_is_found() -> None:
+    class Attend(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, call: Any, *qkv: Tensor) -> Tensor:
+            ctx.call, ctx.qkv = call, qkv
+            with torch.no_grad():
+                return call(*qkv)
+
+        @staticmethod
+        def backward(ctx: Any, dout: Tensor) -> Any:
+            leaves = [x.detach().requires_grad_() for x in ctx.qkv]
+            with torch.enable_grad():
+                return None, *torch.autograd.grad(ctx.call(*leaves, again=1), leaves, dout)
+
+    def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
+        def call(*qkv: Tensor, again: int = 0) -> Tensor:
+            options = {"dropout": dropout, "seed": seed + again if dropout else None}
+            return ring_attention(*qkv, ring=ring, layout=layout, causal=causal, **options)
+
+        return Attend.apply(call, q, k, v)
+
+    (_, finding) = quick(attend, only=("dropout",), layouts=("contiguous",)).findings
+    assert not finding.ok and "d" in finding.evidence.split(" error ")[0]
+
+
+def gathers(q, k, v, *, ring, positions, sliding_window=None, **others):
+    """Full attention over everybody's keys, however many each rank has."""
+    k, v = (ring.all_gather(x) for x in (k, v))
+    k, v = (torch.cat(x, dim=2).repeat_interleave(q.shape[1] // x[0].shape[1], 1) for x in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_cross_attention_and_other_values_are_honoured_by_a_gather() -> None:
+    target = Target(gathers, causal=(False,), layouts=("contiguous",), schedule="any", backward=False)
+    report = quick(target, only=("cross-attention", "value dims"))
+    assert failed(report) == {} and all("closest" in each.evidence for each in report.findings[1:])
+    names = {"window", "soft cap", "sinks"}
+    ignoring = quick(target, only=tuple(names))
+    assert set(ignoring.failed) == names
+    assert all("accepted and ignored" in each.evidence for each in ignoring.findings[1:])
+
+
+def test_a_ring_that_refuses_other_lengths_and_dims_passes() -> None:
+    report = quick(plain_ring.attend, only=("cross-attention", "value dims"))
+    assert failed(report) == {} and all("refused: raised" in each.evidence for each in report.findings[1:])
+
+
+def test_a_layout_may_cut_each_document_by_itself() -> None:
+    """As kernels for packed sequences have it: every document, with its padding, is dealt to the ranks as zig-zag."""
+    asked: list[tuple[int, ...]] = []
+
+    def by_document(S: int, P: int, documents: tuple[int, ...]) -> list[Any]:
+        asked.append(documents)
+        layout = per_document(documents or (S,), P)
+        return [layout.positions(rank) for rank in range(P)]
+
+    def attend(q, k, v, *, ring, positions, causal, cu_seqlens=None):
+        name = "boundaries_divided_by_the_ranks"
+        space = MUTANTS[name].module().__dict__
+        return space["attend"](ring, q, k, v, causal=causal, positions=positions)
+
+    target = Target(attend, layouts={"by document": by_document}, causal=(True,))
+    report = quick(target, only=("forward", "documents"))
+    assert report.failed == ["documents"] and {(), (12, 12), (5, 0, 1, 13, 5)} <= set(asked)
+
+
+def test_padding_is_a_document_of_its_own_whose_rows_are_not_looked_at() -> None:
+    run = Run(2, 16, "contiguous", True, documents=(5, 4), pads=(3, 4))
+    assert run.padded == (5, 3, 4, 4) == run.mask.documents
+    assert run.padding.nonzero()[0].tolist() == [5, 6, 7, 12, 13, 14, 15]
+    assert (inputs(run)[3][:, :, run.padding] == 0).all()
+    true, _ = expected(run.plain)
+    assert (true.dk[:, :, run.padding] == 0).all() and (true.dv[:, :, run.padding] == 0).all()
+    assert str(run).endswith("documents (5, 4), padding (3, 4)")
+
+
+def test_joint_tokens_count_once_and_their_gradients_are_left_out() -> None:
+    run = Run(2, 8, "contiguous", False, joint="front", K=1)
+    q, k, v, dout = (x.double() for x in inputs(run))
+    joint = [x.double() for x in joint_of(run)]
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    keys, values = (torch.cat(pair, 2).expand(-1, 2, -1, -1) for pair in zip(joint, leaves[1:], strict=True))
+    out = torch.nn.functional.scaled_dot_product_attention(q, keys, values)
+    gradients = torch.autograd.grad(out, leaves, dout)
+    true, limits = expected(run.plain)
+    for name, value in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
+        torch.testing.assert_close(torch.from_numpy(getattr(true, name)), value.detach())
+        assert 0 < limits[name] < 1e-4
+    assert joint[0].shape[2] == JOINT and sinks_of(run).shape == (2,)
+
+
+def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
+    plain = Run(3, 24, "contiguous", True)
+    for changes in ({"pads": (5,)}, {"keys": 48}, {"dv": 8}, {"dropout": 0.5}):
+        assert smaller_runs(Run(**{**plain.__dict__, **changes})) == []
+
+
+def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:
+    plan = Plan(as_target(gathers, causal=(True,)).claims(), quick=True, seed=0)
+    reasons = {each.name: each.needs(plan) for each in ARGUMENT_CHECKS}
+    assert (
+        reasons["joint tokens"]
+        == reasons["cross-attention"]
+        == "the target computes nothing without a causal mask"
+    )
+    plan = Plan(as_target(gathers, causal=(False,)).claims(), quick=True, seed=0)
+    assert {each.name: each.needs(plan) for each in ARGUMENT_CHECKS}[
+        "prefix"
+    ] == "the target computes no causal mask"
