@@ -56,8 +56,12 @@ class Argument:
         causal = plan.claims.causal[-1] if self.causal is None else self.causal
         found = []
         for layout in self.layouts(plan):
-            plain = plan.run(P, max(_LENGTH, 6 * P), layout=layout, causal=causal)
-            found += [plain, *(replace(plain, **changes(plain)) for changes in self.values)]
+            length = max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
+            plain = plan.run(P, length, layout=layout, causal=causal)
+            found += [
+                plain,
+                *(replace(plain, **_whole(plan, plain, changes(plain))) for changes in self.values),
+            ]
         return found
 
     def needs(self, plan: Plan) -> str | None:
@@ -124,6 +128,15 @@ def _unchanged(before: Ran, after: Ran) -> bool:
 
 def _always(**changes: Any) -> Changes:
     return lambda run: changes
+
+
+def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes, with documents that divide by twice the ranks if the target needs them: as many, and empty ones too."""
+    if not plan.claims.whole_documents or "pads" in changes or "documents" not in changes:
+        return changes
+    *lengths, _ = changes["documents"]
+    lengths = [-(-length // (2 * run.P)) * 2 * run.P for length in lengths]
+    return {"documents": (*lengths, run.S - sum(lengths))}
 
 
 def _documents(*lengths: int) -> Changes:

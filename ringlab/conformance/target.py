@@ -92,8 +92,7 @@ class Target:
         make = dict(self.layouts)[layout] if isinstance(self.layouts, Mapping) else None
         if not callable(make):
             raise LayoutError(f"a layout among {', '.join(LAYOUTS)}, or a function of its own", repr(layout))
-        by_document = len(parameters(make)) == 3
-        made = make(S, P, documents) if by_document else make(S, P)
+        made = make(S, P, documents) if _cuts_documents(make) else make(S, P)
         owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in made]
         if len(owned) != P or sorted(np.concatenate([*owned, []]).tolist()) != list(range(S)):
             got = f"{[len(each) for each in owned]} positions"
@@ -137,8 +136,14 @@ class Target:
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
+            whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
             takes=tuple(sorted({*parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
+
+    def _functions(self) -> Sequence[Any]:
+        """The layouts that are functions of their own."""
+        named = self.layouts.values() if isinstance(self.layouts, Mapping) else ()
+        return [layout for layout in named if callable(layout)]
 
     @property
     def required(self) -> set[str]:
@@ -164,7 +169,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Claims:
-    """A target's claims, as data that can be sent between processes."""
+    """A target's claims, as data that can be sent between processes.
+
+    whole_documents: each packed document has to divide by twice the ranks, as a layout cuts it by itself.
+    """
 
     name: str
     over: str
@@ -181,6 +189,7 @@ class Claims:
     autograd: bool = True
     takes: tuple[str, ...] = ()
     takes_mask: bool = False
+    whole_documents: bool = False
     allow: tuple[tuple[str, str], ...] = ()
 
 
@@ -261,6 +270,10 @@ THROUGH = ("sliding_window", "softcap", "s_aux")
 """Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
 AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD": (0, 2, 1, 3)}
 """The orders of axes that a target may take, each as a permutation of (B, H, L, D); "LHD" is "BLHD" without its one sequence."""
+
+
+def _cuts_documents(layout: Callable[..., Any]) -> bool:
+    return len(parameters(layout)) == 3
 
 
 def as_axes(x: Float[Tensor, "B H L D"], axes: str) -> Float[Tensor, "..."]:

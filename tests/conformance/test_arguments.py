@@ -184,6 +184,23 @@ def test_a_layout_may_cut_each_document_by_itself() -> None:
     assert report.failed == ["documents"] and {(), (12, 12), (5, 0, 1, 13, 5)} <= set(asked)
 
 
+def test_documents_divide_by_twice_the_ranks_where_a_layout_cuts_each_by_itself() -> None:
+    def by_document(S: int, P: int, documents: tuple[int, ...]) -> list[Any]:
+        layout = per_document(documents or (S,), P)
+        return [layout.positions(rank) for rank in range(P)]
+
+    def attend(q, k, v, *, cu_seqlens=None):
+        return q
+
+    (asked,) = [each for each in ARGUMENT_CHECKS if each.name == "documents"]
+    for ranks in ((1,), (2,), (3,), (4,), (16,)):
+        claims = as_target(attend, layouts={"own": by_document}, ranks=ranks, ragged=False).claims()
+        runs = asked.runs(Plan(claims, quick=True, seed=0))
+        lengths = [length for run in runs for length in run.documents]
+        assert all(length % (2 * ranks[0]) == 0 for length in lengths) and 0 in lengths
+        assert all(sum(run.documents) in (0, run.S) for run in runs) and len({run.S for run in runs}) == 1
+
+
 def test_padding_is_a_document_of_its_own_whose_rows_are_not_looked_at() -> None:
     run = Run(2, 16, "contiguous", True, documents=(5, 4), pads=(3, 4))
     assert run.padded == (5, 3, 4, 4) == run.mask.documents

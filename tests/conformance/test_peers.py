@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import oracle, zigzag
+from ringlab import Mask, oracle, zigzag
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
@@ -93,6 +93,24 @@ def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int,
     assert not found.out[:, :, :blind].any() and not found.dq[:, :, :blind].any()
 
 
+def test_packed_documents_of_the_stand_in_do_not_see_each_other() -> None:
+    """One of them is empty."""
+    documents, scale = (5, 0, 7), 8**-0.5
+    random = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(12, heads, 8, generator=random) for heads in (4, 2, 2, 4))
+    ends = torch.tensor((0, 5, 5, 12), dtype=torch.int32)
+    packed = ends, ends, 7, 7, 0.0, scale, True
+    out, lse, *_ = flash_attn._flash_attn_varlen_forward(q, k, v, *packed)
+    gradients = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    flash_attn._flash_attn_varlen_backward(dout, q, k, v, out, lse, *gradients, *packed)
+    problem = [x.transpose(0, 1)[None] for x in (q, k, v, dout)]
+    mask = Mask(documents=documents)
+    true = truth(*problem, mask=mask)
+    found = Results(out.transpose(0, 1)[None], lse[None], *(x.transpose(0, 1)[None] for x in gradients))
+    allowed = bounds(*problem, mask=mask, true=true)
+    assert {name: e for name, e in errors(found, true).items() if not e <= allowed[name]} == {}
+
+
 @pytest.mark.parametrize(
     "asked", [{"window_size_left": 4}, {"softcap": 1.0}, {"alibi_slopes": torch.ones(1)}]
 )
@@ -110,7 +128,7 @@ def test_flash_attn_is_replaced_for_the_time_of_an_import_only() -> None:
         interface = import_module("flash_attn.flash_attn_interface")
         assert interface._flash_attn_forward is _flash_attn_forward
         with pytest.raises(BackendError, match="another function of flash-attn"):
-            interface._flash_attn_varlen_forward()
+            import_module("flash_attn").flash_attn_func()
     assert sys.modules.get("flash_attn") is before
 
 

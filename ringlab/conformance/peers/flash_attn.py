@@ -3,10 +3,11 @@
 It keeps the documented contract of `_flash_attn_forward` and `_flash_attn_backward` of flash-attn 2.7 and
 later: tensors (B, L, H, D), any number of query heads per key/value head, a causal mask aligned to the
 bottom right, out in the inputs' dtype, lse (B, H, L) in float32 with the natural logarithm, +∞ where a row
-sees no key, and gradients written into the dq, dk and dv that are given. It computes in float32, a head
+sees no key, and gradients written into the dq, dk and dv that are given. The two functions for packed sequences,
+(tokens, H, D) with lse (H, tokens), call these for one document after the other. It computes in float32, a head
 at a time, with the scores of that head in memory; or, with `Kernel.OPERATOR`, by torch's own flash operator for
 CPUs, which is fast. Messages, masks and sums over blocks are the package's own code.
-Options outside the contract above (dropout, windows, soft caps, ALiBi, packed sequences) are refused.
+Options outside the contract above (dropout, windows, soft caps, ALiBi) are refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from importlib.machinery import ModuleSpec
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -121,6 +123,75 @@ def _flash_attn_backward(
     return delta
 
 
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (out, lse, nothing, nothing) of packed documents. Raises: as `_flash_attn_forward`."""
+    out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q), dtype=torch.float32, device=q.device)
+    options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
+    for rows, keys in _documents(cu_seqlens_q, cu_seqlens_k):
+        found = _flash_attn_forward(q[None, rows], k[None, keys], v[None, keys], *options)
+        out[rows], lse[:, rows] = found[0][0], found[1][0]
+    return out, lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    """Write dq, dk and dv of packed documents; return nothing of use. Raises: as `_flash_attn_forward`."""
+    options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
+    for rows, keys in _documents(cu_seqlens_q, cu_seqlens_k):
+        of_rows, of_keys = (dout, q, out, dq), (k, v, dk, dv)
+        dout_, q_, out_, dq_ = (x[None, rows] for x in of_rows)
+        k_, v_, dk_, dv_ = (x[None, keys] for x in of_keys)
+        lse = softmax_lse[None, :, rows]
+        _flash_attn_backward(dout_, q_, k_, v_, out_, lse, dq_, dk_, dv_, *options)
+    return q.new_empty(0)
+
+
+def _documents(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """The rows and the keys of each document that has both."""
+    ends = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+    for (first, last), (begin, end) in ends:
+        if last > first and end > begin:
+            yield slice(first, last), slice(begin, end)
+
+
 def _operator_can(q: Tensor, k: Tensor, causal: bool) -> bool:
     """torch's operator aligns a causal mask to the top left, and knows no grouped heads."""
     square = q.shape[1] == k.shape[1] or not causal
@@ -160,7 +231,15 @@ def _refuse(dropout: float, window: tuple[int, int], softcap: float, alibi: Tens
 
 
 def _absent(*_: Any, **__: Any) -> Any:
-    raise BackendError("_flash_attn_forward or _flash_attn_backward", "another function of flash-attn")
+    raise BackendError("a function that ends in _forward or _backward", "another function of flash-attn")
+
+
+_KERNELS = (
+    _flash_attn_forward,
+    _flash_attn_backward,
+    _flash_attn_varlen_forward,
+    _flash_attn_varlen_backward,
+)
 
 
 @contextmanager
@@ -173,9 +252,7 @@ def in_place_of_flash_attn() -> Iterator[None]:
     package.__version__ = CONTRACT  # type: ignore[attr-defined]
     package.flash_attn_interface = interface  # type: ignore[attr-defined]
     package.flash_attn_func = _absent  # type: ignore[attr-defined]
-    for name in ("_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
-        setattr(interface, name, _absent)
-    for function in (_flash_attn_forward, _flash_attn_backward):
+    for function in _KERNELS:
         setattr(interface, function.__name__, function)
     names = {package.__name__: package, interface.__name__: interface}
     before = {name: sys.modules.get(name) for name in names}

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from ringlab.conformance.peers.flash_attn import in_place_of_flash_attn
 from ringlab.conformance.target import Target
+from ringlab.layout import per_document
 
 PACKAGE = "ring_flash_attn"
 RANKS = (2, 3, 4, 8)
 DTYPES = ("float16", "bfloat16")
+_CLAIMS: dict[str, Any] = {"over": "torch.distributed", "dtypes": DTYPES, "ranks": RANKS, "ragged": False}
 
 
 def contiguous() -> Target:
@@ -39,11 +41,67 @@ def stripe() -> Target:
     return make("stripe_flash_attn", "stripe_flash_attn_func", "striped")
 
 
+def kvpacked() -> Target:
+    """Return the zig-zag ring of K and V in one tensor. Raises: ImportError without the package."""
+    function = _function("zigzag_ring_flash_attn", "zigzag_ring_flash_attn_kvpacked_func")
+
+    def attend(q: Tensor, kv: Tensor, causal: bool, scale: float | None, group: Any) -> Sequence[Tensor]:
+        return _two(function(q, kv, softmax_scale=scale, causal=causal, return_attn_probs=True, group=group))
+
+    return Target(attend, layouts=("zigzag",), causal=(True,), axes="BLHD", **_CLAIMS)
+
+
+def qkvpacked() -> Target:
+    """Return the zig-zag ring of Q, K and V in one tensor. Raises: ImportError without the package."""
+    function = _function("zigzag_ring_flash_attn", "zigzag_ring_flash_attn_qkvpacked_func")
+
+    def attend(qkv: Tensor, causal: bool, scale: float | None, group: Any) -> Sequence[Tensor]:
+        return _two(function(qkv, softmax_scale=scale, causal=causal, return_attn_probs=True, group=group))
+
+    return Target(attend, layouts=("zigzag",), causal=(True,), axes="BLHD", **_CLAIMS)
+
+
+def varlen() -> Target:
+    """Return the zig-zag ring of packed documents, each cut by itself. Raises: ImportError without the package."""
+    function = _function("zigzag_ring_flash_attn_varlen", "zigzag_ring_flash_attn_varlen_func")
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, scale: float | None,
+        group: Any, world_size: int,
+    ) -> Sequence[Tensor]:  # fmt: skip
+        own = cu_seqlens // world_size, max_seqlen // world_size
+        return _two(
+            function(q, k, v, *own, softmax_scale=scale, causal=causal, return_attn_probs=True, group=group)
+        )
+
+    return Target(
+        attend, layouts={"zig-zag by document": _by_document}, causal=(True,), axes="LHD", **_CLAIMS
+    )
+
+
+def llama3() -> Target:
+    """Return the gather of K and V, a few heads at a time, for packed documents. Raises: ImportError without the package."""
+    module = "llama3_flash_attn_varlen"
+    function, prepare = (
+        _function(module, f"llama3_flash_attn_{name}") for name in ("varlen_func", "prepare_cu_seqlens")
+    )
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, scale: float | None, group: Any, rank: int,
+        world_size: int,
+    ) -> Sequence[Tensor]:  # fmt: skip
+        *own, keys = prepare(cu_seqlens, causal, rank, world_size)
+        options = {"softmax_scale": scale, "causal": causal, "return_attn_probs": True, "group": group}
+        return _two(function(q, k, v, *own, heads_k_stride=1, local_k_slice=keys, **options))
+
+    return Target(
+        attend, layouts=("contiguous",), causal=(False, True), axes="LHD", schedule="any", **_CLAIMS
+    )
+
+
 def make(module: str, function: str, layout: str) -> Target:
     """Return one of the package's functions as a target. Raises: ImportError without the package."""
-    with in_place_of_flash_attn():
-        found = importlib.import_module(f"{_bare().__name__}.{module}")
-    return of(getattr(found, function), layout)
+    return of(_function(module, function), layout)
 
 
 def of(function: Callable[..., Any], layout: str, **options: Any) -> Target:
@@ -52,16 +110,30 @@ def of(function: Callable[..., Any], layout: str, **options: Any) -> Target:
     def attend(
         q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, group: Any
     ) -> Sequence[Tensor]:
-        out, lse, *_ = function(
-            q, k, v, softmax_scale=scale, causal=causal, return_attn_probs=True, group=group, **options
+        return _two(
+            function(
+                q, k, v, softmax_scale=scale, causal=causal, return_attn_probs=True, group=group, **options
+            )
         )
-        return out, lse
 
-    causal = (False, True) if layout == "contiguous" else (True,)
-    return Target(
-        attend, over="torch.distributed", layouts=(layout,), causal=causal, dtypes=DTYPES, ranks=RANKS,
-        ragged=False, axes="BLHD",
-    )  # fmt: skip
+    masks = (False, True) if layout == "contiguous" else (True,)
+    return Target(attend, layouts=(layout,), causal=masks, axes="BLHD", **_CLAIMS)
+
+
+def _two(found: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of (out, lse, weights) the first two."""
+    return found[:2]
+
+
+def _by_document(S: int, P: int, documents: tuple[int, ...]) -> Sequence[Any]:
+    layout = per_document(documents or (S,), P)
+    return [layout.positions(rank) for rank in range(P)]
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    with in_place_of_flash_attn():
+        function: Callable[..., Any] = getattr(importlib.import_module(f"{_bare().__name__}.{module}"), name)
+    return function
 
 
 def _bare() -> ModuleType:
