@@ -115,14 +115,11 @@ def check(
     >>> check(attend, only=["precision"], isolate=False, layouts=["zigzag"], ranks=[2]).ok
     True
     """
-    selected = checks.chosen(tuple(only))
-    if quick and not only:
-        selected = _quick(selected)
+    spec = TargetSpec(target, transport, device, claims)
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
-    spec = TargetSpec(target, transport, device, claims)
     with Isolated(spec, limit) if isolate else _Here(spec) as source:
-        return _Suite(source, spec, selected, quick, seed, limit, progress).report()
+        return report_on(source, spec, quick=quick, seed=seed, only=only, limit=limit, progress=progress)
 
 
 class Source(Protocol):
@@ -136,6 +133,23 @@ class Source(Protocol):
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
         """Yield the outcome of each run that was not skipped, in order."""
+
+
+def report_on(
+    source: Source,
+    spec: TargetSpec,
+    *,
+    quick: bool,
+    seed: int,
+    only: Sequence[str],
+    limit: float,
+    progress: Callable[[Finding], None],
+) -> Report:
+    """Return the findings about the target of `spec`, whose runs `source` makes; see `check`. Raises: BackendError for an unknown check."""
+    selected = checks.chosen(tuple(only))
+    if quick and not only:
+        selected = _quick(selected)
+    return _Suite(source, spec, selected, quick, seed, limit, progress).report()
 
 
 def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0) -> Report:
@@ -332,4 +346,14 @@ def smaller_runs(counter: Run) -> list[Run]:
     return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
 
 
-__all__ = ["LIMIT", "Finding", "Report", "Source", "check", "check_source", "measure", "smaller_runs"]
+__all__ = [
+    "LIMIT",
+    "Finding",
+    "Report",
+    "Source",
+    "check",
+    "check_source",
+    "measure",
+    "report_on",
+    "smaller_runs",
+]

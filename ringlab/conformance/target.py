@@ -160,7 +160,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Claims:
-    """A target's claims, as data that can be sent between processes."""
+    """A target's claims, as data that can be sent between processes. can_die: its ranks may be killed to see what the others do."""
 
     name: str
     over: str
@@ -178,6 +178,7 @@ class Claims:
     takes: tuple[str, ...] = ()
     takes_mask: bool = False
     allow: tuple[tuple[str, str], ...] = ()
+    can_die: bool = True
 
 
 def as_target(value: Any, **claims: Any) -> Target:
