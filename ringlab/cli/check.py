@@ -46,8 +46,11 @@ def check(
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too."""
-    with _ranks() as lead:
+    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too.
+
+    Started by torchrun, it takes torchrun's processes for the ranks; with --device cuda, each has a GPU.
+    """
+    with _ranks(as_json) as lead:
         claims = _claims(
             layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward
         )
@@ -72,7 +75,7 @@ def check(
 
 
 @contextmanager
-def _ranks() -> Iterator[Lead | None]:
+def _ranks(as_json: bool) -> Iterator[Lead | None]:
     """Yield rank 0's side of torchrun's ranks, None without torchrun; the other ranks end here, with rank 0's status."""
     from ringlab.conformance.torchrun.lead import Lead, follow
     from ringlab.conformance.torchrun.mail import world
@@ -83,7 +86,10 @@ def _ranks() -> Iterator[Lead | None]:
         return
     if place.rank > 0:
         raise typer.Exit(follow(place))
-    lead, status = Lead(place), 1
+    try:
+        lead, status = Lead(place), 1
+    except RinglabError as error:
+        _bad(error, as_json)
     try:
         yield lead
         status = 0

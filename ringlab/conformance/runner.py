@@ -321,7 +321,11 @@ class _Suite:
         order = [each.name for each in self.selected if each.name in self.counters]
         counters = {name: self.counters[name] for name in order[:_EXPLAINED]}
         wanted = [run for counter in counters.values() for run in smaller_runs(counter)]
-        made = {ran.run: ran for ran in self.source.made(list(dict.fromkeys(wanted)))} if wanted else {}
+        made = (
+            {ran.run: ran for ran in self.source.made(sorted(dict.fromkeys(wanted), key=lambda run: run.P))}
+            if wanted
+            else {}
+        )
         for name, counter in counters.items():
             for run in smaller_runs(counter):
                 ran = made.get(run)

@@ -68,7 +68,7 @@ class Keeper:
         device = "cpu" if spec.device == "cpu" else f"cuda:{world.local_rank}"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         startup = START_SECONDS + self.limit
-        prefix = f"ringlab/check/{attempt}/{order.generation}"
+        prefix = f"ringlab/check/{attempt}/{self.mail.session}/{order.generation}"
         seat = Seat(world.rank, P, spec.transport, device, prefix, order.number, startup)
         return _RankChild(spec, seat, world, self.limit)
 

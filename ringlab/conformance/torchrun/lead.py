@@ -27,7 +27,7 @@ class Lead:
     """Rank 0's side: its `source` of runs, and at the end its exit status for all ranks."""
 
     def __init__(self, world: World) -> None:
-        self.world, self._mail = world, connected()
+        self.world, self._mail = world, connected(world)
         self._keeper: Keeper | None = None
         self._said = 0
 
@@ -36,16 +36,26 @@ class Lead:
 
         Raises: BackendError if a rank has no GPU of its own and needs one; TransportTimeout for ranks that do not answer.
         """
+        if spec.device not in ("cpu", "cuda"):
+            raise BackendError(
+                "--device cpu or cuda", repr(spec.device), "under torchrun each rank has a GPU of its own"
+            )
         spec = replace(spec, transport="gloo" if spec.device == "cpu" else "nccl")
         self.say(Job(spec, limit))
         self._keeper = Keeper(self.world, self._mail, spec, limit)
-        for rank in range(self.world.size):
-            lack = self._mail.read(f"lack/{rank}", START_SECONDS)
-            if lack:
-                raise BackendError(
-                    "a GPU for each rank of a machine, and NCCL", lack, "--device cpu, or fewer ranks"
-                )
+        lacks = [self._lack_of(rank) for rank in range(self.world.size)]
+        if any(lacks):
+            needed = "NCCL, and a GPU for each rank of a machine"
+            raise BackendError(needed, "; ".join(filter(None, lacks)), "--device cpu, or fewer processes")
         return Source(self, self._keeper, self._mail)
+
+    def _lack_of(self, rank: int) -> str:
+        try:
+            return str(self._mail.read(f"lack/{rank}", START_SECONDS))
+        except TransportTimeout as error:
+            needed, got = f"all ranks of torchrun within {START_SECONDS:g} s", f"no word from rank {rank}"
+            remedy = "run the same command on all of them, or unset TORCHELASTIC_RUN_ID to run it alone"
+            raise TransportTimeout(needed, got, remedy) from error
 
     def say(self, what: Job | Order | End) -> None:
         """Tell all ranks what comes next."""
@@ -65,7 +75,7 @@ class Lead:
 
 def follow(world: World) -> int:
     """Make this rank's part of the runs that rank 0 asks for; return the exit status, which is that of rank 0."""
-    mail, number = connected(), 0
+    mail, number = connected(world), 0
     keeper: Keeper | None = None
     while True:
         try:
@@ -159,7 +169,7 @@ class Source:
 
 
 def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
-    """Return the troubles of all ranks as one. The rank that failed first comes first; equal texts are said once.
+    """Return the troubles of all ranks as one, those that say most first, then in the order in which they came.
 
     parts: each rank's place among those that failed, and its result.
 
@@ -167,24 +177,28 @@ def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
     >>> str(of_all([(2, found[0]), (1, found[1]), (0, RankResult())]))
     'raised: rank 1: my fault; rank 0: no peer'
     """
-    order = sorted((place, rank) for rank, (place, part) in enumerate(parts) if part.trouble is not None)
-    troubles = {rank: trouble for _, rank in order if (trouble := parts[rank][1].trouble) is not None}
-    kinds = {trouble.kind for trouble in troubles.values()}
-    kind = min(kinds, key=lambda kind: _WEIGHT.get(kind, 0))
-    by_text: dict[str, list[int]] = {}
-    for rank, trouble in troubles.items():
-        by_text.setdefault(trouble.text if trouble.kind == kind else str(trouble), []).append(rank)
-    if len(by_text) == 1 and len(troubles) == len(parts):
-        return Trouble(kind, next(iter(by_text)))
-    told = [
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}: {text[:_LONGEST]}"
-        for text, ranks in by_text.items()
+    found = [
+        (_WEIGHT.get(part.trouble.kind, 0), place, rank, part.trouble)
+        for rank, (place, part) in enumerate(parts)
+        if part.trouble is not None
     ]
+    found.sort(key=lambda each: each[:3])
+    kind = found[0][3].kind
+    by_text: dict[str, list[int]] = {}
+    for *_, rank, trouble in found:
+        by_text.setdefault(trouble.text if trouble.kind == kind else str(trouble), []).append(rank)
+    if len(by_text) == 1 and len(found) == len(parts):
+        return Trouble(kind, next(iter(by_text)))
+    told = [f"{_ranks(ranks)}: {text[:_LONGEST]}" for text, ranks in by_text.items()]
     return Trouble(kind, "; ".join(told))
 
 
-_WEIGHT = {RAISED: 1, "hung": 2, LOST: 3, STOPPED: 4}
-"""Which kind of trouble the whole has, where ranks have several: the smallest; 0 are those that say most, such as a crash."""
+_WEIGHT = {RAISED: 1, "hung": 2, STOPPED: 3}
+"""What follows from another rank's trouble says least. A crash, a missing package and a wrong result have 0, and say most."""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _waiting(results: Sequence[RankResult]) -> tuple[int, ...]:

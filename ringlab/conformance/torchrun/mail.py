@@ -38,10 +38,11 @@ def world() -> World | None:
 
 
 class Mail:
-    """Values by name, for all ranks; each is put once."""
+    """Values by name, for all ranks; each is put once. session: how many commands have used torchrun's store, this one included."""
 
-    def __init__(self, store: dist.Store) -> None:
-        self.store = store
+    def __init__(self, store: dist.Store, session: int) -> None:
+        self.session = session
+        self.store = dist.PrefixStore(f"ringlab/check/{session}", store)
 
     def put(self, name: str, value: Any) -> None:
         """Make `value` known as `name`."""
@@ -69,9 +70,10 @@ class Mail:
         return self.store.add(f"count/{name}", more)
 
 
-def connected() -> Mail:
+def connected(world: World) -> Mail:
     """Return the mail of this process. Raises: TransportTimeout if torchrun's store does not answer."""
-    return Mail(dist.PrefixStore("ringlab/check", torchrun_store(START_SECONDS)))
+    store = torchrun_store(START_SECONDS)
+    return Mail(store, store.add(f"ringlab/check/sessions/{world.rank}", 1))
 
 
 @dataclass(frozen=True)
