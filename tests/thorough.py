@@ -22,7 +22,9 @@ TABLE = "tests/substrates/test_case_table.py::test_virtual_ranks on the other la
 BITS = "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]"
 PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts"
 ISOLATED = "tests/conformance/test_faults.py::test_a_signal_is_named"
-TORCHRUN = "only here: torchrun and two processes a rank take long to start; the other tests in this file start none"
+TORCHRUN = (
+    "only here: torchrun and two processes a rank take long to start; the other tests in this file start none"
+)
 PEERS = "only here: they try out other packages of ring attention, not ringlab"
 STEPS = "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]: the same checks on virtual ranks"
 SKIPS = "only here: they start pytest, and are about what CI may skip"

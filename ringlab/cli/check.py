@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +78,9 @@ def check(
 @contextmanager
 def _ranks(as_json: bool) -> Iterator[Lead | None]:
     """Yield rank 0's side of torchrun's ranks, None without torchrun; the other ranks end here, with rank 0's status."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield None
+        return
     from ringlab.conformance.torchrun.lead import Lead, follow
     from ringlab.conformance.torchrun.mail import world
 

@@ -55,15 +55,17 @@ def findings(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_right_ring_passes_on_every_number_of_ranks_up_to_those_of_torchrun() -> None:
+def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> None:
     names = ("dq", "two rings", "rank stalls", "wrong shape", "rank dies")
-    status, report = torchrun(4, "ringlab.conformance.plain_distributed:attend", *only(*names))
+    status, report = torchrun(
+        4, "ringlab.conformance.plain_distributed:attend", *only(*names), "--ranks", "2,4,8"
+    )
     found = findings(report)
     assert (status, report["ok"], report["transport"]) == (0, True, "gloo")
-    assert "P = 1, 2, 3, 4" in found["dq"]["evidence"]
+    assert "P = 2, 4;" in found["dq"]["evidence"]
     assert [name for name in names if not found[name]["applies"]] == ["rank dies"]
     assert "no rank is killed under torchrun" in found["rank dies"]["evidence"]
-    assert "rank 1: ValueError: rank 1 owns 8 tokens, got 7" in found["wrong shape"]["evidence"]
+    assert "rank 1: ValueError: rank 1 owns 6 tokens, got 5" in found["wrong shape"]["evidence"]
 
 
 @pytest.mark.slow
@@ -80,12 +82,12 @@ def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
-    names = ("forward", "lse", "dq", "gather", "grouped heads")
+    names = ("forward", "dq", "gather", "strided")
     status, report = torchrun(2, f"{TARGETS}:gather_and_average", *only(*names), "--ranks", "2")
     alone = check(f"{TARGETS}:gather_and_average", only=names, ranks=(2,))
     assert status == 1
     assert [each["name"] for each in report["checks"] if not each["ok"]] == alone.failed
-    assert len(alone.failed) > 2
+    assert len(alone.failed) > 1
     smallest = {each.name: each.counterexample for each in alone.findings}
     assert {name: each["counterexample"] for name, each in findings(report).items()} == smallest
 

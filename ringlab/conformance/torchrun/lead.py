@@ -20,7 +20,7 @@ LOST = "lost"
 _POLL = 0.02
 _PATIENCE = 60.0
 _FAREWELL = 10.0
-_LONGEST = 300  # characters of one rank's trouble beside those of others
+_LONGEST = 400  # characters of one rank's trouble beside those of others
 
 
 class Lead:
