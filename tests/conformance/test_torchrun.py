@@ -65,7 +65,7 @@ def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> No
     assert "P = 2, 4;" in found["dq"]["evidence"]
     assert [name for name in names if not found[name]["applies"]] == ["rank dies"]
     assert "no rank is killed under torchrun" in found["rank dies"]["evidence"]
-    assert "rank 1: ValueError: rank 1 owns 6 tokens, got 5" in found["wrong shape"]["evidence"]
+    assert "rank 1: ValueError: rank 1 owns 12 tokens, got 11" in found["wrong shape"]["evidence"]
 
 
 @pytest.mark.slow

@@ -80,11 +80,9 @@ def _lack(world: World, device: str) -> str:
     if not dist.is_nccl_available():
         return f"rank {world.rank}: torch {torch.__version__} without NCCL"
     gpus = torch.cuda.device_count()
-    return (
-        ""
-        if world.local_rank < gpus
-        else f"rank {world.rank}: LOCAL_RANK {world.local_rank}, and {gpus} GPUs"
-    )
+    if world.local_rank < gpus:
+        return ""
+    return f"rank {world.rank}: LOCAL_RANK {world.local_rank}, and {gpus} GPUs"
 
 
 class _RankChild(ChildProcess):
@@ -100,7 +98,7 @@ class _RankChild(ChildProcess):
         """Return this rank's part of a run, or its trouble. failures: asks how many ranks have failed in this run."""
         leave(self.folder / f"{order.number}.run", order.run)
         path = rank_path(self.folder, order.number, self.seat.rank)
-        since = calm = looked = self.clock.tick()
+        since = looked = last = self.clock.tick()
         limit, what, failed = self.seat.startup, "its start", 0
         while not path.exists():
             self.output.pump(_POLL)
@@ -110,9 +108,9 @@ class _RankChild(ChildProcess):
                 self.output.begin()
             trouble = self.ended(since + limit, limit, what)
             if trouble is None and now > looked + _LOOK:
-                looked, count = now, failures()
-                failed, calm = count, calm if count == failed else now
-                if failed and now > calm + GRACE:
+                looked, before, failed = now, failed, failures()
+                last = last if failed == before else now
+                if failed and now > last + GRACE:
                     trouble = Trouble(STOPPED, f"{GRACE:g} s after the last error{self.stands()}")
             if trouble is not None and not path.exists():
                 return RankResult(trouble=trouble)
