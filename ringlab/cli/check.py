@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -64,15 +65,12 @@ def check(
         if init is not None:
             return _init(target, init, claims, as_json)
         asked: dict[str, Any] = {"only": only or (), "seed": seed, "limit": limit}
-        try:
-            if kind == "attention":
-                found = _attention(lead, target, transport, device, claims, **asked, quick=quick)
-            else:
-                found = _other(lead, kind, target, lse_base, claims, **asked)
-        except RinglabError as error:
-            _bad(error, as_json)
-        _write(found, markdown, junit, badge, as_json)
-        raise typer.Exit(_status(found))
+        if kind == "attention":
+            make = partial(_attention, lead, target, transport, device, claims, **asked, quick=quick)
+        else:
+            make = partial(_other, lead, kind, target, lse_base, claims, **asked)
+        found = _made(make, as_json)
+        _tell(found, markdown, junit, badge, as_json)
 
 
 @contextmanager
@@ -102,6 +100,13 @@ def _ranks(as_json: bool) -> Iterator[Lead | None]:
         raise
     finally:
         lead.end(status)
+
+
+def _made(make: Callable[[], Report], as_json: bool) -> Report:
+    try:
+        return make()
+    except RinglabError as error:
+        _bad(error, as_json)
 
 
 def _attention(
@@ -136,10 +141,10 @@ def _other(
     return make(target, limit=limit, **asked, **claims)
 
 
-def _write(
+def _tell(
     found: Report, markdown: Path | None, junit: Path | None, badge: Path | None, as_json: bool
-) -> None:
-    """Write the report into the files asked for, and print it."""
+) -> NoReturn:
+    """Write the report into the files asked for, print it, and end with its status."""
     from ringlab.conformance import report
 
     for path, text in ((markdown, report.markdown), (junit, report.junit), (badge, report.badge)):
@@ -147,12 +152,13 @@ def _write(
             path.write_text(text(found), encoding="utf-8")
     if as_json:
         print_json(found.as_dict())
-        return
+        raise typer.Exit(_status(found))
     people.print(_table(found))
     if found.findings[0].ok:
         people.print(report.summary(found), markup=False, highlight=False)
     if report.hint(found):
         people.print(report.hint(found), style="yellow", markup=False, highlight=False)
+    raise typer.Exit(_status(found))
 
 
 def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> None:

@@ -246,7 +246,10 @@ def closing(comm: DistributedComm) -> Iterator[None]:
 
 @cache
 def torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it."""
+    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it.
+
+    Raises: TransportTimeout if it does not answer within `timeout` seconds.
+    """
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     except dist.DistError as error:
