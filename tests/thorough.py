@@ -22,6 +22,9 @@ TABLE = "tests/substrates/test_case_table.py::test_virtual_ranks on the other la
 BITS = "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]"
 PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts"
 ISOLATED = "tests/conformance/test_faults.py::test_a_signal_is_named"
+TORCHRUN = (
+    "only here: torchrun and two processes a rank take long to start; the other tests in this file start none"
+)
 PEERS = "only here: they try out other packages of ring attention, not ringlab"
 STEPS = "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]: the same checks on virtual ranks"
 SKIPS = "only here: they start pytest, and are about what CI may skip"
@@ -63,6 +66,12 @@ THOROUGH = {
     "tests/conformance/test_stepping.py::test_a_wrong": WRONG,
     "tests/conformance/test_stepping.py::test_the_plain_step_passes[1]": "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]",
     "tests/conformance/test_stepping.py::test_the_rank": STEPS,
+    "tests/conformance/test_torchrun.py::test_a_merge": TORCHRUN,
+    "tests/conformance/test_torchrun.py::test_a_ri": TORCHRUN,
+    "tests/conformance/test_torchrun.py::test_a_wrong": TORCHRUN,
+    "tests/conformance/test_torchrun.py::test_each": TORCHRUN,
+    "tests/conformance/test_torchrun.py::test_every": TORCHRUN,
+    "tests/conformance/test_torchrun.py::test_what": TORCHRUN,
     "tests/conformance/test_uses.py::test_a_target_with": "tests/conformance/test_uses.py::test_axes_there_and_back",
     "tests/conformance/test_uses.py::test_a_wrong_run": "only here: it saves time, and changes no verdict",
     "tests/conformance/test_uses.py::test_an_allowed": "tests/conformance/test_report.py::test_the_command_writes",

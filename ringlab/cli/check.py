@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -15,6 +19,7 @@ from ringlab.errors import RinglabError
 
 if TYPE_CHECKING:
     from ringlab.conformance.runner import Report
+    from ringlab.conformance.torchrun.lead import Lead
 
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there too.")]
 
@@ -43,48 +48,116 @@ def check(
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too."""
-    claims = _claims(layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward)
-    _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
-    if init is not None:
-        _refuse(context, "--init", ("only", "seed", "markdown", "junit", "badge", *_OF_RUNS), as_json)
-    _refuse(context, "--badge", ("only",) if badge else (), as_json)
-    _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
-    if init is not None:
-        return _init(target, init, claims, as_json)
-    from ringlab.conformance import checks, report
-    from ringlab.conformance.decoding import check_decode
-    from ringlab.conformance.merging import check_merge
-    from ringlab.conformance.runner import check as run
-    from ringlab.conformance.stepping import check_step
+    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too.
+
+    Started by torchrun, it takes torchrun's processes for the ranks; with --device cuda, each has a GPU.
+    """
+    with _ranks(as_json) as lead:
+        claims = _claims(
+            layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward
+        )
+        _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
+        if init is not None:
+            _refuse(context, "--init", ("only", "seed", "markdown", "junit", "badge", *_OF_RUNS), as_json)
+        _refuse(context, "--badge", ("only",) if badge else (), as_json)
+        _refuse(context, "torchrun", ("transport",) if lead else (), as_json)
+        _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
+        if init is not None:
+            return _init(target, init, claims, as_json)
+        asked: dict[str, Any] = {"only": only or (), "seed": seed, "limit": limit}
+        if kind == "attention":
+            make = partial(_attention, lead, target, transport, device, claims, **asked, quick=quick)
+        else:
+            make = partial(_other, lead, kind, target, lse_base, claims, **asked)
+        found = _made(make, as_json)
+        _tell(found, markdown, junit, badge, as_json)
+
+
+@contextmanager
+def _ranks(as_json: bool) -> Iterator[Lead | None]:
+    """Yield rank 0's side of torchrun's ranks, None without torchrun; the other ranks end here, with rank 0's status."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield None
+        return
+    from ringlab.conformance.torchrun.lead import Lead, follow
+    from ringlab.conformance.torchrun.mail import world
+
+    place = world()
+    if place is None:
+        yield None
+        return
+    if place.rank > 0:
+        raise typer.Exit(follow(place))
+    try:
+        lead, status = Lead(place), 1
+    except RinglabError as error:
+        _bad(error, as_json)
+    try:
+        yield lead
+        status = 0
+    except typer.Exit as done:
+        status = done.exit_code
+        raise
+    finally:
+        lead.end(status)
+
+
+def _made(make: Callable[[], Report], as_json: bool) -> Report:
+    try:
+        return make()
+    except RinglabError as error:
+        _bad(error, as_json)
+
+
+def _attention(
+    lead: Lead | None, target: str, transport: str, device: str, claims: dict[str, Any], **asked: Any
+) -> Report:
+    from ringlab.conformance import checks, runner
+    from ringlab.conformance.perform import TargetSpec
 
     with progress_bar() as bar:
         task = bar.add_task("check", total=1 + len(checks.CHECKS))
-        try:
-            if kind == "merge":
-                found = check_merge(target, base=lse_base, seed=seed, only=only or ())
-            elif kind == "decode":
-                found = check_decode(target, seed=seed, only=only or (), limit=limit, **claims)
-            elif kind == "step":
-                found = check_step(target, seed=seed, only=only or (), limit=limit, **claims)
-            else:
-                found = run(
-                    target, quick=quick, seed=seed, only=only or (), limit=limit, transport=transport, device=device,
-                    progress=lambda finding: bar.advance(task), **claims,
-                )  # fmt: skip
-        except RinglabError as error:
-            _bad(error, as_json)
+        asked["progress"] = lambda finding: bar.advance(task)
+        if lead is None:
+            return runner.check(target, transport=transport, device=device, **asked, **claims)
+        source = lead.source(TargetSpec(target, device=device, claims=claims), asked["limit"])
+        return runner.report_on(source, source.spec, **asked)
+
+
+def _other(
+    lead: Lead | None, kind: str, target: str, lse_base: float, claims: dict[str, Any], limit: float, **asked: Any
+) -> Report:  # fmt: skip
+    from ringlab.conformance.decoding import check_decode
+    from ringlab.conformance.merging import check_merge
+    from ringlab.conformance.stepping import check_step
+    from ringlab.errors import BackendError
+
+    if kind == "merge":
+        return check_merge(target, base=lse_base, **asked)
+    if lead is not None:
+        remedy = "run it without torchrun: it starts processes of its own"
+        raise BackendError("--kind attention, or merge, under torchrun", f"--kind {kind}", remedy)
+    make = check_decode if kind == "decode" else check_step
+    return make(target, limit=limit, **asked, **claims)
+
+
+def _tell(
+    found: Report, markdown: Path | None, junit: Path | None, badge: Path | None, as_json: bool
+) -> NoReturn:
+    """Write the report into the files asked for, print it, and end with its status."""
+    from ringlab.conformance import report
+
     for path, text in ((markdown, report.markdown), (junit, report.junit), (badge, report.badge)):
         if path is not None:
             path.write_text(text(found), encoding="utf-8")
     if as_json:
         print_json(found.as_dict())
-    else:
-        people.print(_table(found))
-        if found.findings[0].ok:
-            people.print(report.summary(found), markup=False, highlight=False)
-        if report.hint(found):
-            people.print(report.hint(found), style="yellow", markup=False, highlight=False)
+        raise typer.Exit(_status(found))
+    people.print(_table(found))
+    if found.findings[0].ok:
+        people.print(report.summary(found), markup=False, highlight=False)
+    if report.hint(found):
+        people.print(report.hint(found), style="yellow", markup=False, highlight=False)
     raise typer.Exit(_status(found))
 
 

@@ -60,13 +60,18 @@ def _noticed(what: str) -> Judge:
     return judge
 
 
+def _needs_death(plan: Plan) -> str | None:
+    killed = None if plan.claims.can_die else "no rank is killed under torchrun; run this check without it"
+    return killed or needs_ranks(plan)
+
+
 def _needs_both(plan: Plan) -> str | None:
-    return needs_backward(plan) or needs_ranks(plan)
+    return needs_backward(plan) or _needs_death(plan)
 
 
 FAULT_CHECKS = (
     Check("rank stalls", "the right result, later, when a rank is late", "quick", _faulty("stalls", True), by_errors(NAMES), needs_ranks, by_values=False),
-    Check("rank dies", "an error on every other rank, in time", "quick", _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), needs_ranks, tolerant=True),
+    Check("rank dies", "an error on every other rank, in time", "quick", _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), _needs_death, tolerant=True),
     Check("dies in backward", "an error on every other rank when one dies in backward", "full", _faulty("dies in backward", True), _noticed("rank 1 dies in backward"), _needs_both, tolerant=True),
     Check("wrong shape", "an error when one rank's shard has another length", "quick", _faulty("wrong shape"), _noticed("rank 1 has one token fewer than it should"), needs_ranks, tolerant=True),
 )  # fmt: skip

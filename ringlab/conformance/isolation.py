@@ -80,37 +80,83 @@ class Isolated:
         return self._child
 
 
-class _Child:
-    """One child process and the results in its folder; `over` counts the runs of its last batch that are done."""
+class ChildProcess:
+    """A Python process with a folder that it shares with this one, in which its `job` lies; its output is read here.
 
-    def __init__(self, spec: TargetSpec, limit: float) -> None:
-        self.limit, self.alive = limit, True
-        self.runs: list[Run] = []
-        self.batches = self.over = 0
+    module: its program, as `python -m` takes it, with the folder and this process's id as arguments.
+    """
+
+    def __init__(self, module: str, job: dict[str, Any], surroundings: dict[str, str]) -> None:
+        self.alive = True
         self._temporary = tempfile.TemporaryDirectory(prefix="ringlab-check-")
         self.folder = Path(self._temporary.name)
-        (self.folder / "job.pickle").write_bytes(cloudpickle.dumps({"spec": spec}))
+        (self.folder / "job.pickle").write_bytes(cloudpickle.dumps(job))
         (self.folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "ringlab.conformance.child_process",
-            str(self.folder),
-            str(os.getpid()),
-        ]
         self.process = subprocess.Popen(
-            command, env=environment(1), stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", module, str(self.folder), str(os.getpid())],
+            env=surroundings, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self._output = _Output(self.process)
-        self._clock = Clock()  # a run does not hang just because the machine stands still
+        self.output = _Output(self.process)
+        self.clock = Clock()  # a run does not hang just because the machine stands still
 
     def close(self) -> None:
         """End the child and remove its folder."""
         self.kill()
-        self._output.close()
+        self.output.close()
         self._temporary.cleanup()
+
+    def stands(self) -> str:
+        """Return where the program is, "" if that is not known."""
+        return ""
+
+    def ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
+        """Return the reason why the child returns nothing more, if so; it has then ended."""
+        code = self._code()
+        trouble = None
+        if self.output.count > MOST_OUTPUT:
+            trouble = Trouble("printed without end", f"more than {MOST_OUTPUT >> 20} MiB in {what}")
+        elif code is not None:
+            self.output.pump(0.0)
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            trouble = Trouble("crashed", f"the process ended with {how}{self.output.last_words()}")
+        elif self.clock.tick() > deadline:
+            told = f"the limit of {limit:g} s for {what} was hit{self.stands()}"
+            trouble = Trouble("hung", f"{told}{self.output.last_words()}")
+        if trouble is not None:
+            self.kill()
+        return trouble
+
+    def kill(self) -> None:
+        """End the child and its processes, first by SIGTERM, then by SIGKILL."""
+        self.alive = False
+        if self._code() is not None:
+            return
+        self.process.terminate()
+        end = time.monotonic() + _GRACE
+        while self._code() is None:
+            self.output.pump(_POLL)  # a printing child could not end if its output were not read
+            if time.monotonic() > end:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def _code(self) -> int | None:
+        """The exit status of a child that has ended; its remaining processes are then ended too."""
+        if self.process.returncode is None and _is_over(self.process):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        return self.process.returncode
+
+
+class _Child(ChildProcess):
+    """One child process and the results in its folder; `over` counts the runs of its last batch that are done."""
+
+    def __init__(self, spec: TargetSpec, limit: float) -> None:
+        super().__init__("ringlab.conformance.child_process", {"spec": spec}, environment(1))
+        self.limit = limit
+        self.runs: list[Run] = []
+        self.batches = self.over = 0
 
     def skip(self, run: Run) -> None:
         if run in self.runs:
@@ -118,13 +164,13 @@ class _Child:
 
     def claims(self) -> Claims | Trouble:
         """Return the child's report on its target; the import has the time limit too."""
-        deadline = self._clock.tick() + START_SECONDS / 2 + self.limit
+        deadline = self.clock.tick() + START_SECONDS / 2 + self.limit
         while True:
-            self._output.pump(_POLL)
+            self.output.pump(_POLL)
             if (self.folder / "claims").exists():
                 found: Claims | Trouble = pickle.loads((self.folder / "claims").read_bytes())
                 return found
-            trouble = self._ended(deadline, START_SECONDS / 2 + self.limit, "its import")
+            trouble = self.ended(deadline, START_SECONDS / 2 + self.limit, "its import")
             if trouble is not None:
                 return trouble
 
@@ -145,66 +191,27 @@ class _Child:
 
     def _wait_for(self, index: int, run: Run) -> Ran | None:
         """The outcome of the run; None if it was skipped."""
-        now, since, limit = self._now(), self._clock.tick(), START_SECONDS
+        now, since, limit = self._now(), self.clock.tick(), START_SECONDS
         while True:
             if ran_path(self.folder, index).exists():
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
                 return ran
             if (ran := joined(self.folder, index, run)) is not None:
                 return ran  # its launch goes on: later errors belong to other runs
-            self._output.pump(_POLL)
+            self.output.pump(_POLL)
             if self._now() != now:
-                now, since = self._now(), self._clock.tick()
-                self._output.begin()
+                now, since = self._now(), self.clock.tick()
+                self.output.begin()
             limit = self.limit if now is not None and now >= 0 else START_SECONDS
             late = _LATE if any_left(self.folder, index, run) else 0.0
-            trouble = self._ended(since + limit + late, limit, "one run")
+            trouble = self.ended(since + limit + late, limit, "one run")
             if trouble is not None and not ran_path(self.folder, index).exists():
                 parts = ranks_left(self.folder, index, run.P)
-                return Ran(run, trouble=trouble, seconds=self._clock.tick() - since, returned=gave(parts))
+                return Ran(run, trouble=trouble, seconds=self.clock.tick() - since, returned=gave(parts))
 
     def _now(self) -> int | None:
         path = self.folder / "now"
         return int(pickle.loads(path.read_bytes())) if path.exists() else None
-
-    def _ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
-        """The reason why the child returns nothing more, if so; it has then ended."""
-        code = self._code()
-        trouble = None
-        if self._output.count > MOST_OUTPUT:
-            trouble = Trouble("printed without end", f"more than {MOST_OUTPUT >> 20} MiB in {what}")
-        elif code is not None:
-            self._output.pump(0.0)
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            trouble = Trouble("crashed", f"the process ended with {how}{self._output.last_words()}")
-        elif self._clock.tick() > deadline:
-            trouble = Trouble(
-                "hung", f"the limit of {limit:g} s for {what} was hit{self._output.last_words()}"
-            )
-        if trouble is not None:
-            self.kill()
-        return trouble
-
-    def kill(self) -> None:
-        """End the child and its processes, first by SIGTERM, then by SIGKILL."""
-        self.alive = False
-        if self._code() is not None:
-            return
-        self.process.terminate()
-        end = time.monotonic() + _GRACE
-        while self._code() is None:
-            self._output.pump(_POLL)  # a printing child could not end if its output were not read
-            if time.monotonic() > end:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-
-    def _code(self) -> int | None:
-        """The exit status of a child that has ended; its remaining processes are then ended too."""
-        if self.process.returncode is None and _is_over(self.process):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        return self.process.returncode
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:

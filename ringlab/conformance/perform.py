@@ -103,16 +103,22 @@ def _program(
         ring.barrier()
         if ring.rank == 0:
             begins(Path(folder), index)
-        given, on_send = _with_fault(ring, run, target.over == RING)
-        start = time.monotonic()
         try:
-            with kept_modes():
-                result = RankPart(target, run, ring.rank, given, spec.device, on_send).result()
-            result.seconds = time.monotonic() - start
+            result = on_this_rank(target, run, ring, spec.device)
         except BaseException as error:
             leave(rank_path(Path(folder), index, ring.rank), RankResult(trouble=described(error)))
             raise
         leave(rank_path(Path(folder), index, ring.rank), result)
+
+
+def on_this_rank(target: Target, run: Run, ring: Ring, device: str) -> RankResult:
+    """Return this rank's results of the run, on the ring of its processes. Raises: what the target raises."""
+    given, on_send = _with_fault(ring, run, target.over == RING)
+    start = time.monotonic()
+    with kept_modes():
+        result = RankPart(target, run, ring.rank, given, device, on_send).result()
+    result.seconds = time.monotonic() - start
+    return result
 
 
 def _with_fault(ring: Ring, run: Run, over_ring: bool) -> tuple[Ring | None, Callable[[], None]]:

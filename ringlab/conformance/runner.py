@@ -117,14 +117,11 @@ def check(
     >>> check(attend, only=["precision"], isolate=False, layouts=["zigzag"], ranks=[2]).ok
     True
     """
-    selected = checks.chosen(tuple(only))
-    if quick and not only:
-        selected = _quick(selected)
+    spec = TargetSpec(target, transport, device, claims)
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
-    spec = TargetSpec(target, transport, device, claims)
     with Isolated(spec, limit) if isolate else _Here(spec) as source:
-        return _Suite(source, spec, selected, quick, seed, limit, progress).report()
+        return report_on(source, spec, quick=quick, seed=seed, only=only, limit=limit, progress=progress)
 
 
 class Source(Protocol):
@@ -138,6 +135,23 @@ class Source(Protocol):
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
         """Yield the outcome of each run that was not skipped, in order."""
+
+
+def report_on(
+    source: Source,
+    spec: TargetSpec,
+    *,
+    quick: bool,
+    seed: int,
+    only: Sequence[str],
+    limit: float,
+    progress: Callable[[Finding], None],
+) -> Report:
+    """Return the findings about the target of `spec`, whose runs `source` makes; see `check`. Raises: BackendError for an unknown check."""
+    selected = checks.chosen(tuple(only))
+    if quick and not only:
+        selected = _quick(selected)
+    return _Suite(source, spec, selected, quick, seed, limit, progress).report()
 
 
 def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0) -> Report:
@@ -309,7 +323,11 @@ class _Suite:
         order = [each.name for each in self.selected if each.name in self.counters]
         counters = {name: self.counters[name] for name in order[:_EXPLAINED]}
         wanted = [run for counter in counters.values() for run in smaller_runs(counter)]
-        made = {ran.run: ran for ran in self.source.made(list(dict.fromkeys(wanted)))} if wanted else {}
+        made = (
+            {ran.run: ran for ran in self.source.made(sorted(dict.fromkeys(wanted), key=lambda run: run.P))}
+            if wanted
+            else {}
+        )
         for name, counter in counters.items():
             for run in smaller_runs(counter):
                 ran = made.get(run)
@@ -335,4 +353,14 @@ def smaller_runs(counter: Run) -> list[Run]:
     return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
 
 
-__all__ = ["LIMIT", "Finding", "Report", "Source", "check", "check_source", "measure", "smaller_runs"]
+__all__ = [
+    "LIMIT",
+    "Finding",
+    "Report",
+    "Source",
+    "check",
+    "check_source",
+    "measure",
+    "report_on",
+    "smaller_runs",
+]

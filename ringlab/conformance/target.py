@@ -171,7 +171,8 @@ class Target:
 class Claims:
     """A target's claims, as data that can be sent between processes.
 
-    whole_documents: each packed document has to divide by twice the ranks, as a layout cuts it by itself.
+    whole_documents: each packed document has to divide by twice the ranks, as a layout cuts it by itself. can_die: its
+    ranks may be killed to see what the others do.
     """
 
     name: str
@@ -191,6 +192,7 @@ class Claims:
     takes_mask: bool = False
     whole_documents: bool = False
     allow: tuple[tuple[str, str], ...] = ()
+    can_die: bool = True
 
 
 def as_target(value: Any, **claims: Any) -> Target:

@@ -235,7 +235,10 @@ def kept_modes() -> Iterator[None]:
     finally:
         torch.set_default_dtype(modes["the default dtype"])
         torch.set_grad_enabled(modes["the grad mode"])
-        torch.use_deterministic_algorithms(modes["torch's deterministic mode"])
+        if torch.are_deterministic_algorithms_enabled() != modes["torch's deterministic mode"]:
+            torch.use_deterministic_algorithms(
+                modes["torch's deterministic mode"]
+            )  # it imports torch's compiler
 
 
 def _generators() -> dict[str, Any]:

@@ -156,7 +156,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
     check(transport, here)
     # A second group on the same keys would find the addresses of the first one.
     startup = timeout if startup is None else startup
-    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", _torchrun_store(startup))
+    store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", torchrun_store(startup))
     _wait_for_all(store, rank, world_size, startup)
     comm = join(transport, startup, timeout, store, rank, world_size)
     with closing(comm):
@@ -245,8 +245,11 @@ def closing(comm: DistributedComm) -> Iterator[None]:
 
 
 @cache
-def _torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it."""
+def torchrun_store(timeout: float) -> dist.Store:
+    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it.
+
+    Raises: TransportTimeout if it does not answer within `timeout` seconds.
+    """
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     except dist.DistError as error:

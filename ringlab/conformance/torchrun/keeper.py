@@ -1,0 +1,161 @@
+"""A rank's keeper, in torchrun's process, and the child that it keeps: it is watched, and ended when a run goes wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ringlab.comm.processes.children import GRACE
+from ringlab.comm.processes.launch import environment
+from ringlab.conformance.isolation import START_SECONDS, ChildProcess
+from ringlab.conformance.perform import TargetSpec, leave, rank_path
+from ringlab.conformance.runs import RankResult, Trouble
+from ringlab.conformance.torchrun.mail import Mail, Order, World
+from ringlab.conformance.torchrun.rank import STACK, Seat
+
+STOPPED = "stopped"
+"""The kind of trouble of a rank that still waited when others had failed."""
+_POLL = 0.02
+_LOOK = 0.2  # seconds between two looks at what became of the other ranks
+_STACK_SECONDS = 2.0
+
+
+class Keeper:
+    """Keeps this rank's child, makes its part of each run, and puts the result into the mail."""
+
+    def __init__(self, world: World, mail: Mail, spec: TargetSpec, limit: float) -> None:
+        self.world, self.mail, self.limit = world, mail, limit
+        mail.put(f"lack/{world.rank}", _lack(world, spec.device))
+        self.spec = spec
+        self.child: _RankChild | None = None
+        self.generation = 0
+
+    def make(self, order: Order) -> None:
+        """Make this rank's part of a run, if it has one."""
+        if order.generation != self.generation:
+            self.close()
+            self.generation = order.generation
+        rank, failed = self.world.rank, f"failed/{order.number}"
+        if rank >= order.run.P:
+            return
+        child = self.child = self.child or self._new(order)
+        part = child.part(order, lambda: self.mail.count(failed))
+        place = 0 if part.trouble is None else self.mail.count(failed, 1)
+        self.mail.put(f"part/{order.number}/{rank}", (place, part))
+        if part.trouble is not None:
+            self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        if self.child is not None:
+            self.child.close()
+        self.child = None
+
+    def longest(self, P: int) -> float:
+        """Return the seconds after which a rank has put its result into the mail, unless its process is gone."""
+        return START_SECONDS + 2 * self.limit + (P + 2) * GRACE
+
+    def _new(self, order: Order) -> _RankChild:
+        world, spec, P = self.world, self.spec, order.run.P
+        device = "cpu" if spec.device == "cpu" else f"cuda:{world.local_rank}"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        startup = START_SECONDS + self.limit
+        prefix = f"ringlab/check/{attempt}/{self.mail.session}/{order.generation}"
+        seat = Seat(world.rank, P, spec.transport, device, prefix, order.number, startup)
+        return _RankChild(spec, seat, world, self.limit)
+
+
+def _lack(world: World, device: str) -> str:
+    """What this rank lacks for the device, in words; "" if nothing."""
+    if device == "cpu":
+        return ""
+    if not dist.is_nccl_available():
+        return f"rank {world.rank}: torch {torch.__version__} without NCCL"
+    gpus = torch.cuda.device_count()
+    if world.local_rank < gpus:
+        return ""
+    return f"rank {world.rank}: LOCAL_RANK {world.local_rank}, and {gpus} GPUs"
+
+
+class _RankChild(ChildProcess):
+    """This rank's process of one generation."""
+
+    def __init__(self, spec: TargetSpec, seat: Seat, world: World, limit: float) -> None:
+        super().__init__(
+            "ringlab.conformance.torchrun.rank", {"spec": spec, "seat": seat}, _surroundings(seat, world)
+        )
+        self.limit, self.seat = limit, seat
+
+    def part(self, order: Order, failures: Callable[[], int]) -> RankResult:
+        """Return this rank's part of a run, or its trouble. failures: asks how many ranks have failed in this run."""
+        leave(self.folder / f"{order.number}.run", order.run)
+        path = rank_path(self.folder, order.number, self.seat.rank)
+        since = looked = last = self.clock.tick()
+        limit, what, failed = self.seat.startup, "its start", 0
+        while not path.exists():
+            self.output.pump(_POLL)
+            now = self.clock.tick()
+            if what == "its start" and self._begun(order.number):
+                limit, what, since = self.limit, "one run", now
+                self.output.begin()
+            trouble = self.ended(since + limit, limit, what)
+            if trouble is None and now > looked + _LOOK:
+                looked, before, failed = now, failed, failures()
+                last = last if failed == before else now
+                if failed and now > last + GRACE:
+                    trouble = Trouble(STOPPED, f"{GRACE:g} s after the last error{self.stands()}")
+            if trouble is not None and not path.exists():
+                return RankResult(trouble=trouble)
+        found: RankResult = pickle.loads(path.read_bytes())
+        path.unlink()
+        return found
+
+    def stands(self) -> str:
+        """Return the line of the program that is not torch's, as the end of a sentence, "" if that is not known."""
+        stack, end = self.folder / STACK, time.monotonic() + _STACK_SECONDS
+        if not stack.exists() or self._code() is not None:
+            return ""
+        os.kill(self.process.pid, signal.SIGUSR1)
+        while not stack.stat().st_size and time.monotonic() < end:
+            self.output.pump(_POLL)
+        time.sleep(_POLL)  # the rest of what it writes
+        return line_of(stack.read_text(errors="replace"))
+
+    def _begun(self, number: int) -> bool:
+        path = self.folder / "now"
+        return path.exists() and pickle.loads(path.read_bytes()) == number
+
+
+def line_of(stack: str) -> str:
+    r"""Return the innermost line of Python's account of where it is that lies outside torch; "" if there is none.
+
+    >>> line_of('Current thread 0x1 (most recent call first):\n  File "/a/torch/b.py", line 2 in c\n  File "/a/d.py", line 3 in e\n')
+    ', in d.py, line 3, e'
+    """
+    threads = re.split(r"(?m)^(?=Current thread|Thread)", stack)
+    current = next((each for each in threads if each.startswith("Current")), threads[-1])
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', current)
+    outside = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame[0]]
+    return ", in {}, line {}, {}".format(Path(outside[0][0]).name, *outside[0][1:]) if outside else ""
+
+
+def _surroundings(seat: Seat, world: World) -> dict[str, str]:
+    """The environment of a rank's process, in a world of the first ranks only."""
+    found = environment(1)
+    if world.local_size < world.size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        del found["GLOO_SOCKET_IFNAME"]  # the loopback does not lead to other machines
+    here = min(world.local_size, seat.world_size - (world.rank - world.local_rank))
+    return {
+        **found,
+        "RANK": str(seat.rank),
+        "WORLD_SIZE": str(seat.world_size),
+        "LOCAL_WORLD_SIZE": str(here),
+    }

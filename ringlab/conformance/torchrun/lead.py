@@ -1,0 +1,207 @@
+"""The two sides of a check under torchrun: `Lead` on rank 0, which plans, judges and reports, and `follow` on the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ringlab.conformance.isolation import START_SECONDS, Isolated
+from ringlab.conformance.perform import TargetSpec
+from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, gave, join
+from ringlab.conformance.target import Claims
+from ringlab.conformance.torchrun.keeper import STOPPED, Keeper
+from ringlab.conformance.torchrun.mail import End, Job, Mail, Order, World, connected
+from ringlab.errors import BackendError, TransportTimeout
+
+LOST = "lost"
+"""The kind of trouble of a rank whose process, or machine, is gone."""
+_POLL = 0.02
+_PATIENCE = 60.0
+_FAREWELL = 10.0
+_LONGEST = 400  # characters of one rank's trouble beside those of others
+
+
+class Lead:
+    """Rank 0's side: its `source` of runs, and at the end its exit status for all ranks."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self._mail = world, connected(world)
+        self._keeper: Keeper | None = None
+        self._said = 0
+
+    def source(self, spec: TargetSpec, limit: float) -> Source:
+        """Return the source of runs of a target on torchrun's ranks.
+
+        Raises: BackendError if a rank has no GPU of its own and needs one; TransportTimeout for ranks that do not answer.
+        """
+        if spec.device not in ("cpu", "cuda"):
+            raise BackendError(
+                "--device cpu or cuda", repr(spec.device), "under torchrun each rank has a GPU of its own"
+            )
+        spec = replace(spec, transport="gloo" if spec.device == "cpu" else "nccl")
+        self.say(Job(spec, limit))
+        self._keeper = Keeper(self.world, self._mail, spec, limit)
+        lacks = [self._lack_of(rank) for rank in range(self.world.size)]
+        if any(lacks):
+            needed = "NCCL, and a GPU for each rank of a machine"
+            raise BackendError(needed, "; ".join(filter(None, lacks)), "--device cpu, or fewer processes")
+        return Source(self, self._keeper, self._mail)
+
+    def _lack_of(self, rank: int) -> str:
+        try:
+            return str(self._mail.read(f"lack/{rank}", START_SECONDS))
+        except TransportTimeout as error:
+            needed, got = f"all ranks of torchrun within {START_SECONDS:g} s", f"no word from rank {rank}"
+            remedy = "run the same command on all of them, or unset TORCHELASTIC_RUN_ID to run it alone"
+            raise TransportTimeout(needed, got, remedy) from error
+
+    def say(self, what: Job | Order | End) -> None:
+        """Tell all ranks what comes next."""
+        self._mail.put(f"order/{self._said}", what)
+        self._said += 1
+
+    def end(self, status: int) -> None:
+        """End all ranks with this exit status, and return when they have heard of it, or after 10 seconds."""
+        if self._keeper is not None:
+            self._keeper.close()
+        limit = time.monotonic() + _FAREWELL
+        with suppress(RuntimeError):  # the store is gone, and torchrun with it
+            self.say(End(status))
+            while self._mail.count("ended") < self.world.size - 1 and time.monotonic() < limit:
+                time.sleep(_POLL)
+
+
+def follow(world: World) -> int:
+    """Make this rank's part of the runs that rank 0 asks for; return the exit status, which is that of rank 0."""
+    mail, number = connected(world), 0
+    keeper: Keeper | None = None
+    while True:
+        try:
+            said = mail.read(f"order/{number}", _PATIENCE)
+        except TransportTimeout:
+            continue  # rank 0 judges for a while; if it were gone, torchrun would have ended this process
+        number += 1
+        if isinstance(said, Job):
+            keeper = Keeper(world, mail, said.spec, said.limit)
+        elif isinstance(said, Order) and keeper is not None:
+            keeper.make(said)
+        else:
+            if keeper is not None:
+                keeper.close()
+            mail.count("ended", 1)
+            return int(said.status)
+
+
+class Source:
+    """Runs of a target on torchrun's ranks (see `ringlab.conformance.runner.Source`)."""
+
+    def __init__(self, lead: Lead, keeper: Keeper, mail: Mail) -> None:
+        self.lead, self.keeper, self.mail, self.spec = lead, keeper, mail, keeper.spec
+        self.skipped: set[Run] = set()
+        self.number, self.generation, self.P, self.whole = 0, 0, 0, False
+        self.lost: Trouble | None = None
+
+    def claims(self) -> Claims | Trouble:
+        """Return the target's claims, of ranks no more than torchrun started, or the reason why there is no target.
+
+        Raises: BackendError if it claims more ranks only.
+        """
+        with Isolated(self.keeper.spec, self.keeper.limit) as reader:
+            found = reader.claims()
+        if isinstance(found, Trouble):
+            return found
+        ranks = tuple(P for P in found.ranks if P <= self.lead.world.size)
+        if not ranks:
+            needed = (
+                f"torchrun with as many processes as the target has ranks, {', '.join(map(str, found.ranks))}"
+            )
+            raise BackendError(
+                needed, f"{self.lead.world.size} processes", f"torchrun --nproc-per-node {min(found.ranks)}"
+            )
+        return replace(found, ranks=ranks, can_die=False)
+
+    def skip(self, run: Run) -> None:
+        """Skip a run that no check needs any more."""
+        self.skipped.add(run)
+
+    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield the outcome of each run that was not skipped, in order."""
+        for run in runs:
+            if run not in self.skipped:
+                yield self._ran(run)
+
+    def _ran(self, run: Run) -> Ran:
+        if self.lost is not None:
+            return Ran(run, trouble=self.lost)
+        if not self.whole or run.P != self.P:
+            self.generation += 1
+        order = Order(self.number, self.generation, run)
+        self.number, self.P = self.number + 1, run.P
+        since = time.monotonic()
+        self.lead.say(order)
+        self.keeper.make(order)
+        parts = self._parts(order)
+        self.mail.store.delete_key(f"count/failed/{order.number}")
+        self.whole = not run.ends and all(part.trouble is None for _, part in parts)
+        if all(part.trouble is None for _, part in parts):
+            return join(run, [part for _, part in parts])
+        results = [part for _, part in parts]
+        seconds = time.monotonic() - since
+        return Ran(
+            run, trouble=of_all(parts), seconds=seconds, returned=gave(results), stopped=_waiting(results)
+        )
+
+    def _parts(self, order: Order) -> list[tuple[int, RankResult]]:
+        """Each rank's place among those that failed, 0 if it did not, and its result."""
+        end = time.monotonic() + self.keeper.longest(order.run.P)
+        parts = []
+        for rank in range(order.run.P):
+            name = f"part/{order.number}/{rank}"
+            try:
+                parts.append(self.mail.read(name, end - time.monotonic()))
+                self.mail.forget(name)
+            except TransportTimeout:
+                self.lost = Trouble(LOST, f"the process of rank {rank} does not answer")
+                parts.append((order.run.P, RankResult(trouble=self.lost)))
+        return parts
+
+
+def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
+    """Return the troubles of all ranks as one, those that say most first, then in the order in which they came.
+
+    parts: each rank's place among those that failed, and its result.
+
+    >>> found = [RankResult(trouble=Trouble("raised", text)) for text in ("no peer", "my fault")]
+    >>> str(of_all([(2, found[0]), (1, found[1]), (0, RankResult())]))
+    'raised: rank 1: my fault; rank 0: no peer'
+    """
+    found = [
+        (_WEIGHT.get(part.trouble.kind, 0), place, rank, part.trouble)
+        for rank, (place, part) in enumerate(parts)
+        if part.trouble is not None
+    ]
+    found.sort(key=lambda each: each[:3])
+    kind = found[0][3].kind
+    by_text: dict[str, list[int]] = {}
+    for *_, rank, trouble in found:
+        by_text.setdefault(trouble.text if trouble.kind == kind else str(trouble), []).append(rank)
+    if len(by_text) == 1 and len(found) == len(parts):
+        return Trouble(kind, next(iter(by_text)))
+    told = [f"{_ranks(ranks)}: {text[:_LONGEST]}" for text, ranks in by_text.items()]
+    return Trouble(kind, "; ".join(told))
+
+
+_WEIGHT = {RAISED: 1, "hung": 2, STOPPED: 3}
+"""What follows from another rank's trouble says least. A crash, a missing package and a wrong result have 0, and say most."""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _waiting(results: Sequence[RankResult]) -> tuple[int, ...]:
+    """The ranks that went on after others had failed, none if some rank raised an error: see `perform.stopped_in`."""
+    kinds = [result.trouble.kind if result.trouble else "" for result in results]
+    return () if RAISED in kinds else tuple(rank for rank, kind in enumerate(kinds) if kind == STOPPED)

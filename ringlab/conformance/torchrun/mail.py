@@ -1,0 +1,100 @@
+"""What torchrun's processes are to each other: their places, and the values that they leave for each other in its store."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ringlab.comm.processes.connect import torchrun_store
+from ringlab.conformance.isolation import START_SECONDS
+from ringlab.conformance.perform import TargetSpec
+from ringlab.conformance.runs import Run
+from ringlab.errors import TransportTimeout
+
+_PIECE = 4 << 20  # bytes of a value; torch's store closes the connection at 8 MiB
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among those that torchrun started: of all, and of those on this machine."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def world() -> World | None:
+    """Return this process's place among those that torchrun started, or None if torchrun did not start it."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if any(name not in os.environ for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", *names)):
+        return None
+    return World(*(int(os.environ[name]) for name in names))
+
+
+class Mail:
+    """Values by name, for all ranks; each is put once. session: how many commands have used torchrun's store, this one included."""
+
+    def __init__(self, store: dist.Store, session: int) -> None:
+        self.session = session
+        self.store = dist.PrefixStore(f"ringlab/check/{session}", store)
+
+    def put(self, name: str, value: Any) -> None:
+        """Make `value` known as `name`."""
+        content = pickle.dumps(value)
+        starts = range(0, len(content), _PIECE)
+        for index, start in enumerate(starts):
+            self.store.set(f"{name}/{index}", content[start : start + _PIECE])  # type: ignore[arg-type]
+        self.store.set(name, str(len(starts)))
+
+    def read(self, name: str, seconds: float) -> Any:
+        """Return the value called `name`. Raises: TransportTimeout if it is not there within `seconds`."""
+        try:
+            self.store.wait([name], timedelta(seconds=max(seconds, 0.001)))
+        except dist.DistStoreError as error:
+            raise TransportTimeout(f"{name} within {seconds:.3g} s", str(error).split("\n")[0]) from error
+        return pickle.loads(b"".join(self.store.get(f"{name}/{i}") for i in range(int(self.store.get(name)))))
+
+    def forget(self, name: str) -> None:
+        """Remove the value called `name`, which nobody reads any more."""
+        for each in (*(f"{name}/{i}" for i in range(int(self.store.get(name)))), name):
+            self.store.delete_key(each)
+
+    def count(self, name: str, more: int = 0) -> int:
+        """Return the counter called `name`, after adding to it."""
+        return self.store.add(f"count/{name}", more)
+
+
+def connected(world: World) -> Mail:
+    """Return the mail of this process. Raises: TransportTimeout if torchrun's store does not answer."""
+    store = torchrun_store(START_SECONDS)
+    return Mail(store, store.add(f"ringlab/check/sessions/{world.rank}", 1))
+
+
+@dataclass(frozen=True)
+class Job:
+    """The first thing that rank 0 says: the target, and the time for each run."""
+
+    spec: TargetSpec
+    limit: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run to be made by processes of this generation."""
+
+    number: int
+    generation: int
+    run: Run
+
+
+@dataclass(frozen=True)
+class End:
+    """The last thing that rank 0 says: the exit status of all ranks."""
+
+    status: int

@@ -1,0 +1,113 @@
+"""One rank's process under torchrun: `python -m ringlab.conformance.torchrun.rank FOLDER PARENT`.
+
+Its parent is one of the processes that torchrun started (see `ringlab.conformance.torchrun`). It joins the process group of
+its generation, makes its part of each run that it finds in the folder, and leaves the result there. After the first error
+it ends, as a group in which a call has failed is of no more use.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+STACK = "stack"
+"""The file into which a signal SIGUSR1 makes this process write where it is."""
+_POLL = 0.005
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in one generation of processes: the number of ranks, and where they find each other.
+
+    first: the number of its first run. startup: seconds for all ranks to import the target and to connect.
+    """
+
+    rank: int
+    world_size: int
+    transport: str
+    device: str
+    prefix: str
+    first: int
+    startup: float
+
+
+def main(folder: Path, parent: int) -> int:
+    """Make this rank's part of runs as they arrive; return the exit status."""
+    from ringlab.comm.processes.rank_process import die_with
+
+    die_with(parent)
+    with (folder / STACK).open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+        sys.path[:] = json.loads((folder / "path.json").read_text())
+        return _serve(folder, parent)
+
+
+def _serve(folder: Path, parent: int) -> int:
+    import cloudpickle
+
+    from ringlab.comm.processes.connect import closing
+    from ringlab.comm.ring import Ring
+    from ringlab.conformance import perform
+
+    perform.one_thread()
+    job = cloudpickle.loads((folder / "job.pickle").read_bytes())
+    seat: Seat = job["seat"]
+    try:
+        target, comm = job["spec"].target(), _joined(seat)
+    except BaseException as error:
+        _leave_trouble(folder, seat.first, seat.rank, error)
+        return 1
+    number = seat.first
+    with closing(comm):
+        while os.getppid() == parent:
+            asked = folder / f"{number}.run"
+            if asked.exists():
+                perform.begins(folder, number)
+                try:
+                    made = perform.on_this_rank(
+                        target, pickle.loads(asked.read_bytes()), Ring(comm), seat.device
+                    )
+                except BaseException as error:
+                    comm.fail(error)  # first of all: this process is ended as soon as its trouble is read
+                    _leave_trouble(folder, number, seat.rank, error)
+                    raise
+                perform.leave(perform.rank_path(folder, number, seat.rank), made)
+                number += 1
+            time.sleep(_POLL)
+    return 0
+
+
+def _joined(seat: Seat) -> Any:
+    """This rank's end of the transport."""
+    import torch.distributed as dist
+
+    from ringlab.comm.processes.connect import join
+
+    limit = timedelta(seconds=seat.startup)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit
+    )
+    # No message has a limit of its own that is shorter than a run's: the parent keeps the time.
+    return join(
+        seat.transport, seat.startup, seat.startup, dist.PrefixStore(seat.prefix, store), seat.rank, seat.world_size
+    )  # fmt: skip
+
+
+def _leave_trouble(folder: Path, number: int, rank: int, error: BaseException) -> None:
+    from ringlab.conformance import perform
+    from ringlab.conformance.runs import RankResult
+
+    perform.leave(perform.rank_path(folder, number, rank), RankResult(trouble=perform.described(error)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

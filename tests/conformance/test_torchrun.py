@@ -1,0 +1,219 @@
+"""`ringlab check` under torchrun, over gloo: its processes are the ranks, and rank 0 reports for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringlab.conformance import check
+from ringlab.conformance.runs import Run
+from ringlab.conformance.torchrun import keeper, mail
+from ringlab.conformance.torchrun.lead import Source
+from ringlab.errors import TransportTimeout
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TARGETS = "tests.conformance.bad_targets"
+GUARD = 400
+"""Seconds after which a test gives up on torchrun: every run ends long before."""
+
+
+def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return torchrun's status, and the one thing that its processes print: rank 0's report."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    command = [sys.executable, *launcher, "-m", "ringlab", "check", *arguments, "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as agent:  # fmt: skip
+        try:
+            out, err = agent.communicate(timeout=GUARD)
+        finally:
+            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+    assert out, err
+    found: dict[str, Any] = json.loads(out)
+    return agent.returncode, found
+
+
+def only(*names: str) -> Iterator[str]:
+    for name in names:
+        yield from ("--only", name)
+
+
+def findings(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in report["checks"]}
+
+
+@pytest.mark.slow
+def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> None:
+    names = ("dq", "two rings", "rank stalls", "wrong shape", "rank dies")
+    status, report = torchrun(
+        4, "ringlab.conformance.plain_distributed:attend", *only(*names), "--ranks", "2,4,8"
+    )
+    found = findings(report)
+    assert (status, report["ok"], report["transport"]) == (0, True, "gloo")
+    assert "P = 2, 4;" in found["dq"]["evidence"]
+    assert [name for name in names if not found[name]["applies"]] == ["rank dies"]
+    assert "no rank is killed under torchrun" in found["rank dies"]["evidence"]
+    assert "rank 1: ValueError: rank 1 owns 12 tokens, got 11" in found["wrong shape"]["evidence"]
+
+
+@pytest.mark.slow
+def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    status, report = torchrun(
+        2, "ringlab.plain_ring:attend", *only("dq", "bytes", "two rings"), "--markdown", str(path)
+    )
+    found = findings(report)
+    assert (status, report["over"], report["transport"]) == (0, "ring", "gloo")
+    assert found["bytes"]["applies"] and not found["two rings"]["applies"]
+    assert "| dq |" in path.read_text()
+
+
+@pytest.mark.slow
+def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
+    names = ("forward", "dq", "gather", "strided")
+    status, report = torchrun(2, f"{TARGETS}:gather_and_average", *only(*names), "--ranks", "2")
+    alone = check(f"{TARGETS}:gather_and_average", only=names, ranks=(2,))
+    assert status == 1
+    assert [each["name"] for each in report["checks"] if not each["ok"]] == alone.failed
+    assert len(alone.failed) > 1
+    smallest = {each.name: each.counterexample for each in alone.findings}
+    assert {name: each["counterexample"] for name, each in findings(report).items()} == smallest
+
+
+@pytest.mark.slow
+def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
+    """Rank 1 lacks a package, returns None, ends its process, prints without end, and hangs; and is right."""
+    says = {
+        "types": "a package is missing: rank 1: No module named 'a_package_that_is_not_there'; rank 0: raised: ",
+        "grouped heads": "wrong result: rank 1: a tensor, or a tuple that begins with one, is needed; got None",
+        "large logits": "crashed: rank 1: the process ended with exit status 3; its last words: …last words",
+        "scale": "printed without end: rank 1: more than 4 MiB in one run",
+        "strided": "rank 1: the limit of 6 s for one run was hit, in bad_targets.py, line ",
+    }
+    options = ("--quick", "--ranks", "2", "--no-backward", "--limit", "6")
+    status, report = torchrun(2, f"{TARGETS}:attend", *only(*says, "sloped logits"), *options)
+    told = {name: each["evidence"] for name, each in findings(report).items() if not each["ok"]}
+    assert status == 1
+    assert {name: says.get(name, "") in text for name, text in told.items()} == dict.fromkeys(says, True), (
+        told
+    )
+    assert ", _hang" in told["strided"] and told["strided"].startswith("hung: ")
+
+
+@pytest.mark.slow
+def test_every_rank_that_raises_is_named() -> None:
+    status, report = torchrun(
+        4, f"{TARGETS}:raises_on_odd_ranks", *only("types"), "--ranks", "4", "--dtypes", "float32"
+    )
+    evidence = findings(report)["types"]["evidence"]
+    assert status == 1
+    assert evidence.startswith("raised: rank ")
+    for rank in (1, 3):
+        assert f"rank {rank}: ValueError: rank {rank} has no keys" in evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ringlab.plain_ring:attend", "--transport", "gloo"), "torchrun without --transport"),
+        (("tests.conformance.right_decodes:decode", "--kind", "decode"), "run it without torchrun"),
+        (("ringlab.plain_ring:attend", "--ranks", "3"), "torchrun --nproc-per-node 3"),
+    ],
+)
+def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    status, report = torchrun(2, *arguments)
+    assert status == 1  # torchrun's own, for any status of its ranks but 0
+    assert not report["ok"]
+    assert says in " ".join(report["error"].values())
+
+
+@pytest.mark.slow
+def test_a_merge_is_checked_on_rank_0_alone() -> None:
+    status, report = torchrun(2, "tests.conformance.test_merging:in_pairs", "--kind", "merge")
+    assert (status, report["ok"], report["over"]) == (0, True, "one process")
+
+
+def letters(session: int = 1) -> mail.Mail:
+    return mail.Mail(dist.HashStore(), session)
+
+
+def test_a_value_larger_than_the_store_takes_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "_PIECE", 100)
+    post, value = letters(), list(range(500))
+    post.put("value", value)
+    assert post.read("value", 1.0) == value
+    post.forget("value")
+    with pytest.raises(TransportTimeout, match="value within 0.1 s"):
+        post.read("value", 0.1)
+
+
+def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
+    """Rank 0 puts its own part, and rank 1 never does: the next run is not even asked for."""
+    post, asked = letters(), list[Any]()
+
+    def make(order: mail.Order) -> None:
+        post.put(f"part/{order.number}/0", (0, mail_part()))
+
+    kept = SimpleNamespace(make=make, longest=lambda P: 0.2, spec=None)
+    source = Source(SimpleNamespace(say=asked.append), kept, post)  # type: ignore[arg-type]
+    runs = [Run(2, 24, "contiguous", False), Run(2, 48, "contiguous", False)]
+    troubles = [str(ran.trouble) for ran in source.made(runs)]
+    assert troubles == [
+        "lost: rank 1: the process of rank 1 does not answer",
+        "lost: the process of rank 1 does not answer",
+    ]
+    assert len(asked) == 1
+
+
+def mail_part() -> Any:
+    from ringlab.conformance.runs import RankResult
+
+    return RankResult()
+
+
+def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    second, third = (mail.World(rank, 4, rank, 4) for rank in (1, 2))
+    assert keeper._lack(second, "cuda") == "" == keeper._lack(third, "cpu")
+    assert keeper._lack(third, "cuda") == "rank 2: LOCAL_RANK 2, and 2 GPUs"
+
+
+def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
+    """Three of four ranks, two on each machine: the second machine has one of them, and gloo must leave the loopback."""
+    from ringlab.conformance.torchrun.rank import Seat
+
+    seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)
+    found = keeper._surroundings(seat, mail.World(2, 4, 0, 2))
+    assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    assert "GLOO_SOCKET_IFNAME" not in found or "GLOO_SOCKET_IFNAME" in os.environ
+
+
+def test_without_torchrun_there_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job script may set RANK and the like without torchrun."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert mail.world() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert mail.world() == mail.World(0, 0, 0, 0)
