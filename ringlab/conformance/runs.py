@@ -45,7 +45,7 @@ class Run:
     "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
     2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, documents: arguments of the call, 0 or () if not given.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
-    or row whose values are replaced. twice: computed again, for equality and for what the second call does
+    or row whose values are replaced. one_hot: "q", "k", "v" or "dout", whose token t becomes the unit vector t; D is at least S. twice: computed again, for equality and for what the second call does
     to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
     "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
     """
@@ -66,6 +66,7 @@ class Run:
     strided: str = ""
     strict: bool = False
     moved: tuple[str, int] | None = None
+    one_hot: str = ""
     twice: bool = False
     meter: bool = False
     fault: str = ""
@@ -82,6 +83,7 @@ class Run:
         text = f"P={self.P} S={self.S} {heads} D={self.D} {self.dtype} {mask} {self.layout} seed {self.seed}"
         extra = [self.values] if self.values != "normal" else []
         extra += [f"{self.moved[0]} {self.moved[1]} changed"] if self.moved else []
+        extra += [f"{self.one_hot} one-hot"] if self.one_hot else []
         extra += [f"{name} {value}" for name in GIVEN if (value := getattr(self, name))]
         extra += [self.use] if self.use else []
         extra += [self.fault] if self.fault else []
@@ -149,9 +151,10 @@ class RankResult:
 
 @dataclass
 class Ran:
-    """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, meters per rank.
+    """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, positions and meters per rank.
 
-    returned: the ranks on which the target gave anything back, an attention or not. spared: rank 1 was never killed,
+    returned: the ranks on which the target gave anything back, an attention or not. failed: the rank that failed first, −1 if
+    that is not known. spared: rank 1 was never killed,
     because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended,
     where no rank reported an error.
     """
@@ -159,10 +162,12 @@ class Ran:
     run: Run
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
     forward: list[Meter] = field(default_factory=list)
     backward: list[Meter] = field(default_factory=list)
     trouble: Trouble | None = None
     returned: tuple[int, ...] = ()
+    failed: int = -1
     spared: bool = False
     stopped: tuple[int, ...] = ()
     seconds: float = 0.0
@@ -196,6 +201,7 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
     ran.backward = [part.backward for part in parts if part.backward is not None]
     if ran.trouble is not None or run.fault == "wrong shape":
         return ran
+    ran.positions = [part.positions for part in parts]
     for name, first in parts[0].arrays.items():
         whole = np.full((*first.shape[:2], run.S, *first.shape[3:]), np.nan)
         for part in parts:
@@ -226,6 +232,10 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run.dout
     ]
     q, k, v, dout = _moved(run, q, k, v, dout)
+    if run.one_hot:
+        # √D in q or k gives scores a deviation of about 1, so no weight is too small to be seen.
+        size = run.D**0.5 if run.one_hot in ("q", "k") else 1.0
+        {"q": q, "k": k, "v": v, "dout": dout}[run.one_hot][...] = size * np.eye(run.S, run.D)
     dtype = getattr(torch, run.dtype)
     tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
     return tensors[0], tensors[1], tensors[2], tensors[3]
@@ -257,7 +267,7 @@ def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*tensors, dlse=dlse, **scoring)
     limits = bounds(*tensors, dlse=dlse, true=true, **scoring)
-    if plain.values != "normal" or plain.moved:  # a moved token has scores of some tens
+    if plain.values != "normal" or plain.moved or plain.one_hot:  # a moved token has scores of some tens
         more = score_rounding(*tensors, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}
     return true, {name: CHANCE * limits[name] for name in NAMES}

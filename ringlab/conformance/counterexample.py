@@ -1,0 +1,225 @@
+"""Where a value is wrong: in the smallest run that shows it, and over (query, key) in a run on several ranks.
+
+With v one-hot, out is the matrix of weights itself, one entry for each query and key. In the same way dv shows the weights
+if dout is one-hot, and dq and dk show the gradients of the scores if k, or q, is. So one run gives a whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ringlab.conformance.plan_runs import size
+from ringlab.conformance.runs import TWO_RINGS, Measured, Ran, Run, expected, measure
+from ringlab.conformance.tolerance import NAMES
+
+ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
+"""The input that is one-hot where a result is to show each pair of a query and a key."""
+MOST_TOKENS = 64
+"""Tokens of a picture over (query, key), at most."""
+_SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
+_WIDE = 4  # ranks of a picture, where the target takes as many
+_DIGITS = 3
+
+
+class ResultPlace(TypedDict):
+    """One result's errors, as shares of the largest true value; None is NaN or infinite.
+
+    by_rank, by_token: the largest errors, by_token in the order of the sequence. heads: those with errors beyond the bound.
+    """
+
+    name: str
+    ok: bool
+    error: float | None
+    bound: float
+    by_rank: list[float | None]
+    by_token: list[float | None]
+    heads: list[int]
+
+
+class PairMap(TypedDict):
+    """Actual minus true contribution of each key to each query in one head, by global position; None is NaN or infinite.
+
+    name: the result that shows it. largest: the largest true contribution; bound: as it is for that result. blocks: pairs
+    (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys seen that the mask hides).
+    """
+
+    name: str
+    head: int
+    bound: float
+    largest: float
+    difference: list[list[float | None]]
+    blocks: dict[str, list[tuple[int, int]]]
+
+
+class Located(TypedDict):
+    """A run with wrong values: its fields, each rank's tokens, the places of the errors, and a map if the run gives one."""
+
+    run: dict[str, Any]
+    text: str
+    positions: list[list[int]]
+    results: list[ResultPlace]
+    pairs: PairMap | None
+
+
+class Search:
+    """The search for the places of wrong values, from the run that showed them. ranks: numbers that the target claims."""
+
+    def __init__(self, ran: Ran, names: tuple[str, ...], ranks: Sequence[int]) -> None:
+        self.ran, self.names = ran, names
+        self.wrong = tuple(each.name for each in _wrong(ran, names))
+        self.smaller = smaller_runs(ran.run)
+        self.wide = wide_runs(ran.run, self.wrong, ranks)
+        self.runs = {*self.smaller, *self.wide}
+
+    def found(self, made: Mapping[Run, Ran]) -> tuple[str, dict[str, Any] | None]:
+        """Return the smallest counterexample in words, "" if there is none, and where values are wrong; by the runs made."""
+        smallest = self._first(made, self.smaller, self.names)
+        shown = self._first(made, self.wide, self.wrong) or self.ran
+        text = str(max(_wrong(smallest, self.names), key=lambda each: each.ratio)) if smallest else ""
+        if smallest is None and not self.wrong:
+            return "", None
+        return text, {"smallest": located(smallest or self.ran), "shown": located(shown)}
+
+    def _first(self, made: Mapping[Run, Ran], runs: Sequence[Run], names: tuple[str, ...]) -> Ran | None:
+        return next((made[run] for run in runs if run in made and _wrong(made[run], names)), None)
+
+
+def _wrong(ran: Ran, names: tuple[str, ...]) -> list[Measured]:
+    return [] if ran.trouble else [each for each in measure(ran, names) if not each.ok]
+
+
+def smaller_runs(counter: Run) -> list[Run]:
+    """Return runs smaller than `counter`, the smallest first, that may show the same error; none of packed documents or two rings."""
+    if counter.documents or counter.use == TWO_RINGS:
+        return []
+    lean = replace(_lean(counter), D=4)
+    sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
+    candidates = [replace(lean, P=P, S=S) for P, S in sizes]
+    return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
+
+
+def wide_runs(counter: Run, wrong: Sequence[str], ranks: Sequence[int]) -> list[Run]:
+    """Return runs that may show the errors of the results called `wrong` over (query, key): on several ranks, or as `counter`."""
+    name = next((each for each in ("out", "dv", "dq", "dk") if each in wrong), "")
+    hot = ONE_HOT.get(name, "")
+    if hot == "dout" and counter.dout != "normal":  # the run has a dout of its own
+        hot = ""
+    P = next((P for P in (_WIDE, 3) if P in ranks and P >= counter.P), counter.P)
+    free = not counter.documents and counter.use != TWO_RINGS and counter.S % (2 * counter.P) == 0
+    sizes = [(P, 8 * P)] if free else []
+    sizes += [(counter.P, counter.S)]
+    lean = _lean(counter)
+    return [
+        replace(lean, P=P, S=S, D=1 << max(2, (S - 1).bit_length()), one_hot=hot)
+        for P, S in dict.fromkeys(sizes)
+        if S <= MOST_TOKENS
+    ]
+
+
+def _lean(counter: Run) -> Run:
+    """The run with one sequence and one key/value head, without anything that only other checks look at."""
+    return replace(counter, B=1, H=counter.H // counter.K, K=1, meter=False, moved=None, twice=False)
+
+
+def located(ran: Ran) -> Located:
+    """Return where the values of a run are wrong."""
+    true, _ = expected(ran.run.plain)
+    found = measure(ran, NAMES)
+    places = [_place(each, ran.arrays[each.name], getattr(true, each.name), ran.positions) for each in found]
+    positions = [each.tolist() for each in ran.positions]
+    return Located(
+        run=asdict(ran.run), text=str(ran.run), positions=positions, results=places, pairs=_pairs(ran, places)
+    )
+
+
+def _place(measured: Measured, array: np.ndarray, right: np.ndarray, positions: list[np.ndarray]) -> ResultPlace:
+    errors = _errors(array, right)
+    by_token, by_head = _largest(errors, 2), _largest(errors, 1)
+    return ResultPlace(
+        name=measured.name,
+        ok=measured.ok,
+        error=_number(measured.error),
+        bound=measured.bound,
+        by_rank=[_number(by_token[own].max(initial=0.0)) for own in positions],
+        by_token=[_number(each) for each in by_token],
+        heads=[int(head) for head in np.flatnonzero(~(by_head <= measured.bound))],
+    )
+
+
+def _errors(array: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Each entry's error as a share of the largest true value; inf for NaN, or an infinity in one of the two only."""
+    scale = np.abs(right[np.isfinite(right)]).max(initial=0.0) or 1.0
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(np.where(array == right, 0.0, array - right)) / scale
+    return np.where(np.isnan(errors), np.inf, errors)
+
+
+def _largest(errors: np.ndarray, axis: int) -> np.ndarray:
+    others = tuple(each for each in range(errors.ndim) if each != axis)
+    return errors.max(axis=others, initial=0.0)
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None
+
+
+def _pairs(ran: Ran, places: Sequence[ResultPlace]) -> PairMap | None:
+    """The map of a run with a one-hot input, in the head with the largest error; None if its result is right."""
+    name = next((name for name, hot in ONE_HOT.items() if hot == ran.run.one_hot), "")
+    place = next((each for each in places if each["name"] == name and not each["ok"]), None)
+    if place is None:
+        return None
+    S, right = ran.run.S, getattr(expected(ran.run.plain)[0], name)
+    head = int(_largest(_errors(ran.arrays[name], right), 1).argmax())
+    # Rows of dv and dk are keys, and their columns queries.
+    actual, true = (
+        x[0, head, :, :S].T if name in ("dv", "dk") else x[0, head, :, :S] for x in (ran.arrays[name], right)
+    )
+    largest = float(np.abs(true).max(initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):
+        difference = actual - true
+    return PairMap(
+        name=name,
+        head=head,
+        bound=place["bound"] * largest,
+        largest=largest,
+        difference=[[_number(value) for value in row] for row in difference],
+        blocks=_blocks(actual, true, ran, place["bound"] * largest),
+    )
+
+
+def _blocks(actual: np.ndarray, true: np.ndarray, ran: Ran, bound: float) -> dict[str, list[tuple[int, int]]]:
+    """The blocks, by rank of queries and of keys, that are missing, count twice, or are seen though the mask hides them."""
+    whole = np.arange(ran.run.S)
+    visible, ratios = ran.run.mask.visible(whole, whole), np.full((ran.run.P, ran.run.P), np.nan)
+    blocks: dict[str, list[tuple[int, int]]] = {"missing": [], "twice": [], "hidden": []}
+    for q, rows in enumerate(ran.positions):
+        for k, keys in enumerate(ran.positions):
+            seen, there, right = (x[np.ix_(rows, keys)] for x in (visible, actual, true))
+            if (np.abs(there[~seen]) > bound).any():
+                blocks["hidden"].append((q, k))
+            counted = seen & (np.abs(right) > 8 * bound)
+            if counted.any():
+                ratios[q, k] = np.median(there[counted] / right[counted])
+                if (np.abs(there[counted]) <= bound).all():
+                    blocks["missing"].append((q, k))
+    # Softmax divides by the sum over all keys, so a block that counts twice is known by its neighbours in the row.
+    for q, row in enumerate(ratios):
+        usual = np.min(row[row > 0.01], initial=np.inf)
+        blocks["twice"] += [(q, k) for k in range(ran.run.P) if abs(row[k] / usual - 2.0) < 0.02]
+    return blocks if ran.run.P > 1 else {}
+
+
+def troubled(ran: Ran) -> dict[str, Any]:
+    """Return the trouble of a run that failed, as data; rank: the one that failed first, None if that is not known."""
+    assert ran.trouble is not None
+    return {
+        "run": asdict(ran.run),
+        "text": str(ran.run),
+        "trouble": asdict(ran.trouble),
+        "rank": ran.failed if ran.failed >= 0 else None,
+    }
