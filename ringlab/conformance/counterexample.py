@@ -41,10 +41,13 @@ class ResultPlace(TypedDict):
 
 
 class PairMap(TypedDict):
-    """Actual minus true contribution of each key to each query in one head, by global position; None is NaN or infinite.
+    """How much too large the contribution of each key to each query is in one head, by global position; None is NaN or infinite.
+
+    It is negative where it is too small, or has the wrong sign.
 
     name: the result that shows it. largest: the largest true contribution; bound: as it is for that result. blocks: pairs
     (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys seen that the mask hides).
+    offsets: key minus query of all pairs that are missing, or seen though hidden, where these are one or two numbers.
     """
 
     name: str
@@ -53,6 +56,7 @@ class PairMap(TypedDict):
     largest: float
     difference: list[list[float | None]]
     blocks: dict[str, list[tuple[int, int]]]
+    offsets: dict[str, list[int]]
 
 
 class Located(TypedDict):
@@ -136,7 +140,9 @@ def located(ran: Ran) -> Located:
     )
 
 
-def _place(measured: Measured, array: np.ndarray, right: np.ndarray, positions: list[np.ndarray]) -> ResultPlace:
+def _place(
+    measured: Measured, array: np.ndarray, right: np.ndarray, positions: list[np.ndarray]
+) -> ResultPlace:
     errors = _errors(array, right)
     by_token, by_head = _largest(errors, 2), _largest(errors, 1)
     return ResultPlace(
@@ -181,18 +187,22 @@ def _pairs(ran: Ran, places: Sequence[ResultPlace]) -> PairMap | None:
     )
     largest = float(np.abs(true).max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):
-        difference = actual - true
+        difference = np.where(true < 0, -1.0, 1.0) * (actual - true)
+        difference = np.where(true == 0, np.abs(difference), difference)
     return PairMap(
         name=name,
         head=head,
         bound=place["bound"] * largest,
         largest=largest,
         difference=[[_number(value) for value in row] for row in difference],
-        blocks=_blocks(actual, true, ran, place["bound"] * largest),
+        blocks=_blocks(actual, true, ran, name, place["bound"] * largest),
+        offsets=_offsets(actual, true, ran.run, place["bound"] * largest),
     )
 
 
-def _blocks(actual: np.ndarray, true: np.ndarray, ran: Ran, bound: float) -> dict[str, list[tuple[int, int]]]:
+def _blocks(
+    actual: np.ndarray, true: np.ndarray, ran: Ran, name: str, bound: float
+) -> dict[str, list[tuple[int, int]]]:
     """The blocks, by rank of queries and of keys, that are missing, count twice, or are seen though the mask hides them."""
     whole = np.arange(ran.run.S)
     visible, ratios = ran.run.mask.visible(whole, whole), np.full((ran.run.P, ran.run.P), np.nan)
@@ -207,11 +217,36 @@ def _blocks(actual: np.ndarray, true: np.ndarray, ran: Ran, bound: float) -> dic
                 ratios[q, k] = np.median(there[counted] / right[counted])
                 if (np.abs(there[counted]) <= bound).all():
                     blocks["missing"].append((q, k))
-    # Softmax divides by the sum over all keys, so a block that counts twice is known by its neighbours in the row.
     for q, row in enumerate(ratios):
-        usual = np.min(row[row > 0.01], initial=np.inf)
+        usual = _usual(row, actual[ran.positions[q]], name)
         blocks["twice"] += [(q, k) for k in range(ran.run.P) if abs(row[k] / usual - 2.0) < 0.02]
     return blocks if ran.run.P > 1 else {}
+
+
+def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> float:
+    """The ratio of actual to true of the blocks that count once, from the ratios of one rank's blocks."""
+    # Softmax divides by the sum over all keys: if a block counts twice, the weights of all others shrink.
+    if name == "out" and np.allclose(weights.sum(-1), 1.0, atol=1e-2):
+        return float(np.min(ratios[ratios > 0.01], initial=1.0))
+    return 1.0
+
+
+def _offsets(actual: np.ndarray, true: np.ndarray, run: Run, bound: float) -> dict[str, list[int]]:
+    """Key minus query of all pairs that are missing, or seen though the mask hides them, where these are one or two numbers."""
+    whole = np.arange(run.S)
+    visible = run.mask.visible(whole, whole)
+    faults = {
+        "missing": visible & (np.abs(true) > 8 * bound) & (np.abs(actual) <= bound),
+        "hidden": ~visible & (np.abs(actual) > bound),
+    }
+    found = {name: sorted({int(k - q) for q, k in np.argwhere(pairs)}) for name, pairs in faults.items()}
+    return {name: offsets for name, offsets in found.items() if 0 < len(offsets) <= 2}
+
+
+def as_run(fields: Mapping[str, Any]) -> Run:
+    """Return the run with these fields, whose tuples may have become lists in JSON."""
+    tuples: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+    return Run(**tuples)
 
 
 def troubled(ran: Ran) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 LOADS = "loads"
+"""The check before all others: the target can be imported and states its claims."""
 _LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -37,11 +38,13 @@ def first(findings: Sequence[_Finding]) -> str:
     ''
     """
     failed = [finding for finding in findings if not finding.ok]
-    if not failed:
-        return ""
+    return " ".join(_first(failed).split()) if failed else ""
+
+
+def _first(failed: Sequence[_Finding]) -> str:
     if failed[0].name == LOADS:
         return f"The target could not be imported: {failed[0].evidence}"
-    located = wrong_values(findings)
+    located = wrong_values(failed)
     if located is not None:
         return _of_values(located["smallest"])
     troubled = next((each.where for each in failed if each.where and "trouble" in each.where), None)
@@ -61,7 +64,9 @@ def beside(findings: Sequence[_Finding]) -> str:
 
 def wrong_values(findings: Sequence[_Finding]) -> dict[str, Any] | None:
     """Return the places of the first check whose values are wrong, None if there is none."""
-    return next((each.where for each in findings if not each.ok and each.where and "smallest" in each.where), None)
+    return next(
+        (each.where for each in findings if not each.ok and each.where and "smallest" in each.where), None
+    )
 
 
 def results_of(located: Mapping[str, Any]) -> str:
@@ -82,18 +87,26 @@ def blocks_of(located: Mapping[str, Any]) -> str:
         return ""
     of = located["pairs"]["name"]
     P, parts = located["run"]["P"], []
+    for fault, offsets in located["pairs"]["offsets"].items():
+        parts.append(f"{join([_offset(each) for each in offsets])} {_FAULTS_OF_KEYS[fault]}")
     for fault, pairs in located["pairs"]["blocks"].items():
-        if not pairs:
+        if not pairs or fault in located["pairs"]["offsets"]:
             continue
         # A rank holds the block of rank (its own number − step) at each step of a ring that sends to the next rank.
         steps = sorted({(q - k) % P for q, k in pairs})
         if len(pairs) == len(steps) * P:
-            which = "a rank's own block" if steps == [0] else f"the block{'' if len(steps) == 1 else 's'} of step {join(steps)}"
+            which = (
+                "a rank's own block"
+                if steps == [0]
+                else f"the block{'' if len(steps) == 1 else 's'} of step{'' if len(steps) == 1 else 's'} {join(steps)}"
+            )
             parts.append(f"{which} {_FAULTS[fault][len(steps) > 1]} on every rank")
         else:
             listed = [f"{q} ← {k}" for q, k in pairs[:_LISTED]]
             listed += [f"{len(pairs) - _LISTED} more"] if len(pairs) > _LISTED else []
-            parts.append(f"{len(pairs)} {_block(pairs)} {_FAULTS[fault][len(pairs) > 1]} (ranks of queries ← keys: {join(listed)})")
+            parts.append(
+                f"{len(pairs)} {_block(pairs)} {_FAULTS[fault][len(pairs) > 1]} (ranks of queries ← keys: {join(listed)})"
+            )
     return f"Over (query, key), in {of}: {'; '.join(parts)}." if parts else ""
 
 
@@ -102,6 +115,16 @@ _FAULTS = {
     "twice": ("counts twice", "count twice"),
     "hidden": ("shows keys that the mask hides", "show keys that the mask hides"),
 }
+
+
+_FAULTS_OF_KEYS = {"missing": "missing", "hidden": "seen, though the mask hides it"}
+
+
+def _offset(offset: int) -> str:
+    """The keys at one distance from their queries, in words."""
+    if not offset:
+        return "each query's own key is"
+    return f"the key {abs(offset)} {'after' if offset > 0 else 'before'} each query is"
 
 
 def _block(pairs: Sequence[Any]) -> str:
@@ -123,11 +146,19 @@ def _of_values(located: Mapping[str, Any]) -> str:
     run, P = located["run"], located["run"]["P"]
     tokens = [t for t, error in enumerate(result["by_token"]) if beyond(error, result["bound"])]
     heads = run["K"] if result["name"] in ("dk", "dv") else run["H"]
-    of = "" if heads == 1 else " of every head" if len(result["heads"]) == heads else f" of {_heads(result['heads'])}"
+    of = (
+        ""
+        if heads == 1
+        else " of every head"
+        if len(result["heads"]) == heads
+        else f" of {_heads(result['heads'])}"
+    )
     where = f" {_on(wrong_ranks(result), P)}" if located["positions"] else ""
     error = "NaN or infinite" if result["error"] is None else f"{result['error']:.2g}"
     values = f"error {error}, bound {result['bound']:.1g}"
-    return f"{result['name']} is wrong{where}: {_tokens(tokens, run['S'])}{of}, with {settings(run)}; {values}."
+    return (
+        f"{result['name']} is wrong{where}: {_tokens(tokens, run['S'])}{of}, with {settings(run)}; {values}."
+    )
 
 
 def _of_trouble(where: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ringlab.conformance import checks
 from ringlab.conformance.counterexample import Search, smaller_runs, troubled
+from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
 from ringlab.conformance.isolation import Isolated
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
@@ -138,16 +139,16 @@ class _Suite:
         claims = self.source.claims()
         took = time.monotonic() - start
         if isinstance(claims, Trouble):
-            self._found(Finding(checks.LOADS, "the target can be imported", False, str(claims), took))
+            self._found(Finding(LOADS, "the target can be imported", False, str(claims), took))
             for each in self.selected:
                 self._found(Finding(each.name, each.asks, False, NO_TARGET, 0.0))
         else:
             self.result.target, self.result.over = self.result.target or claims.name, claims.over
             self.result.transport = transport_of(claims.over, self.result.transport)
             evidence = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}; q is ({', '.join(claims.axes)})"
-            self._found(Finding(checks.LOADS, "the target can be imported", True, evidence, took))
+            self._found(Finding(LOADS, "the target can be imported", True, evidence, took))
             self._run(Plan(claims, self.result.quick, self.result.seed))
-        order = [checks.LOADS, *(each.name for each in self.selected)]
+        order = [LOADS, *(each.name for each in self.selected)]
         self.result.findings = [self.findings[name] for name in order]
         self.result.runs, self.result.seconds = len(self.done), time.monotonic() - start
         return self.result
@@ -205,7 +206,9 @@ class _Suite:
         elif verdict.counter is not None and each.by_values:
             self.counters[each.name] = verdict.counter
         where = troubled(failed) if failed is not None and not each.tolerant else None
-        self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies, where=where))
+        self._found(
+            Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies, where=where)
+        )
 
     def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
         """Make the runs of the checks in `again` once more, and judge by these."""
@@ -253,4 +256,15 @@ class _Suite:
         self.progress(finding)
 
 
-__all__ = ["ALLOWED", "LIMIT", "NO_TARGET", "Finding", "Report", "Source", "check", "check_source", "measure", "smaller_runs"]
+__all__ = [
+    "ALLOWED",
+    "LIMIT",
+    "NO_TARGET",
+    "Finding",
+    "Report",
+    "Source",
+    "check",
+    "check_source",
+    "measure",
+    "smaller_runs",
+]

@@ -1,0 +1,425 @@
+"""The smallest counterexample as a program of its own: it draws the inputs, computes float64 attention, and calls the target.
+
+It imports the target, torch and NumPy, and ringlab's virtual cluster for a target over ringlab's Comm.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringlab.conformance import diagnosis
+from ringlab.conformance.counterexample import as_run
+from ringlab.conformance.findings import Report
+from ringlab.conformance.perform import VIRTUAL
+from ringlab.conformance.rank import CU_SEQLENS, GROUPS, SOFTCAPS
+from ringlab.conformance.runs import LOSS_SCALE, Run, expected
+from ringlab.conformance.target import RING, Target, call, parameters
+from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import RinglabError
+
+NO_VALUE = "no value is wrong, so there is no counterexample to write"
+
+
+class NotWritten(Exception):
+    """A counterexample that cannot be written as a script; its text is the reason."""
+
+
+class Code(str):
+    """An expression of the script in the place of a value."""
+
+    def __repr__(self) -> str:
+        """Return the expression as it is."""
+        return str(self)
+
+
+def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
+    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target, and may raise."""
+    where = diagnosis.wrong_values(report.findings)
+    try:
+        if where is None:
+            raise NotWritten(NO_VALUE)
+        if ":" not in report.target or report.target.startswith("peer:"):
+            raise NotWritten("the target is no package.module:name that a script could import")
+        report.script = written(report, where["smallest"], load(), device)
+    except NotWritten as reason:
+        report.no_script = str(reason)
+    except Exception as error:
+        text = error.got if isinstance(error, RinglabError) else str(error)
+        report.no_script = f"the target could not be imported again: {type(error).__name__}: {text}"
+
+
+def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
+    """Return the script for one run with wrong values. Raises: NotWritten for a run that a script cannot make."""
+    run = as_run(located["run"])
+    _refuse(run, report, target)
+    parts = [
+        _head(report, run, target, device),
+        _inputs(run),
+        _truth(run),
+        _on_rank(run, target, report.target),
+    ]
+    names = [each["name"] for each in located["results"]]
+    parts.append((_ON_VIRTUAL_RANKS if target.over == RING else _ON_PROCESSES) + "\n\n" + _MAIN)
+    limits = expected(run.plain)[1]
+    text = "\n\n\n".join(parts) + '\n\n\nif __name__ == "__main__":\n    main()\n'
+    return text.replace(
+        "BOUNDS_OF_THE_RUN", str({name: float(f"{limits[name]:.4g}") for name in names}).replace("'", '"')
+    )
+
+
+def _refuse(run: Run, report: Report, target: Target) -> None:
+    if run.use not in ("", *_CALLS):
+        raise NotWritten(f"a script cannot call a target as the run “{run.use}” does ({run})")
+    if target.over == RING and report.transport != VIRTUAL:
+        raise NotWritten(f"a script has virtual ranks only, not transport {report.transport}")
+    if run.strict and target.over != RING:
+        raise NotWritten(f"a script cannot watch when messages over torch.distributed are waited for ({run})")
+    if run.fault:
+        raise NotWritten(f"a script cannot make the fault “{run.fault}” ({run})")
+
+
+def _head(report: Report, run: Run, target: Target, device: str) -> str:
+    module, _, name = report.target.partition(":")
+    virtual = target.over == RING
+    said = textwrap.fill(diagnosis.first(report.findings), 110).replace("\\", "\\\\").replace('"""', "'''")
+    imports = ["import os", "import sys"]
+    imports += [] if virtual else ["import tempfile", "from datetime import timedelta"]
+    imports += ["", "import numpy as np", "import torch"]
+    imports += [] if virtual else ["import torch.distributed as dist", "import torch.multiprocessing as mp"]
+    needs = [_LAYOUT_IMPORT] if "layout" in parameters(target.function) and _layout(run, target)[1] else []
+    needs += (
+        ["from ringlab import Mask"] if "mask" in parameters(target.function) and target.takes_mask else []
+    )
+    needs += ["from ringlab import Ring, VirtualCluster"] if virtual else []
+    needs += ["from ringlab.comm.wrappers.strict import Strict"] if run.strict else []
+    positions = [each.tolist() for each in target.positions(run.layout, run.S, run.P)]
+    lines = [
+        f'"""{said}',
+        "",
+        f"The run: {run}.",
+        f"Start it where {module} can be imported. It exits with 1 while a value is wrong.",
+        '"""',
+        "",
+        *imports,
+        *(["", *sorted(needs)] if needs else []),
+        "",
+        "sys.path.insert(0, os.getcwd())",
+        f"from {module} import {name.partition('.')[0]}  # noqa: E402",
+        "",
+        "P, S, B, H, K, D, SEED = "
+        + ", ".join(map(str, (run.P, run.S, run.B, run.H, run.K, run.D, run.seed))),
+        f'DTYPE, DEVICE = torch.{run.dtype}, "{device}"',
+        f"SCALE = {'D**-0.5' if run.scale is None else run.scale}",
+        f"POSITIONS = [torch.tensor(each, dtype=torch.int64) for each in {positions}]",
+        *_documents(run),
+        "# Of the largest error, as a share of the largest true value: from the plainest implementation's own error.",
+        "BOUNDS = BOUNDS_OF_THE_RUN",
+    ]
+    return "\n".join(lines)
+
+
+_LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
+
+
+def _documents(run: Run) -> list[str]:
+    if not run.documents:
+        return []
+    return [
+        f"LENGTHS = torch.tensor({list(run.documents)})",
+        "DOCUMENTS = torch.repeat_interleave(torch.arange(len(LENGTHS)), LENGTHS)",
+    ]
+
+
+def _inputs(run: Run) -> str:
+    """The drawing of `ringlab.conformance.runs.inputs`, for the values of this run."""
+    slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
+    values = {
+        "normal": [],
+        "large": ["q = q * 60.0"],
+        "negative": ["q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0"],
+    }.get(run.values, [f"q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * {slope}"])
+    factor = LOSS_SCALE.get(run.dtype, 2.0**16)
+    values += {"ones": ["dout = np.ones_like(dout)"], "large": [f"dout = dout * {factor}"]}.get(run.dout, [])
+    if run.moved:
+        tensors = "(q, k, v)" if run.moved[0] == "token" else "(dout,)"
+        values += [
+            f"for x in {tensors}:",
+            f"    x[..., {run.moved[1]}, :] = 3.0 - 2.0 * x[..., {run.moved[1]}, :]",
+        ]
+    return _body(
+        '''
+        def inputs():
+            """Return q, k, v and dout of the whole sequence."""
+            draw = np.random.default_rng([S, H, K, D, B, SEED]).standard_normal
+            q, k, v, dout = (draw((B, heads, S, D)) for heads in (H, K, K, H))
+            VALUES
+            return [torch.from_numpy(x).to(DTYPE) for x in (q, k, v, dout)]
+        ''',
+        VALUES=values,
+    )
+
+
+def _truth(run: Run) -> str:
+    """Attention in float64: the mask, the scale and the soft cap of this run."""
+    mask = ["visible = j <= i" if run.causal else "visible = torch.ones(S, S, dtype=torch.bool)"]
+    if run.window:
+        mask += [f"visible &= (i - j).abs() < {run.window}"]
+    if run.documents:
+        mask += ["visible &= DOCUMENTS[:, None] == DOCUMENTS"]
+    dlse = "None"
+    if run.dlse:
+        dlse = "dlse().double()"
+    return _body(
+        '''
+        def truth():
+            """Return out, lse, dq, dk and dv of the whole sequence in float64, by name."""
+            q, k, v, dout = (x.double() for x in inputs())
+            leaves = [x.requires_grad_() for x in (q, k, v)]
+            scores = SCALE * q @ k.repeat_interleave(H // K, 1).mT
+            SOFTCAP
+            i, j = torch.arange(S)[:, None], torch.arange(S)
+            MASK
+            scores = scores.masked_fill(~visible, -torch.inf)
+            out, lse = scores.softmax(-1) @ v.repeat_interleave(H // K, 1), scores.logsumexp(-1)
+            gradients = torch.autograd.grad((out, lse), leaves, (dout, DLSE))
+            return dict(zip(("out", "lse", "dq", "dk", "dv"), (out.detach(), lse.detach(), *gradients)))
+        ''',
+        SOFTCAP=[f"scores = {run.softcap} * torch.tanh(scores / {run.softcap})"] if run.softcap else [],
+        MASK=mask,
+    ).replace("DLSE", dlse if run.dlse else "torch.zeros_like(lse)") + (_DLSE if run.dlse else "")
+
+
+_DLSE = '''
+
+
+def dlse():
+    """Return the gradient of lse of the whole sequence."""
+    draw = np.random.default_rng([S, H, B, SEED, 1]).standard_normal((B, H, S))
+    return torch.from_numpy(draw).to(torch.promote_types(DTYPE, torch.float32))'''
+
+
+def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
+    """Return the expression of every argument that `RankPart` knows in such a run, by name. owner: of the target's options."""
+    ring = Code("ring") if target.over == RING else None
+    group = None if ring else Code("dist.group.WORLD")
+    found: dict[str, Any] = {
+        "ring": ring, "comm": Code("ring.comm") if ring else None, **dict.fromkeys(GROUPS, group), "rank": Code("rank"),
+        "world_size": Code("P"), "causal": run.causal, "is_causal": run.causal, "layout": _layout(run, target)[0],
+        "positions": Code("[each.to(DEVICE) for each in POSITIONS]"), "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
+    }  # fmt: skip
+    if run.window:
+        found |= {"window": run.window, "sliding_window": run.window}
+        found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
+        found |= {"window_left": run.window - 1} if run.causal else {}
+    if run.softcap:
+        found |= dict.fromkeys(SOFTCAPS, run.softcap)
+    found |= {name: x for name, x in _packing(run).items() if run.documents or name in target.required}
+    if (run.window or run.documents) and target.takes_mask:
+        found |= {
+            "mask": Code(f"Mask(causal={run.causal}, window={run.window or None}, documents={run.documents})")
+        }
+    return found | {name: Code(f"{owner}.options[{name!r}]") for name in target.options}
+
+
+def _packing(run: Run) -> dict[str, Any]:
+    lengths = run.documents or (run.S,)
+    ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    ids = [number for number, length in enumerate(lengths) for _ in range(length)]
+    places = [place for length in lengths for place in range(length)]
+    own = "torch.tensor({})[POSITIONS[rank]].to(DEVICE)"
+    return {
+        **dict.fromkeys(CU_SEQLENS, Code(f"torch.tensor({ends}, dtype=torch.int32, device=DEVICE)")),
+        **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(lengths)),
+        **dict.fromkeys(("segment_ids", "document_ids"), Code(own.format(ids))),
+        "position_ids": Code(own.format(places)),
+    }
+
+
+def _layout(run: Run, target: Target) -> tuple[Any, bool]:
+    """The expression of the layout, and whether it is one of ringlab's."""
+    if target.known_layout(run.layout, run.S, run.P) is None:
+        return run.layout, False
+    meant = target.layouts.get(run.layout, run.layout) if isinstance(target.layouts, Mapping) else run.layout
+    dealing = {
+        "token-fold": "chunk=1, folded=True",
+        "chunk-3": "chunk=3",
+        "chunk-5-folded": "chunk=5, folded=True",
+    }
+    made = f"dealt(S, P, {dealing[meant]})" if meant in dealing else f"get_layout({meant!r}, S, P)"
+    return Code(made), True
+
+
+def _on_rank(run: Run, target: Target, reference: str) -> str:
+    """One rank's call of the target, and its results with the axes of the truth."""
+    name = reference.partition(":")[2]
+    arguments = known(run, target, name)
+    stacked = f"torch.stack({{}}, {target.axes.index('H')})"
+    arguments |= {"qkv": Code(stacked.format("(q, k, v)")), "kv": Code(stacked.format("(k, v)"))}
+    packed = {"qkv", "kv"} & parameters(target.function)
+    arguments = {key: x for key, x in arguments.items() if key not in {"qkv", "kv"} - packed}
+    forward = _expression(
+        target.function, f"{name}{_attribute(target, 'function', name, reference)}", arguments
+    )
+    state = Code("out.detach()"), Code("None if lse is None else lse.detach()")
+    backward = ""
+    if target.gradients is not None:
+        given = {**known(run, target, name), "dout": Code("dout"), "out": state[0], "lse": state[1]}
+        backward = _expression(target.gradients, f"{name}.gradients", given)
+    template = '''
+        def on_rank(rank, ring=None):
+            """Return this rank's results, by name."""
+            STRICT
+            shards = [x[:, :, POSITIONS[rank]]GIVEN.contiguous().to(DEVICE) for x in inputs()]
+            STRIDED
+            q, k, v, dout = shards
+            CALL
+            found = {name: x.detach().cpu() for name, x in zip(NAMES, results) if x is not None}
+            return {name: x if name == "lse" else xTAKEN for name, x in found.items()}
+        '''
+    there, back = _AXES[target.axes]
+    names = str(_names(run, target)).replace("'", '"')
+    template = template.replace("GIVEN", there).replace("TAKEN", back).replace("NAMES", names)
+    strict = ["ring = Ring(Strict(ring.comm))"] if run.strict else []
+    return _body(
+        template, STRICT=strict, STRIDED=_strided(run, target), CALL=_call(run, target, forward, backward)
+    )
+
+
+_AXES = {
+    "BHLD": ("", ""),
+    "BLHD": (".transpose(1, 2)", ".transpose(1, 2)"),
+    "LBHD": (".permute(2, 0, 1, 3)", ".permute(1, 2, 0, 3)"),
+    "LHD": (".transpose(1, 2)[0]", "[None].transpose(1, 2)"),
+}
+"""How (B, H, L, D) gets the axes of the target, and back."""
+
+
+def _strided(run: Run, target: Target) -> list[str]:
+    if not run.strided:
+        return []
+    a, b = (1, 2) if run.strided == "heads" and target.axes != "LHD" else (-2, -1)
+    return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
+
+
+def _attribute(target: Target, name: str, owner: str, reference: str) -> str:
+    from ringlab.conformance.loading import named
+
+    return f".{name}" if isinstance(named(reference), Target) else ""
+
+
+def _expression(function: Callable[..., Any], text: str, arguments: Mapping[str, Any]) -> str:
+    """The call of `function`, called `text` in the script, with the arguments that the suite would pass."""
+
+    def recorder(*positional: Any, **by_name: Any) -> str:
+        listed = [repr(each) for each in positional]
+        return ", ".join([*listed, *(f"{key}={value!r}" for key, value in by_name.items())])
+
+    recorder.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return f"{text}({call(recorder, (Code('q'), Code('k'), Code('v')), arguments)})"  # type: ignore[arg-type]
+
+
+_CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
+"""The ways of calling that a script can show; see `ringlab.conformance.uses`."""
+_LSE_OF = {
+    "BHLD": [],
+    "BLHD": ["if lse is not None and lse.shape != (B, H, length):", "    lse = lse.transpose(1, 2)"],
+    "LBHD": ["if lse is not None and lse.shape != (B, H, length):", "    lse = lse.permute(1, 2, 0) if lse.shape == (length, B, H) else lse.transpose(1, 2)"],
+    "LHD": ["if lse is not None and lse.ndim == 2:", "    lse = (lse if lse.shape[0] == H else lse.T)[None]"],
+}  # fmt: skip
+"""Lines that give lse the axes (B, H, L), by the axes of the target."""
+
+
+def _names(run: Run, target: Target) -> tuple[str, ...]:
+    """The results of the run, in the order in which the script's call gives them."""
+    if run.use.endswith("trained"):
+        return tuple(f"d{name}" for name in _trained(run))
+    if run.use in ("loss on lse", "backward again"):
+        return NAMES[2:]
+    return NAMES if run.backward and run.use not in ("no_grad", "inference_mode") else NAMES[:2]
+
+
+def _trained(run: Run) -> tuple[str, ...]:
+    return tuple(name for name in "qkv" if name in run.use.removesuffix(" trained").split(" and "))
+
+
+def _call(run: Run, target: Target, forward: str, backward: str) -> list[str]:
+    """The lines of one call: (out, lse) from the target, and gradients in the way of the run."""
+    if run.use in ("no_grad", "inference_mode"):
+        lines = [f"with torch.{run.use}():", f"    made = {forward}"]
+    else:
+        trained = _trained(run) if run.use.endswith("trained") else tuple("qkv")
+        lines = (
+            [
+                f"leaves = [x.requires_grad_() for x in ({', '.join(trained)}{',' if len(trained) == 1 else ''})]"
+            ]
+            if run.backward
+            else []
+        )
+        lines += [f"made = {forward}"]
+    lines += ["out, lse, *_ = (*made, None) if isinstance(made, (tuple, list)) else (made, None)"]
+    lines += ["lse = lse if isinstance(lse, torch.Tensor) else None"]
+    lines += ["length = len(POSITIONS[rank])", *_LSE_OF[target.axes]] if _LSE_OF[target.axes] else []
+    names = _names(run, target)
+    if names == NAMES[:2]:
+        return [*lines, "results = out, lse"]
+    if run.use == "summed loss":
+        lines += ["dout = torch.ones((), dtype=dout.dtype, device=dout.device).expand(dout.shape)"]
+    if run.use == "backward again":
+        lines += ["torch.autograd.grad(out, leaves, dout, retain_graph=True)"] if not backward else []
+    if run.use == "loss on lse":
+        own = "dlse()[..., POSITIONS[rank]].to(DEVICE)"
+        return [*lines, f"results = torch.autograd.grad((out, lse), leaves, (dout, {own}))"]
+    gradients = backward or "torch.autograd.grad(out, leaves, dout)"
+    if backward:
+        lines = [*lines, "q, k, v = q.detach(), k.detach(), v.detach()"]
+    return [*lines, f"results = {gradients}" if names[0] != "out" else f"results = out, lse, *{gradients}"]
+
+
+_ON_VIRTUAL_RANKS = '''\
+def results():
+    """Return the results of all ranks."""
+    return VirtualCluster(P, memory=False).run(lambda ring: on_rank(ring.rank, ring)).results
+'''
+_ON_PROCESSES = '''\
+def process(rank, folder):
+    """Leave the results of one rank in the folder."""
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=P, timeout=timedelta(seconds=60))
+    torch.save(on_rank(rank), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def results():
+    """Return the results of all ranks, each of which is a gloo process."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(process, (folder,), nprocs=P)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(P)]
+'''
+_MAIN = '''\
+def main():
+    """Print each rank's errors beside their bounds; exit with 1 if one is beyond."""
+    true, wrong = truth(), False
+    for rank, found in enumerate(results()):
+        for name, x in found.items():
+            right = true[name][:, :, POSITIONS[rank]]
+            largest = true[name].abs().max().item() or 1.0
+            error = (x.double() - right).abs().max().item() / largest if x.numel() else 0.0
+            ok = error <= BOUNDS[name]  # NaN is not
+            wrong |= not ok
+            print(f"rank {rank} {name:>3}: error {error:.3g}, bound {BOUNDS[name]:.2g}{'' if ok else '  WRONG'}")
+    sys.exit(wrong)'''
+
+
+def _body(template: str, **blocks: list[str]) -> str:
+    """The template without its indent, with each line that is a name alone replaced by that block's lines."""
+    lines: list[str] = []
+    for line in textwrap.dedent(template).strip("\n").rstrip().splitlines():
+        indent, word = line[: len(line) - len(line.lstrip())], line.strip()
+        lines += [indent + each for each in blocks[word]] if word in blocks else [line]
+    return "\n".join(lines)
