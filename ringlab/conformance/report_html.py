@@ -63,7 +63,7 @@ def _reproduce(report: Report) -> str:
     shown = shown if not shown.ok else failed
     parts = ["<section><h2>Reproduce it</h2>"]
     if command := command_for(report, shown.name):
-        parts.append(f"<pre><code>{text(command)}</code></pre>")
+        parts.append(f"<pre class='command'><code>{text(command)}</code></pre>")
     if report.script:
         parts.append(
             "<details><summary>The smallest counterexample as a script of its own</summary>"
@@ -132,7 +132,7 @@ def _map(shown: Mapping[str, Any]) -> str:
     scale = (
         f"<p class='scale'><span class='{number}'>−{most:.2g}</span><span class='bar' aria-hidden='true'></span>"
         f"<span class='{number}'>+{most:.2g}</span></p>"
-        "<p class='quiet'>Blue: too little. Orange: too much. Grey: hidden by the mask. Black: NaN or infinite. "
+        "<p class='quiet'>Blue: too little. Orange: too much. Grey: hidden by the mask. Purple: NaN or infinite. "
         f"Uncoloured: within {pairs['bound']:.1g}. The largest true value is {pairs['largest']:.2g}.</p>"
     )
     head = f", head {pairs['head']}" if shown["run"]["H"] > 1 else ""
@@ -204,9 +204,9 @@ _PAGE = """<!doctype html>
 """
 _CSS = """
 :root { --page: #fff; --ink: #1b1f24; --quiet: #59636e; --line: #d1d9e0; --panel: #f6f8fa; --hidden: #e4e7eb;
-  --less: #1f5fbf; --more: #c2500a; --nan: #000; --good: #116329; --bad: #a3330b; --right: #dfe3e8; }
+  --less: #1f5fbf; --more: #c2500a; --nan: #8a1bb0; --good: #116329; --bad: #a3330b; --right: #dfe3e8; }
 @media (prefers-color-scheme: dark) { :root { --page: #0f1318; --ink: #e6e9ed; --quiet: #9aa4af; --line: #3a424c;
-  --panel: #181e25; --hidden: #2a313a; --less: #6cb0ff; --more: #ff9a4d; --nan: #fff; --good: #5fce7d; --bad: #ff9e75;
+  --panel: #181e25; --hidden: #2a313a; --less: #6cb0ff; --more: #ff9a4d; --nan: #d58bff; --good: #5fce7d; --bad: #ff9e75;
   --right: #29313a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
@@ -220,6 +220,7 @@ p { margin: .5rem 0; overflow-wrap: anywhere; }
 .first { font-size: 1.125rem; border-left: 4px solid var(--bad); padding: .25rem 0 .25rem .75rem; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: .75rem; overflow-x: auto;
   font: .8125rem/1.45 ui-monospace, monospace; }
+.command { white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; padding: .5rem 0; }
 figure { margin: 1.25rem 0; } svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--ink); font: 11px system-ui, sans-serif; }

@@ -5,7 +5,6 @@ It imports the target, torch and NumPy, and ringlab's virtual cluster for a targ
 
 from __future__ import annotations
 
-import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +12,11 @@ from typing import Any
 from ringlab.conformance import diagnosis
 from ringlab.conformance.counterexample import as_run
 from ringlab.conformance.findings import Report
+from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.rank import CU_SEQLENS, GROUPS, SOFTCAPS
 from ringlab.conformance.runs import LOSS_SCALE, Run, expected
-from ringlab.conformance.target import RING, Target, call, parameters
+from ringlab.conformance.target import RING, Target, arguments, parameters
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
 
@@ -255,14 +255,11 @@ def _layout(run: Run, target: Target) -> tuple[Any, bool]:
 def _on_rank(run: Run, target: Target, reference: str) -> str:
     """One rank's call of the target, and its results with the axes of the truth."""
     name = reference.partition(":")[2]
-    arguments = known(run, target, name)
+    given = known(run, target, name)
     stacked = f"torch.stack({{}}, {target.axes.index('H')})"
-    arguments |= {"qkv": Code(stacked.format("(q, k, v)")), "kv": Code(stacked.format("(k, v)"))}
-    packed = {"qkv", "kv"} & parameters(target.function)
-    arguments = {key: x for key, x in arguments.items() if key not in {"qkv", "kv"} - packed}
-    forward = _expression(
-        target.function, f"{name}{_attribute(target, 'function', name, reference)}", arguments
-    )
+    given |= {"qkv": Code(stacked.format("(q, k, v)")), "kv": Code(stacked.format("(k, v)"))}
+    owner = f"{name}.function" if isinstance(named(reference), Target) else name
+    forward = _expression(target.function, owner, given)
     state = Code("out.detach()"), Code("None if lse is None else lse.detach()")
     backward = ""
     if target.gradients is not None:
@@ -304,31 +301,29 @@ def _strided(run: Run, target: Target) -> list[str]:
     return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
 
 
-def _attribute(target: Target, name: str, owner: str, reference: str) -> str:
-    from ringlab.conformance.loading import named
-
-    return f".{name}" if isinstance(named(reference), Target) else ""
-
-
-def _expression(function: Callable[..., Any], text: str, arguments: Mapping[str, Any]) -> str:
+def _expression(function: Callable[..., Any], text: str, known: Mapping[str, Any]) -> str:
     """The call of `function`, called `text` in the script, with the arguments that the suite would pass."""
-
-    def recorder(*positional: Any, **by_name: Any) -> str:
-        listed = [repr(each) for each in positional]
-        return ", ".join([*listed, *(f"{key}={value!r}" for key, value in by_name.items())])
-
-    recorder.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return f"{text}({call(recorder, (Code('q'), Code('k'), Code('v')), arguments)})"  # type: ignore[arg-type]
+    positional, by_name = arguments(function, (Code("q"), Code("k"), Code("v")), known)
+    listed = [*map(repr, positional), *(f"{name}={value!r}" for name, value in by_name.items())]
+    return f"{text}({', '.join(listed)})"
 
 
 _CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
 """The ways of calling that a script can show; see `ringlab.conformance.uses`."""
+_TURNED = [
+    "if lse is not None and lse.shape == (B, length, H) and length != H:",
+    "    lse = lse.transpose(1, 2)",
+]
 _LSE_OF = {
     "BHLD": [],
-    "BLHD": ["if lse is not None and lse.shape != (B, H, length):", "    lse = lse.transpose(1, 2)"],
-    "LBHD": ["if lse is not None and lse.shape != (B, H, length):", "    lse = lse.permute(1, 2, 0) if lse.shape == (length, B, H) else lse.transpose(1, 2)"],
+    "BLHD": _TURNED,
+    "LBHD": [
+        *_TURNED,
+        "elif lse is not None and lse.shape == (length, B, H):",
+        "    lse = lse.permute(1, 2, 0)",
+    ],
     "LHD": ["if lse is not None and lse.ndim == 2:", "    lse = (lse if lse.shape[0] == H else lse.T)[None]"],
-}  # fmt: skip
+}
 """Lines that give lse the axes (B, H, L), by the axes of the target."""
 
 
