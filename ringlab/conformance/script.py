@@ -14,9 +14,9 @@ from ringlab.conformance.counterexample import as_run
 from ringlab.conformance.findings import Report
 from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
-from ringlab.conformance.rank import CU_SEQLENS, GROUPS, SOFTCAPS
 from ringlab.conformance.runs import LOSS_SCALE, Run, expected
-from ringlab.conformance.target import RING, Target, arguments, parameters
+from ringlab.conformance.script_call import CALLS, Code, call_lines, expression, known, layout_of, names_of
+from ringlab.conformance.target import RING, Target, parameters
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
 
@@ -27,28 +27,22 @@ class NotWritten(Exception):
     """A counterexample that cannot be written as a script; its text is the reason."""
 
 
-class Code(str):
-    """An expression of the script in the place of a value."""
-
-    def __repr__(self) -> str:
-        """Return the expression as it is."""
-        return str(self)
-
-
 def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
-    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target, and may raise."""
+    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target; its errors are a reason."""
     where = diagnosis.wrong_values(report.findings)
+    if where is None:
+        report.no_script = NO_VALUE
+        return
+    if ":" not in report.target or report.target.startswith("peer:"):
+        report.no_script = "the target is no package.module:name that a script could import"
+        return
     try:
-        if where is None:
-            raise NotWritten(NO_VALUE)
-        if ":" not in report.target or report.target.startswith("peer:"):
-            raise NotWritten("the target is no package.module:name that a script could import")
         report.script = written(report, where["smallest"], load(), device)
     except NotWritten as reason:
         report.no_script = str(reason)
     except Exception as error:
         text = error.got if isinstance(error, RinglabError) else str(error)
-        report.no_script = f"the target could not be imported again: {type(error).__name__}: {text}"
+        report.no_script = f"it failed with {type(error).__name__}: {text}"
 
 
 def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
@@ -61,17 +55,16 @@ def written(report: Report, located: Mapping[str, Any], target: Target, device: 
         _truth(run),
         _on_rank(run, target, report.target),
     ]
-    names = [each["name"] for each in located["results"]]
     parts.append((_ON_VIRTUAL_RANKS if target.over == RING else _ON_PROCESSES) + "\n\n" + _MAIN)
     limits = expected(run.plain)[1]
     text = "\n\n\n".join(parts) + '\n\n\nif __name__ == "__main__":\n    main()\n'
     return text.replace(
-        "BOUNDS_OF_THE_RUN", str({name: float(f"{limits[name]:.4g}") for name in names}).replace("'", '"')
+        "BOUNDS_OF_THE_RUN", str({name: float(f"{limits[name]:.4g}") for name in NAMES}).replace("'", '"')
     )
 
 
 def _refuse(run: Run, report: Report, target: Target) -> None:
-    if run.use not in ("", *_CALLS):
+    if run.use not in ("", *CALLS):
         raise NotWritten(f"a script cannot call a target as the run “{run.use}” does ({run})")
     if target.over == RING and report.transport != VIRTUAL:
         raise NotWritten(f"a script has virtual ranks only, not transport {report.transport}")
@@ -89,7 +82,7 @@ def _head(report: Report, run: Run, target: Target, device: str) -> str:
     imports += [] if virtual else ["import tempfile", "from datetime import timedelta"]
     imports += ["", "import numpy as np", "import torch"]
     imports += [] if virtual else ["import torch.distributed as dist", "import torch.multiprocessing as mp"]
-    needs = [_LAYOUT_IMPORT] if "layout" in parameters(target.function) and _layout(run, target)[1] else []
+    needs = [_LAYOUT_IMPORT] if "layout" in parameters(target.function) and layout_of(run, target)[1] else []
     needs += (
         ["from ringlab import Mask"] if "mask" in parameters(target.function) and target.takes_mask else []
     )
@@ -201,57 +194,6 @@ def dlse():
     return torch.from_numpy(draw).to(torch.promote_types(DTYPE, torch.float32))'''
 
 
-def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
-    """Return the expression of every argument that `RankPart` knows in such a run, by name. owner: of the target's options."""
-    ring = Code("ring") if target.over == RING else None
-    group = None if ring else Code("dist.group.WORLD")
-    found: dict[str, Any] = {
-        "ring": ring, "comm": Code("ring.comm") if ring else None, **dict.fromkeys(GROUPS, group), "rank": Code("rank"),
-        "world_size": Code("P"), "causal": run.causal, "is_causal": run.causal, "layout": _layout(run, target)[0],
-        "positions": Code("[each.to(DEVICE) for each in POSITIONS]"), "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
-    }  # fmt: skip
-    if run.window:
-        found |= {"window": run.window, "sliding_window": run.window}
-        found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
-        found |= {"window_left": run.window - 1} if run.causal else {}
-    if run.softcap:
-        found |= dict.fromkeys(SOFTCAPS, run.softcap)
-    found |= {name: x for name, x in _packing(run).items() if run.documents or name in target.required}
-    if (run.window or run.documents) and target.takes_mask:
-        found |= {
-            "mask": Code(f"Mask(causal={run.causal}, window={run.window or None}, documents={run.documents})")
-        }
-    return found | {name: Code(f"{owner}.options[{name!r}]") for name in target.options}
-
-
-def _packing(run: Run) -> dict[str, Any]:
-    lengths = run.documents or (run.S,)
-    ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
-    ids = [number for number, length in enumerate(lengths) for _ in range(length)]
-    places = [place for length in lengths for place in range(length)]
-    own = "torch.tensor({})[POSITIONS[rank]].to(DEVICE)"
-    return {
-        **dict.fromkeys(CU_SEQLENS, Code(f"torch.tensor({ends}, dtype=torch.int32, device=DEVICE)")),
-        **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(lengths)),
-        **dict.fromkeys(("segment_ids", "document_ids"), Code(own.format(ids))),
-        "position_ids": Code(own.format(places)),
-    }
-
-
-def _layout(run: Run, target: Target) -> tuple[Any, bool]:
-    """The expression of the layout, and whether it is one of ringlab's."""
-    if target.known_layout(run.layout, run.S, run.P) is None:
-        return run.layout, False
-    meant = target.layouts.get(run.layout, run.layout) if isinstance(target.layouts, Mapping) else run.layout
-    dealing = {
-        "token-fold": "chunk=1, folded=True",
-        "chunk-3": "chunk=3",
-        "chunk-5-folded": "chunk=5, folded=True",
-    }
-    made = f"dealt(S, P, {dealing[meant]})" if meant in dealing else f"get_layout({meant!r}, S, P)"
-    return Code(made), True
-
-
 def _on_rank(run: Run, target: Target, reference: str) -> str:
     """One rank's call of the target, and its results with the axes of the truth."""
     name = reference.partition(":")[2]
@@ -259,12 +201,12 @@ def _on_rank(run: Run, target: Target, reference: str) -> str:
     stacked = f"torch.stack({{}}, {target.axes.index('H')})"
     given |= {"qkv": Code(stacked.format("(q, k, v)")), "kv": Code(stacked.format("(k, v)"))}
     owner = f"{name}.function" if isinstance(named(reference), Target) else name
-    forward = _expression(target.function, owner, given)
+    forward = expression(target.function, owner, given)
     state = Code("out.detach()"), Code("None if lse is None else lse.detach()")
     backward = ""
     if target.gradients is not None:
         given = {**known(run, target, name), "dout": Code("dout"), "out": state[0], "lse": state[1]}
-        backward = _expression(target.gradients, f"{name}.gradients", given)
+        backward = expression(target.gradients, f"{name}.gradients", given)
     template = '''
         def on_rank(rank, ring=None):
             """Return this rank's results, by name."""
@@ -277,11 +219,14 @@ def _on_rank(run: Run, target: Target, reference: str) -> str:
             return {name: x if name == "lse" else xTAKEN for name, x in found.items()}
         '''
     there, back = _AXES[target.axes]
-    names = str(_names(run, target)).replace("'", '"')
+    names = str(names_of(run, target)).replace("'", '"')
     template = template.replace("GIVEN", there).replace("TAKEN", back).replace("NAMES", names)
     strict = ["ring = Ring(Strict(ring.comm))"] if run.strict else []
     return _body(
-        template, STRICT=strict, STRIDED=_strided(run, target), CALL=_call(run, target, forward, backward)
+        template,
+        STRICT=strict,
+        STRIDED=_strided(run, target),
+        CALL=call_lines(run, target, forward, backward),
     )
 
 
@@ -299,78 +244,6 @@ def _strided(run: Run, target: Target) -> list[str]:
         return []
     a, b = (1, 2) if run.strided == "heads" and target.axes != "LHD" else (-2, -1)
     return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
-
-
-def _expression(function: Callable[..., Any], text: str, known: Mapping[str, Any]) -> str:
-    """The call of `function`, called `text` in the script, with the arguments that the suite would pass."""
-    positional, by_name = arguments(function, (Code("q"), Code("k"), Code("v")), known)
-    listed = [*map(repr, positional), *(f"{name}={value!r}" for name, value in by_name.items())]
-    return f"{text}({', '.join(listed)})"
-
-
-_CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
-"""The ways of calling that a script can show; see `ringlab.conformance.uses`."""
-_TURNED = [
-    "if lse is not None and lse.shape == (B, length, H) and length != H:",
-    "    lse = lse.transpose(1, 2)",
-]
-_LSE_OF = {
-    "BHLD": [],
-    "BLHD": _TURNED,
-    "LBHD": [
-        *_TURNED,
-        "elif lse is not None and lse.shape == (length, B, H):",
-        "    lse = lse.permute(1, 2, 0)",
-    ],
-    "LHD": ["if lse is not None and lse.ndim == 2:", "    lse = (lse if lse.shape[0] == H else lse.T)[None]"],
-}
-"""Lines that give lse the axes (B, H, L), by the axes of the target."""
-
-
-def _names(run: Run, target: Target) -> tuple[str, ...]:
-    """The results of the run, in the order in which the script's call gives them."""
-    if run.use.endswith("trained"):
-        return tuple(f"d{name}" for name in _trained(run))
-    if run.use in ("loss on lse", "backward again"):
-        return NAMES[2:]
-    return NAMES if run.backward and run.use not in ("no_grad", "inference_mode") else NAMES[:2]
-
-
-def _trained(run: Run) -> tuple[str, ...]:
-    return tuple(name for name in "qkv" if name in run.use.removesuffix(" trained").split(" and "))
-
-
-def _call(run: Run, target: Target, forward: str, backward: str) -> list[str]:
-    """The lines of one call: (out, lse) from the target, and gradients in the way of the run."""
-    if run.use in ("no_grad", "inference_mode"):
-        lines = [f"with torch.{run.use}():", f"    made = {forward}"]
-    else:
-        trained = _trained(run) if run.use.endswith("trained") else tuple("qkv")
-        lines = (
-            [
-                f"leaves = [x.requires_grad_() for x in ({', '.join(trained)}{',' if len(trained) == 1 else ''})]"
-            ]
-            if run.backward
-            else []
-        )
-        lines += [f"made = {forward}"]
-    lines += ["out, lse, *_ = (*made, None) if isinstance(made, (tuple, list)) else (made, None)"]
-    lines += ["lse = lse if isinstance(lse, torch.Tensor) else None"]
-    lines += ["length = len(POSITIONS[rank])", *_LSE_OF[target.axes]] if _LSE_OF[target.axes] else []
-    names = _names(run, target)
-    if names == NAMES[:2]:
-        return [*lines, "results = out, lse"]
-    if run.use == "summed loss":
-        lines += ["dout = torch.ones((), dtype=dout.dtype, device=dout.device).expand(dout.shape)"]
-    if run.use == "backward again":
-        lines += ["torch.autograd.grad(out, leaves, dout, retain_graph=True)"] if not backward else []
-    if run.use == "loss on lse":
-        own = "dlse()[..., POSITIONS[rank]].to(DEVICE)"
-        return [*lines, f"results = torch.autograd.grad((out, lse), leaves, (dout, {own}))"]
-    gradients = backward or "torch.autograd.grad(out, leaves, dout)"
-    if backward:
-        lines = [*lines, "q, k, v = q.detach(), k.detach(), v.detach()"]
-    return [*lines, f"results = {gradients}" if names[0] != "out" else f"results = out, lse, *{gradients}"]
 
 
 _ON_VIRTUAL_RANKS = '''\

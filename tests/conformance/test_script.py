@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ringlab import VirtualCluster
 from ringlab.cli import app
 from ringlab.comm.ring import Ring
-from ringlab.conformance import diagnosis, script
+from ringlab.conformance import diagnosis, script, script_call
 from ringlab.conformance.counterexample import located
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.loading import load
@@ -115,7 +115,7 @@ def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = "from tests.conformance.bad_targets import gather_and_average as attend\n"
-    report = reported(tmp_path, wrong, monkeypatch, "--only", "forward", "--no-ragged")
+    report = reported(tmp_path, wrong, monkeypatch, "--only", "forward", "--no-ragged", "--ranks", "2")
     text = (tmp_path / "counterexample.py").read_text()
     assert "ringlab" not in text.replace("`ringlab check", "") and len(text.splitlines()) <= 100
     failed = started(tmp_path / "counterexample.py", tmp_path)
@@ -223,7 +223,7 @@ def test_a_script_has_an_expression_for_each_argument_that_the_suite_passes() ->
     def names(ring: Ring) -> set[str]:
         return {*RankPart(target, run, ring.rank, ring)._known()}
 
-    assert VirtualCluster(2, memory=False).run(names).results[0] == {*script.known(run, target, "t")}
+    assert VirtualCluster(2, memory=False).run(names).results[0] == {*script_call.known(run, target, "t")}
 
 
 @pytest.mark.parametrize("kind", ["merge", "decode", "step"])
