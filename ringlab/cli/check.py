@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,8 @@ def check(
     backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")] = True,
     markdown: File = None,
     junit: File = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page, with pictures of the errors.")] = None,
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite.")] = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
@@ -53,15 +56,16 @@ def check(
     Started by torchrun, it takes torchrun's processes for the ranks; with --device cuda, each has a GPU.
     """
     with _ranks(as_json) as lead:
+        files = {"markdown": markdown, "junit": junit, "html": html, "script": script, "badge": badge}
         claims = _claims(
             layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward
         )
         _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
         if init is not None:
-            _refuse(context, "--init", ("only", "seed", "markdown", "junit", "badge", *_OF_RUNS), as_json)
+            _refuse(context, "--init", ("only", "seed", *_FILES, *_OF_RUNS), as_json)
         _refuse(context, "--badge", ("only",) if badge else (), as_json)
         _refuse(context, "torchrun", ("transport",) if lead else (), as_json)
-        _request(kind, only, limit, transport, device, (markdown, junit, badge, init), as_json)
+        _request(kind, only, limit, transport, device, (*files.values(), init), as_json)
         if init is not None:
             return _init(target, init, claims, as_json)
         asked: dict[str, Any] = {"only": only or (), "seed": seed, "limit": limit}
@@ -70,7 +74,10 @@ def check(
         else:
             make = partial(_other, lead, kind, target, lse_base, claims, **asked)
         found = _made(make, as_json)
-        _tell(found, markdown, junit, badge, as_json)
+        found.options = _options(context)
+        if kind == "attention" and (html or script):
+            _attach_script(found, target, claims, device)
+        _tell(found, files, as_json)
 
 
 @contextmanager
@@ -141,18 +148,19 @@ def _other(
     return make(target, limit=limit, **asked, **claims)
 
 
-def _tell(
-    found: Report, markdown: Path | None, junit: Path | None, badge: Path | None, as_json: bool
-) -> NoReturn:
+def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoReturn:
     """Write the report into the files asked for, print it, and end with its status."""
-    from ringlab.conformance import report
+    from ringlab.conformance import report, report_html
 
-    for path, text in ((markdown, report.markdown), (junit, report.junit), (badge, report.badge)):
-        if path is not None:
-            path.write_text(text(found), encoding="utf-8")
+    texts = (report.markdown, report.junit, report_html.html, report.script, report.badge)
+    for path, text in zip(files.values(), texts, strict=True):
+        if path is not None and (written := text(found)):
+            path.write_text(written, encoding="utf-8")
     if as_json:
         print_json(found.as_dict())
         raise typer.Exit(_status(found))
+    if report.said(found):
+        people.print(report.said(found) + "\n", style="bold", markup=False, highlight=False)
     people.print(_table(found))
     if found.findings[0].ok:
         people.print(report.summary(found), markup=False, highlight=False)
@@ -171,14 +179,37 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
     print_json({"ok": True, "file": str(file)}) if as_json else print(said)
 
 
+def _attach_script(found: Report, target: str, claims: dict[str, Any], device: str) -> None:
+    from ringlab.conformance.loading import load
+    from ringlab.conformance.script import attach
+
+    attach(found, lambda: load(target, **claims), device)
+
+
+def _options(context: typer.Context) -> str:
+    """The options on the command line that have an effect on the runs, as in a shell."""
+    words: list[str] = []
+    for option in context.command.params:
+        value, name = context.params[option.name or ""], option.name or ""
+        if _typed(context, name) and name not in ("target", "only", "seed", "as_json", *_FILES):
+            words += [option.secondary_opts[0]] if value is False else [option.opts[0]]
+            words += [str(value)] if not isinstance(value, bool) else []
+    return shlex.join(words)
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+_FILES = ("markdown", "junit", "html", "script", "badge")
 _OF_RUNS = ("quick", "limit", "transport", "device")
 _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
 _BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
 _IGNORED_BY = {
     "attention": ("lse_base",),
-    "merge": ("init", *_OF_RUNS, *_CLAIMS),
-    "decode": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
-    "step": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
+    "merge": ("init", "script", *_OF_RUNS, *_CLAIMS),
+    "decode": ("init", "script", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
+    "step": ("init", "script", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
 }  # fmt: skip
 
 
@@ -186,9 +217,7 @@ def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_jso
     """Refuse options on the command line that would be ignored beside `option`."""
     from ringlab.errors import BackendError
 
-    given = [
-        name for name in others if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    given = [name for name in others if _typed(context, name)]
     if given:
         without = f"{option} without --{given[0].replace('_', '-')}"
         _bad(BackendError(without, "both", "leave one of them out"), as_json)

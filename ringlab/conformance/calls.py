@@ -22,7 +22,7 @@ from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance import perform
-from ringlab.conformance.checks import LOADS
+from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.runner import Finding, Report

@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Float
 
 from ringlab.conformance.given import DROPOUTS, SEEDS
+from ringlab.conformance.measuring import Measured, compare, expected, truth_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict
-from ringlab.conformance.runs import RAISED, Measured, Ran, Run, compare, expected, truth_of
+from ringlab.conformance.runs import RAISED, Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 RATE = 0.5
@@ -31,7 +32,7 @@ def _runs(plan: Plan) -> list[Run]:
     P = plan.ranks(3, 2)[0]
     layout = plan.claims.layouts[-1]
     plain = plan.run(P, max(_LENGTH, 2 * P), layout=layout, causal=plan.claims.causal[0], D=max(_DIM, 2 * P))
-    seen = replace(plain, values="one-hot", dropout=RATE, dropout_seed=7)
+    seen = replace(plain, one_hot="v", dropout=RATE, dropout_seed=7)
     if not _seeded(plan):
         return [plain, seen]
     return [plain, seen, replace(plain, dropout=RATE, dropout_seed=7), replace(seen, dropout_seed=8)]
@@ -90,7 +91,7 @@ def _share(kept: np.ndarray, weights: np.ndarray) -> str:
 
 def _repeated(kept: np.ndarray, weights: np.ndarray, ran: Ran) -> str:
     """The two tiles of rows and keys, in two places or heads, that drop the same pairs, if there are any."""
-    run, owned = ran.run, ran.owned
+    run, owned = ran.run, ran.positions
     tiles = {
         (head, row, key): (kept[0, head][np.ix_(rows, keys)], weights[0, head][np.ix_(rows, keys)] > 0)
         for head in range(run.H)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ringlab.conformance.measuring import expected
 from ringlab.conformance.plan_runs import (
     Check,
     Judge,
@@ -17,7 +18,7 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
     needs_ranks,
 )
-from ringlab.conformance.runs import Ran, Run, expected
+from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from ringlab.conformance.measuring import expected
 from ringlab.conformance.plan_runs import (
     LENGTH,
     Check,
@@ -28,7 +29,7 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
     needs_ranks,
 )
-from ringlab.conformance.runs import Ran, Run, expected
+from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.target import RING
 from ringlab.conformance.tolerance import NAMES
 

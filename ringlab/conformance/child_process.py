@@ -86,6 +86,7 @@ def _launched(
         crash = None if run.ends else perform.crash_in(failure)  # a rank that its fault ended is expected
         trouble = crash or reported or perform.described(failure or RuntimeError("a rank left no result"))
         ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure, parts))
+        ran.failed = getattr(failure, "rank", -1)
         perform.leave(perform.ran_path(folder, index), ran)
         return numbered[place + 1 :]
     return []

@@ -56,6 +56,7 @@ def transport_of(over: str, transport: str) -> str:
 def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
     """Return the outcome of the run on virtual ranks."""
     returned: list[int] = []
+    failed: list[int] = []
     struck: list[Fault] = []
     faults = _faults(run)
 
@@ -65,8 +66,10 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
             result = RankPart(target, run, ring.rank, Ring(comm), device).result()
             returned.append(ring.rank)
             return result
-        except WrongResult:
-            returned.append(ring.rank)
+        except BaseException as error:
+            failed.append(ring.rank)
+            if isinstance(error, WrongResult):
+                returned.append(ring.rank)
             raise
         finally:
             struck.extend(comm.fired if isinstance(comm, Faulty) else ())
@@ -78,6 +81,7 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu") -> Ran:
         ran = join(run, outcome.results)
     except Exception as error:
         ran = Ran(run, trouble=described(error), returned=tuple(sorted(returned)))
+        ran.failed = failed[0] if failed else -1
     ran.spared = run.fault.startswith("dies") and not struck
     ran.seconds = time.monotonic() - start
     return ran

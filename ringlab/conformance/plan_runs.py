@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringlab.conformance.runs import Measured, Ran, Run, measure
+from ringlab.conformance.measuring import Measured, measure
+from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.target import Claims
 from ringlab.conformance.tolerance import NAMES
 

@@ -7,8 +7,9 @@ import time
 from xml.etree import ElementTree
 
 import ringlab
-from ringlab.conformance.checks import LOADS
-from ringlab.conformance.runner import ALLOWED, NO_TARGET, Finding, Report
+from ringlab.conformance import diagnosis
+from ringlab.conformance.diagnosis import LOADS
+from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
 
 
 def mark(finding: Finding) -> str:
@@ -48,11 +49,24 @@ def hint(report: Report) -> str:
     )
 
 
+def said(report: Report) -> str:
+    """Return the first fault in a sentence, what is right beside it, and why there is no script if one was requested; or ""."""
+    no_script = f"No script is written: {report.no_script}." if report.no_script else ""
+    sentences = [diagnosis.first(report.findings), diagnosis.beside(report.findings), no_script]
+    return "\n\n".join(each for each in sentences if each)
+
+
+def script(report: Report) -> str:
+    """Return the smallest counterexample as a script, "" if there is none."""
+    return report.script
+
+
 def markdown(report: Report) -> str:
-    """Return the report as a Markdown table below its verdict."""
+    """Return the report as a Markdown table below its first fault and its verdict."""
     lines = [
         f"# Conformance of `{report.target}`",
         "",
+        *([_plain(said(report)), ""] if said(report) else []),
         f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}. {hint(report)}".rstrip(),
         "",
         "| check | asks | verdict | evidence |",
@@ -111,7 +125,11 @@ def badge(report: Report) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())
+    return " ".join(_plain(text).replace("|", "\\|").split())
+
+
+def _plain(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("<", "&lt;")
 
 
 def _xml(text: str) -> str:

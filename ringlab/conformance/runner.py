@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ringlab.conformance import checks
+from ringlab.conformance.counterexample import Search, smaller_runs, troubled
+from ringlab.conformance.diagnosis import LOADS
+from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
 from ringlab.conformance.isolation import Isolated
+from ringlab.conformance.measuring import measure
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
-from ringlab.conformance.runs import TWO_RINGS, Ran, Run, Trouble, measure
+from ringlab.conformance.runs import Ran, Run, Trouble
 from ringlab.conformance.target import Claims
 from ringlab.errors import BackendError
 
@@ -21,71 +25,7 @@ AGAIN = 2
 """How often the runs of a check are made again where a busy machine alone could be the cause of its verdict."""
 HUNG = 2
 """Runs in a row that may hang; each costs the limit."""
-ALLOWED = "allowed, "
-"""How the evidence begins of a check that fails on purpose, as the target says."""
-NO_TARGET = "not run: the target could not be imported"
-_SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. `applies` is False if the target does not claim the property checked."""
-
-    name: str
-    asks: str
-    ok: bool
-    evidence: str
-    seconds: float
-    applies: bool = True
-    counterexample: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the finding, ready for JSON."""
-        return dict(self.__dict__)
-
-
-@dataclass(repr=False)
-class Report:
-    """The findings about a target, check by check, and how it was run.
-
-    >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
-    >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
-    >>> report.ok, report.failed
-    (False, ['lse'])
-    >>> report
-    Report(mine:attend: 1 checks, failed: lse)
-    """
-
-    target: str
-    over: str
-    transport: str
-    quick: bool
-    seed: int
-    limit: float
-    findings: list[Finding] = field(default_factory=list)
-    runs: int = 0
-    seconds: float = 0.0
-
-    def __repr__(self) -> str:
-        """Return one line: a notebook shows the last value of a cell."""
-        verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
-        return f"Report({self.target}: {len(self.findings)} checks, {verdict})"
-
-    @property
-    def ok(self) -> bool:
-        """Return whether there are findings and no check failed."""
-        return bool(self.findings) and all(finding.ok for finding in self.findings)
-
-    @property
-    def failed(self) -> list[str]:
-        """Return the names of the checks that failed."""
-        return [finding.name for finding in self.findings if not finding.ok]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report, ready for JSON: `ok`, `checks` with name, ok, evidence and seconds, and the other fields."""
-        plain = {key: value for key, value in self.__dict__.items() if key != "findings"}
-        return {"ok": self.ok, **plain, "checks": [finding.as_dict() for finding in self.findings]}
 
 
 def check(
@@ -216,16 +156,16 @@ class _Suite:
         claims = self.source.claims()
         took = time.monotonic() - start
         if isinstance(claims, Trouble):
-            self._found(Finding(checks.LOADS, "the target can be imported", False, str(claims), took))
+            self._found(Finding(LOADS, "the target can be imported", False, str(claims), took))
             for each in self.selected:
                 self._found(Finding(each.name, each.asks, False, NO_TARGET, 0.0))
         else:
             self.result.target, self.result.over = self.result.target or claims.name, claims.over
             self.result.transport = transport_of(claims.over, self.result.transport)
             evidence = f"{claims.name} over {claims.over}, layouts {', '.join(claims.layouts)}; q is ({', '.join(claims.axes)})"
-            self._found(Finding(checks.LOADS, "the target can be imported", True, evidence, took))
+            self._found(Finding(LOADS, "the target can be imported", True, evidence, took))
             self._run(Plan(claims, self.result.quick, self.result.seed))
-        order = [checks.LOADS, *(each.name for each in self.selected)]
+        order = [LOADS, *(each.name for each in self.selected)]
         self.result.findings = [self.findings[name] for name in order]
         self.result.runs, self.result.seconds = len(self.done), time.monotonic() - start
         return self.result
@@ -256,7 +196,7 @@ class _Suite:
         for each in self.selected:
             if each.name not in self.findings:
                 self._found(Finding(each.name, each.asks, False, "not run", 0.0))
-        self._look_for_smaller()
+        self._look_for_smaller(plan.claims.ranks)
 
     def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]], ran: Ran) -> None:
         """Judge a check if all its runs are made, or the last one, `ran`, settles it."""
@@ -282,7 +222,10 @@ class _Suite:
             verdict = Verdict(True, f"{ALLOWED}{reason}: {verdict.evidence}")
         elif verdict.counter is not None and each.by_values:
             self.counters[each.name] = verdict.counter
-        self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
+        where = troubled(failed) if failed is not None and not each.tolerant else None
+        self._found(
+            Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies, where=where)
+        )
 
     def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
         """Make the runs of the checks in `again` once more, up to `AGAIN` times, and judge by these."""
@@ -315,46 +258,25 @@ class _Suite:
             if run not in awaited and run not in self.done:
                 self.source.skip(run)
 
-    def _look_for_smaller(self) -> None:
-        """Find smaller counterexamples for wrong values in a few more runs, unless runs hang."""
-        if self.gave_up:
-            return
-        names = {each.name: each.names for each in self.selected}
-        order = [each.name for each in self.selected if each.name in self.counters]
-        counters = {name: self.counters[name] for name in order[:_EXPLAINED]}
-        wanted = [run for counter in counters.values() for run in smaller_runs(counter)]
-        made = (
-            {ran.run: ran for ran in self.source.made(sorted(dict.fromkeys(wanted), key=lambda run: run.P))}
-            if wanted
-            else {}
-        )
-        for name, counter in counters.items():
-            for run in smaller_runs(counter):
-                ran = made.get(run)
-                wrong = [m for m in measure(ran, names[name]) if not m.ok] if ran and not ran.trouble else []
-                if wrong:
-                    worst = max(wrong, key=lambda each: each.ratio)
-                    self.findings[name] = replace(self.findings[name], counterexample=str(worst))
-                    break
+    def _look_for_smaller(self, ranks: Sequence[int]) -> None:
+        """Find smaller counterexamples for wrong values, and where they are, in a few more runs unless runs hang."""
+        checked = [each for each in self.selected if each.name in self.counters][:_EXPLAINED]
+        searches = [Search(self.done[self.counters[each.name]], each.names, ranks) for each in checked]
+        wanted = {run for search in searches for run in search.runs} if not self.gave_up else set()
+        made = {ran.run: ran for ran in self.source.made(sorted(wanted, key=size))} if wanted else {}
+        for each, search in zip(checked, searches, strict=True):
+            text, where = search.found(made)
+            self.findings[each.name] = replace(self.findings[each.name], counterexample=text, where=where)
 
     def _found(self, finding: Finding) -> None:
         self.findings[finding.name] = finding
         self.progress(finding)
 
 
-def smaller_runs(counter: Run) -> list[Run]:
-    """Return runs smaller than `counter`, the smallest first, that may show the same error; none where lengths are given or for two rings."""
-    lengths_given = counter.documents or counter.pads or counter.keys or counter.dv or counter.dropout
-    if lengths_given or counter.use == TWO_RINGS:
-        return []
-    lean = replace(counter, B=1, H=counter.H // counter.K, K=1, D=4, meter=False, moved=None, twice=False)
-    sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
-    candidates = [replace(lean, P=P, S=S) for P, S in sizes]
-    return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
-
-
 __all__ = [
+    "ALLOWED",
     "LIMIT",
+    "NO_TARGET",
     "Finding",
     "Report",
     "Source",

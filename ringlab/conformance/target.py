@@ -211,10 +211,18 @@ def call(
     function: Callable[..., Any], tensors: tuple[Float[Tensor, "..."], ...], known: Mapping[str, Any]
 ) -> Any:
     """Return `function` called with q, k and v, if there are `tensors`, and those of `known` that it has parameters for."""
+    positional, named = arguments(function, tensors, known)
+    return function(*positional, **named)
+
+
+def arguments(
+    function: Callable[..., Any], tensors: Sequence[Any], known: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments with which `call` would call a function, from these values, or any others."""
     try:
         given = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return function(*tensors)
+        return list(tensors), {}
     values = {**dict(zip("qkv", tensors, strict=False)), **known}
     in_order = iter([x for letter, x in zip("qkv", tensors, strict=False) if letter not in _names(given)])
     positional: list[Any] = []
@@ -238,7 +246,7 @@ def call(
             positional.append(value)
         else:
             named[parameter.name] = value
-    return function(*positional, **named)
+    return positional, named
 
 
 def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:

@@ -13,10 +13,11 @@ from torch import Tensor
 from ringlab import plain_ring, ring_attention
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
+from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import FILES, MUTANTS, read
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import Report, check, smaller_runs
-from ringlab.conformance.runs import JOINT, Run, expected, inputs, joint_of, sinks_of
+from ringlab.conformance.runs import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.target import Target, as_target
 from ringlab.layout import per_document
 

@@ -14,11 +14,12 @@ from ringlab import Mask, plain_ring, ring_attention
 from ringlab.conformance import checks
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_uses import CALL_CHECKS
+from ringlab.conformance.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import Report, check, smaller_runs
-from ringlab.conformance.runs import Run, expected, inputs, measure
+from ringlab.conformance.runs import Run, inputs
 from ringlab.conformance.target import AXES, Target, as_axes, as_target, from_axes
 from ringlab.conformance.uses import USES
 from ringlab.errors import BackendError

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 
 from ringlab.conformance import checks
+from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.runner import Finding, check
-from ringlab.conformance.runs import Run, expected
+from ringlab.conformance.runs import Run
 from ringlab.conformance.target import Target
 from tools.conformance import matrix_page
 from tools.conformance.matrix_page import Row
@@ -47,6 +48,7 @@ DECIDING = (
     "uses",
     "plan_runs",
     "runs",
+    "measuring",
     "rank",
     "meters",
     "tolerance",

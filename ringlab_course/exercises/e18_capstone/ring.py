@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringlab.conformance.measuring import expected
 from ringlab.conformance.plan_runs import Check as SuiteCheck
-from ringlab.conformance.runs import Ran, Run, expected, join
+from ringlab.conformance.runs import Ran, Run, join
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason

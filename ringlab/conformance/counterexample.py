@@ -1,0 +1,269 @@
+"""Where a value is wrong: in the smallest run that shows it, and over (query, key) in a run on several ranks.
+
+With v one-hot, out is the matrix of weights itself, one entry for each query and key. In the same way dv shows the weights
+if dout is one-hot, and dq and dk show the gradients of the scores if k, or q, is. So one run gives a whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ringlab.conformance.measuring import Measured, expected, measure
+from ringlab.conformance.plan_runs import size
+from ringlab.conformance.runs import TWO_RINGS, Ran, Run
+from ringlab.conformance.tolerance import NAMES
+
+ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
+"""The input that is one-hot where a result is to show each pair of a query and a key."""
+MOST_TOKENS = 64
+"""Tokens of a picture over (query, key), at most."""
+_SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
+_WIDE = 4  # ranks of a picture, where the target takes as many
+_DIGITS = 3
+
+
+class ResultPlace(TypedDict):
+    """One result's errors, as shares of the largest true value; None is NaN or infinite.
+
+    by_rank, by_token: the largest errors, by_token in the order of the sequence. heads: those with errors beyond the bound.
+    """
+
+    name: str
+    ok: bool
+    error: float | None
+    bound: float
+    by_rank: list[float | None]
+    by_token: list[float | None]
+    heads: list[int]
+
+
+class PairMap(TypedDict):
+    """How much too large the contribution of each key to each query is in one head, by global position; None is NaN or infinite.
+
+    It is negative where it is too small, or has the wrong sign.
+
+    name: the result that shows it. largest: the largest true contribution; bound: as it is for that result. blocks: pairs
+    (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys seen that the mask hides).
+    offsets: key minus query of all pairs that are missing, or seen though hidden, where these are one or two numbers.
+    """
+
+    name: str
+    head: int
+    bound: float
+    largest: float
+    difference: list[list[float | None]]
+    blocks: dict[str, list[tuple[int, int]]]
+    offsets: dict[str, list[int]]
+
+
+class Located(TypedDict):
+    """A run with wrong values: its fields, each rank's tokens, the places of the errors, and a map if the run gives one."""
+
+    run: dict[str, Any]
+    text: str
+    positions: list[list[int]]
+    results: list[ResultPlace]
+    pairs: PairMap | None
+
+
+class Search:
+    """The search for the places of wrong values, from the run that showed them. ranks: numbers that the target claims."""
+
+    def __init__(self, ran: Ran, names: tuple[str, ...], ranks: Sequence[int]) -> None:
+        self.ran, self.names = ran, names
+        self.wrong = tuple(each.name for each in _wrong(ran, names))
+        self.smaller = smaller_runs(ran.run)
+        self.wide = wide_runs(ran.run, self.wrong, ranks)
+        self.runs = {*self.smaller, *self.wide}
+
+    def found(self, made: Mapping[Run, Ran]) -> tuple[str, dict[str, Any] | None]:
+        """Return the smallest counterexample in words, "" if there is none, and where values are wrong; by the runs made."""
+        smallest = self._first(made, self.smaller, self.names)
+        shown = self._first(made, self.wide, self.wrong) or self.ran
+        text = str(max(_wrong(smallest, self.names), key=lambda each: each.ratio)) if smallest else ""
+        if smallest is None and not self.wrong:
+            return "", None
+        return text, {"smallest": located(smallest or self.ran), "shown": located(shown)}
+
+    def _first(self, made: Mapping[Run, Ran], runs: Sequence[Run], names: tuple[str, ...]) -> Ran | None:
+        return next((made[run] for run in runs if run in made and _wrong(made[run], names)), None)
+
+
+def _wrong(ran: Ran, names: tuple[str, ...]) -> list[Measured]:
+    return [] if ran.trouble else [each for each in measure(ran, names) if not each.ok]
+
+
+def smaller_runs(counter: Run) -> list[Run]:
+    """Return runs smaller than `counter`, the smallest first, that may show the same error; none where lengths are given or for two rings."""
+    if _fixed(counter):
+        return []
+    lean = replace(_lean(counter), D=4)
+    sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
+    candidates = [replace(lean, P=P, S=S) for P, S in sizes]
+    return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
+
+
+def wide_runs(counter: Run, wrong: Sequence[str], ranks: Sequence[int]) -> list[Run]:
+    """Return runs that may show the errors of the results called `wrong` over (query, key): on several ranks, or as `counter`."""
+    name = next((each for each in ("out", "dv", "dq", "dk") if each in wrong), "")
+    hot = ONE_HOT.get(name, "")
+    if hot == "dout" and counter.dout != "normal":  # the run has a dout of its own
+        hot = ""
+    P = next((P for P in (_WIDE, 3) if P in ranks and P >= counter.P), counter.P)
+    if counter.pads or counter.joint or counter.keys or counter.dv or counter.dropout:
+        return []  # keys and queries are no square, or weights no softmax
+    free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
+    sizes = [(P, 8 * P)] if free else []
+    sizes += [(counter.P, counter.S)]
+    lean = _lean(counter)
+    return [
+        replace(lean, P=P, S=S, D=1 << max(2, (S - 1).bit_length()), one_hot=hot)
+        for P, S in dict.fromkeys(sizes)
+        if S <= MOST_TOKENS
+    ]
+
+
+def _fixed(run: Run) -> bool:
+    """Whether the sizes of a run belong to what it gives."""
+    given = run.documents or run.pads or run.keys or run.dv or run.dropout
+    return bool(given) or run.use == TWO_RINGS
+
+
+def _lean(counter: Run) -> Run:
+    """The run with one sequence and one key/value head, without anything that only other checks look at."""
+    return replace(counter, B=1, H=counter.H // counter.K, K=1, meter=False, moved=None, twice=False)
+
+
+def located(ran: Ran) -> Located:
+    """Return where the values of a run are wrong."""
+    true, _ = expected(ran.run.plain)
+    found = measure(ran, NAMES)
+    places = [_place(each, ran.arrays[each.name], getattr(true, each.name), ran.positions) for each in found]
+    positions = [each.tolist() for each in ran.positions]
+    return Located(
+        run=asdict(ran.run), text=str(ran.run), positions=positions, results=places, pairs=_pairs(ran, places)
+    )
+
+
+def _place(
+    measured: Measured, array: np.ndarray, right: np.ndarray, positions: list[np.ndarray]
+) -> ResultPlace:
+    errors = _errors(array, right)
+    by_token, by_head = _largest(errors, 2), _largest(errors, 1)
+    return ResultPlace(
+        name=measured.name,
+        ok=measured.ok,
+        error=_number(measured.error),
+        bound=measured.bound,
+        by_rank=[_number(by_token[own].max(initial=0.0)) for own in positions],
+        by_token=[_number(each) for each in by_token],
+        heads=[int(head) for head in np.flatnonzero(~(by_head <= measured.bound))],
+    )
+
+
+def _errors(array: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Each entry's error as a share of the largest true value; inf for NaN, or an infinity in one of the two only."""
+    scale = np.abs(right[np.isfinite(right)]).max(initial=0.0) or 1.0
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(np.where(array == right, 0.0, array - right)) / scale
+    return np.where(np.isnan(errors), np.inf, errors)
+
+
+def _largest(errors: np.ndarray, axis: int) -> np.ndarray:
+    others = tuple(each for each in range(errors.ndim) if each != axis)
+    return errors.max(axis=others, initial=0.0)
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None
+
+
+def _pairs(ran: Ran, places: Sequence[ResultPlace]) -> PairMap | None:
+    """The map of a run with a one-hot input, in the head with the largest error; None if its result is right."""
+    name = next((name for name, hot in ONE_HOT.items() if hot == ran.run.one_hot), "")
+    place = next((each for each in places if each["name"] == name and not each["ok"]), None)
+    if place is None:
+        return None
+    S, right = ran.run.S, getattr(expected(ran.run.plain)[0], name)
+    head = int(_largest(_errors(ran.arrays[name], right), 1).argmax())
+    # Rows of dv and dk are keys, and their columns queries.
+    actual, true = (
+        x[0, head, :, :S].T if name in ("dv", "dk") else x[0, head, :, :S] for x in (ran.arrays[name], right)
+    )
+    largest = float(np.abs(true).max(initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):
+        difference = np.where(true < 0, -1.0, 1.0) * (actual - true)
+        difference = np.where(true == 0, np.abs(difference), difference)
+    return PairMap(
+        name=name,
+        head=head,
+        bound=place["bound"] * largest,
+        largest=largest,
+        difference=[[_number(value) for value in row] for row in difference],
+        blocks=_blocks(actual, true, ran, name, place["bound"] * largest),
+        offsets=_offsets(actual, true, ran.run, place["bound"] * largest),
+    )
+
+
+def _blocks(
+    actual: np.ndarray, true: np.ndarray, ran: Ran, name: str, bound: float
+) -> dict[str, list[tuple[int, int]]]:
+    """The blocks, by rank of queries and of keys, that are missing, count twice, or are seen though the mask hides them."""
+    whole = np.arange(ran.run.S)
+    visible, ratios = ran.run.mask.visible(whole, whole), np.full((ran.run.P, ran.run.P), np.nan)
+    blocks: dict[str, list[tuple[int, int]]] = {"missing": [], "twice": [], "hidden": []}
+    for q, rows in enumerate(ran.positions):
+        for k, keys in enumerate(ran.positions):
+            seen, there, right = (x[np.ix_(rows, keys)] for x in (visible, actual, true))
+            if (np.abs(there[~seen]) > bound).any():
+                blocks["hidden"].append((q, k))
+            counted = seen & (np.abs(right) > 8 * bound)
+            if counted.any():
+                ratios[q, k] = np.median(there[counted] / right[counted])
+                if (np.abs(there[counted]) <= bound).all():
+                    blocks["missing"].append((q, k))
+    for q, row in enumerate(ratios):
+        usual = _usual(row, actual[ran.positions[q]], name)
+        blocks["twice"] += [(q, k) for k in range(ran.run.P) if abs(row[k] / usual - 2.0) < 0.02]
+    return blocks if ran.run.P > 1 else {}
+
+
+def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> float:
+    """The ratio of actual to true of the blocks that count once, from the ratios of one rank's blocks."""
+    # Softmax divides by the sum over all keys: if a block counts twice, the weights of all others shrink.
+    if name == "out" and np.allclose(weights.sum(-1), 1.0, atol=1e-2):
+        return float(np.min(ratios[ratios > 0.01], initial=1.0))
+    return 1.0
+
+
+def _offsets(actual: np.ndarray, true: np.ndarray, run: Run, bound: float) -> dict[str, list[int]]:
+    """Key minus query of all pairs that are missing, or seen though the mask hides them, where these are one or two numbers."""
+    whole = np.arange(run.S)
+    visible = run.mask.visible(whole, whole)
+    faults = {
+        "missing": visible & (np.abs(true) > 8 * bound) & (np.abs(actual) <= bound),
+        "hidden": ~visible & (np.abs(actual) > bound),
+    }
+    found = {name: sorted({int(k - q) for q, k in np.argwhere(pairs)}) for name, pairs in faults.items()}
+    return {name: offsets for name, offsets in found.items() if 0 < len(offsets) <= 2}
+
+
+def as_run(fields: Mapping[str, Any]) -> Run:
+    """Return the run with these fields, whose tuples may have become lists in JSON."""
+    tuples: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+    return Run(**tuples)
+
+
+def troubled(ran: Ran) -> dict[str, Any]:
+    """Return the trouble of a run that failed, as data; rank: the one that failed first, None if that is not known."""
+    assert ran.trouble is not None
+    return {
+        "run": asdict(ran.run),
+        "text": str(ran.run),
+        "trouble": asdict(ran.trouble),
+        "rank": ran.failed if ran.failed >= 0 else None,
+    }

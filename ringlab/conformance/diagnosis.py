@@ -1,0 +1,229 @@
+"""Sentences about a report: the first fault and its place, and the results that are right beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ringlab.conformance.runs import GIVEN
+
+LOADS = "loads"
+"""The check before all others: the target can be imported and states its claims."""
+_LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
+_DOES = {
+    "raised": "The target raises",
+    "hung": "The target hangs",
+    "crashed": "The target's process ends",
+    "printed without end": "The target prints without end",
+    "wrong result": "The target returns no attention",
+    "a package is missing": "The target needs a package that is not installed",
+}
+
+
+class _Finding(Protocol):
+    """A finding, as `ringlab.conformance.findings.Finding` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def evidence(self) -> str: ...
+    @property
+    def where(self) -> dict[str, Any] | None: ...
+
+
+def first(findings: Sequence[_Finding]) -> str:
+    """Return one sentence on the first fault: a wrong value if there is one, then a run that failed, then any other; or "".
+
+    >>> first([])
+    ''
+    """
+    failed = [finding for finding in findings if not finding.ok]
+    return " ".join(_first(failed).split()) if failed else ""
+
+
+def _first(failed: Sequence[_Finding]) -> str:
+    if failed[0].name == LOADS:
+        return f"The target could not be imported: {failed[0].evidence}"
+    located = wrong_values(failed)
+    if located is not None:
+        return _of_values(located["smallest"])
+    troubled = next((each.where for each in failed if each.where and "trouble" in each.where), None)
+    return _of_trouble(troubled) if troubled else f"The check {failed[0].name!r} fails: {failed[0].evidence}"
+
+
+def beside(findings: Sequence[_Finding]) -> str:
+    """Return a sentence on which results are right, and on which ranks the others are wrong, beside the fault of `first`; or ""."""
+    located = wrong_values(findings)
+    if located is None:
+        return ""
+    sentences = [results_of(located["shown"]), blocks_of(located["shown"])]
+    if located["smallest"]["run"]["P"] == 1:
+        sentences.append("One rank alone gives a wrong result too.")
+    return " ".join(each for each in sentences if each)
+
+
+def wrong_values(findings: Sequence[_Finding]) -> dict[str, Any] | None:
+    """Return the places of the first check whose values are wrong, None if there is none."""
+    return next(
+        (each.where for each in findings if not each.ok and each.where and "smallest" in each.where), None
+    )
+
+
+def results_of(located: Mapping[str, Any]) -> str:
+    """Return a sentence on all results of one run, rank by rank."""
+    right = [each["name"] for each in located["results"] if each["ok"]]
+    where: dict[str, list[str]] = {}
+    for each in located["results"]:
+        if not each["ok"]:
+            where.setdefault(_on(wrong_ranks(each), located["run"]["P"]), []).append(each["name"])
+    parts = [f"{_all(right)} right on every rank"] if right else []
+    parts += [f"{_all(names)} wrong {place}" for place, names in where.items()]
+    return f"With {settings(located['run'])}: {'; '.join(parts)}."
+
+
+def blocks_of(located: Mapping[str, Any]) -> str:
+    """Return a sentence on blocks of keys that are missing, count twice, or are seen though the mask hides them; or ""."""
+    if located["pairs"] is None:
+        return ""
+    of = located["pairs"]["name"]
+    P, parts = located["run"]["P"], []
+    for fault, offsets in located["pairs"]["offsets"].items():
+        parts.append(f"{join([_offset(each) for each in offsets])} {_FAULTS_OF_KEYS[fault]}")
+    for fault, pairs in located["pairs"]["blocks"].items():
+        if not pairs or fault in located["pairs"]["offsets"]:
+            continue
+        # A rank holds the block of rank (its own number − step) at each step of a ring that sends to the next rank.
+        steps = sorted({(q - k) % P for q, k in pairs})
+        if len(pairs) == len(steps) * P:
+            which = (
+                "a rank's own block"
+                if steps == [0]
+                else f"the block{'' if len(steps) == 1 else 's'} of step{'' if len(steps) == 1 else 's'} {join(steps)}"
+            )
+            parts.append(f"{which} {_FAULTS[fault][len(steps) > 1]} on every rank")
+        else:
+            listed = [f"{q} ← {k}" for q, k in pairs[:_LISTED]]
+            listed += [f"{len(pairs) - _LISTED} more"] if len(pairs) > _LISTED else []
+            parts.append(
+                f"{len(pairs)} {_block(pairs)} {_FAULTS[fault][len(pairs) > 1]} (ranks of queries ← keys: {join(listed)})"
+            )
+    return f"Over (query, key), in {of}: {'; '.join(parts)}." if parts else ""
+
+
+_FAULTS = {
+    "missing": ("is missing", "are missing"),
+    "twice": ("counts twice", "count twice"),
+    "hidden": ("shows keys that the mask hides", "show keys that the mask hides"),
+}
+
+
+_FAULTS_OF_KEYS = {"missing": "missing", "hidden": "seen, though the mask hides it"}
+
+
+def _offset(offset: int) -> str:
+    """The keys at one distance from their queries, in words."""
+    if not offset:
+        return "each query's own key is"
+    return f"the key {abs(offset)} {'after' if offset > 0 else 'before'} each query is"
+
+
+def _block(pairs: Sequence[Any]) -> str:
+    return "block" if len(pairs) == 1 else "blocks"
+
+
+def wrong_ranks(result: Mapping[str, Any]) -> list[int]:
+    """Return the ranks on which a result is beyond its bound."""
+    return [rank for rank, error in enumerate(result["by_rank"]) if beyond(error, result["bound"])]
+
+
+def beyond(error: float | None, bound: float) -> bool:
+    """Return whether an error is beyond its bound; None, which stands for NaN and infinities, is."""
+    return error is None or error > bound
+
+
+def _of_values(located: Mapping[str, Any]) -> str:
+    result = next(each for each in located["results"] if not each["ok"])
+    run, P = located["run"], located["run"]["P"]
+    tokens = [t for t, error in enumerate(result["by_token"]) if beyond(error, result["bound"])]
+    heads = run["K"] if result["name"] in ("dk", "dv") else run["H"]
+    of = (
+        ""
+        if heads == 1
+        else " of every head"
+        if len(result["heads"]) == heads
+        else f" of {_heads(result['heads'])}"
+    )
+    where = f" {_on(wrong_ranks(result), P)}" if located["positions"] else ""
+    error = "NaN or infinite" if result["error"] is None else f"{result['error']:.2g}"
+    values = f"error {error}, bound {result['bound']:.1g}"
+    return (
+        f"{result['name']} is wrong{where}: {_tokens(tokens, run['S'])}{of}, with {settings(run)}; {values}."
+    )
+
+
+def _of_trouble(where: Mapping[str, Any]) -> str:
+    kind, text, rank = where["trouble"]["kind"], where["trouble"]["text"], where["rank"]
+    place = f" on rank {rank}" if rank is not None and where["run"]["P"] > 1 else ""
+    return f"{_DOES.get(kind, f'The target fails ({kind})')}{place}, with {settings(where['run'])}: {text.rstrip('.')}."
+
+
+def settings(run: Mapping[str, Any]) -> str:
+    """Return the settings of a run that matter most, in words: the ranks, the tokens, the layout, the mask, and anything unusual."""
+    mask = "causal" if run["causal"] else "no mask"
+    parts = [f"P = {run['P']}", f"S = {run['S']}", str(run["layout"]), mask]
+    parts += [run["dtype"]] if run["dtype"] != "float32" else []
+    parts += [f"{run['values']} scores"] if run["values"] != "normal" else []
+    parts += [f"{run['one_hot']} one-hot"] if run["one_hot"] else []
+    parts += [f"scale {run['scale']:g}"] if run["scale"] is not None else []
+    parts += [f"{name} {run[field]}" for field, name in GIVEN.items() if run[field]]
+    parts += [f"inputs strided in {run['strided']}"] if run["strided"] else []
+    parts += [f"call “{run['use']}”"] if run["use"] else []
+    return ", ".join(parts)
+
+
+def _on(ranks: Sequence[int], P: int) -> str:
+    if P == 1:
+        return "on one rank"
+    others = sorted({*range(P)} - {*ranks})
+    if not others:
+        return "on every rank"
+    if P > 2 and len(others) == 1:
+        named = {0: "the first", P - 1: "the last"}.get(others[0], f"rank {others[0]}")
+        return f"on every rank but {named}"
+    return f"on rank {ranks[0]} of {P}" if len(ranks) == 1 else f"on ranks {join(ranks)} of {P}"
+
+
+def _heads(heads: Sequence[int]) -> str:
+    return f"head {heads[0]}" if len(heads) == 1 else f"heads {join(heads)}"
+
+
+def _tokens(tokens: Sequence[int], S: int) -> str:
+    """Tokens in words: every token, or stretches of them."""
+    if len(tokens) == S:
+        return "the only token" if S == 1 else "every token"
+    stretches: list[list[int]] = []
+    for token in tokens:
+        if stretches and token == stretches[-1][-1] + 1:
+            stretches[-1].append(token)
+        else:
+            stretches.append([token])
+    words = [f"{each[0]} to {each[-1]}" if len(each) > 2 else join(each) for each in stretches[:_LISTED]]
+    left = sum(len(each) for each in stretches[_LISTED:])
+    listed = join([*words, f"{left} more"] if left else words)
+    return f"token{'' if len(tokens) == 1 else 's'} {listed}"
+
+
+def _all(names: Sequence[str]) -> str:
+    return f"{join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def join(words: Sequence[Any]) -> str:
+    """Return words as a list in a sentence.
+
+    >>> join([1, 2, 3])
+    '1, 2 and 3'
+    """
+    *before, last = map(str, words)
+    return f"{', '.join(before)} and {last}" if before else last

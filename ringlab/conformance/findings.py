@@ -1,0 +1,84 @@
+"""A report and its findings, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringlab.conformance import diagnosis
+
+ALLOWED = "allowed, "
+"""How the evidence begins of a check that fails on purpose, as the target says."""
+NO_TARGET = "not run: the target could not be imported"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `applies` is False if the target does not claim the property checked.
+
+    where: if values are wrong, {"smallest": …, "shown": …}: where they are in the smallest run found, and in one on more
+    ranks (see `ringlab.conformance.counterexample.Located`). If a run failed, {"run": …, "trouble": …, "rank": …}.
+    """
+
+    name: str
+    asks: str
+    ok: bool
+    evidence: str
+    seconds: float
+    applies: bool = True
+    counterexample: str = ""
+    where: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding, ready for JSON."""
+        return dict(self.__dict__)
+
+
+@dataclass(repr=False)
+class Report:
+    """The findings about a target, check by check, and how it was run.
+
+    options: those of the command, as in a shell, that have an effect on the runs. script: the smallest counterexample as
+    a program of its own, if one was requested and can be written; no_script: the reason why there is none.
+
+    >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
+    >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
+    >>> report.ok, report.failed
+    (False, ['lse'])
+    >>> report
+    Report(mine:attend: 1 checks, failed: lse)
+    """
+
+    target: str
+    over: str
+    transport: str
+    quick: bool
+    seed: int
+    limit: float
+    findings: list[Finding] = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+    options: str = ""
+    script: str = ""
+    no_script: str = ""
+
+    def __repr__(self) -> str:
+        """Return one line: a notebook shows the last value of a cell."""
+        verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
+        return f"Report({self.target}: {len(self.findings)} checks, {verdict})"
+
+    @property
+    def ok(self) -> bool:
+        """Return whether there are findings and no check failed."""
+        return bool(self.findings) and all(finding.ok for finding in self.findings)
+
+    @property
+    def failed(self) -> list[str]:
+        """Return the names of the checks that failed."""
+        return [finding.name for finding in self.findings if not finding.ok]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report, ready for JSON: `ok`, `first` and `beside` (see `diagnosis`), `checks` with name, ok, evidence and seconds, and the other fields."""
+        plain = {key: value for key, value in self.__dict__.items() if key != "findings"}
+        said = {"first": diagnosis.first(self.findings), "beside": diagnosis.beside(self.findings)}
+        return {"ok": self.ok, **said, **plain, "checks": [finding.as_dict() for finding in self.findings]}

@@ -1,0 +1,301 @@
+"""The smallest counterexample as a program of its own: it draws the inputs, computes float64 attention, and calls the target.
+
+It imports the target, torch and NumPy, and ringlab's virtual cluster for a target over ringlab's Comm.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringlab.conformance import diagnosis
+from ringlab.conformance.counterexample import as_run
+from ringlab.conformance.findings import Report
+from ringlab.conformance.loading import named
+from ringlab.conformance.measuring import expected
+from ringlab.conformance.perform import VIRTUAL
+from ringlab.conformance.runs import GIVEN, LOSS_SCALE, Run
+from ringlab.conformance.script_call import CALLS, Code, call_lines, expression, known, layout_of, names_of
+from ringlab.conformance.target import RING, Target, parameters
+from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import RinglabError
+
+NO_VALUE = "no value is wrong, so there is no counterexample to write"
+
+
+_GIVEN = ("window", "softcap", "documents")
+"""The arguments that a script can give."""
+
+
+class NotWritten(Exception):
+    """A counterexample that cannot be written as a script; its text is the reason."""
+
+
+def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
+    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target; its errors are a reason."""
+    where = diagnosis.wrong_values(report.findings)
+    if where is None:
+        report.no_script = NO_VALUE
+        return
+    if ":" not in report.target or report.target.startswith("peer:"):
+        report.no_script = "the target is no package.module:name that a script could import"
+        return
+    try:
+        report.script = written(report, where["smallest"], load(), device)
+    except NotWritten as reason:
+        report.no_script = str(reason)
+    except Exception as error:
+        text = error.got if isinstance(error, RinglabError) else str(error)
+        report.no_script = f"it failed with {type(error).__name__}: {text}"
+
+
+def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
+    """Return the script for one run with wrong values. Raises: NotWritten for a run that a script cannot make."""
+    run = as_run(located["run"])
+    _refuse(run, report, target)
+    parts = [
+        _head(report, run, target, device),
+        _inputs(run),
+        _truth(run),
+        _on_rank(run, target, report.target),
+    ]
+    parts.append((_ON_VIRTUAL_RANKS if target.over == RING else _ON_PROCESSES) + "\n\n" + _MAIN)
+    limits = expected(run.plain)[1]
+    text = "\n\n\n".join(parts) + '\n\n\nif __name__ == "__main__":\n    main()\n'
+    return text.replace(
+        "BOUNDS_OF_THE_RUN", str({name: float(f"{limits[name]:.4g}") for name in NAMES}).replace("'", '"')
+    )
+
+
+def _refuse(run: Run, report: Report, target: Target) -> None:
+    if run.use not in ("", *CALLS):
+        raise NotWritten(f"a script cannot call a target as the run “{run.use}” does ({run})")
+    if target.over == RING and report.transport != VIRTUAL:
+        raise NotWritten(f"a script has virtual ranks only, not transport {report.transport}")
+    if run.strict and target.over != RING:
+        raise NotWritten(f"a script cannot watch when messages over torch.distributed are waited for ({run})")
+    other = [GIVEN[field] for field in GIVEN if getattr(run, field) and field not in _GIVEN]
+    if other:
+        raise NotWritten(f"a script cannot give a target {' and '.join(other)} ({run})")
+    if run.fault:
+        raise NotWritten(f"a script cannot make the fault “{run.fault}” ({run})")
+
+
+def _head(report: Report, run: Run, target: Target, device: str) -> str:
+    module, _, name = report.target.partition(":")
+    virtual = target.over == RING
+    said = textwrap.fill(diagnosis.first(report.findings), 110).replace("\\", "\\\\").replace('"""', "'''")
+    imports = ["import os", "import sys"]
+    imports += [] if virtual else ["import tempfile", "from datetime import timedelta"]
+    imports += ["", "import numpy as np", "import torch"]
+    imports += [] if virtual else ["import torch.distributed as dist", "import torch.multiprocessing as mp"]
+    needs = [_LAYOUT_IMPORT] if "layout" in parameters(target.function) and layout_of(run, target)[1] else []
+    needs += (
+        ["from ringlab import Mask"] if "mask" in parameters(target.function) and target.takes_mask else []
+    )
+    needs += ["from ringlab import Ring, VirtualCluster"] if virtual else []
+    needs += ["from ringlab.comm.wrappers.strict import Strict"] if run.strict else []
+    positions = [each.tolist() for each in target.positions(run.layout, run.S, run.P)]
+    lines = [
+        f'"""{said}',
+        "",
+        f"The run: {run}.",
+        f"Start it where {module} can be imported. It exits with 1 while a value is wrong.",
+        '"""',
+        "",
+        *imports,
+        *(["", *sorted(needs)] if needs else []),
+        "",
+        "sys.path.insert(0, os.getcwd())",
+        f"from {module} import {name.partition('.')[0]}  # noqa: E402",
+        "",
+        "P, S, B, H, K, D, SEED = "
+        + ", ".join(map(str, (run.P, run.S, run.B, run.H, run.K, run.D, run.seed))),
+        f'DTYPE, DEVICE = torch.{run.dtype}, "{device}"',
+        f"SCALE = {'D**-0.5' if run.scale is None else run.scale}",
+        f"POSITIONS = [torch.tensor(each, dtype=torch.int64) for each in {positions}]",
+        *_documents(run),
+        "# Of the largest error, as a share of the largest true value: from the plainest implementation's own error.",
+        "BOUNDS = BOUNDS_OF_THE_RUN",
+    ]
+    return "\n".join(lines)
+
+
+_LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
+
+
+def _documents(run: Run) -> list[str]:
+    if not run.documents:
+        return []
+    return [
+        f"LENGTHS = torch.tensor({list(run.documents)})",
+        "DOCUMENTS = torch.repeat_interleave(torch.arange(len(LENGTHS)), LENGTHS)",
+    ]
+
+
+def _inputs(run: Run) -> str:
+    """The drawing of `ringlab.conformance.runs.inputs`, for the values of this run."""
+    slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
+    values = {
+        "normal": [],
+        "large": ["q = q * 60.0"],
+        "negative": ["q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0"],
+    }.get(run.values, [f"q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * {slope}"])
+    factor = LOSS_SCALE.get(run.dtype, 2.0**16)
+    values += {"ones": ["dout = np.ones_like(dout)"], "large": [f"dout = dout * {factor}"]}.get(run.dout, [])
+    if run.moved:
+        tensors = "(q, k, v)" if run.moved[0] == "token" else "(dout,)"
+        values += [
+            f"for x in {tensors}:",
+            f"    x[..., {run.moved[1]}, :] = 3.0 - 2.0 * x[..., {run.moved[1]}, :]",
+        ]
+    return _body(
+        '''
+        def inputs():
+            """Return q, k, v and dout of the whole sequence."""
+            draw = np.random.default_rng([S, H, K, D, B, SEED]).standard_normal
+            q, k, v, dout = (draw((B, heads, S, D)) for heads in (H, K, K, H))
+            VALUES
+            return [torch.from_numpy(x).to(DTYPE) for x in (q, k, v, dout)]
+        ''',
+        VALUES=values,
+    )
+
+
+def _truth(run: Run) -> str:
+    """Attention in float64: the mask, the scale and the soft cap of this run."""
+    mask = ["visible = j <= i" if run.causal else "visible = torch.ones(S, S, dtype=torch.bool)"]
+    if run.window:
+        mask += [f"visible &= (i - j).abs() < {run.window}"]
+    if run.documents:
+        mask += ["visible &= DOCUMENTS[:, None] == DOCUMENTS"]
+    dlse = "None"
+    if run.dlse:
+        dlse = "dlse().double()"
+    return _body(
+        '''
+        def truth():
+            """Return out, lse, dq, dk and dv of the whole sequence in float64, by name."""
+            q, k, v, dout = (x.double() for x in inputs())
+            leaves = [x.requires_grad_() for x in (q, k, v)]
+            scores = SCALE * q @ k.repeat_interleave(H // K, 1).mT
+            SOFTCAP
+            i, j = torch.arange(S)[:, None], torch.arange(S)
+            MASK
+            scores = scores.masked_fill(~visible, -torch.inf)
+            out, lse = scores.softmax(-1) @ v.repeat_interleave(H // K, 1), scores.logsumexp(-1)
+            gradients = torch.autograd.grad((out, lse), leaves, (dout, DLSE))
+            return dict(zip(("out", "lse", "dq", "dk", "dv"), (out.detach(), lse.detach(), *gradients)))
+        ''',
+        SOFTCAP=[f"scores = {run.softcap} * torch.tanh(scores / {run.softcap})"] if run.softcap else [],
+        MASK=mask,
+    ).replace("DLSE", dlse if run.dlse else "torch.zeros_like(lse)") + (_DLSE if run.dlse else "")
+
+
+_DLSE = '''
+
+
+def dlse():
+    """Return the gradient of lse of the whole sequence."""
+    draw = np.random.default_rng([S, H, B, SEED, 1]).standard_normal((B, H, S))
+    return torch.from_numpy(draw).to(torch.promote_types(DTYPE, torch.float32))'''
+
+
+def _on_rank(run: Run, target: Target, reference: str) -> str:
+    """One rank's call of the target, and its results with the axes of the truth."""
+    name = reference.partition(":")[2]
+    given = known(run, target, name)
+    stacked = f"torch.stack({{}}, {target.axes.index('H')})"
+    given |= {"qkv": Code(stacked.format("(q, k, v)")), "kv": Code(stacked.format("(k, v)"))}
+    owner = f"{name}.function" if isinstance(named(reference), Target) else name
+    forward = expression(target.function, owner, given)
+    state = Code("out.detach()"), Code("None if lse is None else lse.detach()")
+    backward = ""
+    if target.gradients is not None:
+        given = {**known(run, target, name), "dout": Code("dout"), "out": state[0], "lse": state[1]}
+        backward = expression(target.gradients, f"{name}.gradients", given)
+    template = '''
+        def on_rank(rank, ring=None):
+            """Return this rank's results, by name."""
+            STRICT
+            shards = [x[:, :, POSITIONS[rank]]GIVEN.contiguous().to(DEVICE) for x in inputs()]
+            STRIDED
+            q, k, v, dout = shards
+            CALL
+            found = {name: x.detach().cpu() for name, x in zip(NAMES, results) if x is not None}
+            return {name: x if name == "lse" else xTAKEN for name, x in found.items()}
+        '''
+    there, back = _AXES[target.axes]
+    names = str(names_of(run, target)).replace("'", '"')
+    template = template.replace("GIVEN", there).replace("TAKEN", back).replace("NAMES", names)
+    strict = ["ring = Ring(Strict(ring.comm))"] if run.strict else []
+    return _body(
+        template,
+        STRICT=strict,
+        STRIDED=_strided(run, target),
+        CALL=call_lines(run, target, forward, backward),
+    )
+
+
+_AXES = {
+    "BHLD": ("", ""),
+    "BLHD": (".transpose(1, 2)", ".transpose(1, 2)"),
+    "LBHD": (".permute(2, 0, 1, 3)", ".permute(1, 2, 0, 3)"),
+    "LHD": (".transpose(1, 2)[0]", "[None].transpose(1, 2)"),
+}
+"""How (B, H, L, D) gets the axes of the target, and back."""
+
+
+def _strided(run: Run, target: Target) -> list[str]:
+    if not run.strided:
+        return []
+    a, b = (1, 2) if run.strided == "heads" and target.axes != "LHD" else (-2, -1)
+    return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
+
+
+_ON_VIRTUAL_RANKS = '''\
+def results():
+    """Return the results of all ranks."""
+    return VirtualCluster(P, memory=False).run(lambda ring: on_rank(ring.rank, ring)).results
+'''
+_ON_PROCESSES = '''\
+def process(rank, folder):
+    """Leave the results of one rank in the folder."""
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=P, timeout=timedelta(seconds=60))
+    torch.save(on_rank(rank), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def results():
+    """Return the results of all ranks, each of which is a gloo process."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(process, (folder,), nprocs=P)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(P)]
+'''
+_MAIN = '''\
+def main():
+    """Print each rank's errors beside their bounds; exit with 1 if one is beyond."""
+    true, wrong = truth(), False
+    for rank, found in enumerate(results()):
+        for name, x in found.items():
+            right = true[name][:, :, POSITIONS[rank]]
+            largest = true[name].abs().max().item() or 1.0
+            error = (x.double() - right).abs().max().item() / largest if x.numel() else 0.0
+            ok = error <= BOUNDS[name]  # NaN is not
+            wrong |= not ok
+            print(f"rank {rank} {name:>3}: error {error:.3g}, bound {BOUNDS[name]:.2g}{'' if ok else '  WRONG'}")
+    sys.exit(wrong)'''
+
+
+def _body(template: str, **blocks: list[str]) -> str:
+    """The template without its indent, with each line that is a name alone replaced by that block's lines."""
+    lines: list[str] = []
+    for line in textwrap.dedent(template).strip("\n").rstrip().splitlines():
+        indent, word = line[: len(line) - len(line.lstrip())], line.strip()
+        lines += [indent + each for each in blocks[word]] if word in blocks else [line]
+    return "\n".join(lines)

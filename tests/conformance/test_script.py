@@ -1,0 +1,243 @@
+"""The counterexample as a script: the same error as the report's, with other rings, settings and ways of calling."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab import VirtualCluster
+from ringlab.cli import app
+from ringlab.comm.ring import Ring
+from ringlab.conformance import diagnosis, script, script_call
+from ringlab.conformance.counterexample import located
+from ringlab.conformance.findings import Finding, Report
+from ringlab.conformance.loading import load
+from ringlab.conformance.mutants import MUTANTS, SOURCE
+from ringlab.conformance.perform import on_virtual_ranks
+from ringlab.conformance.rank import RankPart
+from ringlab.conformance.runner import check
+from ringlab.conformance.runs import Run
+from ringlab.conformance.target import Target
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HERE = "tests.conformance.wrong_values"
+LINE = re.compile(r"^rank (\d+) +(\w+): error (\S+), bound (\S+?)(  WRONG)?$", re.MULTILINE)
+PLAIN = Run(2, 8, "zigzag", True, H=4, K=2, D=8, B=2)
+
+
+def started(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{folder}{os.pathsep}{CHECKOUT}")
+    return subprocess.run(
+        [sys.executable, str(file)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+def printed(text: str) -> dict[tuple[int, str], float]:
+    return {(int(rank), name): float(error) for rank, name, error, *_ in LINE.findall(text)}
+
+
+def compare(text: str, where: dict[str, Any]) -> None:
+    """Every wrong result of the report has the same error in the script, rank by rank."""
+    errors = printed(text)
+    for result in where["results"]:
+        for rank, error in enumerate(result["by_rank"]):
+            if result["ok"]:
+                assert errors[rank, result["name"]] <= result["bound"]
+            else:
+                assert errors[rank, result["name"]] == pytest.approx(error, rel=0.02, abs=result["bound"])
+
+
+def reported(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
+    """The report on mine:attend, whose script is written to counterexample.py."""
+    (folder / "mine.py").write_text(source)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    asked = [
+        "check",
+        "mine:attend",
+        "--quick",
+        "--script",
+        "counterexample.py",
+        "--html",
+        "report.html",
+        *options,
+    ]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code in (0, 1), done.output
+    import json
+
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [("sees_one_too_many", "masks"), ("gradients_stay", "dk"), ("mask_as_if_contiguous", "masks")],
+)
+def test_a_wrong_ring_fails_in_its_script_and_a_mended_one_passes(
+    name: str, only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reported(tmp_path, MUTANTS[name].source(), monkeypatch, "--only", only)
+    text = (tmp_path / "counterexample.py").read_text()
+    assert report["script"] == text and "ringlab.conformance" not in text and len(text.splitlines()) <= 80
+    assert "The smallest counterexample as a script" in (tmp_path / "report.html").read_text()
+    failed = started(tmp_path / "counterexample.py", tmp_path)
+    assert failed.returncode == 1, failed.stderr
+    compare(failed.stdout, report["checks"][1]["where"]["smallest"])
+    (tmp_path / "mine.py").write_text(SOURCE)
+    mended = started(tmp_path / "counterexample.py", tmp_path)
+    assert mended.returncode == 0 and "WRONG" not in mended.stdout, mended.stdout + mended.stderr
+    assert printed(mended.stdout).keys() == printed(failed.stdout).keys()
+
+
+RIGHT = """
+import torch
+import torch.distributed as dist
+from tests.conformance.bad_targets import ring
+
+def attend(q, k, v):
+    P, length = dist.get_world_size(), q.shape[2]
+    return ring(q, k, v, causal=False, positions=list(torch.arange(P * length).split(length)))
+"""
+
+
+def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = "from tests.conformance.bad_targets import gather_and_average as attend\n"
+    report = reported(tmp_path, wrong, monkeypatch, "--only", "forward", "--no-ragged", "--ranks", "2")
+    text = (tmp_path / "counterexample.py").read_text()
+    assert "ringlab" not in text.replace("`ringlab check", "") and len(text.splitlines()) <= 100
+    failed = started(tmp_path / "counterexample.py", tmp_path)
+    assert failed.returncode == 1 and "WRONG" in failed.stdout, failed.stderr
+    compare(failed.stdout, report["checks"][1]["where"]["smallest"])
+    (tmp_path / "mine.py").write_text(RIGHT)
+    mended = started(tmp_path / "counterexample.py", tmp_path)
+    assert mended.returncode == 0 and "WRONG" not in mended.stdout, mended.stdout + mended.stderr
+
+
+def test_a_right_ring_has_no_script_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reported(tmp_path, SOURCE, monkeypatch, "--only", "forward")
+    assert report["ok"] and report["no_script"] == script.NO_VALUE
+    assert not (tmp_path / "counterexample.py").exists()
+
+
+def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
+    """A report whose script is for this very run, and where its values are wrong."""
+    ran = on_virtual_ranks(load(reference), run)
+    assert ran.trouble is None, ran.trouble
+    where: Any = located(ran)
+    finding = Finding("masks", "asks", False, "wrong", 0.0, where={"smallest": where, "shown": where})
+    report = Report(reference, "ring", "virtual", True, 0, 30.0, [finding])
+    script.attach(report, lambda: load(reference))
+    return report, where
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("values_with_keys", {}),
+        ("values_with_keys", {"scale": 0.3, "causal": False}),
+        ("values_with_keys", {"window": 3}),
+        ("values_with_keys", {"window": 2, "causal": False}),
+        ("values_with_keys", {"softcap": 0.5}),
+        ("values_with_keys", {"documents": (3, 1, 4)}),
+        ("values_with_keys", {"layout": "chunk-3"}),
+        ("values_with_keys", {"strided": "heads"}),
+        ("values_with_keys", {"strided": "dims", "strict": True}),
+        ("values_with_keys", {"moved": ("token", 3)}),
+        ("values_with_keys", {"moved": ("dout", 5)}),
+        ("values_with_keys", {"dtype": "bfloat16", "use": "loss scale", "dout": "large"}),
+        ("values_with_keys", {"use": "summed loss", "dout": "ones"}),
+        ("values_with_keys", {"use": "backward again"}),
+        ("values_with_keys", {"use": "no_grad"}),
+        ("values_with_keys", {"use": "inference_mode"}),
+        ("values_with_keys", {"use": "q and v trained"}),
+        ("values_with_keys", {"use": "k trained"}),
+        *(("values_with_keys", {"values": values}) for values in ("large", "rising", "falling", "negative")),
+        ("values_with_keys", {"backward": False}),
+        ("loss_on_lse", {"use": "loss on lse", "dlse": True}),
+        ("documents", {"documents": (3, 1, 4), "layout": "contiguous"}),
+        ("tokens_first_target", {}),
+        ("tokens_before_batch_target", {"S": 6, "P": 3}),
+        ("no_batch_target", {"B": 1}),
+        ("packed", {"K": 4}),
+        ("own_gradients", {}),
+        ("with_options", {}),
+        ("half_of_dk", {"P": 3, "S": 7}),
+    ],
+)  # fmt: skip
+def test_the_script_makes_the_same_run(
+    name: str, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(**{**asdict(PLAIN), **changes})
+    report, where = made(f"{HERE}:{name}", run)
+    assert report.no_script == "" and any(not each["ok"] for each in where["results"])
+    (tmp_path / "it.py").write_text(report.script)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / "it.py"), run_name="__main__")
+    assert ended.value.code == 1
+    compare(capsys.readouterr().out, where)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use": "three in flight"}, "“three in flight”"),
+        ({"use": "two rings", "P": 4}, "“two rings”"),
+        ({"use": "recomputed"}, "“recomputed”"),
+    ],
+)
+def test_a_run_that_no_script_can_make_is_named(changes: dict[str, Any], said: str) -> None:
+    report, _ = made(f"{HERE}:values_with_keys", Run(**{**asdict(PLAIN), **changes}))
+    assert report.script == "" and said in report.no_script
+
+
+def test_other_transports_and_targets_without_a_name_have_no_script() -> None:
+    report, _ = made(f"{HERE}:values_with_keys", PLAIN)
+    report.script, report.transport = "", "gloo"
+    script.attach(report, lambda: load(report.target))
+    assert "gloo" in report.no_script
+    local = Report("attend", "ring", "virtual", True, 0, 30.0, report.findings)
+    script.attach(local, lambda: load("attend"))
+    assert "package.module:name" in local.no_script and diagnosis.first(local.findings)
+
+
+def test_a_script_has_an_expression_for_each_argument_that_the_suite_passes() -> None:
+    run = Run(**{**asdict(PLAIN), "window": 3, "softcap": 0.5, "documents": (3, 5)})
+    target = load(f"{HERE}:values_with_keys")
+    assert isinstance(target, Target)
+
+    def names(ring: Ring) -> set[str]:
+        return {*RankPart(target, run, ring.rank, ring)._known()}
+
+    assert VirtualCluster(2, memory=False).run(names).results[0] == {*script_call.known(run, target, "t")}
+
+
+@pytest.mark.parametrize("kind", ["merge", "decode", "step"])
+def test_other_kinds_refuse_a_script(kind: str, tmp_path: Path) -> None:
+    asked = ["check", "ringlab.plain_step:step", "--kind", kind, "--script", str(tmp_path / "it.py")]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 2 and f"--kind {kind} without --script" in " ".join(done.stderr.split())
+
+
+def test_only_findings_with_wrong_values_have_places() -> None:
+    report = check(
+        f"{HERE}:half_of_dk", quick=True, only=("types", "dq", "dk"), isolate=False, ranks=(2, 3, 4)
+    )
+    where = {each.name: each.where for each in report.findings}
+    assert where["dq"] is None and where["types"] is None and where["dk"] is not None
+    assert "dk is wrong on rank 0 of 2: token 0" in diagnosis.first(report.findings)
+    assert "out, lse, dq and dv are right on every rank; dk is wrong on every rank but the last" in diagnosis.beside(report.findings)  # fmt: skip
