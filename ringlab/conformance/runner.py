@@ -191,7 +191,7 @@ class _Suite:
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
-        self.gave_up, self.again = False, list[str]()
+        self.gave_up, self.again = False, dict[str, list[Run]]()
         name = spec.what if isinstance(spec.what, str) else ""
         self.result = Report(name, "", spec.transport, quick, seed, limit)
 
@@ -254,8 +254,9 @@ class _Suite:
             self._let_go(each.name, planned)
         elif len(rans) == len(planned[each.name]):
             verdict = each.judge(plan, rans)
-            if verdict.by_time and each.name not in self.again:
-                self.again.append(each.name)
+            if (verdict.by_time or verdict.more) and each.name not in self.again:
+                self.again[each.name] = [*verdict.more] or planned[each.name]
+                planned[each.name] = [*planned[each.name], *verdict.more]
                 return
         else:
             return
@@ -269,10 +270,10 @@ class _Suite:
         self._found(Finding(each.name, each.asks, verdict.ok, verdict.evidence, seconds, applies))
 
     def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
-        """Make the runs of the checks in `again` once more, and judge by these."""
+        """Make the runs that the checks in `again` wait for, and judge these checks by all of theirs."""
         for each in self.selected:
             if each.name in self.again and each.name not in self.findings:
-                self.done.update({ran.run: ran for ran in self.source.made(planned[each.name])})
+                self.done.update({ran.run: ran for ran in self.source.made(self.again[each.name])})
                 self._judge(plan, each, planned, self.done[planned[each.name][-1]])
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:
