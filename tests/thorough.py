@@ -63,6 +63,8 @@ THOROUGH = {
     "tests/conformance/test_stepping.py::test_a_wrong": WRONG,
     "tests/conformance/test_stepping.py::test_the_plain_step_passes[1]": "tests/conformance/test_stepping.py::test_the_plain_step_passes[0]",
     "tests/conformance/test_stepping.py::test_the_rank": STEPS,
+    "tests/conformance/test_styles.py::test_a_style": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/conformance/test_styles.py::test_a_fault": WRONG,
     "tests/conformance/test_uses.py::test_a_target_with": "tests/conformance/test_uses.py::test_axes_there_and_back",
     "tests/conformance/test_uses.py::test_a_wrong_run": "only here: it saves time, and changes no verdict",
     "tests/conformance/test_uses.py::test_an_allowed": "tests/conformance/test_report.py::test_the_command_writes",

@@ -151,7 +151,7 @@ def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """With the same tokens per rank, more ranks need less than a quarter of a K/V block each, beside lists of positions.
+    """With the same tokens per rank, more ranks need less than a third of a K/V block each, beside lists of positions.
 
     A right ring may hold blocks ahead of its computation, or sums behind it. On 4 ranks it ends before it holds all of
     these, and so needs more on 8. A ring that needs more on 8 runs on 16 too, and then only the growth from 8 counts.
@@ -160,8 +160,8 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     if len(numbers) < 2:  # a block in use, one arriving and one still being sent fit into three hops
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     pairs = [(ran, made[_doubled(ran.run)]) for ran in rans if ran.run.P == numbers[0]]
-    grown = [many.run for few, many in pairs if _growth(few, many, _QUARTER)]
-    share = _QUARTER
+    share = _THIRD
+    grown = [many.run for few, many in pairs if _growth(few, many, share)]
     if grown and not (2 * numbers[-1] in plan.claims.ranks and plan.claims.over == RING):
         share = _HALF  # sixteen processes take too long to start
     elif grown:
@@ -178,8 +178,8 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     return Verdict(True, f"peak in K/V blocks, {ranks} of equal shards: {', '.join(figures)}")
 
 
-_QUARTER, _HALF = 0.25, 0.5
-"""K/V blocks that each additional rank may take."""
+_THIRD, _HALF = 1 / 3, 1 / 2
+"""K/V blocks by which the peak may not grow for each additional rank. One that keeps every K, or every V, takes half a block."""
 
 
 def _doubled(run: Run) -> Run:

@@ -57,9 +57,9 @@ class Style:
 
 
 def read(source: Path | str) -> list[Style]:
-    """Return the styles of a file, or of a text. Raises: EditError for one that is invalid.
+    r"""Return the styles of a file, or of a text. Raises: EditError for one that is invalid.
 
-    >>> [style.hunks for style in read("## mine\\nschedule ring\\n\\nblocks travel")]
+    >>> [style.hunks for style in read("## mine\nschedule ring\n\nblocks travel")]
     ['']
     """
     found = []
