@@ -24,12 +24,14 @@ context and removed lines of a hunk must occur exactly once in the text that the
 from __future__ import annotations
 
 import argparse
+import linecache
 import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from types import ModuleType
 
 from ringlab.errors import EditError
 
@@ -85,6 +87,19 @@ def apply(hunks: str, base: str, where: str = "edits") -> str:
             )
         lines[places[0] : places[0] + len(before)] = after
     return "\n".join(lines)
+
+
+def as_module(source: str, name: str) -> ModuleType:
+    r"""Return a module of this name with this text, which tracebacks can quote.
+
+    >>> as_module("def twice(x):\n    return 2 * x", "ringlab_example").twice(21)
+    42
+    """
+    module = ModuleType(name)
+    linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
+    sys.modules[name] = module  # dataclasses look up their module
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+    return module
 
 
 def diff(base: str, wrong: str) -> str:

@@ -75,6 +75,8 @@ THOROUGH = {
     "tests/conformance/test_torchrun.py::test_each": TORCHRUN,
     "tests/conformance/test_torchrun.py::test_every": TORCHRUN,
     "tests/conformance/test_torchrun.py::test_what": TORCHRUN,
+    "tests/conformance/test_styles.py::test_a_style": "tests/conformance/test_report.py::test_the_command_writes",
+    "tests/conformance/test_styles.py::test_a_fault": WRONG,
     "tests/conformance/test_uses.py::test_a_target_with": "tests/conformance/test_uses.py::test_axes_there_and_back",
     "tests/conformance/test_uses.py::test_a_wrong_run": "only here: it saves time, and changes no verdict",
     "tests/conformance/test_uses.py::test_an_allowed": "tests/conformance/test_report.py::test_the_command_writes",

@@ -13,12 +13,19 @@ from ringlab.conformance.target import Target
 
 
 def of(**options: Any) -> Target:
-    """Return ring_attention with these options as a target on every layout; an all-gather does not promise a ring."""
+    """Return ring_attention with these options as a target on every layout.
+
+    An all-gather and Ulysses do not promise a ring, and the ranks of Ulysses share out the heads.
+    """
     named = ", ".join(f"{key}={value}" for key, value in options.items())
-    schedule = "any" if options.get("schedule") == "allgather" else "ring"
-    name = f"ring_attention({named})"
+    chosen = options.get("schedule", "ring")
     return Target(
-        ring_attention, name, layouts=tuple(LAYOUTS), schedule=schedule, options=options
+        ring_attention,
+        f"ring_attention({named})",
+        layouts=tuple(LAYOUTS),
+        split_heads=chosen == "ulysses",
+        schedule="any" if chosen in ("allgather", "ulysses") else "ring",
+        options=options,
     ).completed()
 
 

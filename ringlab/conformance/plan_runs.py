@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
 from ringlab.conformance.measuring import Measured, measure
@@ -46,7 +47,10 @@ class Plan:
         )  # fmt: skip
         run = replace(plain, **changes)
         even = run.S if self.claims.ragged else -(-run.S // (2 * P)) * 2 * P
-        return replace(run, S=even, B=1 if self.claims.axes == "LHD" else run.B)
+        run = replace(run, S=even, B=1 if self.claims.axes == "LHD" else run.B)
+        if not self.claims.split_heads:
+            return run
+        return replace(run, H=lcm(run.H, P), K=1 if run.K == 1 else lcm(run.K, P))
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,14 @@ class Verdict:
     """The outcome of a check, with the evidence in words.
 
     counter: the run to find a smaller one from. by_time: whether a busy machine alone could be the cause; the runs are
-    made again then, and the last verdict counts.
+    made again then, and the last verdict counts. more: runs that have to be made before the verdict counts.
     """
 
     ok: bool
     evidence: str
     counter: Run | None = None
     by_time: bool = False
+    more: tuple[Run, ...] = ()
 
 
 Runs = Callable[[Plan], list[Run]]

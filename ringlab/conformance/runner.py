@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -147,7 +148,8 @@ class _Suite:
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
-        self.gave_up, self.again = False, list[str]()
+        self.gave_up = False
+        self.again, self.tries = dict[str, list[Run]](), Counter[str]()
         name = spec.what if isinstance(spec.what, str) else ""
         self.result = Report(name, "", spec.transport, quick, seed, limit)
 
@@ -210,8 +212,10 @@ class _Suite:
             self._let_go(each.name, planned)
         elif len(rans) == len(planned[each.name]):
             verdict = each.judge(plan, rans)
-            if verdict.by_time and self.again.count(each.name) < AGAIN:
-                self.again.append(each.name)
+            if (verdict.by_time or verdict.more) and self.tries[each.name] < AGAIN:
+                self.again[each.name] = [*verdict.more] or planned[each.name]
+                planned[each.name] = [*planned[each.name], *verdict.more]
+                self.tries[each.name] += 1
                 return
         else:
             return
@@ -228,10 +232,11 @@ class _Suite:
         )
 
     def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
-        """Make the runs of the checks in `again` once more, up to `AGAIN` times, and judge by these."""
+        """Make the runs that the checks in `again` wait for, and judge these checks by all of theirs."""
         for each in self.selected:
             while each.name in self.again and each.name not in self.findings:
-                self.done.update({ran.run: ran for ran in self.source.made(planned[each.name])})
+                waiting = self.again.pop(each.name)
+                self.done.update({ran.run: ran for ran in self.source.made(waiting)})
                 self._judge(plan, each, planned, self.done[planned[each.name][-1]])
 
     def _give_up(self, hung: Sequence[Ran], planned: dict[str, list[Run]]) -> None:

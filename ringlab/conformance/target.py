@@ -57,6 +57,7 @@ class Target:
     layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
     causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that do
     not divide by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
+    split_heads: ranks share out the heads, as Ulysses does, so P divides H, and K unless K is 1.
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
     promises nothing about what is sent and held.
     options: more arguments, passed by name at each call. allow: checks whose failure is on purpose, each with its reason.
@@ -75,6 +76,7 @@ class Target:
     grouped: bool = True
     ragged: bool = True
     backward: bool = True
+    split_heads: bool = False
     axes: str = "BHLD"
     schedule: str = "ring"
     gradients: Callable[..., Any] | None = None
@@ -135,7 +137,7 @@ class Target:
         return Claims(
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
-            backward=self.backward, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
+            backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
             takes=tuple(sorted({*parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
@@ -191,6 +193,7 @@ class Claims:
     takes: tuple[str, ...] = ()
     takes_mask: bool = False
     whole_documents: bool = False
+    split_heads: bool = False
     allow: tuple[tuple[str, str], ...] = ()
     can_die: bool = True
 

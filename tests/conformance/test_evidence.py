@@ -1,6 +1,6 @@
-"""The kill matrix and the sweep over seeds say what the reports say.
+"""The kill matrix and the sweeps over seeds say what the reports say.
 
-The kill matrix and the sweep over seeds that are committed hold today.
+The kill matrix and the sweeps over seeds that are committed hold today.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ringlab.conformance.mutants import MUTANTS, STEPS
 from ringlab.conformance.own import ring
 from ringlab.conformance.runner import Finding, Report, check
 from ringlab.conformance.stepping import CHECKS as STEP_CHECKS
+from ringlab.conformance.styles import STYLES
 from tools.conformance import evidence, matrix_page
 from tools.conformance.matrix_page import MEASURES, Row
 
@@ -58,6 +59,16 @@ def test_rows_that_are_not_named_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_page_without_a_matrix_is_no_matrix() -> None:
     with pytest.raises(ValueError, match="got none"):
         matrix_page.read("# A page\n")
+
+
+def test_every_style_is_in_the_page_with_what_it_does_not_promise() -> None:
+    text = matrix_page.page({})
+    assert all(f"| `{name}` | {style.does} |" in text for name, style in STYLES.items())
+    odd, bytes_lacking = (
+        next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        for name in ("odd_ranks_receive_first", "travelling_queries")
+    )
+    assert odd.endswith("| nothing |") and "| `bytes`: rows are more bytes" in bytes_lacking
 
 
 def test_the_measures_are_all_checks_each_once() -> None:
@@ -108,7 +119,7 @@ def test_how_close_a_right_ring_comes_is_read_from_the_evidence() -> None:
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MATRIX = CHECKOUT / "docs" / "conformance-matrix.md"
-SEEDS = CHECKOUT / "benchmarks" / "results" / "conformance" / "seeds.json"
+RESULTS = CHECKOUT / "benchmarks" / "results" / "conformance"
 KINDS = {
     None: (checks.names(), MUTANTS),
     "merge": (MERGE_CHECKS, {}),
@@ -135,16 +146,20 @@ def test_a_row_of_the_matrix_is_what_the_checks_say_today() -> None:
         assert evidence.row(MUTANTS[name].target()) == rows[name]
 
 
-def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure() -> None:
-    told = json.loads(SEEDS.read_text(encoding="utf-8"))
-    sweeps = told["sweeps"]
-    assert [each["target"] for each in sweeps] == list(evidence.RIGHT)
-    assert [(each["seeds"], each["passed"], each["failed"]) for each in sweeps] == [(50, 50, {})] * 2
+@pytest.mark.parametrize("what", evidence.RIGHT)
+def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure(what: str) -> None:
+    file = RESULTS / f"{what}.json"
+    again = f"{AGAIN} {what} {file.relative_to(CHECKOUT)}"
+    assert file.exists(), f"no sweep was made yet: {again}"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    sweeps, targets = told["sweeps"], evidence.RIGHT[what]
+    assert [each["target"] for each in sweeps] == list(targets), again
+    assert [(each["seeds"], each["passed"], each["failed"]) for each in sweeps] == [(50, 50, {})] * len(
+        targets
+    )
     assert all(0.0 < each["closest"] <= 1.0 for each in sweeps)
     assert told["checks"] == [each.name for each in checks.CHECKS if each.tier == "quick"]
-    assert told["fingerprint"] == evidence.fingerprint(), (
-        f"the checks are others than those of the sweep: {AGAIN} seeds {SEEDS.relative_to(CHECKOUT)}"
-    )
+    assert told["fingerprint"] == evidence.fingerprint(), f"the checks are others than the sweep's: {again}"
 
 
 def test_what_is_said_of_reports_from_the_field_names_checks_and_wrong_rings_that_exist() -> None:

@@ -1,6 +1,7 @@
 """The strength of the suite, in figures: which check finds which wrong ring, and how many seeds right ones pass.
 
-`python -m tools.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds.
+`python -m tools.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds of ringlab's
+own ring and the plain ring, `… styles FILE` that of the right rings of other styles.
 Names after the file (`… matrix FILE no_scale no_mask`) make those rows anew and keep the others that FILE has.
 """
 
@@ -29,12 +30,17 @@ from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.runner import Finding, check
 from ringlab.conformance.runs import Run
+from ringlab.conformance.styles import STYLES
 from ringlab.conformance.target import Target
 from tools.conformance import matrix_page
 from tools.conformance.matrix_page import Row
 
 SEEDS = 50
-RIGHT = ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend")
+RIGHT = {
+    "seeds": ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend"),
+    "styles": tuple(f"ringlab.conformance.styles:{name}" for name in STYLES),
+}
+"""The right rings of each sweep."""
 DECIDING = (
     "checks",
     "checks_values",
@@ -164,7 +170,7 @@ def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
 
 
 def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
-    """Write the matrix or the sweep to `path`; return 1 if it shows that the suite is wrong."""
+    """Write the matrix or a sweep to `path`; return 1 if it shows that the suite is wrong."""
     torch.set_num_threads(1)
     path.parent.mkdir(parents=True, exist_ok=True)
     if what == "matrix":
@@ -179,7 +185,7 @@ def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
         "checks": [each.name for each in checks.CHECKS if each.tier == "quick"],
         "fingerprint": fingerprint(),
     }
-    sweeps = [sweep(target) for target in RIGHT]
+    sweeps = [sweep(target) for target in RIGHT[what]]
     path.write_text(json.dumps({**about, "sweeps": sweeps}, indent=2) + "\n", encoding="utf-8")
     return 0 if all(each["passed"] == each["seeds"] for each in sweeps) else 1
 

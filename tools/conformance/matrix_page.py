@@ -10,7 +10,9 @@ from typing import NamedTuple
 from ringlab.conformance import checks
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks_resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.styles import STYLES, Style
 
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
 MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -47,6 +49,14 @@ The goals for the time of a right ring are 60 seconds for the quick tier and ten
 the median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch. A target over
 `torch.distributed` starts processes for each number of ranks and takes longest.
 """
+_STYLES = """## Right rings that it accepts
+
+A suite that blames a right ring is of no use. These right rings work in other ways than the plain ring, and the suite accepts each
+of them with all of 50 seeds: `python -m tools.conformance.evidence styles benchmarks/results/conformance/styles.json` writes that
+sweep, and the test of the other sweep holds this one, too. The last column names the checks that a style leaves out, because
+its target does not claim what they ask, or allows them to fail with this reason.
+`ringlab check ringlab.conformance.styles:travelling_queries` shows a report on one.
+"""
 _LEGEND = """## The matrix
 
 ● means that the check of that column fails, in as many runs as the quick tier has; ◉ that this check is the one named for
@@ -65,7 +75,16 @@ class Row(NamedTuple):
 
 def page(rows: Mapping[str, Row]) -> str:
     """Return the whole page."""
-    parts = [_HEAD, _summary(rows), _kinds(rows), _measures(rows), _checks(), _LEGEND, _table(rows)]
+    parts = [
+        _HEAD,
+        _summary(rows),
+        _kinds(rows),
+        _measures(rows),
+        _checks(),
+        _styles(),
+        _LEGEND,
+        _table(rows),
+    ]
     return "\n".join(parts)
 
 
@@ -113,6 +132,23 @@ def _checks() -> str:
         "\n".join([*lines, *(f"| `{each.name}` | {each.asks} | {each.tier} |" for each in checks.CHECKS)])
         + "\n"
     )
+
+
+def _styles() -> str:
+    lines = [_STYLES, "| style | what it does differently | not promised |", "|---|---|---|"]
+    lines += [f"| `{name}` | {style.does} | {_lacks(style)} |" for name, style in STYLES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _lacks(style: Style) -> str:
+    """The checks that a style leaves out, and why."""
+    left_out = style.allow
+    if style.target().schedule == "any":
+        left_out = tuple(each.name for each in RESOURCE_CHECKS)
+    named = ", ".join(f"`{each}`" for each in left_out)
+    claimed = f"other dtypes than {', '.join(style.dtypes)}" if style.dtypes else ""
+    claimed = claimed or (f"ranks but {', '.join(map(str, style.ranks))}" if style.ranks else "")
+    return "; ".join(filter(None, [claimed, named and f"{named}: {style.lacks}"])) or "nothing"
 
 
 def _table(rows: Mapping[str, Row]) -> str:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -51,12 +49,7 @@ class Mutant:
 
     def module(self) -> ModuleType:
         """Return a module with the wrong ring's text, which tracebacks can quote."""
-        source, name = self.source(), f"ringlab_mutant_{self.name}"
-        module = ModuleType(name)
-        linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
-        sys.modules[name] = module  # dataclasses look up their module
-        exec(compile(source, f"<{name}>", "exec"), module.__dict__)
-        return module
+        return edits.as_module(self.source(), f"ringlab_mutant_{self.name}")
 
     def target(self) -> Target:
         """Return the wrong ring as a target with the plain ring's claims."""

@@ -1,0 +1,97 @@
+"""The suite accepts right rings of ten styles, and finds a fault that one of them is given.
+
+What a style allows to fail does fail: it allows no more than it must.
+
+A style is read from its entry, and named if its edit does not apply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from ringlab import edits
+from ringlab.conformance import checks, styles
+from ringlab.conformance.mutants import MUTANTS, SOURCE
+from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.runner import ALLOWED, check
+from ringlab.conformance.styles import STYLES, read
+from ringlab.errors import EditError
+
+MESSAGES_AND_MEMORY = {"rounds", "bytes", "gather", "peak memory", "work"}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_style_passes(name: str) -> None:
+    """With one seed; the committed sweep has each pass fifty."""
+    report = check(f"ringlab.conformance.styles:{name}", quick=True, isolate=False)
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+    allowed = [each.name for each in report.findings if each.evidence.startswith(ALLOWED)]
+    assert sorted(allowed) == sorted(STYLES[name].allow)
+    left_out = {each.name for each in report.findings if not each.applies} & MESSAGES_AND_MEMORY
+    assert left_out == (MESSAGES_AND_MEMORY if STYLES[name].target().schedule == "any" else set())
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "found_by"),
+    [
+        ("travelling_queries", "out, lse = hop(call, step, out, lse)", "hop(call, step, out, lse)", "forward"),
+        ("both_directions", "stride=-far", "stride=far", "dk"),
+        ("float64_accumulators", "wire = torch.promote_types(k.dtype, torch.float32)", "wire = torch.bfloat16", "dk"),
+        ("bfloat16_on_the_wire", "return high, (x - high).bfloat16()", "return high, torch.zeros_like(high)", "error growth"),
+        ("recomputes_the_forward", "forward(ctx.call, q, k, v)", "forward(ctx.call, q, k, k)", "dq"),
+        ("odd_ranks_receive_first", "if self.rank % 2 == 0 else", "if self.rank < 0 else", "forward"),
+        ("two_hops_ahead", "call.length(step + 2)", "call.length(step + 1)", "ragged"),
+        ("two_hops_ahead", "        yield k, v\n", "        kept = [*(kept if step else []), k]\n        yield k, v\n", "peak memory"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_style_is_found(name: str, right: str, wrong: str, found_by: str) -> None:
+    source = STYLES[name].source()
+    assert source.count(right) >= 1
+    module = edits.as_module(source.replace(right, wrong), f"ringlab_wrong_style_{name}")
+    faulty = replace(STYLES[name].target(), function=module.attend)
+    assert check(faulty, quick=True, only=(found_by,), isolate=False).failed == [found_by]
+
+
+def test_there_are_ten_styles_each_with_a_text_of_its_own() -> None:
+    assert len(STYLES) == len(read(styles.FILE)) == 10
+    texts = Counter(each.source() for each in STYLES.values() if not each.schedule)
+    wrong = {each.source() for each in MUTANTS.values()}
+    assert SOURCE not in texts and set(texts.values()) == {1} and not wrong & {*texts}
+    schedules = Counter(each.schedule for each in STYLES.values() if each.schedule)
+    assert set(schedules.values()) == {1} and not any(each.hunks for each in STYLES.values() if each.schedule)
+
+
+def test_ranks_that_share_out_heads_are_given_heads_that_they_divide() -> None:
+    plan = Plan(STYLES["ulysses"].target().claims(), quick=True, seed=0)
+    runs = [run for each in checks.CHECKS if each.needs(plan) is None for run in each.runs(plan)]
+    assert {run.P for run in runs} == {1, 2, 3, 4, 8, 16}
+    assert any(run.K == 1 < run.P for run in runs)
+    uneven = [run for run in runs if run.H % run.P or run.H % run.K or (run.K > 1 and run.K % run.P)]
+    assert uneven == []
+
+
+def test_a_style_that_promises_less_says_why() -> None:
+    for name, style in STYLES.items():
+        less = bool(style.allow) or style.target().schedule == "any"
+        assert less == bool(style.lacks), name
+
+
+def test_an_entry_is_read_with_all_that_it_claims() -> None:
+    (style,) = read(
+        "## mine\ndtypes bfloat16 float32 · ranks 2 4 · allow bytes, error growth\n\nit does\n\nit lacks"
+    )
+    assert (style.does, style.lacks, style.allow) == ("it does", "it lacks", ("bytes", "error growth"))
+    target = style.target()
+    assert (target.dtypes, target.ranks) == (("bfloat16", "float32"), (2, 4))
+    assert dict(target.allow) == {"bytes": "it lacks", "error growth": "it lacks"}
+    with pytest.raises(EditError, match=r"style 'mine', hunk 1(.|\n)*got: 0 times"):
+        replace(style, hunks="-nothing like this").source()
+
+
+def test_a_style_can_be_named_on_the_command_line() -> None:
+    assert styles.two_hops_ahead.name == "two_hops_ahead"
+    with pytest.raises(AttributeError, match="no_such_style"):
+        styles.no_such_style
