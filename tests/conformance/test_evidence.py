@@ -104,8 +104,8 @@ def test_a_failing_seed_keeps_its_evidence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         evidence, "check", lambda target, **options: report(*(["dq"] if options["seed"] == 3 else []))
     )
-    assert evidence._with_seed("a:b", 3) == ({"dq": "evidence of dq"}, 0.0)
-    assert evidence._with_seed("a:b", 4) == ({}, 0.0)
+    assert evidence._with_seed(["a:b"], ["dq"], 3) == {"a:b": ({"dq": "evidence of dq"}, 0.0)}
+    assert evidence._with_seed(["a:b"], ["dq"], 4) == {"a:b": ({}, 0.0)}
 
 
 def test_how_close_a_right_ring_comes_is_read_from_the_evidence() -> None:
@@ -158,7 +158,7 @@ def test_the_committed_sweep_is_of_fifty_seeds_without_a_failure(what: str) -> N
         targets
     )
     assert all(0.0 < each["closest"] <= 1.0 for each in sweeps)
-    assert told["checks"] == [each.name for each in checks.CHECKS if each.tier == "quick"]
+    assert told["checks"] == list(evidence.ASKED[what])
     assert told["fingerprint"] == evidence.fingerprint(), f"the checks are others than the sweep's: {again}"
 
 

@@ -52,8 +52,9 @@ the median of three runs of `ringlab check TARGET --json`, whose `seconds` inclu
 _STYLES = """## Right rings that it accepts
 
 A suite that blames a right ring is of no use. These right rings work in other ways than the plain ring, and the suite accepts each
-of them with all of 50 seeds: `python -m tools.conformance.evidence styles benchmarks/results/conformance/styles.json` writes that
-sweep, and the test of the other sweep holds this one, too. The last column names the checks that a style leaves out, because
+of them. With all of 50 seeds it accepts their values: `python -m tools.conformance.evidence styles
+benchmarks/results/conformance/styles.json` writes that sweep. What no seed changes, such as messages and memory, a test asks once.
+The last column names the checks that a style leaves out, because
 its target does not claim what they ask, or allows them to fail with this reason.
 `ringlab check ringlab.conformance.styles:travelling_queries` shows a report on one.
 """
