@@ -43,7 +43,7 @@ TILE_ELEMENTS = 2**21
 
 
 class Result(NamedTuple):
-    """`out` (B, H, Lq, Dv) and `lse` (B, H, Lq); a row that sees no key has out 0 and lse −inf."""
+    """`out` (B, H, Lq, Dv) and `lse` (B, H, Lq); a row that sees no key has out 0, and lse −inf without a sink."""
 
     out: Float64[np.ndarray, "B H Lq Dv"]
     lse: Float64[np.ndarray, "B H Lq"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -183,7 +184,8 @@ def _attach_script(found: Report, target: str, claims: dict[str, Any], device: s
     from ringlab.conformance.loading import load
     from ringlab.conformance.script import attach
 
-    attach(found, lambda: load(target, **claims), device)
+    with redirect_stdout(sys.stderr):  # a module may print when it is imported, and JSON must stand alone
+        attach(found, lambda: load(target, **claims), device)
 
 
 def _options(context: typer.Context) -> str:

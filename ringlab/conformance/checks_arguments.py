@@ -1,7 +1,7 @@
 """Checks of arguments: whatever a target accepts must change the result as the oracle says, or be refused.
 
 Each check makes a plain run and the same one with the argument. Three verdicts are wrong: another result than the oracle's,
-the plain result again, which means that the argument is accepted and ignored, and a refusal on some layouts only.
+the plain result again, which means that the argument is accepted and ignored, and a refusal of some values only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from ringlab.conformance.given import (
 )
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, by_errors, needs_own_tensors
 from ringlab.conformance.runs import RAISED, Ran, Run
-from ringlab.conformance.target import THROUGH
 from ringlab.conformance.tolerance import NAMES
 
 Changes = Callable[[Run], dict[str, Any]]
+Place = tuple[str, bool]
+"""A layout, and whether the mask is causal."""
 
 _LENGTH = 24
 
@@ -35,8 +36,8 @@ _LENGTH = 24
 class Argument:
     """An argument: what the report calls it, the names of its parameters, and what it changes in a plain run.
 
-    names: any target takes it if there are none, as the form of q, k and v says it. causal: the mask it needs, None for
-    the last one that is claimed. by_mask: a target that takes ringlab's Mask is given it so. every_layout: asked on each.
+    names: any target takes it if there are none, as the form of q, k and v says it. causal: the mask it needs, if any.
+    by_mask: a target that takes ringlab's Mask is given it so.
     """
 
     what: str
@@ -44,46 +45,50 @@ class Argument:
     values: tuple[Changes, ...]
     causal: bool | None = None
     by_mask: bool = True
-    every_layout: bool = True
 
-    def layouts(self, plan: Plan) -> tuple[str, ...]:
-        """Return the layouts on which it is asked."""
-        return plan.claims.layouts if self.every_layout else plan.claims.layouts[-1:]
+    def places(self, plan: Plan) -> list[Place]:
+        """Return where it is asked: on every layout with one mask, on the last layout with every mask."""
+        masks = [mask for mask in plan.claims.causal if self._fits(plan, mask)]
+        layouts = plan.claims.layouts if self.names else plan.claims.layouts[-1:]
+        places = [(layout, mask) for layout in layouts for mask in masks[-1:]]
+        return places + [(layouts[-1], mask) for mask in masks[:-1]]
+
+    def _fits(self, plan: Plan, causal: bool) -> bool:
+        """Whether it can be asked with this mask; without one, nobody says how far a window reaches to the right."""
+        only_left = self._taken(plan) == {"window_left"} and not plan.claims.takes_mask
+        return self.causal in (None, causal) and (causal or not only_left)
+
+    def _taken(self, plan: Plan) -> set[str]:
+        return {*self.names} & {*plan.claims.takes, *plan.claims.through}
 
     def runs(self, plan: Plan) -> list[Run]:
-        """Return the run with each value of the argument, after the same run without it, for every layout."""
+        """Return the run with each value of the argument, after the same run without it, in every place."""
         P = plan.ranks(3, 2)[0]
-        causal = plan.claims.causal[-1] if self.causal is None else self.causal
+        length = max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
         found = []
-        for layout in self.layouts(plan):
-            length = max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
+        for layout, causal in self.places(plan):
             plain = plan.run(P, length, layout=layout, causal=causal)
             found += [
                 plain,
-                *(replace(plain, **_whole(plan, plain, changes(plain))) for changes in self.values),
+                *(replace(plain, **_whole(plan, plain, change(plain))) for change in self.values),
             ]
         return found
 
     def needs(self, plan: Plan) -> str | None:
         """Return why the target is not asked, if so."""
-        claims = plan.claims
-        if self.causal is not None and self.causal not in claims.causal:
-            return f"the target computes {'no' if self.causal else 'nothing without a'} causal mask"
-        if not self.names:
-            return needs_own_tensors(plan)
-        taken = {*self.names} & {*claims.takes}
-        through = {*self.names} & {*THROUGH} and "**" in claims.takes
-        return (
-            None
-            if taken or through or (self.by_mask and claims.takes_mask)
-            else f"the target takes no {self.what}"
-        )
+        if not self.names and (reason := needs_own_tensors(plan)):
+            return reason
+        if self.names and not self._taken(plan) and not (self.by_mask and plan.claims.takes_mask):
+            return f"the target takes no {self.what}"
+        if self.places(plan):
+            return None
+        return f"the target computes {'no' if self.causal else 'nothing without a'} causal mask"
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        """Return whether on each layout results are the oracle's for every value, or each value raises."""
+        """Return whether in each place results are the oracle's for every value, or each value raises."""
         given, refused = [], []
-        for layout in self.layouts(plan):
-            before, *with_it = (ran for ran in rans if ran.run.layout == layout)
+        for place in self.places(plan):
+            before, *with_it = (ran for ran in rans if (ran.run.layout, ran.run.causal) == place)
             if wrong := self._wrong(before, with_it):
                 return wrong
             refused += [ran for ran in with_it if ran.trouble is not None]
@@ -98,13 +103,17 @@ class Argument:
         words = [verdict.evidence, f"refused: {troubles[0]} ({refused[0].run.layout})"]
         return Verdict(True, "; ".join(words).removeprefix("; ")[:400])
 
+    def _ends(self) -> tuple[str, ...]:
+        """The kinds of trouble that count as a refusal beside an error: shapes that nobody claims may end a process."""
+        return () if self.names else ("crashed", "hung")
+
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
         """The verdict that one layout's runs settle, if they do: crashes, a refusal of some values, unchanged results."""
         raised = [ran for ran in with_it if ran.trouble is not None]
         if before.trouble is not None:
             return Verdict(False, f"{before.trouble} ({before.run})", before.run)
         for ran in raised:
-            if ran.trouble is not None and ran.trouble.kind != RAISED:
+            if ran.trouble is not None and ran.trouble.kind not in (RAISED, *self._ends()):
                 return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
         if raised and len(raised) < len(with_it):
             first = raised[0]
@@ -155,15 +164,20 @@ def _check(name: str, asks: str, argument: Argument) -> Check:
     return Check(name, asks, "quick", argument.runs, argument.judge, argument.needs, tolerant=True)
 
 
+def _padding(run: Run) -> dict[str, Any]:
+    """Padding that rows would see without a mask of it: under a causal mask it stands in front."""
+    return {"pads": (-5 if run.causal else 5,)}
+
+
 ARGUMENT_CHECKS = (
     _check("window", "a window that it takes: the oracle's result, or an error", Argument("window", WINDOWS, (_always(window=7),))),
     _check("soft cap", "a soft cap that it takes: the oracle's result, or an error", Argument("soft cap", SOFTCAPS, (_always(softcap=0.75),), by_mask=False)),
-    _check("prefix", "a prefix that every row sees: the oracle's result, or an error", Argument("prefix", PREFIXES, (_always(prefix=5),), causal=True)),
-    _check("sinks", "sinks that it takes: the oracle's result, or an error", Argument("sinks", SINKS, (_always(sinks=True),), by_mask=False)),
+    _check("prefix", "a prefix that every row sees: the oracle's result, or an error", Argument("prefix", PREFIXES, (lambda run: {"prefix": run.S - 3},), causal=True)),
+    _check("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", Argument("sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False)),
     _check("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", Argument("packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)))),
     _check("padded documents", "packed documents with padding behind each", Argument("padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False)),
-    _check("padding", "padding at the end, by a mask that it takes", Argument("padding mask", (*PADDING, *VALID), (_always(pads=(5,)),), by_mask=False)),
+    _check("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end", Argument("padding mask", (*PADDING, *VALID), (_padding,), by_mask=False)),
     _check("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", Argument("joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False)),
-    _check("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", Argument("head dim of v", (), (_always(dv=8),), every_layout=False)),
-    _check("cross-attention", "keys of another sequence, longer than the queries': the oracle's result, or an error", Argument("other sequence", (), (lambda run: {"keys": 2 * run.S, "backward": False},), causal=False, every_layout=False)),
+    _check("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", Argument("head dim of v", (), (_always(dv=8),))),
+    _check("cross-attention", "keys of another sequence, longer than the queries': the oracle's result, or an error", Argument("other sequence", (), (lambda run: {"keys": 2 * run.S},), causal=False)),
 )  # fmt: skip

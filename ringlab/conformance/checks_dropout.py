@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from ringlab.conformance.given import DROPOUTS, SEEDS
 from ringlab.conformance.measuring import Measured, compare, expected, truth_of
@@ -20,7 +20,7 @@ from ringlab.conformance.runs import RAISED, Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 RATE = 0.5
-_LENGTH, _DIM = 24, 48
+_LENGTH = 24
 _DEVIATIONS = 6.0
 """Standard deviations by which the share of dropped pairs may differ from the rate: by chance once in 10⁹."""
 _COMMON = 32
@@ -31,7 +31,8 @@ def _runs(plan: Plan) -> list[Run]:
     """A plain run, then one-hot values; and if the target takes a seed the same seed with other values, and another seed."""
     P = plan.ranks(3, 2)[0]
     layout = plan.claims.layouts[-1]
-    plain = plan.run(P, max(_LENGTH, 2 * P), layout=layout, causal=plan.claims.causal[0], D=max(_DIM, 2 * P))
+    S = max(_LENGTH, 8 * P)  # 64 pairs in a tile
+    plain = plan.run(P, S, layout=layout, causal=plan.claims.causal[0], B=2, D=2 * S)
     seen = replace(plain, one_hot="v", dropout=RATE, dropout_seed=7)
     if not _seeded(plan):
         return [plain, seen]
@@ -71,12 +72,12 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     return Verdict(True, f"{len(dropping)} runs; closest to its bound: {worst}")
 
 
-def _kept(ran: Ran, weights: Float[np.ndarray, "B H S S"]) -> np.ndarray:
+def _kept(ran: Ran, weights: Float[np.ndarray, "B H S S"]) -> Bool[np.ndarray, "B H S S"]:
     """Which pairs are kept: their weight should be 1/(1 − p) times the true one, and that of others 0."""
     return ran.arrays["out"][..., : ran.run.S] > weights / 2
 
 
-def _share(kept: np.ndarray, weights: np.ndarray) -> str:
+def _share(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"]) -> str:
     visible = weights > 0
     if kept[visible].all():
         return "the dropout is accepted and ignored: no weight is dropped"
@@ -89,25 +90,34 @@ def _share(kept: np.ndarray, weights: np.ndarray) -> str:
     )
 
 
-def _repeated(kept: np.ndarray, weights: np.ndarray, ran: Ran) -> str:
-    """The two tiles of rows and keys, in two places or heads, that drop the same pairs, if there are any."""
+def _repeated(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"], ran: Ran) -> str:
+    """The fault of tiles of rows and keys that drop the same pairs in two places, or all their rows the same keys; "" if none does."""
     run, owned = ran.run, ran.positions
     tiles = {
-        (head, row, key): (kept[0, head][np.ix_(rows, keys)], weights[0, head][np.ix_(rows, keys)] > 0)
+        (batch, head, row, key): (
+            kept[batch, head][np.ix_(rows, keys)],
+            weights[batch, head][np.ix_(rows, keys)] > 0,
+        )
+        for batch in range(run.B)
         for head in range(run.H)
         for row, rows in enumerate(owned)
         for key, keys in enumerate(owned)
     }
+    for place, (one, seen) in tiles.items():
+        if seen.sum() >= _COMMON and any((one == line)[seen].all() for line in (one[:1], one[:, :1])):
+            return f"all rows, or all keys, of a tile are dropped alike: {_named(place)}"
     for (a, (one, seen)), (b, (other, too)) in combinations(tiles.items(), 2):
         if one.shape == other.shape and (seen & too).sum() >= _COMMON and (one == other)[seen & too].all():
-            places = " and ".join(
-                f"head {head}, rank {row} with keys of rank {key}" for head, row, key in (a, b)
-            )
-            return f"the same pairs are dropped in two places: {places}"
+            return f"the same pairs are dropped in two places: {_named(a)} and {_named(b)}"
     return ""
 
 
-def _measured(ran: Ran, kept: np.ndarray) -> list[Measured]:
+def _named(place: tuple[int, int, int, int]) -> str:
+    batch, head, row, key = place
+    return f"batch {batch}, head {head}, rank {row} with keys of rank {key}"
+
+
+def _measured(ran: Ran, kept: Bool[np.ndarray, "B H S S"]) -> list[Measured]:
     true, limits = truth_of(ran.run.plain, np.where(kept, 1 / (1 - RATE), 0.0))
     return compare(ran, true, limits, NAMES)
 

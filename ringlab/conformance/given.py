@@ -78,21 +78,15 @@ def _padding(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> d
 def _packing(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> dict[str, Any]:
     """The documents: their ends in the whole sequence; ids, and places in documents, of this rank's tokens."""
     documents = run.documents or (run.S,)
-    padded = run.mask.documents or documents
     ids = torch.from_numpy(run.mask.document_of(own))
     ends = _ends(documents).to(device)
     return {
         **dict.fromkeys(CU_SEQLENS, ends),
         **dict.fromkeys(MAX_SEQLENS, max(documents)),
-        **dict.fromkeys(CU_PADDED, _ends(_with_padding(padded, run)).to(device)),
+        **dict.fromkeys(CU_PADDED, _ends(run.with_padding or (run.S,)).to(device)),
         **dict.fromkeys(IDS, ids.to(device)),
         "position_ids": torch.from_numpy(run.mask.position_ids(own)).to(device),
     }
-
-
-def _with_padding(padded: tuple[int, ...], run: Run) -> tuple[int, ...]:
-    """The lengths of the documents with the padding behind each."""
-    return tuple(map(sum, zip(padded[::2], padded[1::2], strict=True))) if run.pads else padded
 
 
 def _ends(lengths: tuple[int, ...]) -> Int[Tensor, " ends"]:

@@ -65,8 +65,8 @@ def ring(
     """Return this rank's (out, lse) on `group`, by default all ranks. Raises: ValueError for a shard of another length."""
     neighbours = Neighbours(group)
     needed = len(positions[neighbours.rank])
-    if q.shape[2] != needed:  # gloo would silently fill a part of a longer buffer
-        raise ValueError(f"rank {neighbours.rank} owns {needed} tokens, got {q.shape[2]}")
+    if {q.shape[2], k.shape[2]} != {needed}:  # gloo would fill a part of a longer buffer, or end the process
+        raise ValueError(f"rank {neighbours.rank} owns {needed} tokens, got {q.shape[2]} and {k.shape[2]}")
     return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
 
 

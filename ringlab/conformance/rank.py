@@ -46,7 +46,8 @@ class RankPart:
         if run.use == TWO_RINGS:
             run, rank, ring = self._halved(run, rank, ring)
         self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
-        self.positions = target.positions(run.layout, run.S, run.P, run.padded)
+        self.positions = self._dealt(run.S)
+        self.key_positions = self._dealt(run.keys)[rank] if run.keys else self.positions[rank]
         self.metered: Metered | None = None
         if ring is not None:
             self.metered = Metered(Strict(ring.comm) if run.strict else ring.comm)
@@ -54,6 +55,16 @@ class RankPart:
         self.ring = ring
         self.notes: list[tuple[str, str]] = []
         self.meters: list[Meter] = []
+
+    def _dealt(self, S: int) -> list[np.ndarray]:
+        """Each rank's positions. Raises: WrongResult for an error of the target's own layout, which refuses no argument."""
+        run = self.run
+        try:
+            return self.target.positions(run.layout, S, run.P, run.with_padding)
+        except Exception as error:
+            raise WrongResult(
+                f"the layout {run.layout!r} fails with {type(error).__name__}: {error}"
+            ) from error
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
@@ -67,7 +78,7 @@ class RankPart:
         if self.run.use:
             found = USES[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
-            return RankResult(own, arrays, list(dict.fromkeys(self.notes)))
+            return RankResult(own, own, arrays, list(dict.fromkeys(self.notes)))
         first = self._call(self._shards(self.run))
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
         if self.run.twice:
@@ -83,7 +94,8 @@ class RankPart:
             if self.run.backward:
                 self._two_layers(arrays)
         meters = (*self.meters, None, None)
-        return RankResult(own, arrays, list(dict.fromkeys(self.notes)), meters[0], meters[1])
+        notes = list(dict.fromkeys(self.notes))
+        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1])
 
     def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
         """The run, the rank and the ring in a world of two rings, or with a process group that is not the world."""
@@ -182,10 +194,9 @@ class RankPart:
                 self.note("layers", f"{name} differs by {furthest:.2g} where a second forward came before it")
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
-        own = self.positions[self.rank]
+        own, keys = self.positions[self.rank], self.key_positions
         if run.fault == "wrong shape" and self.rank == 1:
-            own = own[:-1]
-        keys = self.target.positions(run.layout, run.keys, run.P)[self.rank] if run.keys else own
+            own, keys = own[:-1], keys[:-1]
         rows = (own, keys, keys, own)
         shards = [x[:, :, part].to(self.device) for x, part in zip(inputs(run), rows, strict=True)]
         shards = [as_axes(x, self.target.axes) for x in shards]

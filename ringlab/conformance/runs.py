@@ -36,8 +36,8 @@ class Run:
     values: how the inputs are drawn (see `inputs`). strided: which axis of the inputs lies apart in memory, "heads" or
     "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
     2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
-    or () if not given. pads: tokens of padding after each document, or after the one sequence: keys that no row sees, rows
-    without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value. joint:
+    or () if not given. pads: tokens of padding after each document, or after the one sequence, in front of it if negative: keys
+    that no row sees, rows without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value. joint:
     "front" or "rear", where `JOINT` keys are joined that all ranks hold. keys: of another sequence, for cross-attention;
     dv: head dim of v; 0 as the queries'. dropout_seed: of the pairs that are dropped.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
@@ -108,14 +108,28 @@ class Run:
         """Return the documents, and the padding behind each as a document of its own."""
         if not self.pads:
             return self.documents
+        if self._front:
+            return -self.pads[0], self.S + self.pads[0]
         documents = self.documents or (self.S - sum(self.pads),)
         return tuple(length for pair in zip(documents, self.pads, strict=True) for length in pair)
 
     @property
+    def _front(self) -> bool:
+        return bool(self.pads) and self.pads[0] < 0
+
+    @property
+    def with_padding(self) -> tuple[int, ...]:
+        """Return the lengths of the documents, each with its padding; () if there is one document."""
+        pads = self.pads if self.documents and self.pads else [0] * len(self.documents)
+        return tuple(map(sum, zip(self.documents, pads, strict=True)))
+
+    @property
     def padding(self) -> Bool[np.ndarray, " S"]:
         """Return which tokens are padding."""
+        if not self.pads:
+            return np.zeros(self.S, bool)
         odd = np.arange(len(self.padded)) % 2 == 1
-        return np.repeat(odd, self.padded) if self.pads else np.zeros(self.S, bool)
+        return np.repeat(odd != self._front, self.padded)
 
     @property
     def plain(self) -> Run:
@@ -156,9 +170,13 @@ class Meter:
 
 @dataclass
 class RankResult:
-    """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations."""
+    """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations.
+
+    key_positions: of its keys, where they are of another sequence.
+    """
 
     positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    key_positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
     forward: Meter | None = None
@@ -221,9 +239,10 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
         return ran
     ran.positions = [part.positions for part in parts]
     for name, first in parts[0].arrays.items():
-        whole = np.full((*first.shape[:2], run.S, *first.shape[3:]), np.nan)
+        of_keys = bool(run.keys) and name in ("dk", "dv")
+        whole = np.full((*first.shape[:2], run.keys if of_keys else run.S, *first.shape[3:]), np.nan)
         for part in parts:
-            whole[:, :, part.positions] = part.arrays[name]
+            whole[:, :, part.key_positions if of_keys else part.positions] = part.arrays[name]
         ran.arrays[name] = whole
     return ran
 

@@ -85,7 +85,7 @@ def _refuse(run: Run, report: Report, target: Target) -> None:
 def _head(report: Report, run: Run, target: Target, device: str) -> str:
     module, _, name = report.target.partition(":")
     virtual = target.over == RING
-    said = textwrap.fill(diagnosis.first(report.findings), 110).replace("\\", "\\\\").replace('"""', "'''")
+    said = _quoted(textwrap.fill(diagnosis.first(report.findings), 110))
     imports = ["import os", "import sys"]
     imports += [] if virtual else ["import tempfile", "from datetime import timedelta"]
     imports += ["", "import numpy as np", "import torch"]
@@ -96,11 +96,11 @@ def _head(report: Report, run: Run, target: Target, device: str) -> str:
     )
     needs += ["from ringlab import Ring, VirtualCluster"] if virtual else []
     needs += ["from ringlab.comm.wrappers.strict import Strict"] if run.strict else []
-    positions = [each.tolist() for each in target.positions(run.layout, run.S, run.P)]
+    positions = [each.tolist() for each in target.positions(run.layout, run.S, run.P, run.documents)]
     lines = [
         f'"""{said}',
         "",
-        f"The run: {run}.",
+        _quoted(f"The run: {run}."),
         f"Start it where {module} can be imported. It exits with 1 while a value is wrong.",
         '"""',
         "",
@@ -123,6 +123,11 @@ def _head(report: Report, run: Run, target: Target, device: str) -> str:
 
 
 _LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
+
+
+def _quoted(text: str) -> str:
+    """The text as it may stand in a docstring."""
+    return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _documents(run: Run) -> list[str]:

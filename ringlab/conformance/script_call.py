@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringlab.conformance.given import CU_SEQLENS, SOFTCAPS
+from ringlab.conformance.given import CU_PADDED, CU_SEQLENS, IDS, MAX_SEQLENS, SOFTCAPS
 from ringlab.conformance.rank import GROUPS
 from ringlab.conformance.runs import Run
 from ringlab.conformance.target import RING, Target, arguments
@@ -51,8 +51,9 @@ def _packing(run: Run) -> dict[str, Any]:
     own = "torch.tensor({})[POSITIONS[rank]].to(DEVICE)"
     return {
         **dict.fromkeys(CU_SEQLENS, Code(f"torch.tensor({ends}, dtype=torch.int32, device=DEVICE)")),
-        **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), max(lengths)),
-        **dict.fromkeys(("segment_ids", "document_ids"), Code(own.format(ids))),
+        **dict.fromkeys(CU_PADDED, Code(f"torch.tensor({ends}, dtype=torch.int32, device=DEVICE)")),
+        **dict.fromkeys(MAX_SEQLENS, max(lengths)),
+        **dict.fromkeys(IDS, Code(own.format(ids))),
         "position_ids": Code(own.format(places)),
     }
 

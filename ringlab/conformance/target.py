@@ -139,7 +139,9 @@ class Target:
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
-            takes=tuple(sorted({*parameters(self.function), *_swallows(self.function)})), takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
+            takes=tuple(sorted(parameters(self.function) - {*self.options})),
+            through=tuple(name for name in THROUGH if _swallows(self.function) and name not in self.options),
+            takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
         )  # fmt: skip
 
     def _functions(self) -> Sequence[Any]:
@@ -173,6 +175,7 @@ class Target:
 class Claims:
     """A target's claims, as data that can be sent between processes.
 
+    takes: names of parameters that its options do not fix; through: arguments that its `**kwargs` are given.
     whole_documents: each packed document has to divide by twice the ranks, as a layout cuts it by itself. can_die: its
     ranks may be killed to see what the others do.
     """
@@ -191,6 +194,7 @@ class Claims:
     axes: str = "BHLD"
     autograd: bool = True
     takes: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()
     takes_mask: bool = False
     whole_documents: bool = False
     split_heads: bool = False
@@ -256,12 +260,12 @@ def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:
     return {parameter.name for parameter in parameters}
 
 
-def _swallows(function: Callable[..., Any]) -> set[str]:
+def _swallows(function: Callable[..., Any]) -> bool:
     try:
         kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     except (TypeError, ValueError):
-        return set()
-    return {"**"} if inspect.Parameter.VAR_KEYWORD in kinds else set()
+        return False
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def required(function: Callable[..., Any]) -> set[str]:

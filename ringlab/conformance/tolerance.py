@@ -20,7 +20,7 @@ float64 for float64 inputs):
    so errors cancel where one key has all the weight: a rounding η_j of dO·v_j enters as η_j − Σ_l p_l η_l,
    and such a row's dS is exactly 0. A delta from a stored out does not cancel: the rounding enters as
    η_j − η, with η from summing delta itself. The difference, Σ_l p_l η_l − η, is a change of delta again: by two sums of D products where p is 1. After d
-   of D products, in any order, the square of a partial sum is in the mean d/D (1 − d/D) r² + (d/D)² delta²,
+   of D products (of v's head dim), in any order, the square of a partial sum is in the mean d/D (1 − d/D) r² + (d/D)² delta²,
    and over all d that is D (r² + 2 delta²) / 6. Each partial sum is rounded by a deviation below ε'/(2√3)
    of it; both sums together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three
    of them.

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ WHOLE_PADDING = """whole = torch.zeros(sum(map(len, self.positions)), dtype=torc
             whole[mine] = self.padding[0].long()
             whole = self.ring.all_reduce(whole).bool()
             found = [(i, j, (none if mask is None else mask) | whole[theirs[j]]) for i, j, mask in found]"""
+REAL_AND_PADDING = """None if cu_seqlens is None else torch.stack(
+        (cu_seqlens_padded[:-1], cu_seqlens_padded[:-1] + cu_seqlens.diff()), 1).flatten()"""
 MENDED = {
     "prefix_hidden_in_skipped_tiles": (
         "elif mine[rows].max() >= theirs[keys].min():",
@@ -42,7 +45,7 @@ MENDED = {
         "found = [(i, j, (none if mask is None else mask) | self.padding[:, j]) for i, j, mask in found]",
         WHOLE_PADDING,
     ),
-    "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", "scale, cu_seqlens_padded))"),
+    "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", f"scale, {REAL_AND_PADDING}))"),
     "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
 }
 """For each wrong ring the fault in its text, and the right text: with that the ring honours the argument."""
@@ -202,6 +205,88 @@ def test_documents_divide_by_twice_the_ranks_where_a_layout_cuts_each_by_itself(
         assert all(sum(run.documents) in (0, run.S) for run in runs) and len({run.S for run in runs}) == 1
 
 
+def test_options_that_fix_an_argument_are_no_argument() -> None:
+    def attend(q, k, v, *, ring, positions, causal, dropout=0.0, window=None, **others):
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    names = ("window", "soft cap", "sinks", "dropout")
+    assert quick(attend, only=names).failed == ["window", "soft cap", "sinks", "dropout"]
+    fixed = {"dropout": 0.0, "window": None, "sliding_window": None, "softcap": None, "s_aux": None}
+    report = quick(Target(attend, options=fixed), only=names)
+    assert failed(report) == {} and not any(each.applies for each in report.findings[1:])
+
+
+def test_an_argument_is_asked_with_every_mask() -> None:
+    """Sinks are counted under the causal mask only, and dropped without it."""
+    attend = mended("sinks_once_a_block")
+
+    def causal_only(ring, q, k, v, *, causal, positions, sinks=None):
+        return attend(ring, q, k, v, causal=causal, positions=positions, sinks=sinks if causal else None)
+
+    assert quick(causal_only, only=("sinks",)).failed == ["sinks"]
+
+
+def test_a_window_to_the_left_is_asked_under_a_causal_mask_only() -> None:
+    def attend(q, k, v, *, causal=False, window_left=-1):
+        return q
+
+    (asked,) = [each for each in ARGUMENT_CHECKS if each.name == "window"]
+    plan = Plan(as_target(attend).claims(), quick=True, seed=0)
+    assert asked.needs(plan) is None and {run.causal for run in asked.runs(plan)} == {True}
+    assert asked.needs(Plan(as_target(attend, causal=(False,)).claims(), quick=True, seed=0))
+
+
+def test_an_error_of_the_targets_own_layout_refuses_nothing() -> None:
+    def by_document(S: int, P: int, documents: tuple[int, ...]) -> list[Any]:
+        if documents:
+            raise ValueError("documents of another kind")
+        return [range(rank * S // P, (rank + 1) * S // P) for rank in range(P)]
+
+    def attend(q, k, v, *, ring, positions, causal, cu_seqlens=None):
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    (_, finding) = quick(Target(attend, layouts={"own": by_document}), only=("documents",)).findings
+    assert (
+        not finding.ok
+        and "the layout 'own' fails with ValueError: documents of another kind" in finding.evidence
+    )
+
+
+def test_layouts_are_given_documents_with_their_padding() -> None:
+    run = Run(2, 24, "contiguous", True, documents=(7, 3, 5), pads=(5, 3, 1))
+    assert run.with_padding == (12, 6, 6) and run.padded == (7, 5, 3, 3, 5, 1)
+    assert Run(2, 24, "contiguous", True, pads=(5,)).with_padding == ()
+
+
+def test_padding_in_front_is_seen_by_rows_under_a_causal_mask() -> None:
+    run = Run(2, 16, "contiguous", True, pads=(-5,))
+    assert run.padded == (5, 11) and run.padding.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
+    assert not run.mask.visible(np.arange(5, 16), np.arange(5)).any()
+
+
+def test_dropout_that_drops_whole_keys_or_repeats_in_a_batch_is_found() -> None:
+    def whole_keys(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
+        mine = torch.from_numpy(layout.positions(ring.rank))
+        kept = torch.rand(layout.S, generator=torch.Generator().manual_seed(seed)) >= dropout
+        factors = kept[mine].to(v) / (1 - dropout)
+        return ring_attention(q, k, v * factors[:, None], ring=ring, layout=layout, causal=causal)
+
+    def like_the_first(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
+        options = {
+            "ring": ring,
+            "layout": layout,
+            "causal": causal,
+            "dropout": dropout,
+            "seed": seed if dropout else None,
+        }
+        each = [ring_attention(*(x[[batch]] for x in (q, k, v)), **options) for batch in range(len(q))]
+        return torch.cat(each)
+
+    for target, words in ((whole_keys, "dropped alike"), (like_the_first, "in two places: batch 0")):
+        (_, finding) = quick(target, only=("dropout",), layouts=("contiguous",)).findings
+        assert not finding.ok and words in finding.evidence
+
+
 def test_padding_is_a_document_of_its_own_whose_rows_are_not_looked_at() -> None:
     run = Run(2, 16, "contiguous", True, documents=(5, 4), pads=(3, 4))
     assert run.padded == (5, 3, 4, 4) == run.mask.documents
@@ -234,14 +319,14 @@ def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
 
 
 def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:
-    plan = Plan(as_target(gathers, causal=(True,)).claims(), quick=True, seed=0)
-    reasons = {each.name: each.needs(plan) for each in ARGUMENT_CHECKS}
-    assert (
-        reasons["joint tokens"]
-        == reasons["cross-attention"]
-        == "the target computes nothing without a causal mask"
-    )
-    plan = Plan(as_target(gathers, causal=(False,)).claims(), quick=True, seed=0)
-    assert {each.name: each.needs(plan) for each in ARGUMENT_CHECKS}[
-        "prefix"
-    ] == "the target computes no causal mask"
+    def attend(q, k, v, *, joint_k=None, joint_v=None, prefix=0):
+        return q
+
+    def reasons(causal: bool) -> dict[str, str | None]:
+        plan = Plan(as_target(attend, causal=(causal,)).claims(), quick=True, seed=0)
+        return {each.name: each.needs(plan) for each in ARGUMENT_CHECKS}
+
+    without, masked = reasons(False), reasons(True)
+    nothing = "the target computes nothing without a causal mask"
+    assert masked["joint tokens"] == masked["cross-attention"] == nothing and masked["prefix"] is None
+    assert without["prefix"] == "the target computes no causal mask" and without["joint tokens"] is None

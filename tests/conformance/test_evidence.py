@@ -178,3 +178,14 @@ def test_what_is_said_of_reports_from_the_field_names_checks_and_wrong_rings_tha
     assert f"| all | {len(rows)} | {len(found)} |" in text and f"finds {len(found)}:" in text
     parts = re.findall(r"^\| \[[^]]+\]\(#\S+\) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert [sum(map(int, column)) for column in zip(*parts, strict=True)] == [len(rows), len(found)]
+
+
+def test_each_kind_of_report_has_two_wrong_programs_after_its_threads() -> None:
+    """Those of merges and decode stand in tests; of determinism there is one thread only."""
+    text = (CHECKOUT / "docs" / "field-reports.md").read_text(encoding="utf-8")
+    wrong = {
+        part.partition("\n")[0]: {*re.findall(r"; wrong \w+ `(\w+)` \|", part)}
+        for part in text.split("\n## ")[1:]
+    }
+    few = {kind for kind, names in wrong.items() if len(names) < 2}
+    assert few == {"Merges of (out, lse), decode", "Determinism"}

@@ -141,7 +141,8 @@ def _flash_attn_varlen_forward(
     return_softmax: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (out, lse, nothing, nothing) of packed documents. Raises: as `_flash_attn_forward`."""
-    out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q), dtype=torch.float32, device=q.device)
+    out = torch.zeros_like(q)
+    lse = torch.full((q.shape[1], len(q)), math.inf, dtype=torch.float32, device=q.device)
     options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
     for rows, keys in _documents(cu_seqlens_q, cu_seqlens_k):
         found = _flash_attn_forward(q[None, rows], k[None, keys], v[None, keys], *options)
@@ -175,6 +176,8 @@ def _flash_attn_varlen_backward(
 ) -> Tensor:
     """Write dq, dk and dv of packed documents; return nothing of use. Raises: as `_flash_attn_forward`."""
     options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
+    for gradient in (dq, dk, dv):
+        gradient.zero_()
     for rows, keys in _documents(cu_seqlens_q, cu_seqlens_k):
         of_rows, of_keys = (dout, q, out, dq), (k, v, dk, dv)
         dout_, q_, out_, dq_ = (x[None, rows] for x in of_rows)
