@@ -46,7 +46,7 @@ def check(
     junit: File = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page, with pictures of the errors.")] = None,
     script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite.")] = None,
-    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge.")] = None,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge; not with --only.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
@@ -270,7 +270,9 @@ def _request(
             _device(device)
         for path in files:
             if path is not None:
-                check_writable("a file for a report", path)
+                check_writable(
+                    "a file for a report", path, make_folder=path is files[-1]
+                )  # --init makes its folder
     except RinglabError as error:
         _bad(error, as_json)
 

@@ -46,5 +46,6 @@ def write(reference: str, file: Path, claims: dict[str, Any]) -> str:
     lines = [f"    {key}={value!r},\n".replace("'", '"') for key, value in found.items()]
     module, _, name = reference.partition(":")
     about = {"reference": reference, "file": file, "module": module, "owner": name.partition(".")[0]}
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(TEXT.format(**about, name=name, claims="".join(lines)), encoding="utf-8")
     return f"{file} is written: read its claims, then run `python -m pytest {file}`"

@@ -9,6 +9,10 @@ from ringlab.conformance.runs import GIVEN
 
 LOADS = "loads"
 """The check before all others: the target can be imported and states its claims."""
+IGNORED = "accepted and ignored"
+"""Part of the evidence about an argument that changes no result."""
+ROUNDING = 1e-3
+"""Errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32."""
 _LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -46,9 +50,11 @@ def first(findings: Sequence[_Finding]) -> str:
 def _first(failed: Sequence[_Finding]) -> str:
     if failed[0].name == LOADS:
         return f"The target could not be imported: {failed[0].evidence}"
-    located = wrong_values(failed)
-    if located is not None:
-        return _of_values(located["smallest"])
+    wrong = _of_wrong_values(failed)
+    if wrong is not None and IGNORED in wrong.evidence:
+        return wrong.evidence
+    if wrong is not None and wrong.where is not None:
+        return _of_values(wrong.where["smallest"])
     troubled = next((each.where for each in failed if each.where and "trouble" in each.where), None)
     return _of_trouble(troubled) if troubled else f"The check {failed[0].name!r} fails: {failed[0].evidence}"
 
@@ -65,10 +71,20 @@ def beside(findings: Sequence[_Finding]) -> str:
 
 
 def wrong_values(findings: Sequence[_Finding]) -> dict[str, Any] | None:
-    """Return the places of the first check whose values are wrong, None if there is none."""
-    return next(
-        (each.where for each in findings if not each.ok and each.where and "smallest" in each.where), None
-    )
+    """Return the places of the first check whose values are wrong by more than rounding, else of the first one; None if none is wrong."""
+    wrong = _of_wrong_values(findings)
+    return None if wrong is None else wrong.where
+
+
+def _of_wrong_values(findings: Sequence[_Finding]) -> _Finding | None:
+    wrong = [each for each in findings if not each.ok and each.where and "smallest" in each.where]
+    return next((each for each in wrong if _gross(each.where)), wrong[0] if wrong else None)
+
+
+def _gross(where: Mapping[str, Any] | None) -> bool:
+    """Whether a value is wrong by more than the rounding of a ring that computes in fewer digits than it returns."""
+    results = where["smallest"]["results"] if where else []
+    return any(not each["ok"] and (each["error"] is None or each["error"] > ROUNDING) for each in results)
 
 
 def results_of(located: Mapping[str, Any]) -> str:
