@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from ringlab import plain_ring
 from ringlab.cli import app
 from ringlab.conformance import diagnosis
 from ringlab.conformance.counterexample import ONE_HOT, located, wide_runs
@@ -204,3 +206,25 @@ def test_other_kinds_have_a_page_too(kind: str, target: str, tmp_path: Path) -> 
     done = CliRunner().invoke(app, ["check", target, "--kind", kind, "--html", str(file), "--json"])
     page = Page(file.read_text())
     assert done.exit_code == 1 and "The check 'values' fails:" in page.text and f"--kind {kind}" in page.text
+
+
+def test_a_headline_prefers_values_that_are_wrong_by_more_than_rounding() -> None:
+    def attend(q, k, v, *, ring, positions, causal):
+        """In float32 whatever the inputs are; and dk is twice what it should be."""
+        doubled = 2 * k - k.detach()
+        out, lse = plain_ring.attend(
+            ring, *(x.float() for x in (q, doubled, v)), causal=causal, positions=positions
+        )
+        return out.to(q.dtype), lse.to(torch.promote_types(q.dtype, torch.float32))
+
+    report = check(attend, quick=True, only=("forward", "dk"), isolate=False, ranks=(2,))
+    assert report.failed == ["forward", "dk"] and "float64" in report.findings[1].evidence
+    assert diagnosis.first(report.findings).startswith("dk is wrong")
+
+
+def test_a_headline_names_an_argument_that_is_ignored() -> None:
+    def attend(q, k, v, *, ring, positions, causal, window=None):
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = check(attend, quick=True, only=("window",), isolate=False, layouts=("zigzag",))
+    assert diagnosis.first(report.findings).startswith("window, accepted and ignored: no result changes")
