@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from ringlab.conformance.runs import JOINT, Ran, Run, cotangent_of_lse, inputs, joint_of, sinks_of
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
@@ -30,7 +31,9 @@ def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     return truth_of(plain)
 
 
-def truth_of(plain: Run, factors: np.ndarray | None = None) -> tuple[Results, dict[str, float]]:
+def truth_of(
+    plain: Run, factors: Float[np.ndarray, "B H S S"] | None = None
+) -> tuple[Results, dict[str, float]]:
     """Return `expected` of a run whose weights are multiplied by dropout `factors`, (B, H, S, S)."""
     q, k, v, dout = inputs(plain)
     if plain.joint:

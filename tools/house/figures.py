@@ -160,7 +160,7 @@ def of_lengths(root: Path) -> Iterator[Figure]:
             True,
         )
     reference, course = (_lines([*(root / package).rglob("*.py")]) for package in imports.PACKAGES)
-    yield Figure("lines of ringlab", f"{reference:,}", "< 33,000", reference < 33_000)
+    yield Figure("lines of ringlab", f"{reference:,}", "< 36,000", reference < 36_000)
     yield Figure("lines of ringlab_course", f"{course:,}", "–", True)
 
 

@@ -1,5 +1,4 @@
 """Stages 18.forward and 18.backward: the conformance suite's checks, and the questions that it leaves to an exercise.
-
 Common mistakes are listed by where they show: in values, in messages, in behaviour.
 """
 

@@ -120,7 +120,7 @@ class Learners:
             if name != "lse" and _name(x.dtype) != run.dtype
         ]
         wide = {name: oracle.float64(x) for name, x in arrays.items()}
-        part = RankResult(positions_of(run)[rank].numpy(), wide, notes)
+        part = RankResult(positions=positions_of(run)[rank].numpy(), arrays=wide, notes=notes)
         if run.meter:
             trace, peak = outcome.trace, outcome.memory[rank].peak_bytes
             meter = Meter(trace.bytes_sent(rank), trace.rounds(rank), tuple(sorted(trace.peers(rank))), peak)
