@@ -15,7 +15,7 @@ from ringlab import ring_attention
 from ringlab.comm.processes.launch import ProcessesFailedError
 from ringlab.conformance import perform
 from ringlab.conformance.checks_faults import FAULT_CHECKS
-from ringlab.conformance.runner import Report, check, check_source
+from ringlab.conformance.runner import AGAIN, Report, check, check_source
 from ringlab.conformance.runs import Ran, RankResult, Run, Trouble
 from ringlab.conformance.target import Claims, as_target
 
@@ -142,9 +142,9 @@ def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
     )
 
 
-@pytest.mark.parametrize(("busy", "failed"), [(1, []), (2, ["rank dies"])])
-def test_a_rank_that_goes_on_may_be_slow_once(busy: int, failed: list[str]) -> None:
-    """On a busy machine a rank may notice too late: the runs are made once more, and the second verdict counts."""
+@pytest.mark.parametrize(("busy", "failed"), [(1, []), (2, []), (3, ["rank dies"])])
+def test_a_rank_that_goes_on_may_be_slow_twice(busy: int, failed: list[str]) -> None:
+    """On a busy machine a rank may notice too late: the runs are made again, and the last verdict counts."""
 
     class Source:
         made_so_far: ClassVar[list[Run]] = []
@@ -166,7 +166,7 @@ def test_a_rank_that_goes_on_may_be_slow_once(busy: int, failed: list[str]) -> N
     (dies,) = (each for each in FAULT_CHECKS if each.name == "rank dies")
     report = check_source(Source(), [dies])
     assert report.failed == failed
-    assert [bool(run.fault) for run in Source.made_so_far] == [False, True, False, True]
+    assert [bool(run.fault) for run in Source.made_so_far] == [False, True] * min(busy + 1, 1 + AGAIN)
 
 
 @pytest.mark.parametrize(("raised", "stopped"), [(True, ()), (False, (0,))])
