@@ -52,7 +52,7 @@ the median of three runs of `ringlab check TARGET --json`, whose `seconds` inclu
 _STYLES = """## Right rings that it accepts
 
 A suite that blames a right ring is of no use. These right rings work in other ways than the plain ring, and the suite accepts each
-of them. With all of 50 seeds it accepts their values: `python -m tools.conformance.evidence styles
+of them. With all of 10 seeds it accepts their values: `python -m tools.conformance.evidence styles
 benchmarks/results/conformance/styles.json` writes that sweep. What no seed changes, such as messages and memory, a test asks once.
 The last column names the checks that a style leaves out, because
 its target does not claim what they ask, or allows them to fail with this reason.
