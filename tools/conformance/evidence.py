@@ -38,7 +38,7 @@ from tools.conformance import matrix_page
 from tools.conformance.matrix_page import Row
 
 SEEDS = {"seeds": 50, "styles": 10}
-"""Seeds of each sweep; ten styles take as long for one as the two rings for seven."""
+"""How many seeds a sweep tries."""
 RIGHT = {
     "seeds": ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend"),
     "styles": tuple(f"ringlab.conformance.styles:{name}" for name in STYLES),
