@@ -175,9 +175,6 @@ def _truth(run: Run) -> str:
         mask += [f"visible &= (i - j).abs() < {run.window}"]
     if run.documents:
         mask += ["visible &= DOCUMENTS[:, None] == DOCUMENTS"]
-    dlse = "None"
-    if run.dlse:
-        dlse = "dlse().double()"
     return _body(
         '''
         def truth():
@@ -195,7 +192,9 @@ def _truth(run: Run) -> str:
         ''',
         SOFTCAP=[f"scores = {run.softcap} * torch.tanh(scores / {run.softcap})"] if run.softcap else [],
         MASK=mask,
-    ).replace("DLSE", dlse if run.dlse else "torch.zeros_like(lse)") + (_DLSE if run.dlse else "")
+    ).replace("DLSE", "dlse().double()" if run.dlse else "torch.zeros_like(lse)") + (
+        _DLSE if run.dlse else ""
+    )
 
 
 _DLSE = '''

@@ -35,10 +35,8 @@ from ringlab.conformance.runs import Run
 from ringlab.conformance.styles import STYLES
 from ringlab.conformance.target import Target
 from tools.conformance import matrix_page
-from tools.conformance.matrix_page import Row
+from tools.conformance.matrix_page import SEEDS, Row
 
-SEEDS = {"seeds": 50, "styles": 10}
-"""How many seeds a sweep tries."""
 RIGHT = {
     "seeds": ("ringlab.attention:ring_attention", "ringlab.plain_ring:attend"),
     "styles": tuple(f"ringlab.conformance.styles:{name}" for name in STYLES),

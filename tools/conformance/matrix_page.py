@@ -14,6 +14,8 @@ from ringlab.conformance.checks_resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.styles import STYLES, Style
 
+SEEDS = {"seeds": 50, "styles": 10}
+"""How many seeds each sweep tries."""
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
 MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("messages and bytes are counted", ("rounds", "bytes")),
@@ -49,10 +51,10 @@ The goals for the time of a right ring are 60 seconds for the quick tier and ten
 the median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch. A target over
 `torch.distributed` starts processes for each number of ranks and takes longest.
 """
-_STYLES = """## Right rings that it accepts
+_STYLES = f"""## Right rings that it accepts
 
 A suite that blames a right ring is of no use. These right rings work in other ways than the plain ring, and the suite accepts each
-of them. With all of 10 seeds it accepts their values: `python -m tools.conformance.evidence styles
+of them. With all of {SEEDS["styles"]} seeds it accepts their values: `python -m tools.conformance.evidence styles
 benchmarks/results/conformance/styles.json` writes that sweep. What no seed changes, such as messages and memory, a test asks once.
 The last column names the checks that a style leaves out, because
 its target does not claim what they ask, or allows them to fail with this reason.
