@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,8 @@ def check(
             _refuse(context, "--init", ("only", "seed", *_FILES, *_OF_RUNS), as_json)
         _refuse(context, "--badge", ("only",) if badge else (), as_json)
         _refuse(context, "torchrun", ("transport",) if lead else (), as_json)
-        _request(kind, only, limit, transport, device, (*files.values(), init), as_json)
+        _request(kind, only, limit, transport, device, as_json)
+        _writable(files, init, as_json)
         if init is not None:
             return _init(target, init, claims, as_json)
         asked: dict[str, Any] = {"only": only or (), "seed": seed, "limit": limit}
@@ -160,13 +161,12 @@ def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoRetu
     if as_json:
         print_json(found.as_dict())
         raise typer.Exit(_status(found))
-    if report.said(found):
-        people.print(report.said(found) + "\n", style="bold", markup=False, highlight=False)
-    people.print(_table(found))
+    for sentence in (*report.said(found), *report.no_script(found)):
+        style = "bold yellow" if sentence == found.right_if else "bold"
+        people.print(f"{sentence}\n", style=style, markup=False, highlight=False)
+    people.print(_table(found, report.evidence(found)))
     if found.findings[0].ok:
         people.print(report.summary(found), markup=False, highlight=False)
-    if report.hint(found):
-        people.print(report.hint(found), style="yellow", markup=False, highlight=False)
     raise typer.Exit(_status(found))
 
 
@@ -235,8 +235,15 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
     """Only the claims on the command line; the target itself states the others."""
     from ringlab.errors import BackendError
 
-    listed = {"layouts": layouts, "dtypes": dtypes}
-    claims: dict[str, Any] = {name: tuple(text.split(",")) for name, text in listed.items() if text}
+    claims: dict[str, Any] = {}
+    if layouts or dtypes:
+        from ringlab.conformance.cases import LAYOUTS
+        from ringlab.conformance.target import DTYPES
+
+        for name, text, known in (("layouts", layouts, tuple(LAYOUTS)), ("dtypes", dtypes, DTYPES)):
+            claims |= {name: tuple(text.split(","))} if text else {}
+            if unknown := [each for each in claims.get(name, ()) if each not in known]:
+                _bad(BackendError(f"--{name} among {', '.join(known)}", ", ".join(unknown)), as_json)
     if axes:
         from ringlab.conformance.target import AXES
 
@@ -251,10 +258,9 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
 
 
 def _request(
-    kind: str, only: list[str] | None, limit: float, transport: str, device: str, files: tuple[Path | None, ...], as_json: bool
-) -> None:  # fmt: skip
+    kind: str, only: list[str] | None, limit: float, transport: str, device: str, as_json: bool
+) -> None:
     """Refuse an invalid request before anything is run."""
-    from ringlab.cli.output import check_writable
     from ringlab.comm.processes import connect
     from ringlab.conformance import checks
     from ringlab.errors import BackendError
@@ -268,11 +274,20 @@ def _request(
             connect.check(transport, 1)
         if device != "cpu":
             _device(device)
-        for path in files:
+    except RinglabError as error:
+        _bad(error, as_json)
+
+
+def _writable(files: Mapping[str, Path | None], init: Path | None, as_json: bool) -> None:
+    """Refuse files that cannot be written; the folder of --init is made."""
+    from ringlab.cli.output import check_writable
+
+    try:
+        for name, path in files.items():
             if path is not None:
-                check_writable(
-                    "a file for a report", path, make_folder=path is files[-1]
-                )  # --init makes its folder
+                check_writable(f"--{name}", path)
+        if init is not None:
+            check_writable("--init", init, make_folder=True)
     except RinglabError as error:
         _bad(error, as_json)
 
@@ -295,14 +310,14 @@ def _bad(error: RinglabError, as_json: bool) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _table(found: Report) -> Table:
+def _table(found: Report, texts: dict[str, str]) -> Table:
     table = Table(title=f"conformance of {found.target}", title_justify="left")
     for column in ("", "check", "s", "evidence"):
         table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "s" else "left")
     for finding in found.findings if found.findings[0].ok else found.findings[:1]:
         sign = Text("✓", "green") if finding.ok else Text("✗", "red")
         sign = sign if finding.applies else Text("–", "dim")
-        evidence = Text(finding.evidence)
+        evidence = Text(texts[finding.name])
         if finding.counterexample:
             evidence.append(f"\nsmallest: {finding.counterexample}", "yellow")
         table.add_row(sign, Text(finding.name), f"{finding.seconds:.1f}", evidence)

@@ -15,7 +15,8 @@ import numpy as np
 from ringlab.conformance.measuring import Measured, expected, measure
 from ringlab.conformance.plan_runs import size
 from ringlab.conformance.runs import TWO_RINGS, Ran, Run
-from ringlab.conformance.tolerance import NAMES
+from ringlab.conformance.target import Claims
+from ringlab.conformance.tolerance import NAMES, Results
 
 ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
 """The input that is one-hot where a result is to show each pair of a query and a key."""
@@ -24,12 +25,16 @@ MOST_TOKENS = 64
 _SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
 _WIDE = 4  # ranks of a picture, where the target takes as many
 _DIGITS = 3
+_NEAR = 4  # bounds that values may be off which are taken for others: those of another rank, or multiplied by a number
 
 
 class ResultPlace(TypedDict):
     """One result's errors, as shares of the largest true value; None is NaN or infinite.
 
     by_rank, by_token: the largest errors, by_token in the order of the sequence. heads: those with errors beyond the bound.
+    Wrong values that are true in another way: factor: the number that all true values are multiplied by. of_rank: each rank
+    holds the true values of the rank that many after it. of_name: they are the true values of this result. None, None and ""
+    if they are not.
     """
 
     name: str
@@ -39,6 +44,9 @@ class ResultPlace(TypedDict):
     by_rank: list[float | None]
     by_token: list[float | None]
     heads: list[int]
+    factor: float | None
+    of_rank: int | None
+    of_name: str
 
 
 class PairMap(TypedDict):
@@ -71,23 +79,25 @@ class Located(TypedDict):
 
 
 class Search:
-    """The search for the places of wrong values, from the run that showed them. ranks: numbers that the target claims."""
+    """The search for the places of wrong values, from the run that showed them, within the target's claims."""
 
-    def __init__(self, ran: Ran, names: tuple[str, ...], ranks: Sequence[int]) -> None:
+    def __init__(self, ran: Ran, names: tuple[str, ...], claims: Claims) -> None:
         self.ran, self.names = ran, names
         self.wrong = tuple(each.name for each in _wrong(ran, names))
-        self.smaller = smaller_runs(ran.run)
-        self.wide = wide_runs(ran.run, self.wrong, ranks)
+        self.smaller = smaller_runs(ran.run, claims)
+        # Ranks that share out the heads, and have fewer of them in a lean run, are as many as in the run itself.
+        ranks = () if claims.split_heads else claims.ranks
+        self.wide = wide_runs(ran.run, self.wrong, ranks, whole_heads=claims.split_heads)
         self.runs = {*self.smaller, *self.wide}
 
     def found(self, made: Mapping[Run, Ran]) -> tuple[str, dict[str, Any] | None]:
         """Return the smallest counterexample in words, "" if there is none, and where values are wrong; by the runs made."""
         smallest = self._first(made, self.smaller, self.names)
-        shown = self._first(made, self.wide, self.wrong) or self.ran
+        shown = self._first(made, self.wide, self.wrong) or (smallest if self.ran.trouble else self.ran)
         text = str(max(_wrong(smallest, self.names), key=lambda each: each.ratio)) if smallest else ""
         if smallest is None and not self.wrong:
             return "", None
-        return text, {"smallest": located(smallest or self.ran), "shown": located(shown)}
+        return text, {"smallest": located(smallest or self.ran), "shown": located(shown or self.ran)}
 
     def _first(self, made: Mapping[Run, Ran], runs: Sequence[Run], names: tuple[str, ...]) -> Ran | None:
         return next((made[run] for run in runs if run in made and _wrong(made[run], names)), None)
@@ -97,17 +107,25 @@ def _wrong(ran: Ran, names: tuple[str, ...]) -> list[Measured]:
     return [] if ran.trouble else [each for each in measure(ran, names) if not each.ok]
 
 
-def smaller_runs(counter: Run) -> list[Run]:
-    """Return runs smaller than `counter`, the smallest first, that may show the same error; none where lengths are given or for two rings."""
+def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
+    """Return runs within the claims, the smallest first, that are smaller than `counter` and may show the same error.
+
+    There are none where lengths are given, or for two rings.
+    """
     if _fixed(counter):
         return []
-    lean = replace(_lean(counter), D=4)
-    sizes = [(P, S) for P in (1, 2, 3) if P <= counter.P for S in (P, 2 * P, 4 * P) if S <= counter.S]
+    lean = replace(_lean(counter, claims.split_heads), D=4)
+    ranks = [P for P in (1, 2, 3) if P <= counter.P and P in claims.ranks]
+    ranks = [P for P in ranks if not claims.split_heads or lean.H % P == 0]
+    of_a_rank = (1, 2, 4) if claims.ragged else (2, 4)
+    sizes = [(P, P * tokens) for P in ranks for tokens in of_a_rank if P * tokens <= counter.S]
     candidates = [replace(lean, P=P, S=S) for P, S in sizes]
     return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
 
 
-def wide_runs(counter: Run, wrong: Sequence[str], ranks: Sequence[int]) -> list[Run]:
+def wide_runs(
+    counter: Run, wrong: Sequence[str], ranks: Sequence[int], *, whole_heads: bool = False
+) -> list[Run]:
     """Return runs that may show the errors of the results called `wrong` over (query, key): on several ranks, or as `counter`."""
     name = next((each for each in ("out", "dv", "dq", "dk") if each in wrong), "")
     hot = ONE_HOT.get(name, "")
@@ -119,7 +137,7 @@ def wide_runs(counter: Run, wrong: Sequence[str], ranks: Sequence[int]) -> list[
     free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
     sizes = [(P, 8 * P)] if free else []
     sizes += [(counter.P, counter.S)]
-    lean = _lean(counter)
+    lean = _lean(counter, whole_heads)
     return [
         replace(lean, P=P, S=S, D=1 << max(2, (S - 1).bit_length()), one_hot=hot)
         for P, S in dict.fromkeys(sizes)
@@ -133,26 +151,27 @@ def _fixed(run: Run) -> bool:
     return bool(given) or run.use == TWO_RINGS
 
 
-def _lean(counter: Run) -> Run:
-    """The run with one sequence and one key/value head, without anything that only other checks look at."""
-    return replace(counter, B=1, H=counter.H // counter.K, K=1, meter=False, moved=None, twice=False)
+def _lean(counter: Run, whole_heads: bool) -> Run:
+    """The run with one sequence and one key/value head, or all heads, without anything that only other checks look at."""
+    H, K = (counter.H, counter.K) if whole_heads else (counter.H // counter.K, 1)
+    return replace(counter, B=1, H=H, K=K, meter=False, moved=None, twice=False)
 
 
 def located(ran: Ran) -> Located:
     """Return where the values of a run are wrong."""
     true, _ = expected(ran.run.plain)
     found = measure(ran, NAMES if not ran.run.keys else ("out", "lse", "dq"))
-    places = [_place(each, ran.arrays[each.name], getattr(true, each.name), ran.positions) for each in found]
+    places = [_place(each, ran.arrays[each.name], true, ran.positions) for each in found]
     positions = [each.tolist() for each in ran.positions]
     return Located(
         run=asdict(ran.run), text=str(ran.run), positions=positions, results=places, pairs=_pairs(ran, places)
     )
 
 
-def _place(
-    measured: Measured, array: np.ndarray, right: np.ndarray, positions: list[np.ndarray]
-) -> ResultPlace:
-    errors = _errors(array, right)
+def _place(measured: Measured, array: np.ndarray, true: Results, positions: list[np.ndarray]) -> ResultPlace:
+    right = getattr(true, measured.name)
+    errors, near = _errors(array, right), _NEAR * measured.bound
+    others = [] if measured.ok else [name for name in NAMES if name != measured.name]
     by_token, by_head = _largest(errors, 2), _largest(errors, 1)
     return ResultPlace(
         name=measured.name,
@@ -162,7 +181,42 @@ def _place(
         by_rank=[_number(by_token[own].max(initial=0.0)) for own in positions],
         by_token=[_number(each) for each in by_token],
         heads=[int(head) for head in np.flatnonzero(~(by_head <= measured.bound))],
+        factor=None if measured.ok else _factor(array, right, near),
+        of_rank=None if measured.ok else _of_rank(array, right, positions, near),
+        of_name=next((name for name in others if _is(array, getattr(true, name), near)), ""),
     )
+
+
+def _is(array: np.ndarray, true: np.ndarray, near: float) -> bool:
+    return array.shape == true.shape and bool(true.any()) and bool(_errors(array, true).max() <= near)
+
+
+def _factor(array: np.ndarray, right: np.ndarray, near: float) -> float | None:
+    """The number that all true values are multiplied by, if there is one."""
+    there = np.isfinite(right)
+    values, true = array[there].astype(np.float64), right[there]
+    if not np.isfinite(values).all() or not true.any():
+        return None
+    factor = float(values @ true) / float(true @ true)
+    largest = float(np.abs(true).max())
+    fits = np.abs(values - factor * true).max() <= near * largest * max(1.0, abs(factor))
+    return _number(factor) if fits else None
+
+
+def _of_rank(
+    array: np.ndarray, right: np.ndarray, positions: Sequence[np.ndarray], near: float
+) -> int | None:
+    """How many ranks further on the values belong that each rank holds, if that is the same number for all."""
+    P = len(positions)
+    if len({len(own) for own in positions}) > 1 or not len(positions[0]):
+        return None
+    for further in range(1, P):
+        true = np.empty_like(right)
+        for rank, own in enumerate(positions):
+            true[:, :, own] = right[:, :, positions[(rank + further) % P]]
+        if _is(array, true, near):
+            return further
+    return None
 
 
 def _errors(array: np.ndarray, right: np.ndarray) -> np.ndarray:

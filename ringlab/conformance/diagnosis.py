@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -64,7 +65,8 @@ def beside(findings: Sequence[_Finding]) -> str:
     located = wrong_values(findings)
     if located is None:
         return ""
-    sentences = [results_of(located["shown"]), blocks_of(located["shown"])]
+    shown = located["shown"]
+    sentences = [results_of(shown), relations_of(shown), blocks_of(shown)]
     if located["smallest"]["run"]["P"] == 1:
         sentences.append("One rank alone gives a wrong result too.")
     return " ".join(each for each in sentences if each)
@@ -83,8 +85,11 @@ def _of_wrong_values(findings: Sequence[_Finding]) -> _Finding | None:
 
 def _gross(where: Mapping[str, Any] | None) -> bool:
     """Whether a value is wrong by more than the rounding of a ring that computes in fewer digits than it returns."""
-    results = where["smallest"]["results"] if where else []
-    return any(not each["ok"] and (each["error"] is None or each["error"] > ROUNDING) for each in results)
+    return any(map(_is_gross, where["smallest"]["results"] if where else []))
+
+
+def _is_gross(result: Mapping[str, Any]) -> bool:
+    return not result["ok"] and beyond(result["error"], ROUNDING)
 
 
 def results_of(located: Mapping[str, Any]) -> str:
@@ -97,6 +102,39 @@ def results_of(located: Mapping[str, Any]) -> str:
     parts = [f"{_all(right)} right on every rank"] if right else []
     parts += [f"{_all(names)} wrong {place}" for place, names in where.items()]
     return f"With {settings(located['run'])}: {'; '.join(parts)}."
+
+
+def relations_of(located: Mapping[str, Any]) -> str:
+    """Return a sentence on wrong results that are true ones under another name, of another rank, or times a number; or ""."""
+    parts = []
+    for each in located["results"]:
+        if each["of_name"]:
+            parts.append(f"{each['name']} is the true {each['of_name']}")
+        elif each["of_rank"] is not None:
+            parts.append(
+                f"each rank holds the {each['name']} of {_rank_after(each['of_rank'], located['run']['P'])}"
+            )
+        elif each["factor"] is not None:
+            parts.append(_times(each["name"], each["factor"], located["run"]))
+    return f"Of the wrong results, {'; '.join(parts)}." if parts else ""
+
+
+def _rank_after(further: int, P: int) -> str:
+    if P == 2:
+        return "the other rank"
+    names = {1: "the next rank", P - 1: "the rank before it"}
+    return names.get(further, f"the rank {further} after it")
+
+
+def _times(name: str, factor: float, run: Mapping[str, Any]) -> str:
+    """A result that is a multiple of the true one, with the numbers that the factor may be."""
+    if factor == 0:
+        return f"{name} is 0 everywhere"
+    P, root = run["P"], math.sqrt(run["D"])
+    numbers = {"P": P, "1/P": 1 / P, "√D": root, "1/√D": 1 / root, "H/K": run["H"] / run["K"], "−1": -1.0}
+    numbers |= {"log₂ e, as in base 2": math.log2(math.e)} if name == "lse" else {}
+    meant = [word for word, number in numbers.items() if math.isclose(factor, number, rel_tol=5e-3)]
+    return f"{name} is {factor:g} times the true one" + (f" ({' or '.join(meant)})" if meant else "")
 
 
 def blocks_of(located: Mapping[str, Any]) -> str:
@@ -160,7 +198,8 @@ def beyond(error: float | None, bound: float) -> bool:
 
 
 def _of_values(located: Mapping[str, Any]) -> str:
-    result = next(each for each in located["results"] if not each["ok"])
+    wrong = [each for each in located["results"] if not each["ok"]]
+    result = next(filter(_is_gross, wrong), wrong[0])
     run, P = located["run"], located["run"]["P"]
     tokens = [t for t, error in enumerate(result["by_token"]) if beyond(error, result["bound"])]
     heads = run["K"] if result["name"] in ("dk", "dv") else run["H"]

@@ -39,7 +39,8 @@ class Report:
     """The findings about a target, check by check, and how it was run.
 
     options: those of the command, as in a shell, that have an effect on the runs. script: the smallest counterexample as
-    a program of its own, if one was requested and can be written; no_script: the reason why there is none.
+    a program of its own, if one was requested and can be written; no_script: the reason why there is none. right_if: a
+    sentence on the axes, layout or mask with which a target that fails is right, "" if none was found.
 
     >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
     >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
@@ -61,6 +62,7 @@ class Report:
     options: str = ""
     script: str = ""
     no_script: str = ""
+    right_if: str = ""
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows the last value of a cell."""

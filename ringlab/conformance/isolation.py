@@ -31,6 +31,8 @@ START_SECONDS = 120.0
 """Seconds for a child to start Python and torch and to connect its ranks, on a busy machine."""
 MOST_OUTPUT = 4 << 20
 """Bytes that a run may print."""
+HUNG = "hung"
+"""The kind of trouble of a run that its limit of time ended."""
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
@@ -122,7 +124,7 @@ class ChildProcess:
             trouble = Trouble("crashed", f"the process ended with {how}{self.output.last_words()}")
         elif self.clock.tick() > deadline:
             told = f"the limit of {limit:g} s for {what} was hit{self.stands()}"
-            trouble = Trouble("hung", f"{told}{self.output.last_words()}")
+            trouble = Trouble(HUNG, f"{told}{self.output.last_words()}")
         if trouble is not None:
             self.kill()
         return trouble

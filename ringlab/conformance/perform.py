@@ -45,6 +45,10 @@ class TargetSpec:
             return load(self.what, **self.claims)
         return as_target(self.what, **self.claims)
 
+    def claiming(self, **claims: Any) -> TargetSpec:
+        """Return the same target with these claims in place of its own."""
+        return replace(self, claims={**self.claims, **claims})
+
 
 def transport_of(over: str, transport: str) -> str:
     """Return the transport of a target over `over` if `transport` was requested."""
@@ -144,8 +148,12 @@ def _faults(run: Run) -> tuple[Fault, ...]:
 
 
 def described(error: BaseException) -> Trouble:
-    """Return the text of an exception of a run, or if it has none its type and the line that raised it."""
+    """Return the text of an exception of a run, or if it has none its type and the line that raised it.
+
+    Lone surrogates, which no file can hold, are written as escapes.
+    """
     trouble = trouble_of(error)
+    trouble = replace(trouble, text=trouble.text.encode(errors="backslashreplace").decode())
     if not trouble.text.endswith(": "):
         return trouble
     while type(error).__name__.endswith("FailedError") and error.__cause__ is not None:

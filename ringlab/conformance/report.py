@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from xml.etree import ElementTree
 
 import ringlab
 from ringlab.conformance import diagnosis
-from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
 
 
@@ -29,31 +29,36 @@ def summary(report: Report) -> str:
     return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {failed}"
 
 
-def hint(report: Report) -> str:
-    """Return a common cause of failures of every kind, or "": no target, or tensors with other axes.
-
-    A target that holds tokens before heads fails all checks with errors about shapes that do not say why.
-    """
-    by_name = {finding.name: finding for finding in report.findings}
+def said(report: Report) -> list[str]:
+    """Return sentences on the first fault, on a way to call the target that is right, and on what is right beside the fault."""
     left = sum(finding.evidence == NO_TARGET for finding in report.findings)
-    if left:
-        return f"There is no target to check: {left} checks were not run."
-    loads, types = by_name.get(LOADS), by_name.get("types") or by_name.get("forward")
-    if loads is None or types is None or types.ok or "q is (B, H, L, D)" not in loads.evidence:
-        return ""
-    if not types.evidence.startswith(("raised", "wrong result")):
-        return ""
-    return (
-        "q was given as (B, H, L, D): batch, heads, tokens, head dim. For a function that takes (B, L, H, D) "
-        'say --axes BLHD, or Target(…, axes="BLHD").'
+    nothing = f"There is no target to check: {left} checks were not run." if left else ""
+    sentences = (
+        diagnosis.first(report.findings),
+        report.right_if,
+        diagnosis.beside(report.findings),
+        nothing,
     )
+    return [each for each in sentences if each]
 
 
-def said(report: Report) -> str:
-    """Return the first fault in a sentence, what is right beside it, and why there is no script if one was requested; or ""."""
-    no_script = f"No script is written: {report.no_script}." if report.no_script else ""
-    sentences = [diagnosis.first(report.findings), diagnosis.beside(report.findings), no_script]
-    return "\n\n".join(each for each in sentences if each)
+def evidence(report: Report) -> dict[str, str]:
+    """Return each check's evidence by its name; for a trouble that an earlier check had as well, a short reference to that."""
+    before: dict[str, str] = {}
+    found = {}
+    for finding in report.findings:
+        trouble = finding.where.get("trouble") if finding.where else None
+        # The same error at other shapes is the same trouble.
+        cause = re.sub(r"\d+", "0", f"{trouble['kind']}: {trouble['text']}") if trouble else finding.name
+        first = before.setdefault(cause, finding.name)
+        again = first != finding.name
+        found[finding.name] = f"{trouble['kind']} as in “{first}”" if trouble and again else finding.evidence
+    return found
+
+
+def no_script(report: Report) -> list[str]:
+    """Return a sentence on why there is no script, if one was requested and there is none."""
+    return [f"No script is written: {report.no_script}."] if report.no_script else []
 
 
 def script(report: Report) -> str:
@@ -66,17 +71,18 @@ def markdown(report: Report) -> str:
     lines = [
         f"# Conformance of `{report.target}`",
         "",
-        *([_plain(said(report)), ""] if said(report) else []),
-        f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}. {hint(report)}".rstrip(),
+        *(line for sentence in (*said(report), *no_script(report)) for line in (_plain(sentence), "")),
+        f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}.",
         "",
         "| check | asks | verdict | evidence |",
         "|---|---|---|---|",
     ]
+    texts = evidence(report)
     for finding in report.findings:
-        evidence = finding.evidence
+        shown = texts[finding.name]
         if finding.counterexample:
-            evidence += f". Smallest counterexample: {finding.counterexample}"
-        cells = (finding.name, finding.asks, mark(finding), evidence)
+            shown += f". Smallest counterexample: {finding.counterexample}"
+        cells = (finding.name, finding.asks, mark(finding), shown)
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -96,9 +102,9 @@ def junit(report: Report) -> str:
         if not finding.applies:
             ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
         elif not finding.ok:
-            evidence = _xml(finding.evidence)
-            ElementTree.SubElement(case, "failure", message=evidence).text = (
-                _xml(finding.counterexample) or evidence
+            message = _xml(finding.evidence)
+            ElementTree.SubElement(case, "failure", message=message).text = (
+                _xml(finding.counterexample) or message
             )
         else:
             ElementTree.SubElement(case, "system-out").text = _xml(finding.evidence)

@@ -11,7 +11,7 @@ import ringlab
 from ringlab.conformance import diagnosis
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.picture import largest_difference, over_pairs, over_tokens
-from ringlab.conformance.report import hint, mark, summary
+from ringlab.conformance.report import evidence, mark, said, summary
 
 PICTURES = 3
 """Checks whose errors are drawn, at most."""
@@ -20,17 +20,17 @@ _SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "�
 
 def html(report: Report) -> str:
     """Return the report as a page: the first fault, how to reproduce it, pictures of the errors, and a table of all checks."""
-    first, beside = diagnosis.first(report.findings), diagnosis.beside(report.findings)
+    first, *others = said(report) or [""]
     verdict = "All checks passed" if report.ok else f"{len(report.failed)} of {_asked(report)} checks failed"
     body = [
         f"<header><p class='kind'>ringlab check, version {ringlab.__version__}</p><h1>{text(report.target or 'a target')}</h1>",
         f"<p class='verdict {'good' if report.ok else 'bad'}'>{_SIGNS['passed' if report.ok else 'failed']} {verdict}</p>",
         *([f"<p class='first'>{text(first)}</p>"] if first else []),
-        *([f"<p>{text(beside)}</p>"] if beside else []),
-        *([f"<p>{text(hint(report))}</p>"] if hint(report) else []),
+        *(f"<p>{text(each)}</p>" for each in others),
         f"<p class='quiet'>{text(_ran(report))}</p></header>",
+        *_pictures(report)[:1],
         _reproduce(report) if not report.ok else "",
-        *_pictures(report),
+        *_pictures(report)[1:],
         _table(report),
     ]
     title = f"{'Passed' if report.ok else 'Failed'}: ringlab check {report.target}"
@@ -169,7 +169,8 @@ def _error_cell(error: float | None, bound: float) -> str:
 def _table(report: Report) -> str:
     """All findings, those that failed first."""
     order = {"failed": 0, "allowed": 1, "passed": 2, "does not apply": 3}
-    rows = [_row(finding) for finding in sorted(report.findings, key=lambda each: order[mark(each)])]
+    texts, found = evidence(report), sorted(report.findings, key=lambda each: order[mark(each)])
+    rows = [_row(finding, texts[finding.name]) for finding in found]
     return (
         "<section><h2>All checks</h2><table class='checks'><thead><tr><th scope='col'>Check</th>"
         "<th scope='col'>Verdict</th><th scope='col'>Evidence</th></tr></thead>"
@@ -177,12 +178,12 @@ def _table(report: Report) -> str:
     )
 
 
-def _row(finding: Finding) -> str:
+def _row(finding: Finding, shown: str) -> str:
     verdict = mark(finding)
     small = f"<p class='quiet'>Smallest: {text(finding.counterexample)}</p>" if finding.counterexample else ""
     return (
         f"<tr class='{verdict.replace(' ', '-')}'><th scope='row'>{text(finding.name)}<p class='quiet'>{text(finding.asks)}</p></th>"
-        f"<td class='mark'>{_SIGNS[verdict]}&nbsp;{verdict}</td><td>{text(finding.evidence)}{small}</td></tr>"
+        f"<td class='mark'>{_SIGNS[verdict]}&nbsp;{verdict}</td><td>{text(shown)}{small}</td></tr>"
     )
 
 

@@ -6,17 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from ringlab.conformance import checks
+from ringlab.conformance import checks, guesses
 from ringlab.conformance.counterexample import Search, smaller_runs, troubled
 from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
-from ringlab.conformance.isolation import Isolated
+from ringlab.conformance.isolation import HUNG, Isolated
 from ringlab.conformance.measuring import measure
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
 from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.source import Source
 from ringlab.conformance.target import Claims
 from ringlab.errors import BackendError
 
@@ -24,7 +25,7 @@ LIMIT = 30.0
 """Seconds for the import of a target, and for each run."""
 AGAIN = 2
 """How often the runs of a check are made again where a busy machine alone could be the cause of its verdict."""
-HUNG = 2
+_IN_A_ROW = 2
 """Runs in a row that may hang; each costs the limit."""
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
 
@@ -61,21 +62,14 @@ def check(
     spec = TargetSpec(target, transport, device, claims)
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
-    with Isolated(spec, limit) if isolate else _Here(spec) as source:
-        return report_on(source, spec, quick=quick, seed=seed, only=only, limit=limit, progress=progress)
 
+    def source_of(spec: TargetSpec) -> Isolated | _Here:
+        return Isolated(spec, limit) if isolate else _Here(spec)
 
-class Source(Protocol):
-    """A source of runs of a target: child processes, this process, or workers in a sandbox."""
-
-    def claims(self) -> Claims | Trouble:
-        """Return the target's claims, or the reason why there is no target."""
-
-    def skip(self, run: Run) -> None:
-        """Skip a run that no check needs any more."""
-
-    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield the outcome of each run that was not skipped, in order."""
+    with source_of(spec) as source:
+        report = report_on(source, spec, quick=quick, seed=seed, only=only, limit=limit, progress=progress)
+        report.right_if = guesses.right_if(report, source, lambda axes: source_of(spec.claiming(axes=axes)))
+        return report
 
 
 def report_on(
@@ -187,18 +181,18 @@ class _Suite:
         hung: list[Ran] = []  # in a row, with no fault that others could wait for
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
-            hangs = ran.trouble is not None and ran.trouble.kind == "hung" and not ran.run.ends
+            hangs = ran.trouble is not None and ran.trouble.kind == HUNG and not ran.run.ends
             hung = [*hung, ran] if hangs else []
             for each in self.selected:
                 if each.name not in self.findings and ran.run in planned[each.name]:
                     self._judge(plan, each, planned, ran)
-            if len(hung) >= HUNG:
+            if len(hung) >= _IN_A_ROW:
                 self._give_up(hung, planned)
         self._make_again(plan, planned)
         for each in self.selected:
             if each.name not in self.findings:
                 self._found(Finding(each.name, each.asks, False, "not run", 0.0))
-        self._look_for_smaller(plan.claims.ranks)
+        self._look_for_smaller(plan.claims)
 
     def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]], ran: Ran) -> None:
         """Judge a check if all its runs are made, or the last one, `ran`, settles it."""
@@ -263,10 +257,10 @@ class _Suite:
             if run not in awaited and run not in self.done:
                 self.source.skip(run)
 
-    def _look_for_smaller(self, ranks: Sequence[int]) -> None:
+    def _look_for_smaller(self, claims: Claims) -> None:
         """Find smaller counterexamples for wrong values, and where they are, in a few more runs unless runs hang."""
         checked = [each for each in self.selected if each.name in self.counters][:_EXPLAINED]
-        searches = [Search(self.done[self.counters[each.name]], each.names, ranks) for each in checked]
+        searches = [Search(self.done[self.counters[each.name]], each.names, claims) for each in checked]
         wanted = {run for search in searches for run in search.runs} if not self.gave_up else set()
         made = {ran.run: ran for ran in self.source.made(sorted(wanted, key=size))} if wanted else {}
         for each, search in zip(checked, searches, strict=True):
@@ -284,7 +278,6 @@ __all__ = [
     "NO_TARGET",
     "Finding",
     "Report",
-    "Source",
     "check",
     "check_source",
     "measure",

@@ -313,9 +313,10 @@ def test_joint_tokens_count_once_and_their_gradients_are_left_out() -> None:
 
 
 def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
-    plain = Run(3, 24, "contiguous", True)
+    plain, claims = Run(3, 24, "contiguous", True), as_target(plain_ring.attend).claims()
+    assert smaller_runs(plain, claims)
     for changes in ({"pads": (5,)}, {"keys": 48}, {"dv": 8}, {"dropout": 0.5}):
-        assert smaller_runs(Run(**{**plain.__dict__, **changes})) == []
+        assert smaller_runs(Run(**{**plain.__dict__, **changes}), claims) == []
 
 
 def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:

@@ -12,15 +12,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import ringlab
-from ringlab import conformance
+from ringlab import conformance, plain_ring
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
-from ringlab.conformance.report import badge, hint, junit, markdown, summary
+from ringlab.conformance.report import badge, evidence, junit, markdown, said, summary
+from ringlab.conformance.report_html import html
 from ringlab.conformance.runner import Finding, Report, check
+from ringlab.layout import get_layout
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RIGHT, WRONG = "ringlab.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
@@ -77,25 +80,80 @@ def half_a_merge(outs, lses):  # type: ignore[no-untyped-def]
     return outs.mean(0)
 
 
-def heads_last(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
-    raise ValueError("tokens before heads")
+def tokens_before_heads(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+    return out.transpose(1, 2), lse
 
 
-@pytest.mark.parametrize(("axes", "said"), [("BHLD", True), ("BLHD", False)])
-def test_other_axes_are_named_where_every_shape_is_wrong(axes: str, said: bool) -> None:
-    report = check(heads_last, quick=True, only=("types", "dq"), isolate=False, axes=axes)
-    assert ("--axes BLHD" in hint(report)) is ("--axes BLHD" in markdown(report)) is said
+def zigzag(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
+    layout = get_layout("zigzag", q.shape[2] * ring.world_size, ring.world_size)
+    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(ring.world_size)]
+    return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
 
-def test_no_hint_where_only_values_are_wrong() -> None:
-    assert hint(check(WRONG, quick=True, only=("types", "forward"), isolate=False)) == ""
-    assert hint(made()) == ""
+def zigzag_of_tokens_before_heads(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
+    out, lse = zigzag(ring, *(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+    return out.transpose(1, 2), lse
+
+
+def refuses(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
+    raise ValueError(f"{q.shape[2]} tokens are too many")
+
+
+def always_causal(ring, q, k, v):  # type: ignore[no-untyped-def]
+    positions = [torch.arange(q.shape[2]) + rank * q.shape[2] for rank in range(ring.world_size)]
+    return plain_ring.attend(ring, q, k, v, causal=True, positions=positions)
+
+
+@pytest.mark.parametrize(
+    ("function", "claims", "said"),
+    [
+        (tokens_before_heads, {}, "right for q as (B, L, H, D). If that is meant, say --axes BLHD, or Target(…, axes="),
+        (tokens_before_heads, {"axes": "BLHD"}, ""),
+        (zigzag, {"ragged": False}, "right in the layout zigzag. If that is meant, say --layouts zigzag, or Target("),
+        (zigzag, {"ragged": False, "layouts": ("zigzag",)}, ""),
+        (
+            zigzag_of_tokens_before_heads,
+            {"ragged": False},
+            "for q as (B, L, H, D), in the layout zigzag. If that is meant, say --axes BLHD --layouts zigzag, or",
+        ),
+        (always_causal, {"ragged": False}, "with a causal mask on every call. If that is meant, say Target(…, causal=(True,))."),
+        (always_causal, {"ragged": False, "causal": (True,)}, ""),
+    ],
+)  # fmt: skip
+def test_another_way_to_call_a_target_is_named_if_it_is_right(
+    function: Any, claims: dict[str, Any], said: str
+) -> None:
+    report = check(function, quick=True, only=("types", "forward", "masks"), isolate=False, **claims)
+    assert said in report.right_if and bool(report.right_if) is bool(said) is not report.ok
+    assert report.right_if in markdown(report) and report.right_if in html(report).replace("&quot;", '"')
+    assert report.as_dict()["right_if"] == report.right_if
+
+
+def test_other_axes_are_tried_in_a_child_of_their_own() -> None:
+    report = check(f"{__name__}:tokens_before_heads", quick=True, only=("types",), ranks=(2,))
+    assert "--axes BLHD" in report.right_if
+
+
+@pytest.mark.parametrize("target", [WRONG, "ringlab.conformance.mutants:sees_one_too_many"])
+def test_no_other_way_is_named_where_none_is_right(target: str) -> None:
+    report = check(target, quick=True, only=("types", "forward", "masks"), isolate=False)
+    assert report.failed and report.right_if == "" and made().right_if == ""
+
+
+def test_the_same_error_is_shown_once() -> None:
+    report = check(refuses, quick=True, only=("types", "forward", "long shards"), isolate=False)
+    shown = evidence(report)
+    assert shown["long shards"] == shown["forward"] == "raised as in “types”"
+    assert shown["types"] == report.findings[1].evidence and "as in “types”" in markdown(report)
+    assert report.findings[3].evidence.startswith("raised: ValueError: ")
 
 
 def test_without_a_target_the_table_says_so_once() -> None:
     report = check("ringlab.no_such_module:ring", quick=True, only=("forward", "dq"))
-    assert _table(report).row_count == 1
-    assert hint(report) == "There is no target to check: 2 checks were not run."
+    assert _table(report, evidence(report)).row_count == 1
+    assert said(report)[-1] == "There is no target to check: 2 checks were not run."
 
 
 def test_only_the_named_checks_are_made() -> None:

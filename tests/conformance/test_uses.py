@@ -194,8 +194,18 @@ def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skippe
 
 
 def test_runs_of_packed_documents_are_not_made_smaller() -> None:
-    run = Run(3, 24, "contiguous", True)
-    assert smaller_runs(run) and smaller_runs(Run(**{**run.__dict__, "documents": (20, 4)})) == []
+    run, claims = Run(3, 24, "contiguous", True), as_target(plain_ring.attend).claims()
+    assert smaller_runs(run, claims)
+    assert smaller_runs(Run(**{**run.__dict__, "documents": (20, 4)}), claims) == []
+
+
+def test_smaller_runs_stay_within_the_claims() -> None:
+    """Ranks that it claims; whole halves of a zig-zag for a ring without ragged lengths; all heads if ranks share them out."""
+    run = Run(4, 24, "zigzag", True, H=4, K=4)
+    some = smaller_runs(run, as_target(plain_ring.attend, ranks=(2, 4), ragged=False).claims())
+    assert {each.P for each in some} == {2} and all(each.S % 4 == 0 for each in some)
+    split = smaller_runs(run, as_target(plain_ring.attend, split_heads=True).claims())
+    assert {(each.P, each.H, each.K) for each in split} == {(1, 4, 4), (2, 4, 4)}
 
 
 def test_a_run_names_its_use_and_arguments() -> None:

@@ -14,7 +14,7 @@ from ringlab.conformance.checks_resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.styles import STYLES, Style
 
-SEEDS = {"seeds": 50, "styles": 10}
+SEEDS = {"seeds": 50, "styles": 50}
 """How many seeds each sweep tries."""
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
 MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (

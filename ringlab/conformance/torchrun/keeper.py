@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ringlab.comm.processes.children import GRACE
 from ringlab.comm.processes.launch import environment
-from ringlab.conformance.isolation import START_SECONDS, ChildProcess
+from ringlab.conformance.isolation import HUNG, START_SECONDS, ChildProcess
 from ringlab.conformance.perform import TargetSpec, leave, rank_path
 from ringlab.conformance.runs import RankResult, Trouble
 from ringlab.conformance.torchrun.mail import Mail, Order, World
@@ -25,7 +25,8 @@ STOPPED = "stopped"
 """The kind of trouble of a rank that still waited when others had failed."""
 _POLL = 0.02
 _LOOK = 0.2  # seconds between two looks at what became of the other ranks
-_STACK_SECONDS = 2.0
+_STACK_SECONDS = 10.0
+_STILL = 0.2  # seconds for which an account of where a process is has not grown, and is taken as whole
 
 
 class Keeper:
@@ -48,7 +49,11 @@ class Keeper:
             return
         child = self.child = self.child or self._new(order)
         part = child.part(order, lambda: self.mail.count(failed))
-        place = 0 if part.trouble is None else self.mail.count(failed, 1)
+        place = 0
+        if part.trouble is not None:
+            place = self.mail.count(f"over/{order.number}", 1)
+            if part.trouble.kind != HUNG:  # the others may have as much time as this one had
+                self.mail.count(failed, 1)
         self.mail.put(f"part/{order.number}/{rank}", (place, part))
         if part.trouble is not None:
             self.close()
@@ -120,13 +125,15 @@ class _RankChild(ChildProcess):
 
     def stands(self) -> str:
         """Return the line of the program that is not torch's, as the end of a sentence, "" if that is not known."""
-        stack, end = self.folder / STACK, time.monotonic() + _STACK_SECONDS
+        stack = self.folder / STACK
         if not stack.exists() or self._code() is not None:
             return ""
         os.kill(self.process.pid, signal.SIGUSR1)
-        while not stack.stat().st_size and time.monotonic() < end:
+        size, grown, end = 0, time.monotonic(), time.monotonic() + _STACK_SECONDS
+        while time.monotonic() < (min(end, grown + _STILL) if size else end):
             self.output.pump(_POLL)
-        time.sleep(_POLL)  # the rest of what it writes
+            if stack.stat().st_size > size:
+                size, grown = stack.stat().st_size, time.monotonic()
         return line_of(stack.read_text(errors="replace"))
 
     def _begun(self, number: int) -> bool:

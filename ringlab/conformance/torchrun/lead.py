@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ringlab.conformance.isolation import START_SECONDS, Isolated
+from ringlab.conformance.isolation import HUNG, START_SECONDS, Isolated
 from ringlab.conformance.perform import TargetSpec
 from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, gave, join
 from ringlab.conformance.target import Claims
@@ -95,7 +95,7 @@ def follow(world: World) -> int:
 
 
 class Source:
-    """Runs of a target on torchrun's ranks (see `ringlab.conformance.runner.Source`)."""
+    """Runs of a target on torchrun's ranks (see `ringlab.conformance.source.Source`)."""
 
     def __init__(self, lead: Lead, keeper: Keeper, mail: Mail) -> None:
         self.lead, self.keeper, self.mail, self.spec = lead, keeper, mail, keeper.spec
@@ -143,15 +143,17 @@ class Source:
         self.lead.say(order)
         self.keeper.make(order)
         parts = self._parts(order)
-        self.mail.store.delete_key(f"count/failed/{order.number}")
+        for name in ("failed", "over"):
+            self.mail.store.delete_key(f"count/{name}/{order.number}")
         self.whole = not run.ends and all(part.trouble is None for _, part in parts)
         if all(part.trouble is None for _, part in parts):
             return join(run, [part for _, part in parts])
         results = [part for _, part in parts]
         seconds = time.monotonic() - since
-        return Ran(
-            run, trouble=of_all(parts), seconds=seconds, returned=gave(results), stopped=_waiting(results)
-        )
+        raised = any(part.trouble is not None and part.trouble.kind == RAISED for part in results)
+        # torchrun ends all ranks as soon as one raises, so that it does not matter which of them were done before.
+        returned = () if raised else gave(results)
+        return Ran(run, trouble=of_all(parts), seconds=seconds, returned=returned, stopped=_waiting(results))
 
     def _parts(self, order: Order) -> list[tuple[int, RankResult]]:
         """Each rank's place among those that failed, 0 if it did not, and its result."""
@@ -193,7 +195,7 @@ def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
     return Trouble(kind, "; ".join(told))
 
 
-_WEIGHT = {RAISED: 1, "hung": 2, STOPPED: 3}
+_WEIGHT = {RAISED: 1, HUNG: 1, STOPPED: 2}
 """What follows from another rank's trouble says least. A crash, a missing package and a wrong result have 0, and say most."""
 
 

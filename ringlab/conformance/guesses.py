@@ -1,0 +1,101 @@
+"""A guess at what a target that fails plain runs is meant to be given: other axes, another layout, or always a causal mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.conformance.findings import Report
+from ringlab.conformance.isolation import HUNG
+from ringlab.conformance.measuring import measure
+from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.source import Source
+from ringlab.conformance.target import AXES, Claims
+
+PLAIN = {"types", "forward", "masks", "layouts"}
+"""Checks that fail if a target takes its inputs in another way than it is given them."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to understand a target: the axes of q, the layout, and whether it masks."""
+
+    axes: str
+    layout: str
+    causal: bool
+
+    def run(self, claims: Claims) -> Run:
+        """Return a small run of the forward, read in this way."""
+        P = min((P for P in claims.ranks if P > 1), default=1)
+        heads = 2 * P if claims.split_heads else 2
+        dtype = "float32" if "float32" in claims.dtypes else claims.dtypes[0]
+        return Run(P, 8 * P, self.layout, self.causal, H=heads, K=heads, dtype=dtype, backward=False)
+
+
+def right_if(
+    report: Report, source: Source, with_axes: Callable[[str], AbstractContextManager[Source]]
+) -> str:
+    """Return a sentence on the reading that makes a target's plain runs right, "" if they are right as claimed or none does.
+
+    source: makes runs of the target as claimed; with_axes: opens one that gives it other axes.
+    """
+    if not PLAIN & {*report.failed} or any(HUNG in each.evidence for each in report.findings):
+        return ""
+    claims = source.claims()
+    if isinstance(claims, Trouble):
+        return ""
+    claimed = Reading(claims.axes, claims.layouts[0], True in claims.causal)
+    found = _first(source, claims, claims.axes)
+    if found is None:
+        for axes in (axes for axes in AXES if axes != claims.axes):
+            with with_axes(axes) as other:
+                found = _first(other, claims, axes)
+            if found is not None:
+                break
+    return "" if found is None or found == claimed else _sentence(claimed, found)
+
+
+def _first(source: Source, claims: Claims, axes: str) -> Reading | None:
+    """The first reading with these axes that is right; none is tried after one that has no result."""
+    readings = list(_readings(claims, axes))
+    made = source.made([each.run(claims) for each in readings])
+    for reading, ran in zip(readings, made, strict=False):
+        if ran.trouble is not None:
+            return None
+        if _right(ran):
+            return reading
+    return None
+
+
+def _readings(claims: Claims, axes: str) -> Iterator[Reading]:
+    """The claimed layout first. Without a mask all layouts are alike."""
+    if True not in claims.causal:
+        yield Reading(axes, claims.layouts[0], causal=False)
+    for layout in dict.fromkeys((*claims.layouts[:1], *LAYOUTS)):
+        yield Reading(axes, layout, causal=True)
+
+
+def _right(ran: Ran) -> bool:
+    return all(each.ok for each in measure(ran, ("out",)))
+
+
+def _sentence(claimed: Reading, found: Reading) -> str:
+    where: list[str] = []
+    options: list[str] = []
+    fields: list[str] = []
+    if found.axes != claimed.axes:
+        where.append(f"for q as ({', '.join(found.axes)})")
+        options.append(f"--axes {found.axes}")
+        fields.append(f'axes="{found.axes}"')
+    if found.layout != claimed.layout:
+        where.append(f"in the layout {found.layout}")
+        options.append(f"--layouts {found.layout}")
+        fields.append(f'layouts=("{found.layout}",)')
+    if found.causal != claimed.causal:
+        where.append("with a causal mask on every call")
+        fields.append("causal=(True,)")
+    target = f"Target(…, {', '.join(fields)})"
+    said = f"{' '.join(options)}, or {target}" if len(options) == len(fields) else target
+    return f"A small forward is right {', '.join(where)}. If that is meant, say {said}."
