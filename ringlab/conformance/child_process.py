@@ -68,7 +68,7 @@ def _launched(
 ) -> list[tuple[int, Any]]:
     """Make runs in one launch; return those after a failed one."""
     from ringlab.conformance import perform
-    from ringlab.conformance.runs import Ran, gave
+    from ringlab.conformance.runs import Ran
 
     perform.leave(folder / "now", -1)
     failure = None
@@ -85,7 +85,8 @@ def _launched(
         reported = perform.first_trouble(failure, parts)
         crash = None if run.ends else perform.crash_in(failure)  # a rank that its fault ended is expected
         trouble = crash or reported or perform.described(failure or RuntimeError("a rank left no result"))
-        ran = Ran(run, trouble=trouble, returned=gave(parts), stopped=perform.stopped_in(failure, parts))
+        returned = perform.returned_in(run, parts)
+        ran = Ran(run, trouble=trouble, returned=returned, stopped=perform.stopped_in(failure, parts))
         ran.failed = getattr(failure, "rank", -1)
         perform.leave(perform.ran_path(folder, index), ran)
         return numbered[place + 1 :]

@@ -20,7 +20,7 @@ from ringlab.comm.wrappers.faulty import Fault, Faulty
 from ringlab.conformance.loading import load
 from ringlab.conformance.meters import STALL, SendFault
 from ringlab.conformance.rank import RankPart, WrongResult, trouble_of
-from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, gave, join
 from ringlab.conformance.target import RING, Target, as_target
 from ringlab.conformance.uses import kept_modes
 
@@ -220,6 +220,17 @@ def ranks_left(folder: Path, index: int, P: int) -> list[Any]:
     """Return each rank's result of run `index`, None if there is none yet."""
     paths = [rank_path(folder, index, rank) for rank in range(P)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+
+
+def returned_in(run: Run, parts: Sequence[RankResult | None]) -> tuple[int, ...]:
+    """Return the ranks of processes on which the target returned; none if a shard had a wrong shape and some rank said so.
+
+    That error ends the job. Another rank may have been done before it, and cannot know.
+    """
+    said = any(
+        part is not None and part.trouble is not None and part.trouble.kind == RAISED for part in parts
+    )
+    return () if said and run.fault == "wrong shape" else gave(parts)
 
 
 def any_left(folder: Path, index: int, run: Run) -> bool:

@@ -122,6 +122,28 @@ def test_the_map_names_the_fault(mutant: str, name: str, causal: bool, said: str
     assert said in diagnosis.blocks_of(where)
 
 
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        ("ringlab.conformance.mutants:no_scale_in_dq", "dq", "dq is 5.66 times the true one (√D)."),
+        ("tests.conformance.wrong_values:returns_dv_as_dk", "dk", "dk is the true dv; dv is the true dk."),
+        ("tests.conformance.wrong_values:keeps_gradients_of_the_rank_before", "dk", "each rank holds the dk of the rank before it."),
+        ("ringlab.conformance.mutants:lse_in_base_two", "lse", "lse is 1.44 times the true one (log₂ e, as in base 2)."),
+    ],
+)  # fmt: skip
+def test_a_result_is_recognized_if_it_is_right_in_another_way(target: str, name: str, said: str) -> None:
+    run = wide_runs(Run(2, 48, "zigzag", True), (name,), (2, 3, 4))[0]
+    assert (
+        diagnosis.relations_of(located(on_virtual_ranks(load(target), run)))
+        == f"Of the wrong results, {said}"
+    )
+
+
+@pytest.mark.parametrize("mutant", ["skips_the_last_block", "sees_one_too_many", "gradients_stay"])
+def test_other_wrong_results_are_taken_for_nothing_else(mutant: str) -> None:
+    assert diagnosis.relations_of(shown(mutant, "out", Run(2, 48, "zigzag", True))) == ""
+
+
 def test_a_block_that_counts_twice_is_told_from_one_that_is_halved() -> None:
     source = MUTANTS["skips_the_last_block"].right
     again = "            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], tile_out, tile_lse)\n"

@@ -101,6 +101,10 @@ def refuses(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
     raise ValueError(f"{q.shape[2]} tokens are too many")
 
 
+def raises_a_surrogate(ring, q, k, v, *, causal):  # type: ignore[no-untyped-def]
+    raise ValueError("not text: \udcff")
+
+
 def always_causal(ring, q, k, v):  # type: ignore[no-untyped-def]
     positions = [torch.arange(q.shape[2]) + rank * q.shape[2] for rank in range(ring.world_size)]
     return plain_ring.attend(ring, q, k, v, causal=True, positions=positions)
@@ -140,6 +144,30 @@ def test_other_axes_are_tried_in_a_child_of_their_own() -> None:
 def test_no_other_way_is_named_where_none_is_right(target: str) -> None:
     report = check(target, quick=True, only=("types", "forward", "masks"), isolate=False)
     assert report.failed and report.right_if == "" and made().right_if == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "known"), [("--layouts", "contiguous, striped, zigzag, token-fold"), ("--dtypes", "float16, bfloat16")]
+)  # fmt: skip
+def test_a_claim_that_nobody_knows_is_refused_before_the_import(option: str, known: str) -> None:
+    done = CliRunner().invoke(app, ["check", "no_such_module:f", option, "zigzag,float32,zagzig"])
+    assert done.exit_code == 2 and f"{option} among {known}" in done.stderr and "zagzig" in done.stderr
+
+
+def test_lone_surrogates_in_an_error_can_be_reported(tmp_path: Path) -> None:
+    file = tmp_path / "report.md"
+    asked = [
+        "check",
+        f"{__name__}:raises_a_surrogate",
+        "--only",
+        "types",
+        "--ranks",
+        "1",
+        "--markdown",
+        str(file),
+    ]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 1 and "not text: \\udcff" in done.stdout and "\\udcff" in file.read_text()
 
 
 def test_the_same_error_is_shown_once() -> None:

@@ -36,6 +36,47 @@ def half_of_dk(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, pos
     return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
 
+class _SentBack(torch.autograd.Function):
+    """The identity; its gradient goes to the next rank, as if a backward left out the hop that brings it home."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ring: Ring) -> Tensor:
+        ctx.ring = ring
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.ring.shift(gradient.contiguous()), None
+
+
+def keeps_gradients_of_the_rank_before(
+    ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
+) -> Any:
+    """Each rank gets the dk of the rank before it; all else is right."""
+    k = _SentBack.apply(k, ring) if ring.world_size > 1 else k
+    return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+
+class _Swapped(torch.autograd.Function):
+    """The identity of two tensors, each of which gets the gradient of the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clone(), y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_x: Tensor, of_y: Tensor) -> tuple[Tensor, Tensor]:
+        return of_y, of_x
+
+
+def returns_dv_as_dk(
+    ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
+) -> Any:
+    """dk and dv have each other's place; all else is right."""
+    k, v = _Swapped.apply(k, v)
+    return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+
 def values_with_keys(
     q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, layout: Any, causal: bool, mask: Any = None,
     scale: float | None = None, softcap: float | None = None, return_lse: bool = True,

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ringlab.conformance.isolation import HUNG, START_SECONDS, Isolated
-from ringlab.conformance.perform import TargetSpec
-from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, gave, join
+from ringlab.conformance.perform import TargetSpec, returned_in
+from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.target import Claims
 from ringlab.conformance.torchrun.keeper import STOPPED, Keeper
 from ringlab.conformance.torchrun.mail import End, Job, Mail, Order, World, connected
@@ -150,9 +150,7 @@ class Source:
             return join(run, [part for _, part in parts])
         results = [part for _, part in parts]
         seconds = time.monotonic() - since
-        raised = any(part.trouble is not None and part.trouble.kind == RAISED for part in results)
-        # torchrun ends all ranks as soon as one raises, so that it does not matter which of them were done before.
-        returned = () if raised else gave(results)
+        returned = returned_in(run, results)
         return Ran(run, trouble=of_all(parts), seconds=seconds, returned=returned, stopped=_waiting(results))
 
     def _parts(self, order: Order) -> list[tuple[int, RankResult]]:
