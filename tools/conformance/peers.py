@@ -44,6 +44,8 @@ ringlab bench peers                                 # the same packages and ring
 |---|---|---|
 | `ring-attention-pytorch` | its ring in plain torch, contiguous and striped, float32 | unchanged |
 | `ring-flash-attn`, `-zigzag`, `-stripe` | three rings over flash-attn's kernels, float16 and bfloat16 | with a stand-in for the kernels |
+| `ring-flash-attn-kvpacked`, `-qkvpacked` | the same ring, with k and v, or q, k and v, in one tensor | with a stand-in for the kernels |
+| `ring-flash-attn-varlen`, `-llama3` | its rings of packed documents | with a stand-in for the kernels |
 | `yunchang`, `-zigzag`, `-stripe`, `-hybrid` | the same, and ring × Ulysses on 2 × 2 ranks | with a stand-in for the kernels |
 | `torch-context-parallel` | the ring behind torch's `context_parallel`, contiguous and zig-zag | with torch's operator for CPUs |
 | `torch-context-parallel-public` | the public function | does not run: torch has no rule for that operator |
