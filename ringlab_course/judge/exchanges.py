@@ -17,6 +17,8 @@ from ringlab_course.judge.process import Endless
 from ringlab_course.judge.protocol import ITEMSIZE, Frame, ProtocolError
 
 EXCHANGES = 100_000  # that one rank may make in a run
+SIZE_BYTES = 8
+"""What one number of a shape counts."""
 FORM_BYTES = 1 << 10
 """Of the judge's memory that an exchange, each tensor in it and each computation take besides the tensors' bytes."""
 
@@ -40,6 +42,7 @@ class Posted:
     """One exchange of one rank, as `ringlab.comm.virtual.waiting` describes exchanges.
 
     data_as_control: whether it sends bytes that are not zero under a tag that meters leave out. A barrier's are zero.
+    told: bytes of its tag and shapes, which the error about a message that does not match tells the other rank.
     """
 
     rank: int
@@ -58,6 +61,7 @@ class Posted:
     open_ends: list[Half] = field(default_factory=list)
     arrived: dict[int, Any] = field(default_factory=dict)
     data_as_control: bool = False
+    told: int = 0
 
     @property
     def form_bytes(self) -> int:
@@ -69,6 +73,11 @@ class Posted:
         """Whether all its messages have met their other end, or one that does not match."""
         return not self.open_ends or self.error is not None
 
+    def fail(self, error: RinglabError, form: Form) -> None:
+        """Let its wait raise `error`, which tells the other rank its tag and the shape of `form`: that counts as sent data."""
+        self.error, self.data_as_control = error, True
+        self.told += len(self.tag.encode()) + SIZE_BYTES * len(form.shape)
+
     def event(self) -> Exchange:
         """Return what the trace says of it."""
         return Exchange(
@@ -77,7 +86,7 @@ class Posted:
             self.tag,
             self.to,
             self.source,
-            self.sent,
+            self.sent + self.told,
             self.received,
             self.shapes,
             self.posted,

@@ -318,7 +318,7 @@ class Network:
         problem = mismatch(send, receive)
         if problem:  # both ranks hear of it when they wait, as on the virtual cluster
             for end in (send, receive):
-                end.work.error = MismatchError(*problem)
+                cast(Posted, end.work).fail(MismatchError(*problem), cast(Form, end.tensor))
                 end.work.open_ends.remove(end)
             return
         sent = cast(Form, send.tensor)
@@ -339,6 +339,7 @@ class Network:
 
     def _deliver(self, rank: _Rank, work: Posted) -> None:
         if work.error is not None:
+            rank.events.append(work)
             return self._tell(rank, work.error)
         rank.waiting = None
         rank.time = max(rank.time, work.arrival)
@@ -355,7 +356,7 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                if work.data_as_control:  # a meter leaves control out
+                if work.data_as_control and work.tag.startswith(CONTROL):  # a meter leaves control out
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed
             for each in rank.events:

@@ -105,7 +105,7 @@ class ProgressFile:
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name, suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, sort_keys=True, ensure_ascii=False)
+                json.dump(document, file, indent=1, ensure_ascii=False)
                 file.write("\n")
             os.replace(name, self.path)
         except BaseException:

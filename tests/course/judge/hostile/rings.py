@@ -271,6 +271,22 @@ def ring_sum(ring, x):
 """,
         2,
     ),
+    "sends data in the tags of messages that do not match": (
+        """
+import base64, re
+def ring_sum(ring, x):
+    mine = base64.b64encode(bytes(x.contiguous().reshape(-1).view(torch.uint8).tolist())).decode()
+    heard = ""
+    for start in range(0, len(mine), 180):
+        tag = f"<{mine[start:start + 180]}>"
+        try: ring.comm.exchange(send=(torch.zeros(1),), to=ring.next, receive=(torch.empty(2),), source=ring.previous, tag=tag).wait()
+        except Exception as error: heard += next(each for each in re.findall("<(.*?)>", str(error)) if f"<{each}>" != tag)
+    theirs = torch.tensor(list(base64.b64decode(heard)), dtype=torch.uint8).view(x.dtype).reshape(x.shape)
+    ring.shift(x * 0)
+    return x + theirs
+""",
+        2,
+    ),
     "sends data in pieces": (
         """
 def ring_sum(ring, x):
