@@ -25,6 +25,9 @@ MOST_TOKENS = 64
 _SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
 _WIDE = 4  # ranks of a picture, where the target takes as many
 _DIGITS = 3
+_DIGITS_OF_FLOAT32 = 1e-6
+ROUNDING = 1e-3
+"""Errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32."""
 _NEAR = 4  # bounds that values may be off which are taken for others: those of another rank, or multiplied by a number
 
 
@@ -83,7 +86,8 @@ class Search:
 
     def __init__(self, ran: Ran, names: tuple[str, ...], claims: Claims) -> None:
         self.ran, self.names = ran, names
-        self.wrong = tuple(each.name for each in _wrong(ran, names))
+        wrong = _wrong(ran, names)
+        self.wrong = tuple(each.name for each in [each for each in wrong if _gross(each)] or wrong)
         self.smaller = smaller_runs(ran.run, claims)
         # Ranks that share out the heads, and have fewer of them in a lean run, are as many as in the run itself.
         ranks = () if claims.split_heads else claims.ranks
@@ -105,6 +109,15 @@ class Search:
 
 def _wrong(ran: Ran, names: tuple[str, ...]) -> list[Measured]:
     return [] if ran.trouble else [each for each in measure(ran, names) if not each.ok]
+
+
+def is_gross(ran: Ran, names: tuple[str, ...]) -> bool:
+    """Return whether a result is wrong by more than the rounding of a ring that computes in fewer digits than it returns."""
+    return any(map(_gross, _wrong(ran, names)))
+
+
+def _gross(measured: Measured) -> bool:
+    return not measured.error <= ROUNDING
 
 
 def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
@@ -170,8 +183,9 @@ def located(ran: Ran) -> Located:
 
 def _place(measured: Measured, array: np.ndarray, true: Results, positions: list[np.ndarray]) -> ResultPlace:
     right = getattr(true, measured.name)
-    errors, near = _errors(array, right), _NEAR * measured.bound
-    others = [] if measured.ok else [name for name in NAMES if name != measured.name]
+    errors, near = _errors(array, right), max(_NEAR * measured.bound, _DIGITS_OF_FLOAT32)
+    gross = not measured.ok and _gross(measured)
+    others = [name for name in NAMES if name != measured.name] if gross else []
     by_token, by_head = _largest(errors, 2), _largest(errors, 1)
     return ResultPlace(
         name=measured.name,
@@ -181,8 +195,8 @@ def _place(measured: Measured, array: np.ndarray, true: Results, positions: list
         by_rank=[_number(by_token[own].max(initial=0.0)) for own in positions],
         by_token=[_number(each) for each in by_token],
         heads=[int(head) for head in np.flatnonzero(~(by_head <= measured.bound))],
-        factor=None if measured.ok else _factor(array, right, near),
-        of_rank=None if measured.ok else _of_rank(array, right, positions, near),
+        factor=_factor(array, right, near) if gross else None,
+        of_rank=_of_rank(array, right, positions, near) if gross else None,
         of_name=next((name for name in others if _is(array, getattr(true, name), near)), ""),
     )
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ringlab.conformance.counterexample import ROUNDING
 from ringlab.conformance.runs import GIVEN
 
+NO_TARGET = "not run: the target could not be imported"
+NOT_ASKED = "not run: a plain call is wrong"
+"""The evidence of checks that were not made."""
 LOADS = "loads"
 """The check before all others: the target can be imported and states its claims."""
 IGNORED = "accepted and ignored"
 """Part of the evidence about an argument that changes no result."""
-ROUNDING = 1e-3
-"""Errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32."""
 _LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -36,6 +39,46 @@ class _Finding(Protocol):
     def evidence(self) -> str: ...
     @property
     def where(self) -> dict[str, Any] | None: ...
+
+
+def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
+    """Return what is wrong: the first fault, a way to call the target that is right, what is right beside it, other faults."""
+    left = sum(each.evidence in (NO_TARGET, NOT_ASKED) for each in findings)
+    found = [
+        first(findings),
+        right_if,
+        _in_float32(findings),
+        "" if right_if else beside(findings),
+        "" if right_if else _others(findings),
+        f"{left} other checks were not run." if left else "",
+    ]
+    return [each for each in found if each]
+
+
+def _in_float32(findings: Sequence[_Finding]) -> str:
+    """Advice for a ring that takes float64, and computes in float32."""
+    found = [
+        each
+        for each in findings
+        if not each.ok and each.name == "precision" and "out is float64" in each.evidence
+    ]
+    claim = "If float64 is not meant, say --dtypes float32,bfloat16,float16, or those of them that are."
+    return f"In float64 it gives the digits of float32. {claim}" if found else ""
+
+
+def _others(findings: Sequence[_Finding]) -> str:
+    """The faults that are no wrong values of a run, and no error of the first kind: what the sentences before do not explain."""
+    said, kinds = first(findings), dict[str, str]()
+    for each in findings:
+        by_values = re.search(r" wrong in \d+ of \d+ runs", each.evidence) or (
+            each.where and "trouble" in each.where
+        )
+        told = by_values or each.evidence in said or (each.name == "precision" and _in_float32([each]))
+        if not (each.ok or told or each.evidence in (NO_TARGET, NOT_ASKED)):
+            kinds.setdefault(each.evidence.split(" (")[0], each.name)
+    listed = [f"“{name}”: {evidence}" for evidence, name in list(kinds.items())[:_LISTED]]
+    more = f"; {len(kinds) - _LISTED} more below" if len(kinds) > _LISTED else ""
+    return f"Other faults: {'; '.join(listed)}{more}." if listed else ""
 
 
 def first(findings: Sequence[_Finding]) -> str:
@@ -95,11 +138,14 @@ def _is_gross(result: Mapping[str, Any]) -> bool:
 def results_of(located: Mapping[str, Any]) -> str:
     """Return a sentence on all results of one run, rank by rank."""
     right = [each["name"] for each in located["results"] if each["ok"]]
+    wrong = [each for each in located["results"] if not each["ok"]]
+    gross = [each for each in wrong if _is_gross(each)]
+    rounded = [each["name"] for each in wrong if not _is_gross(each)] if gross else []
     where: dict[str, list[str]] = {}
-    for each in located["results"]:
-        if not each["ok"]:
-            where.setdefault(_on(wrong_ranks(each), located["run"]["P"]), []).append(each["name"])
+    for each in gross or wrong:
+        where.setdefault(_on(wrong_ranks(each), located["run"]["P"]), []).append(each["name"])
     parts = [f"{_all(right)} right on every rank"] if right else []
+    parts += [f"{_all(rounded)} wrong by rounding only"] if rounded else []
     parts += [f"{_all(names)} wrong {place}" for place, names in where.items()]
     return f"With {settings(located['run'])}: {'; '.join(parts)}."
 

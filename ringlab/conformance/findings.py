@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringlab.conformance import diagnosis
+from ringlab.conformance.diagnosis import NO_TARGET, NOT_ASKED
 
 ALLOWED = "allowed, "
 """How the evidence begins of a check that fails on purpose, as the target says."""
-NO_TARGET = "not run: the target could not be imported"
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,18 @@ class Report:
     script: str = ""
     no_script: str = ""
     right_if: str = ""
+
+    def __str__(self) -> str:
+        """Return what is wrong in words, as a failing test shows it: the first sentences of a report, and the checks that failed."""
+        if self.ok:
+            return repr(self)
+        left = (NO_TARGET, NOT_ASKED)
+        failed = [
+            f"{each.name}: {each.evidence}"
+            for each in self.findings
+            if not each.ok and each.evidence not in left
+        ]
+        return "\n".join([*diagnosis.sentences(self.findings, self.right_if), "", *failed])
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows the last value of a cell."""

@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.findings import Report
-from ringlab.conformance.isolation import HUNG
 from ringlab.conformance.measuring import measure
-from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.source import Source
 from ringlab.conformance.target import AXES, Claims
 
@@ -34,27 +32,18 @@ class Reading:
         return Run(P, 8 * P, self.layout, self.causal, H=heads, K=heads, dtype=dtype, backward=False)
 
 
-def right_if(
-    report: Report, source: Source, with_axes: Callable[[str], AbstractContextManager[Source]]
-) -> str:
+def right_if(claims: Claims, opened: Callable[[str], AbstractContextManager[Source]]) -> str:
     """Return a sentence on the reading that makes a target's plain runs right, "" if they are right as claimed or none does.
 
-    source: makes runs of the target as claimed; with_axes: opens one that gives it other axes.
+    opened: returns a source of runs of the target that gives it these axes.
     """
-    if not PLAIN & {*report.failed} or any(HUNG in each.evidence for each in report.findings):
-        return ""
-    claims = source.claims()
-    if isinstance(claims, Trouble):
-        return ""
     claimed = Reading(claims.axes, claims.layouts[0], True in claims.causal)
-    found = _first(source, claims, claims.axes)
-    if found is None:
-        for axes in (axes for axes in AXES if axes != claims.axes):
-            with with_axes(axes) as other:
-                found = _first(other, claims, axes)
-            if found is not None:
-                break
-    return "" if found is None or found == claimed else _sentence(claimed, found)
+    for axes in dict.fromkeys((claims.axes, *AXES)):
+        with opened(axes) as source:
+            found = _first(source, claims, axes)
+        if found is not None:
+            return "" if found == claimed else _sentence(claimed, found)
+    return ""
 
 
 def _first(source: Source, claims: Claims, axes: str) -> Reading | None:
@@ -70,10 +59,11 @@ def _first(source: Source, claims: Claims, axes: str) -> Reading | None:
 
 
 def _readings(claims: Claims, axes: str) -> Iterator[Reading]:
-    """The claimed layout first. Without a mask all layouts are alike."""
+    """The claimed layout first, then those that are not claimed. Without a mask all layouts are alike."""
     if True not in claims.causal:
         yield Reading(axes, claims.layouts[0], causal=False)
-    for layout in dict.fromkeys((*claims.layouts[:1], *LAYOUTS)):
+    others = (layout for layout in LAYOUTS if layout not in claims.layouts)
+    for layout in (claims.layouts[0], *others):
         yield Reading(axes, layout, causal=True)
 
 

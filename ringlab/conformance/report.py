@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import ringlab
 from ringlab.conformance import diagnosis
-from ringlab.conformance.findings import ALLOWED, NO_TARGET, Finding, Report
+from ringlab.conformance.findings import ALLOWED, Finding, Report
 
 
 def mark(finding: Finding) -> str:
@@ -30,16 +30,8 @@ def summary(report: Report) -> str:
 
 
 def said(report: Report) -> list[str]:
-    """Return sentences on the first fault, on a way to call the target that is right, and on what is right beside the fault."""
-    left = sum(finding.evidence == NO_TARGET for finding in report.findings)
-    nothing = f"There is no target to check: {left} checks were not run." if left else ""
-    sentences = (
-        diagnosis.first(report.findings),
-        report.right_if,
-        diagnosis.beside(report.findings),
-        nothing,
-    )
-    return [each for each in sentences if each]
+    """Return what is wrong in sentences (see `diagnosis.sentences`), none for a report in which nothing failed."""
+    return diagnosis.sentences(report.findings, report.right_if)
 
 
 def evidence(report: Report) -> dict[str, str]:

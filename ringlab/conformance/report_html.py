@@ -240,7 +240,7 @@ th, td { text-align: left; vertical-align: top; padding: .4rem .6rem .4rem 0; bo
 .errors { width: auto; min-width: min(100%, 30rem); } .errors th { white-space: nowrap; } .errors td { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wrong { color: var(--more); } .mark { white-space: nowrap; } .failed .mark { color: var(--bad); font-weight: 700; }
 .passed .mark { color: var(--good); } .does-not-apply { color: var(--quiet); }
-.checks th { width: 28%; } .checks .mark { width: 9rem; }
+.checks { table-layout: fixed; } .checks th:first-child { width: 26%; } .checks th:nth-child(2) { width: 9rem; }
 @media (max-width: 40rem) { .checks thead { position: absolute; clip-path: inset(50%); }
   .checks tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
   .checks th, .checks td { display: block; width: auto; border: 0; padding: .1rem 0; } }

@@ -20,6 +20,7 @@ from ringlab import conformance, plain_ring
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
+from ringlab.conformance.findings import NOT_ASKED
 from ringlab.conformance.report import badge, evidence, junit, markdown, said, summary
 from ringlab.conformance.report_html import html
 from ringlab.conformance.runner import Finding, Report, check
@@ -129,10 +130,10 @@ def always_causal(ring, q, k, v):  # type: ignore[no-untyped-def]
 def test_another_way_to_call_a_target_is_named_if_it_is_right(
     function: Any, claims: dict[str, Any], said: str
 ) -> None:
-    report = check(function, quick=True, only=("types", "forward", "masks"), isolate=False, **claims)
+    report = check(function, quick=True, only=("types", "forward", "masks", "dk"), isolate=False, **claims)
     assert said in report.right_if and bool(report.right_if) is bool(said) is not report.ok
     assert report.right_if in markdown(report) and report.right_if in html(report).replace("&quot;", '"')
-    assert report.as_dict()["right_if"] == report.right_if
+    assert report.as_dict()["right_if"] == report.right_if and (report.right_if in str(report))
 
 
 def test_other_axes_are_tried_in_a_child_of_their_own() -> None:
@@ -170,6 +171,42 @@ def test_lone_surrogates_in_an_error_can_be_reported(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "not text: \\udcff" in done.stdout and "\\udcff" in file.read_text()
 
 
+def test_a_target_that_is_called_wrongly_is_asked_no_more() -> None:
+    report = check(zigzag, quick=True, isolate=False, ragged=False)
+    left = [each.name for each in report.findings if each.evidence == NOT_ASKED]
+    assert "zigzag" in report.right_if and report.runs < 30 and len(left) > 10 and not report.ok
+    assert f"{len(left)} other checks were not run." in said(report)
+    assert _table(report, evidence(report)).row_count == len(report.findings) - len(left)
+
+
+def rounds_float64(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
+    """In float32 whatever the inputs are; dv is twice what it should be, and a window is ignored."""
+    doubled = 2 * v - v.detach()
+    floats = (x.float() for x in (q, k, doubled))
+    out, lse = plain_ring.attend(ring, *floats, causal=causal, positions=positions)
+    return out.to(q.dtype), lse.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def ignores_a_window(ring, q, k, v, *, causal, positions, window=None):  # type: ignore[no-untyped-def]
+    return rounds_float64(ring, q, k, v, causal=causal, positions=positions)
+
+
+def test_rounding_does_not_hide_a_fault_and_other_faults_are_named_too() -> None:
+    names = ("forward", "dv", "precision", "window")
+    report = check(ignores_a_window, quick=True, only=names, isolate=False)
+    assert report.failed == list(names)
+    first, float64, beside, others = said(report)
+    assert first.startswith("dv is wrong")
+    assert float64.startswith(
+        "In float64 it gives the digits of float32. If float64 is not meant, say --dtypes"
+    )
+    assert "dv is 2 times the true one" in beside
+    assert others == "Other faults: “window”: window, accepted and ignored: no result changes."
+    report = check(rounds_float64, quick=True, only=("forward", "dv", "precision"), isolate=False)
+    assert said(report)[0].startswith("dv is wrong")
+    assert str(report).startswith(said(report)[0]) and "\nforward: out wrong in " in str(report)
+
+
 def test_the_same_error_is_shown_once() -> None:
     report = check(refuses, quick=True, only=("types", "forward", "long shards"), isolate=False)
     shown = evidence(report)
@@ -181,7 +218,7 @@ def test_the_same_error_is_shown_once() -> None:
 def test_without_a_target_the_table_says_so_once() -> None:
     report = check("ringlab.no_such_module:ring", quick=True, only=("forward", "dq"))
     assert _table(report, evidence(report)).row_count == 1
-    assert said(report)[-1] == "There is no target to check: 2 checks were not run."
+    assert said(report)[-1] == "2 other checks were not run."
 
 
 def test_only_the_named_checks_are_made() -> None:
