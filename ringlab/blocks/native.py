@@ -19,8 +19,8 @@ _aten = torch.ops.aten
 class Native(Block):
     """Flash attention of torch: on the CPU any float dtype, on CUDA float16 and bfloat16.
 
-    torch's operators have no soft cap, and their dropout does not follow from positions. Tiles with such rules are
-    computed by `Blockwise`.
+    torch's operators have no soft cap, and their dropout does not follow from positions; nor do they take a gradient of lse.
+    Tiles with such rules, and the backward of such rows, are computed by `Blockwise`.
     """
 
     name = "native"
@@ -78,7 +78,7 @@ class Native(Block):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, KeyValue]:
-        if rules.requirements:
+        if rules.requirements or rows.through_lse:  # torch's operators compute delta themselves
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)

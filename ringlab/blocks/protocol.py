@@ -6,7 +6,7 @@ of a block in one launch is a `StepBlock` and keeps its own state between blocks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -21,7 +21,8 @@ from ringlab.types import KeyValue, Query, RowState
 class BackwardRows:
     """Some query rows with everything that backward needs to know about them.
 
-    out and lse are the forward's, and delta is rowsum(dout·out); all are over all keys, not over one block.
+    out and lse are the forward's, and delta is rowsum(dout·out), less the gradient of lse if there is one; all are over all
+    keys, not over one block. through_lse: whether there is a gradient of lse, so that delta does not follow from dout and out.
     """
 
     dout: Query
@@ -29,23 +30,25 @@ class BackwardRows:
     out: Query
     lse: RowState
     delta: RowState
+    through_lse: bool = False
 
     def part(self, rows: slice) -> BackwardRows:
         """Return some of the rows; views."""
         start, length = rows.start, rows.stop - rows.start
-        return BackwardRows(
-            self.dout.narrow(-2, start, length),
-            self.q.narrow(-2, start, length),
-            self.out.narrow(-2, start, length),
-            self.lse.narrow(-1, start, length),
-            self.delta.narrow(-1, start, length),
+        return replace(
+            self,
+            dout=self.dout.narrow(-2, start, length),
+            q=self.q.narrow(-2, start, length),
+            out=self.out.narrow(-2, start, length),
+            lse=self.lse.narrow(-1, start, length),
+            delta=self.delta.narrow(-1, start, length),
         )
 
     def reversed(self) -> BackwardRows:
         """Return the rows in reverse order."""
-        return BackwardRows(
-            self.dout.flip(-2), self.q.flip(-2), self.out.flip(-2), self.lse.flip(-1), self.delta.flip(-1)
-        )
+        return replace(
+            self, dout=self.dout.flip(-2), q=self.q.flip(-2), out=self.out.flip(-2), lse=self.lse.flip(-1), delta=self.delta.flip(-1)
+        )  # fmt: skip
 
 
 @runtime_checkable

@@ -56,12 +56,13 @@ class BlockSchedule(ABC):
         return ForwardResult(out, lse, (q, k, v, out, lse))
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
         q, k, v, out, lse = saved
-        delta = call.ring.compute("delta", row_delta, dout, out)
-        steps = call.begin_backward(BackwardRows(dout, q, out, lse, delta), self.block_count(call))
+        delta = call.ring.compute("delta", row_delta, dout, out, dlse)
+        rows = BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
+        steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             # The gradients get no name: it would keep them alive while the next block is computed.
@@ -76,10 +77,11 @@ class BlockSchedule(ABC):
 
 
 @side_by_side
-def row_delta(dout: Query, out: Query) -> RowState:
-    """Return delta = rowsum(dout·out), in the state dtype."""
+def row_delta(dout: Query, out: Query, dlse: RowState | None = None) -> RowState:
+    """Return delta = rowsum(dout·out) − dlse, in the state dtype."""
     dtype = state_dtype(out.dtype)
-    return (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
+    delta = (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
+    return delta if dlse is None else delta - dlse.to(dtype)
 
 
 class BlockBuffers:

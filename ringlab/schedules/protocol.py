@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, RowState
 
 
 class ForwardResult(NamedTuple):
@@ -48,12 +48,12 @@ class Schedule(Protocol):
         ...
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
 
         Usually `BlockSchedule.backward`.
-        saved: the tensors that the forward saved.
+        saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
         """
         ...
 

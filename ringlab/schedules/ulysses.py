@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ringlab.errors import ShapeError
+from ringlab.merge import state_dtype
 from ringlab.schedules.all_to_all import to_heads, to_tokens
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.mesh import Mesh
 from ringlab.schedules.protocol import ForwardResult
 from ringlab.schedules.ring import RingSchedule
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, RowState
 
 
 class MeshSchedule:
@@ -62,20 +63,28 @@ class MeshSchedule:
         return ForwardResult(out, lse, inside.saved)
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv): heads that one rank holds in q's dtype, shared heads in the state dtype."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
-            return self.between.backward(call, saved, dout)
+            return self.between.backward(call, saved, dout, dlse)
         mesh = Mesh.of(call, ring, ulysses)
         H, K = call.heads
         [of_heads] = to_heads(mesh, dout, tag="dout to heads")
-        dq, dk, dv = self.between.backward(mesh.column, saved, of_heads)
+        dlse = _dlse_of_heads(mesh, dout, dlse) if call.wants_lse else None
+        dq, dk, dv = self.between.backward(mesh.column, saved, of_heads, dlse)
         if K >= mesh.row.world_size:  # complete: rounding here equals rounding at home
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
         home = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
         return home[0], home[1], home[2]
+
+
+def _dlse_of_heads(mesh: Mesh, dout: Query, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
+    """Return the gradient of lse of this rank's heads, None if it is 0; a rank without one sends zeros, as others may have one."""
+    sent = dout.new_zeros(dout.shape[:3], dtype=state_dtype(dout.dtype)) if dlse is None else dlse
+    [of_heads] = to_heads(mesh, sent.unsqueeze(-1), tag="dlse to heads")
+    return of_heads.squeeze(-1) if of_heads.any() else None
 
 
 @dataclass(frozen=True)

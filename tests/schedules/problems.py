@@ -32,11 +32,18 @@ class Problem:
     B: int = 1
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    through_lse: bool = False
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v and dout, whole."""
         shape = Shape(self.B, self.H, self.K, self.layout.S, self.layout.S, self.D)
         return tensors(shape, self.seed, self.dtype)
+
+    def dlse(self) -> Tensor | None:
+        """Return the gradient of lse, whole; None if the loss is one of out alone."""
+        random = torch.Generator().manual_seed(self.seed)
+        shape = self.B, self.H, self.layout.S
+        return torch.randn(shape, generator=random, dtype=torch.float64) if self.through_lse else None
 
 
 def program(
@@ -51,7 +58,11 @@ def program(
         out = ring_attention(q, k, v, ring=ring, layout=layout, **how)
         return out.detach(), *torch.autograd.grad(out, (q, k, v), dout)
     out, lse = ring_attention(q, k, v, ring=ring, layout=layout, return_lse=True, **how)
-    return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
+    whole = problem.dlse()
+    dlse = None if whole is None else layout.shard((whole,), ring.rank, dim=-1)[0].to(lse.dtype)
+    loss = (out,) if dlse is None else (out, lse)
+    gradients = torch.autograd.grad(loss, (q, k, v), (dout, dlse)[: len(loss)])
+    return out.detach(), lse.detach(), *gradients
 
 
 def solve(problem: Problem, schedule: Any, block: str = "naive") -> Results:
@@ -64,8 +75,10 @@ def solve(problem: Problem, schedule: Any, block: str = "naive") -> Results:
 
 def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
     """Fail unless every error is within the bound derived for this problem."""
-    true = truth(*problem.tensors(), mask=problem.mask)
-    allowed = bounds(*problem.tensors(), mask=problem.mask, true=true)
+    whole = problem.dlse()
+    dlse = None if whole is None else whole.numpy()
+    true = truth(*problem.tensors(), mask=problem.mask, dlse=dlse)
+    allowed = bounds(*problem.tensors(), mask=problem.mask, dlse=dlse, true=true)
     measured = errors(results, true)
     wrong = {name: (measured[name], allowed[name]) for name in NAMES if not measured[name] <= allowed[name]}
     assert not wrong, f"(error, allowed) {wrong}"

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab import VirtualCluster, ring_attention
+from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab.comm.protocol import Work
 from ringlab.comm.ring import Ring
 from ringlab.errors import AgreementError, BackendError, RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.schedules import all_to_all, available, double_ring, get_schedule, mesh
+from ringlab.schedules import all_to_all, available, block_schedule, double_ring, get_schedule, mesh, ulysses
 from ringlab.schedules.all_to_all import heads_of
 from ringlab.schedules.double_ring import DoubleRingSchedule
 from ringlab.schedules.hybrid import HybridSchedule
@@ -65,7 +65,9 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Any]:
     H = K * draw(st.integers(1, 2))
     while isinstance(schedule, (str, HybridSchedule)) and H % inside:
         H += K
-    return Problem(layout, H, K, draw(masks(S)), B=draw(st.integers(1, 2))), schedule
+    return Problem(
+        layout, H, K, draw(masks(S)), B=draw(st.integers(1, 2)), through_lse=draw(st.booleans())
+    ), schedule
 
 
 @settings(max_examples=60)
@@ -105,6 +107,46 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
     assert "lse to tokens" not in sent and "lse to tokens" in {e.tag for e in with_lse.trace.exchanges()}
 
 
+@pytest.mark.parametrize(
+    "schedule", ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
+)
+@pytest.mark.parametrize("block", ["native", "blockwise", "naive"])
+def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
+    """Other ranks have a loss on out only, or on nothing but lse; with "native" the trace says what computed."""
+    problem = Problem(zigzag(24, 4), 8, 4, dtype=torch.float64, through_lse=True)
+    layout, whole = problem.layout, problem.dlse()
+    assert whole is not None
+
+    def of_rank(ring: Ring) -> tuple[Tensor, ...]:
+        *qkv, dout = layout.shard(problem.tensors(), ring.rank)
+        q, k, v = (x.requires_grad_() for x in qkv)
+        out, lse = ring_attention(
+            q, k, v, ring=ring, layout=layout, schedule=schedule, block=block, return_lse=True
+        )
+        dlse = layout.shard((whole,), ring.rank, dim=-1)[0]
+        losses = {0: ((out,), (dout,)), 1: ((lse,), (dlse,))}.get(ring.rank, ((out, lse), (dout, dlse)))
+        return torch.autograd.grad(losses[0], (q, k, v), losses[1])
+
+    run = VirtualCluster(4, memory=False).run(of_rank)
+    q, k, v, dout = (x.clone() for x in problem.tensors())
+    dout[..., layout.positions(1), :], whole[..., layout.positions(0)] = 0.0, 0.0
+    true = oracle.gradients(q, k, v, dout, dlse=whole.numpy(), causal=True)
+    for name, found, right in zip(("dq", "dk", "dv"), zip(*run.results, strict=True), true, strict=True):
+        torch.testing.assert_close(layout.unshard(found).numpy(), right, rtol=1e-10, atol=1e-10, msg=name)
+    said = ("block='native' with a gradient of lse", "blockwise")
+    assert (said in {(each.asked, each.chosen) for each in run.trace.choices()}) is (block == "native")
+
+
+def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
+    """Without return_lse, Ulysses sends no gradient of lse; with it, one number a row and head, also where it is zero."""
+    problem = Problem(zigzag(16, 4), 4, 4)
+    sent = {}
+    for asked in (True, False):
+        trace = VirtualCluster(4).run(program, problem, "ulysses", asked).trace
+        sent[asked] = sum(e.bytes_sent for e in trace.exchanges() if e.tag == "dlse to heads")
+    assert sent == {True: 4 * 3 * 4 * 8, False: 0}  # ranks, others, tokens of one head, bytes
+
+
 def forgets_to_sum(m: mesh.Mesh, x: Tensor, count: int, works: dict[int, Work]) -> Tensor:
     """The gradient of a shared head is that of the last rank."""
     parts = {member: work.wait()[0] for member, work in works.items()}
@@ -138,6 +180,14 @@ MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
     ),
     "the double ring loses what earlier nodes summed": (
         double_ring, "_add_in_place", lambda sums, more: None, DoubleRingSchedule(2), Problem(zigzag(16, 4), 2, 1),
+    ),
+    "the gradient of lse has the wrong sign": (
+        block_schedule, "row_delta", lambda dout, out, dlse: (dout * out).sum(-1) + dlse,
+        "ring", Problem(zigzag(16, 4), 2, 1, through_lse=True),
+    ),
+    "the gradient of lse of other heads": (
+        ulysses, "_dlse_of_heads", lambda mesh, dout, dlse: dlse.new_zeros(1, 1, 16),
+        "ulysses", Problem(zigzag(16, 4), 4, 2, through_lse=True),
     ),
     "the double ring does not go as far as the window": (
         double_ring._NodeRings, "_nodes_in_reach", lambda self, call: 1,
