@@ -7,11 +7,11 @@ one thing rounded or wrong, held against the float64 oracle. One head; q is (row
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,7 +252,7 @@ def _mean(program: Program, probe: str, ranks: Sequence[int], seeds: Sequence[in
 def figure(panels: Sequence[Panel]) -> Figure:
     """Return the panels, of bf16 or fp16, side by side on one logarithmic scale, each curve labelled where it ends."""
     with styled():
-        drawing = new_figure((3.7 * len(panels) + 0.9, 4.2))
+        drawing = new_figure((4.3 * len(panels) + 1.1, 4.2))
         axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
             _draw(ax, one)
@@ -276,14 +276,14 @@ def mean_errors(fault: str, probe: str, ranks: tuple[int, ...] = RANKS) -> tuple
 def shapes(probe: str, faults: Sequence[str]) -> Figure:
     """Return the mean error curves of these programs out of FAULTS on one kind of input, each with its name."""
     with styled():
-        drawing = new_figure((5.6, 3.9))
+        drawing = new_figure((6.2, 3.9))
         ax = drawing.subplots()
         curves = {fault: mean_errors(fault, probe) for fault in faults}
         heights = _apart([curve[-1] for curve in curves.values()], 1.25)
         for (fault, curve), height in zip(curves.items(), heights, strict=True):
             _draw_named(ax, curve, RANKS, SHAPES[fault], fault, height)
-        _scale(ax, RANKS, 6e-4, 1.2e-2)
-        ax.set(xlim=(RANKS[0] * 0.85, RANKS[-1] * 7), ylabel="relative error against float64")
+        _scale(ax, RANKS, 6e-4, 1.2e-2, digits=(1, 2, 5))
+        ax.set(xlim=(RANKS[0] * 0.85, RANKS[-1] * 1.15), ylabel="relative error against float64")
         ax.set_title(f"Programs in P blocks, {TITLES[probe]}")
     return drawing
 
@@ -343,15 +343,19 @@ def _draw(ax: Axes, one: Panel) -> None:
     for rounded, height in zip(ROUNDED, heights, strict=True):
         _draw_named(ax, one.errors[rounded], one.ranks, LOOKS[rounded], _label(one.dtype, rounded), height)
     ax.set_title(f"{TITLES[one.probe]}, {one.dtype}")
-    _scale(ax, one.ranks, *RANGES[one.dtype])
-    ax.set_xlim(one.ranks[0] * 0.85, one.ranks[-1] * 4.6)
+    _scale(ax, one.ranks, *RANGES[one.dtype], digits=(1, 2, 5))
+    ax.set_xlim(one.ranks[0] * 0.85, one.ranks[-1] * 1.15)
 
 
 def _draw_named(
     ax: Axes, curve: Sequence[float], ranks: Sequence[int], look: tuple[str, str], name: str, height: float
 ) -> None:
+    """One curve, and right of the panel its name, to which a thin line leads."""
     ax.plot(ranks, curve, color=look[0], marker=look[1], markersize=6)
-    ax.text(ranks[-1] * 1.18, height, name, color=look[0], va="center", fontsize=9.5, fontweight="bold")
+    ax.annotate(
+        name, (ranks[-1] * 1.05, curve[-1]), (ranks[-1] * 1.3, height), color=look[0], va="center", fontsize=9.5,
+        fontweight="bold", arrowprops={"arrowstyle": "-", "color": look[0], "linewidth": 0.8}, annotation_clip=False,
+    )  # fmt: skip
 
 
 def _level(one: Panel) -> float:
@@ -363,11 +367,18 @@ def _label(dtype: str, rounded: str) -> str:
 
 
 def _apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
-    """Heights for labels: those of the values, moved apart to at least a factor, in their order."""
-    order = sorted(range(len(values)), key=lambda i: -values[i])
+    """Heights for labels: those of the values, in their order, and at least a factor apart; a crowd is centred on its values."""
+    order, room = sorted(range(len(values)), key=lambda i: -values[i]), math.log(factor)
+    crowds: list[list[float]] = []
+    for place, i in enumerate(
+        order
+    ):  # without the room, heights need only fall: neighbours that rise share their mean
+        crowds.append([math.log(values[i]) + place * room])
+        while len(crowds) > 1 and fmean(crowds[-2]) < fmean(crowds[-1]):
+            crowds[-2:] = [crowds[-2] + crowds[-1]]
     heights = list(values)
-    for upper, lower in itertools.pairwise(order):
-        heights[lower] = min(heights[lower], heights[upper] / factor)
+    for place, (i, middle) in enumerate(zip(order, (fmean(c) for c in crowds for _ in c), strict=True)):
+        heights[i] = math.exp(middle - place * room)
     return heights
 
 
@@ -380,10 +391,15 @@ def _draw_probe(ax: Axes, ranks: Sequence[int], probe: str, errors: Sequence[flo
         ax.text(ranks[0], TOP / 4, "not finite", fontsize=8.5, color=INK, va="top")
 
 
-def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float) -> None:
+def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float, digits: Sequence[int] = ()) -> None:
+    """Scale a panel of errors from `low` to `high`; with `digits`, ticks stand at these of every power of ten."""
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(list(ranks), [str(P) for P in ranks])
+    if digits:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+        marks = [(digit * 10.0**power, f"{digit}e{power}") for power in powers for digit in digits]
+        ax.set_yticks(*zip(*marks, strict=True))
     ax.minorticks_off()
     ax.set_ylim(low, high)
     ax.set_xlabel("P (blocks)")

@@ -84,6 +84,19 @@ class StepPicture:
         """Rows whose state is neither read nor written in this step."""
         return self.rows - sum(program.row_stop - program.row_start for program in self.programs)
 
+    def rows_without_tiles(self) -> list[tuple[int, int, str]]:
+        """Runs of rows (start, stop) that meet no key, and whether a program owns them, in words."""
+        found, end = [], 0
+        for program in sorted(self.programs, key=lambda each: each.row_start):
+            if program.row_start > end:
+                found.append((end, program.row_start, "no program"))
+            end = program.row_stop
+            if not program.visits:
+                found.append((program.row_start, end, "program without keys"))
+        if end < self.rows:
+            found.append((end, self.rows, "no program"))
+        return found
+
 
 def step_picture(
     layout: Layout,
@@ -133,6 +146,8 @@ def describe(picture: StepPicture) -> str:
         f"{_counted(len(picture.programs), 'program')}: {picture.count('full')} full tiles, "
         f"{picture.count('masked')} masked, {picture.skipped} skipped."
     )
+    if empty := sum(not program.visits for program in picture.programs):
+        words += f" {_counted(empty, 'program')} without keys."
     if idle := picture.rows_without_program:
         words += f" {_counted(idle, 'row')} {'has' if idle == 1 else 'have'} no program."
     return words
@@ -190,7 +205,7 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
     """Draw one step: rows down, keys across, one box for each tile that a program visits."""
     from matplotlib.patches import Rectangle
 
-    from ringlab.viz.style import INK
+    from ringlab.viz.style import INK, PAPER
 
     ax.add_patch(Rectangle((0, 0), picture.keys, picture.rows, **_look("skip")))
     for program in picture.programs:
@@ -198,8 +213,17 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
         for visit in program.visits:
             box = (visit.k_start, program.row_start), visit.k_stop - visit.k_start, height
             ax.add_patch(Rectangle(*box, **_look(visit.kind)))
-        ax.plot((0, picture.keys), (program.row_start, program.row_start), color=INK, linewidth=0.8)
-        ax.plot((0, picture.keys), (program.row_stop, program.row_stop), color=INK, linewidth=0.8)
+        edges = ((row, row) for row in (program.row_start, program.row_stop))
+        for edge in edges:
+            ax.plot((0, picture.keys), edge, color=INK, linewidth=1.3, clip_on=False)
+    for start, stop, words in picture.rows_without_tiles():
+        if (
+            stop - start >= picture.rows / 8
+        ):  # else there is no room, and the words below the picture count the rows
+            look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 2.0}
+            ax.text(
+                picture.keys / 2, (start + stop) / 2, words, ha="center", va="center", fontsize=8.5, bbox=look
+            )
     ax.set(xlim=(0, picture.keys), ylim=(picture.rows, 0), aspect="equal")
     ax.set_title(
         f"{heading}\n{picture.count('full')} full, {picture.count('masked')} masked, {picture.skipped} skipped",
@@ -379,7 +403,7 @@ def _legend(figure: Figure) -> None:
     }
     handles: list[Any] = [Patch(label=label, **_look(kind)) for kind, label in words.items()]
     handles.append(
-        Line2D([], [], color=INK, linewidth=0.8, label="between two lines: the rows of one program")
+        Line2D([], [], color=INK, linewidth=1.3, label="between two lines: the rows of one program")
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
 

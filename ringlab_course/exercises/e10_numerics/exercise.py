@@ -142,8 +142,9 @@ check("10.accept")
 # | `"no rescale"` | the accumulator is not rescaled when the maximum rises from one block to the next |
 # | `"arrival order"` | blocks are merged as they happen to arrive |
 #
-# Here is one run of each. You are graded on others: other seeds, lengths, head dims, `ranks`, gains (the factor of q in the
-# large scores) and slopes (the sloped scores rise from −slope to slope). They are drawn so that luck decides nothing:
+# Here is one run of each. Where a curve is flat, read off from them which level is too high on large scores. You are graded
+# on others: other seeds, lengths, head dims, `ranks`, gains (the factor of q in the large scores) and slopes (the sloped
+# scores rise from −slope to slope). They are drawn so that luck decides nothing:
 #
 # - On plain inputs, an error that does not depend on P stays within 20 % of its first value; one that grows ends at 2.5
 #   times its first value or more; one that falls ends at half or less.

@@ -211,6 +211,17 @@ def test_every_layout_has_its_axes_and_every_visit_its_box() -> None:
         assert len(ax.patches) == 1 + picture.count("full") + picture.count("masked")
 
 
+def test_rows_without_tiles_say_whether_they_have_a_program() -> None:
+    """Zig-zag, rank 1 of 4: in step 2 the early rows have no program, in the last step one without keys."""
+    middle, last = (step_picture(LAYOUTS["zig-zag"](512, 4), 1, step) for step in (2, 3))
+    assert middle.rows_without_tiles() == [(0, 64, "no program")]
+    assert last.rows_without_tiles() == [(0, 64, "program without keys")]
+    shown = [[text.get_text() for text in ax.texts] for ax in ring_step.grid([middle, last]).axes]
+    assert shown == [["no program"], ["program without keys"]]
+    none = step_picture(LAYOUTS["contiguous"](64, 4), 0, 1, 8, 8)
+    assert none.rows_without_tiles() == [(0, 16, "no program")]
+
+
 def test_a_row_of_steps_names_each_step_and_its_title_none() -> None:
     pictures = [step_picture(zigzag(256, 2), 1, step, name="zig-zag") for step in (0, 1)]
     figure = ring_step.grid(pictures)

@@ -153,7 +153,9 @@ def test_every_panel_has_room_for_its_lines(dtype: str) -> None:
 
 def test_labels_keep_apart_and_in_order() -> None:
     heights = error_curves._apart([1e-3, 1.1e-3, 1e-7])
-    assert heights[1] / heights[0] >= 2.2 and heights[1] == 1.1e-3 and heights[2] == 1e-7
+    assert heights[1] / heights[0] == pytest.approx(2.6) and heights[2] == pytest.approx(1e-7)
+    assert heights[0] * heights[1] == pytest.approx(1e-3 * 1.1e-3), "a crowd is centred on its values"
+    assert error_curves._apart([1e-3, 1e-2, 1e-1]) == pytest.approx([1e-3, 1e-2, 1e-1])
 
 
 def test_the_words_say_what_the_lines_show() -> None:
