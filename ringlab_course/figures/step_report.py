@@ -88,7 +88,8 @@ def segment(
     with styled():
         figure = new_figure((8.6, 4.2))
         title = (
-            f"Rows {row_start} to {row_stop - 1}: start {start}, split {split}, stop {stop}, shift {shift}"
+            f"Rows {row_start} to {row_stop - 1}: start {start}, split {split}, stop {stop}, shift "
+            + _signed(shift).replace(" ", "").removeprefix("+")
         )
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
         ax = figure.subplots()

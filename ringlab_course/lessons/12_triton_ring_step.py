@@ -178,6 +178,9 @@ right = torch.from_numpy(alone.out)
 print(f"grid {triton.cdiv(R, BLOCK), H}; block 0 alone, against the oracle: error of out "
       f"{(part - right).norm() / right.norm():.2%}, lse within 1e-5: "
       f"{bool(abs(lse.numpy() - alone.lse).max() < 1e-5)}")
+part, _ = attend(q.float(), *(x.float() for x in blocks[0]))
+small = (part - right).norm() / right.norm() < 1e-6
+print("the same numbers in float32, weights not rounded: error below 1e-6:", bool(small))
 
 # %% [markdown]
 # The merge is that of lesson 02. The running result and the new part are weighed by their lse:
@@ -198,8 +201,8 @@ def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl
 
 # %% [markdown]
 # Every step launches both, one after the other. `report` runs all steps under lesson 04's `record_accesses`. It adds up the
-# bytes of what belongs to *rows*: partials, state and results. The first three versions read the same q, k and v, so these
-# bytes are left out. A tile counts when its keys are loaded.
+# bytes of what belongs to *rows*: partials, state and results. All versions without a mask read the same q, k and v, so we
+# leave those bytes out. We also count tiles: one for each tile whose keys are loaded.
 
 # %%
 def separate(q, blocks):
@@ -219,8 +222,8 @@ print(f"by the formula, P steps of 4·(D + 1) float32 numbers a row: {formula / 
 # A **pass** moves something as large as out once. Each step has four: the block kernel writes its partial; the merge reads
 # the partial, reads the running out, and writes the new one.
 #
-# The error of 0.17 % is the rounding of out to bfloat16. Block 0 alone, in float32, had the 0.03 % that come from rounding
-# the weights to bfloat16 in `add_tile`.
+# The error of 0.17 % is the rounding of out to bfloat16. Block 0 alone was returned in float32. Its 0.03 % come from
+# `add_tile`, which rounds the weights to bfloat16.
 #
 # ## 3 · Second version: carry the state
 #
@@ -358,8 +361,8 @@ print(f"with torch's part: block, merge {(apart + in_torch[0]) / 1024:.0f} KiB, 
 show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 
 # %% [markdown]
-# The picture favours the first two versions. They begin and end in torch (zeros; a cast or a division), and that is missing
-# in it. The third version needs no zeros, and writes the finished out itself.
+# The picture is too kind to the first two versions: it leaves out what torch does for them before and after (zeros; a cast
+# or a division). The third version needs no zeros, and writes the finished out itself.
 #
 # In section 1's terms, with D = 128, n = 512 and 4 steps:
 
@@ -372,8 +375,8 @@ for name, bytes_of_row in each.items():
           f"{bytes_of_row / 4.8e12 / compute:4.0%} of the arithmetic's time")
 
 # %% [markdown]
-# At these peaks, the traffic of block and merge takes longer than the attention's arithmetic; that of the third version
-# takes two thirds as long. (Both are upper bounds, as in section 1.)
+# At these peaks, the traffic of block and merge takes longer than the attention's arithmetic. That of the third version takes
+# two thirds of the arithmetic's time. (Both are upper bounds, as in section 1.)
 #
 # ## 5 · Why the state is float32
 #
@@ -381,8 +384,8 @@ for name, bytes_of_row in each.items():
 #
 # A bfloat16 number has eight significant bits, so each store rounds by up to 0.4 %. Must all three parts be float32? After
 # all, m is only a point of reference: the weights relative to *any* number near the largest score give the same result.
-# But m is as large as the scores, and bfloat16 numbers lie further apart the larger they are: 0.125 from 16 to 32. So the
-# test needs large scores:
+#
+# The test needs large scores, because bfloat16 numbers lie further apart the larger they are:
 
 # %%
 def sharp(P):
@@ -428,18 +431,27 @@ for part, values in errors.items():
     shown = [f"P = {P}: {value:.2%}" for P, value in zip(RANKS, values, strict=True)]
     print(f"in bfloat16: {part:5}", "  ".join(shown))
 compare("12.state", max(errors, key=lambda part: errors[part][-1]))
-gap = 16 * torch.finfo(torch.bfloat16).eps  # between neighbours from 16 to 32
-print(f"from 16 to 32 m is off by up to {gap / 2}, weights by up to {2 ** (gap / 2) - 1:.1%}")
-print(f"m in bfloat16, acc and total rescaled to the rounded m: P = 8: {drift(8, agree=True):.2%}")
 
 # %% [markdown]
-# **m**, although any number near the maximum would do. acc and total were added up relative to the *unrounded* m. If m is off
-# by δ afterwards, the weight of everything that was seen is off by a factor of 2^δ. The last line rounds m too, but rescales
-# acc and total to the rounded m: no harm. So the fault is not m's eight bits. It is that acc and total no longer match m.
+# **m.** Why? Take two keys with the *same* score, 20.06, in two steps. Each should count one half:
+
+# %%
+score = 20.06
+m = torch.tensor(score).bfloat16().item()  # after the first key, total is 1, relative to m = 20.06
+old, new = 1.0, 2 ** (score - m)
+print(f"m is stored as {m}: the new key weighs 2^{score - m:.2f} = {new:.3f}, the old one {old}")
+print(f"they count {old / (old + new):.3f} and {new / (old + new):.3f} of out")
+old *= 2 ** (score - m)
+print(f"old one rescaled to the stored m: {old / (old + new):.3f} and {new / (old + new):.3f}")
+print(f"the 8 blocks, acc and total rescaled to the stored m: {drift(8, agree=True):.2%}")
+
+# %% [markdown]
+# The first key was weighed relative to 20.06, the second relative to 20. So the rounded number is not the fault. The fault is
+# that acc and total no longer **match** m. If they follow it, as in the last two lines, there is no harm.
 #
 # On this data acc and total harm less. But the error climbs with P for any of the three, because further steps round again.
-# (The error of `none` is the rounding of the weights.) So all three are float32 between steps. The *wire* may
-# be bfloat16, or less, as K and V are rounded only once; the exercise sends int8.
+# (The error of `none` is the rounding of the weights.) So all three are float32 between steps. The *wire* may be bfloat16, or
+# less, because K and V are rounded only once; the exercise sends int8.
 
 # %% [markdown]
 # ---
@@ -475,8 +487,7 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # a block with pieces 0 and 7 arrives: all of rank 1's rows see piece 0, and none sees 7. In step 2 one with 3 and 4
 # arrives: the early half of the rows sees neither, the late half both.
 #
-# In step 3 the early rows see nothing either, but they keep a program, because this is the last step and out must be
-# written.
+# In step 3 the early rows see nothing either. But this is the last step and out must be written, so they keep a program.
 #
 # Other layouts cut other tiles. Here are four at step 1; in a live notebook, move the sliders over step and rank.
 
@@ -484,47 +495,58 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 four = ring_step.layouts_at(S, P, rank, step=1)
 show(ring_step.grid(four), ring_step.describe_grid(four))
 
+# %% [markdown]
+# (The thin strip at the token fold's right edge is token 511, which no row sees.)
+
 # %% tags=["nbval-ignore-output"]
 ring_step.play()
+
+# %%
+by_step = [ring_step.layouts_at(S, P, rank, step) for step in range(P)]
+for each in zip(*by_step, strict=True):
+    counts = "  ".join(str(picture.count("masked")) for picture in each)
+    print(f"{each[0].layout:12} masked tiles in steps 0 to {P - 1}:  {counts}")
 
 # %% [markdown]
 # Striped and token fold have masked tiles in *every* step.
 #
-# ## 7 · Fourth version: tiles by a table
+# ## 7 · A segment: four numbers
 #
-# One kernel should serve all these layouts, without loading a position. So the host writes tables for it, before the
-# launch. A **segment** is a piece of neighbouring keys that one program visits. It is a line of four numbers:
+# One kernel should serve all these layouts, without loading a position. So the host says in a table, before the launch, which
+# keys a program visits. A line of it is a **segment**, a piece of neighbouring keys.
 #
-# - *start*: its first key;
-# - *split*: the first key of the tiles with a mask; all rows see every key before it;
-# - *stop*: the key before which it ends;
-# - *shift*: under the mask, row i sees key j where **j ≤ i + shift**.
-#
-# (In the exercise start and stop are `k_begin` and `k_end`. Its mask may also come first, so the keys without one go from
-# `full` to `full_end`.)
-#
-# We write one by hand: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Row 0, token 1, sees none of
-# them, so the tiles begin at row 1: one program has rows 1 to 8, and ours has rows 9 to 15.
+# First a picture. The example is small: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0
+# (token 1) sees none of them, so it gets no program. Eight rows go to a program: rows 1 to 8, and rows 9 to 15, which is ours:
 
 # %%
-small, TILE, row_start, row_stop = striped(64, P), 8, 9, 16
-row_tokens, key_tokens = small.positions(1), small.positions(3)
-seen = key_tokens <= row_tokens[row_start:row_stop, None]  # [row, key]
-last = seen.sum(1) - 1  # the last key that each row sees
-for row, key in ((row_start, last[0]), (row_stop - 1, last[-1])):
-    print(f"row {row}, token {row_tokens[row]}: up to key {key}, token {key_tokens[key]}")
-start, stop, shift = 0, int(last.max()) + 1, int(last[0]) - row_start
-split = (int(last.min()) + 1) // TILE * TILE  # whole tiles only
-segment = start, split, stop, shift
-print("start, split, stop, shift:", *segment)
-
-# %%
-picture = small, 1, 3, (row_start, row_stop), segment
-show(step_report.segment(*picture), step_report.describe_segment(*picture))
+small, TILE, ours = striped(64, P), 8, (9, 16)
+segment = 0, 8, 15, -1  # start, split, stop, shift
+show(step_report.segment(small, 1, 3, ours, segment),
+     step_report.describe_segment(small, 1, 3, ours, segment))
 
 # %% [markdown]
-# No row sees key 15, so the segment ends before it. Row i is token 4i + 1, and key i is token 4i + 3, which is later. So
-# the last key that row i sees is key i − 1: the shift is −1.
+# Four numbers describe it:
+#
+# - *start*, 0: the first key;
+# - *split*, 8: from this key on, tiles are masked; every row of the program sees all keys before it;
+# - *stop*, 15: the key before which the segment ends, as no row sees key 15;
+# - *shift*, −1: under the mask, row i sees key j where **j ≤ i + shift**. Row i is token 4i + 1, and key i is token 4i + 3,
+#   which is later. So the last key that row i sees is key i − 1.
+#
+# The same numbers from the layout's positions:
+
+# %%
+row_tokens, key_tokens = small.positions(1), small.positions(3)
+seen = key_tokens <= row_tokens[slice(*ours), None]  # [row, key]
+last = seen.sum(1) - 1  # the last key that each row sees
+for row, key in ((ours[0], last[0]), (ours[1] - 1, last[-1])):
+    print(f"row {row}, token {row_tokens[row]}: up to key {key}, token {key_tokens[key]}")
+split = (int(last.min()) + 1) // TILE * TILE  # whole tiles only
+found = 0, split, int(last.max()) + 1, int(last[0]) - ours[0]
+print("start, split, stop, shift:", *found, " as in the picture:", found == segment)
+
+# %% [markdown]
+# ## 8 · Fourth version: tiles by a table
 #
 # `row_visits` writes these lines for a whole launch. `PROGRAMS` says which rows a program owns and which lines of
 # `SEGMENTS` it visits.
@@ -541,11 +563,11 @@ def launch_tables(layout, origin, every_row, tile=BLOCK):
 
 visits = launch_tables(small, 3, every_row=False, tile=TILE)
 print("PROGRAMS     row_start  row_stop  segments from  to")
-for number, (row_start, row_stop, first, after) in enumerate(visits.programs.tolist()):
-    print(f"{number:8} {row_start:13} {row_stop:9} {first:14} {after:3}")
+for number, (begins, ends_at, first, after) in enumerate(visits.programs.tolist()):
+    print(f"{number:8} {begins:13} {ends_at:9} {first:14} {after:3}")
 print("SEGMENTS     start  split  stop  shift")
-for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
-    print(f"{number:8} {start:9} {split:6} {stop:5} {shift:6}")
+for number, line in enumerate(visits.segments.tolist()):
+    print(f"{number:8} {line[0]:9} {line[1]:6} {line[2]:5} {line[3]:6}")
 
 # %% [markdown]
 # Segment 0 is ours. Program 1, of rows 1 to 8, has a single tile, with a mask. The longest walk comes first.
@@ -611,7 +633,7 @@ step_report.report(ladder, "causal, table", layout.shard(whole, rank), by_table,
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
 # %%
-note = "only the last version has the causal mask"
+note = "two problems: the first three versions have no mask, the last one is causal"
 show(ring_step.traffic(ladder, P, note), ring_step.describe_traffic(ladder, P, note))
 
 # %% [markdown]
@@ -629,10 +651,10 @@ for name, other in (("zig-zag", layout), ("token fold", fold)):
     step_report.report({}, name, mine, by_table, *at_rank(other), other)
 
 # %% [markdown]
-# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag wins by its tiles. At
-# this size every tile of the token fold is masked. (219 KiB, not 220: its row 0 sees nothing in step 2.)
+# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag still wins: 18 tiles instead
+# of 32. At this size every tile of the token fold is masked. (219 KiB, not 220: its row 0 sees nothing in step 2.)
 #
-# ## 8 · The same as ringlab's
+# ## 9 · The same as ringlab's
 #
 # The kernel that ringlab ships is built like yours. `block="triton"` gives it every step of the ring. Here are four virtual
 # ranks, real text in float32, against the float64 oracle of the whole sequence:
@@ -652,14 +674,20 @@ error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
 print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5: {bool(error < 1e-5)}")
 
 # %% [markdown]
-# Read on in [kernels.py](../ringlab/blocks/triton/kernels.py): `forward_step` is `table_kernel`, and its `_attend` is
-# `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what it adds, and why the backward has two
-# kernels.
+# Read on in [kernels.py](../ringlab/blocks/triton/kernels.py). `forward_step` has the shape of `table_kernel`, and `_attend`
+# that of `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what they add, and why the backward has
+# two kernels.
 #
-# Lesson 13 measures how fast a kernel is. But a compiler can say without a GPU whether a program's tiles fit. A program's
-# threads work in **warps**, groups of 32. acc, scores and weights lie in **registers**, of which a thread has at most 255;
-# the compiler **spills** the rest to memory. q and the K and V tiles lie in **shared memory**. ringlab gives a program of
-# 128 rows 8 warps. With 4, each thread holds twice as much:
+# ## Further · Do the tiles fit?
+#
+# You may skip this. Lesson 13 measures how fast a kernel is, but a compiler can say without a GPU whether a program's tiles
+# fit:
+#
+# - A program's threads work in **warps**, groups of 32.
+# - acc, scores and weights lie in **registers**. A thread has at most 255, and the compiler **spills** the rest to memory.
+# - q and the K and V tiles lie in **shared memory**.
+#
+# ringlab gives a program of 128 rows 8 warps. With 4, each thread holds twice as much:
 
 # %% tags=["nbval-ignore-output"]
 # sm_90 is the compiler's name for the H100 and H200; 128 is the head dim
@@ -678,11 +706,11 @@ for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
 #
 # ## Recap
 #
-# - A ring step sends its K/V block over the wire once. It moves a state of D + 2 float32 numbers for each row and head
-#   **both ways**: with as many rows as keys, twice the block in bfloat16, more with grouped heads.
+# - A ring step sends its K/V block over the wire once. Between kernel and memory it moves a state of D + 2 float32 numbers for
+#   each row and head, **both ways**: with as many rows as keys, twice the block in bfloat16, more with grouped heads.
 # - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes, less in the first and
 #   in the last step.
-# - The state is float32. Where scores are large, m matters most, because acc and total are relative to it.
+# - The state is float32. Where scores are large, m matters most, because acc and total must match it.
 # - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
 #   not even read.
 #

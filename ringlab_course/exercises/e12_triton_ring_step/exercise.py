@@ -35,6 +35,7 @@ from ringlab.blocks.triton.interpreter import repair
 
 repair()  # makes the interpreter's bfloat16 exact
 BLOCK_M, BLOCK_N = 32, 16
+# for the functions that launch; a compiled kernel may not read a global, so write the number there
 LOG2E = math.log2(math.e)
 
 
@@ -75,11 +76,15 @@ def table_step(q, k, ks, v, vs, acc, m, total, out, lse, programs, segments, sta
 # (rows, keys), which is true where a row sees a key. It returns the new (acc, m, total). A row that has seen nothing
 # has acc = 0, m = −∞, total = 0, before and after.
 #
-# Both operands of a `tl.dot` have the dtype of q, which may be bfloat16: int8 numbers convert to it exactly. Pass
-# `input_precision="ieee"` to it. (This is not checked. The interpreter computes in full precision anyway; on a GPU
-# float32 would be rounded to tf32 without it.) `vs` may be multiplied into the weights or into v, before the product is
-# rounded to the dtype of q: where the checks use a bfloat16 q, all weights are 1 and all scales powers of two, so both are
-# exact. All answers are compared with float64, up to the rounding of float32.
+# About the two `tl.dot`:
+#
+# - Both operands have the dtype of q, which may be bfloat16. int8 numbers convert to it exactly.
+# - Pass `input_precision="ieee"`. On a GPU float32 would be rounded to tf32 without it. The interpreter computes in full
+#   precision anyway, so this is not checked.
+# - `vs` may be multiplied into the weights or into v, before the product is rounded to the dtype of q. Both pass: where the
+#   checks use a bfloat16 q, all weights are 1 and all scales powers of two, so nothing is rounded.
+#
+# All answers are compared with float64, up to the rounding of float32.
 
 
 # %% grade="12.tile"
@@ -265,6 +270,9 @@ check("12.step")
 #   at a multiple of `BLOCK_N`, or to be a multiple of it long. The lesson's kernel asks once for each tile, at its first key,
 #   whether to mask it. Here that is wrong for a tile that lies across two parts: mask all of it, or let no tile lie across.
 # - Other keys must not be read: their scales may be anything, NaN too.
+#
+# The lesson's start, split, stop and shift are `k_begin`, `full_end`, `k_end` and `high`, with nothing before `full`.
+# `visit_masked` is your `visit` with one condition more, so begin with a copy of it.
 #
 # Without a window `low` is −2³⁰. A mask over the middle part as well would change no answer and no byte. It costs
 # arithmetic on a GPU, which the interpreter does not count, so it is not checked.
