@@ -268,7 +268,7 @@ table("nothing", "out")
 #   of the keys is √2 times as large as one over all, and so is its rounding. It enters the final out with weight ½. That is
 #   √2 · ½, and its square is ½. Two parts make **1**.
 # - **The state.** The merged out is rounded, too: **1**.
-# - **Both.** The squares make 2, so the error is √2 = **1.4** roundings.
+# - **Both** make 2, so the error is √2 = **1.4** roundings.
 #
 # Now P blocks, of which n have been merged:
 #
@@ -322,7 +322,7 @@ show(error_curves.figure([plain]), error_curves.describe([plain]))
 #
 # 1. **One lse.** The lse of 512 keys lies between 4 and 8. There the gap is 0.031, and a rounding is off by gap/√12, as a root
 #    mean square.
-# 2. **The difference of two.** The weights depend on it. It is off by √2 times as much.
+# 2. **The difference of two.** The weights depend on this difference. It is off by √2 times as much.
 # 3. **A weight.** Both weights w are about ½. A weight changes by w(1 − w) = ¼ of that.
 # 4. **The out** is w·out₁ + (1 − w)·out₂. It changes by the weight's change times (out₁ − out₂). By section 4, out₁ and out₂
 #    are √2 times as large as the final out, and their difference is √2 times as large again: twice the final out.
@@ -341,8 +341,8 @@ print(f"measured: {plain.errors['lse'][first]:.1e}")
 #
 # ## 6 · Many blocks, and too many
 #
-# Then lse is rounded again at every merge. Watch one row's state take in the last of 32 blocks, with lse rounded on
-# the left and out on the right:
+# With more blocks, lse is rounded again at every merge. Watch one row's state take in the last 12 of 32 blocks, with lse
+# rounded on the left and out on the right:
 
 # %%
 inputs = [x.bfloat16() for x in error_curves.inputs("plain", 0)]
@@ -444,8 +444,8 @@ compare("10.backward", nearest(harm["lse"] / harm["delta"], names))
 #
 # ## 8 · Choosing a tolerance
 #
-# A test must tell rounding from a fault. It lets errors pass up to a *bound*, the tolerance. Some
-# [packages](../docs/errata.md) use `allclose(x, truth, atol=1e-2)`: no number may be off by more than about 1e-2. We give it
+# A test must tell rounding from a fault. It lets errors pass up to a *bound*, the tolerance. A widely used package
+# ([errata](../docs/errata.md)) has `allclose(x, truth, atol=1e-2)`: no number may be off by more than about 1e-2. We give it
 # five results of a backward pass in float32, one right and four wrong. (The last was rounded to bfloat16.)
 
 # %%
@@ -553,7 +553,7 @@ show(error_curves.shapes("plain", names), error_curves.describe_shapes("plain", 
 # So a curve on plain scores says where to look. Take the error in the most blocks, and compare it with a *yardstick*: √(P/2)
 # times the error in 1 block, about what a rounded out reaches. On 1,024 keys and up to 32 blocks, ask in turn:
 #
-# 1. **Is it over ten times the yardstick?** No rounding here is. A step is missing: *no rescale*, for example, forgets to
+# 1. **Is it over ten times the yardstick?** No rounding of this lesson is. A step is missing: *no rescale*, for example, forgets to
 #    rescale its sum.
 # 2. **Does the curve rise?** Something is rounded *between* the blocks: out if it ends near the yardstick, lse if three to
 #    five times as high.

@@ -408,7 +408,10 @@ predict("12.state", "8 blocks of this data. One part of the state is stored in b
 
 # %%
 def drift(P, narrow="none", agree=False):
-    """Relative error of out after P blocks, with one part of the state in bfloat16."""
+    """Relative error of out after P blocks, with one part of the state in bfloat16.
+
+    agree: m is rounded after each step, and acc and total follow it.
+    """
     q, blocks = sharp(P)
     out, whole = torch.empty(q.shape), (torch.cat(x, 2) for x in zip(*blocks, strict=True))
     parts = dict(zip(("acc", "m", "total"), nothing_seen(q), strict=True))
@@ -416,7 +419,7 @@ def drift(P, narrow="none", agree=False):
     for step, (k, v) in enumerate(blocks):
         ends_kernel[(triton.cdiv(R, BLOCK), H)](
             q, k, v, *state, out, H, R, N, SCALE, D, BLOCK, step == 0, step == P - 1)
-        if agree:  # round m, and let acc and total follow
+        if agree:
             acc, m, total = state
             rounded = m.bfloat16().float()
             change = torch.exp2(m - rounded)
@@ -483,11 +486,13 @@ show(ring_step.grid(zig), ring_step.describe_grid(zig))
 compare("12.masked", sum(picture.count("masked") for picture in zig))
 
 # %% [markdown]
-# **Two**: the diagonal of its own block, in step 0, and none after that. Rank 1 owns pieces 1 and 6 of 0 … 7. In step 1
-# a block with pieces 0 and 7 arrives: all of rank 1's rows see piece 0, and none sees 7. In step 2 one with 3 and 4
-# arrives: the early half of the rows sees neither, the late half both.
+# **Two**: the diagonal of its own block, in step 0, and none after that. The sequence has 8 pieces of 64 tokens, and rank 1
+# owns pieces 1 and 6.
 #
-# In step 3 the early rows see nothing either. But this is the last step and out must be written, so they keep a program.
+# - Step 1 brings pieces 0 and 7. All rows see piece 0, and none sees piece 7.
+# - Step 2 brings pieces 3 and 4. The late rows see both. The early rows see neither, so they need no program.
+# - Step 3 brings pieces 2 and 5, and again the early rows see neither. But this is the last step and out must be written, so
+#   they keep a program.
 #
 # Other layouts cut other tiles. Here are four at step 1; in a live notebook, move the sliders over step and rank.
 
@@ -512,7 +517,7 @@ for each in zip(*by_step, strict=True):
 #
 # ## 7 · A segment: four numbers
 #
-# One kernel should serve all these layouts, without loading a position. So the host says in a table, before the launch, which
+# One kernel should serve all these layouts, without loading a token's position. So the host says in a table, before the launch, which
 # keys a program visits. A line of it is a **segment**, a piece of neighbouring keys.
 #
 # First a picture. The example is small: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0
@@ -610,7 +615,7 @@ def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, s
 # %% [markdown]
 # Three details are easy to get wrong:
 #
-# - `i` is the row of the *shard*, not of the tile.
+# - In j ≤ i + shift, `i` is the row of the *shard*, not of the tile.
 # - A program must store nothing beyond its `row_stop`. Those rows belong to another program; if both store them, one result
 #   is lost.
 # - `if key >= split` decides for a whole tile, so split − start must be a multiple of BLOCK. Otherwise the tile across the
