@@ -122,7 +122,7 @@ def draw_steps(ax: Axes, seen: Overlap) -> None:
     """Draw the steps of rank 0: blocks above, hops below, and hatched where it waits."""
     scale, unit = time_unit(seen.makespan_s)
     for event in seen.trace.computes(0):
-        _bar(ax, event.start, event.end, 0, scale, seen, "block", f"block {event.label.split()[-1]}")
+        _bar(ax, event.start, event.end, 0, scale, seen, "block", f"step {event.label.split()[-1]}")
     for hop in seen.trace.exchanges(0):
         _bar(ax, hop.posted, hop.posted + seen.hop_s, 1, scale, seen, "hop", f"hop {hop.index}")
         if hop.exposed > 0:
@@ -315,29 +315,39 @@ def _legend(drawn: Figure, seen: Overlap) -> None:
     from matplotlib.patches import Patch
 
     words = {
-        "block": f"a block: ∝ c², here {_seconds(seen.block_s)}",
-        "hop": f"a hop: ∝ c, here {_seconds(seen.hop_s)}",
-        "exposed": "exposed: waits for the hop",
+        "block": f"a block, here {_seconds(seen.block_s)}: × 4 for twice c",
+        "hop": f"a hop, here {_seconds(seen.hop_s)}: × 2 for twice c",
+        "exposed": "exposed: the rank waits",
     }
     patches = [Patch(label=words[kind], **look) for kind, look in LOOKS.items()]
     drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9)
 
 
 def spreading_wait(trace: Trace) -> None:
-    """Show ranks 4 to 8 of two nodes in the first 800 µs, with the messages of rank 6's step 1 marked, in and out."""
+    """Show ranks 4 to 8 of two nodes in the first 800 µs, with the messages of rank 6's step 1 framed, in and out."""
+    from matplotlib.patches import Rectangle
+
     ranks, title = range(4, 9), "The wait spreads to ranks 7, 6, 5, 4"
     drawn = gantt.figure(trace, title, until=800e-6, ranks=ranks)
     ax = drawn.axes[0]
-    ax.axhline(4, color=INK, linewidth=1.2)
+    ax.axhline(4, color=INK, linewidth=1.6)
     ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
-    drawn.set_figheight(5)
+    drawn.set_figheight(5.8)
     transit = trace.exchanges(6)[1].transit
     assert transit is not None  # the virtual clock records it
-    (_, arrived), (left, _) = transit
-    ax.text(arrived * 1e6 + 3, 2.81, "in", va="center", fontsize=9)
-    ax.text(left * 1e6 - 3, 2.81, "out", va="center", ha="right", fontsize=9)
+    for (begins, ends), words, side in zip(
+        transit, ("in, from rank 5", "out, to rank 7"), ("right", "left"), strict=True
+    ):
+        span = (begins * 1e6, (ends - begins) * 1e6)
+        frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.0, "zorder": 5}
+        ax.add_patch(Rectangle((span[0], 2.7), span[1], 0.22, **frame))
+        ax.text(span[0] + (side == "right") * span[1], 2.995, words, ha=side, va="center", fontsize=8.5)
+    border = trace.exchanges(7)[0]
+    middle = (border.posted + border.done) / 2 * 1e6
+    for row in (3, 4):
+        ax.text(middle, row + 0.81, "7 → 8", ha="center", va="center", fontsize=8, color=INK)
     words = (
-        " Shown are ranks 4 to 8 in the first 800 µs. A line parts ranks 7 and 8. In rank 6's step 1 two "
-        "messages are marked, in and out."
+        " Shown are ranks 4 to 8 in the first 800 µs. A line parts ranks 7 and 8; the message from 7 to 8 "
+        "is named in both their lanes. In rank 6's step 1 two messages are framed, in and out."
     )
     show(drawn, gantt.describe(trace, title) + words)

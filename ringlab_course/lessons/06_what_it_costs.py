@@ -9,8 +9,8 @@
 # **Minutes** 70 to read and run, in two parts of 40 and 30; the exercise takes another 75.
 #
 # Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
-# attention. Ring attention pays where this is so, and that depends on the machine and on the length. Part 1 follows a
-# single hop and finds the number of tokens that hides it. Part 2 takes that number to rings of real size.
+# attention. Ring attention pays where this is so. Part 1 follows a single hop and finds the number of tokens that hides
+# it. Part 2 takes that number to rings of real size.
 
 # %%
 import math
@@ -38,8 +38,8 @@ from ringlab.viz.style import show
 # ## 1 · A step is a race
 #
 # In a step, a rank with c tokens attends to a block of c keys. Meanwhile one block leaves and one arrives. The step ends
-# when both are done, so a hop costs no time if it is shorter than the computation. We count both: the FLOPs of one block
-# pair, and the bytes of one block.
+# when computation and messages are done, so a hop costs no time if it is shorter than the computation. We count both: the
+# FLOPs of one block pair, and the bytes of one block.
 #
 # The FLOPs come first, for a size that suits paper: 64 tokens per rank, one head of head dim D = 32.
 
@@ -107,12 +107,20 @@ for c in (32, 64, 128, 256):
     print(f"{c:3}   {flops:21,}   {sent:14,}   {flops / sent:14.0f}")
 
 # %% [markdown]
-# Twice the tokens make four times the FLOPs, but only twice the bytes. **The computation grows like c², the message like
-# c.** So on every machine there is a c from which the computation takes longer, and the hop can be hidden.
+# **The computation grows like c², the message like c.** So on every machine there is a c from which the computation takes
+# longer, and the hop can be hidden.
 #
-# In letters, there are H query heads, K key/value heads and e bytes per element. K and e are lesson 05's Hkv and
-# itemsize. Two letters differ from lesson 00: c was called L = S/P there, and B is not the batch size here but the
-# bandwidth.
+# In letters:
+#
+# | letter | meaning | elsewhere in the course |
+# |---|---|---|
+# | c | tokens on a rank | L = S/P in lesson 00 |
+# | H, K | query heads, K/V heads | H, Hkv in lesson 05 |
+# | e | bytes per element | itemsize in lesson 05 |
+# | F | FLOP/s of a rank | |
+# | B | bytes/s of a link, in one direction | B is the batch size there |
+#
+# Only in "K and V" does K mean the keys. With these letters:
 #
 # | | one step | in seconds |
 # |---|---|---|
@@ -123,8 +131,8 @@ for c in (32, 64, 128, 256):
 #
 # From which c is the hop hidden? That depends on F and B, so on the machine. Take an NVIDIA A100 and bfloat16, so e = 2,
 # with as many K/V heads as query heads and no mask. NVLink, a fast link, joins the GPUs of one machine (a *node*).
-# InfiniBand, a slower network, joins the nodes. Both names end in a generation: 3 and HDR. F is the *peak*, the rate of the
-# data sheet.
+# InfiniBand, a slower network, joins the nodes. The cell prints each link with its generation: NVLink 3, InfiniBand HDR.
+# For now F is the *peak*, the rate of the data sheet. Section 4 replaces it by the rate that kernels reach.
 
 # %%
 a100 = hardware("a100")
@@ -140,8 +148,12 @@ predict("06.nvlink", "How many tokens must a rank hold to hide a hop over NVLink
 predict("06.infiniband", "And how many to hide a hop over InfiniBand?", unit="tokens")
 
 # %% [markdown]
-# A block takes 4·c²·D·H/F seconds, a hop 2·c·D·K·e/B seconds. The hop is hidden if the block takes at least as long. D and
-# one c cancel:
+# First one case by hand: 1,000 tokens, 32 heads, D = 128, over NVLink.
+#
+# - The block takes 4 · 1,000² · 128 · 32 / 312·10¹² s = 52.5 µs.
+# - The hop takes 2 · 1,000 · 128 · 32 · 2 / 300·10⁹ s = 54.6 µs. It stands out by 2.1 µs.
+#
+# In letters, the hop is hidden if 4·c²·D·H/F is at least 2·c·D·K·e/B. D and one c cancel:
 #
 # $$c \;\ge\; \frac{e\,F}{2\,B}\cdot\frac{K}{H}.$$
 
@@ -160,7 +172,7 @@ compare("06.infiniband", threshold(F, infiniband))
 # %% [markdown]
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand. Now the times of the block and the hop, as the package
 # computes them. Its `Attention` holds the sizes of a layer, here 32 query heads and as many K/V heads. In which lines does
-# the block take longer than a hop?
+# the block take longer than the hop over NVLink? Over InfiniBand?
 
 # %%
 mha = Attention(H=32, K=32, D=128, causal=False)
@@ -173,6 +185,8 @@ for name, B in (("NVLink", nvlink), ("InfiniBand", infiniband)):
     print(f"{name}: hidden from {least:,.0f} tokens per rank by ringlab.cost")
 
 # %% [markdown]
+# NVLink's hop is shorter from the third line on, InfiniBand's only in the last.
+#
 # The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow with c. The part of a
 # hop that outlasts its block is *exposed*: the rank waits. In a live notebook, drag c past the threshold.
 
@@ -180,9 +194,9 @@ for name, B in (("NVLink", nvlink), ("InfiniBand", infiniband)):
 overlap_view.play(c=512)
 
 # %% [markdown]
-# Two things shift the threshold. **Grouped heads** lower it: the work stays the same, and the message shrinks by a factor of
-# H/K. **A causal mask** raises it: the message stays the same, and the work shrinks. In a layout that balances the work,
-# such as lesson 08's *zig-zag*, every rank computes half of each block that it receives. Lesson 08 shows why; here we
+# Two things shift the threshold. **Grouped heads** lower it: the work stays the same, and the message shrinks to K/H of
+# it. **A causal mask** raises it: the message stays the same, and the work shrinks. In a layout that balances the work,
+# such as lesson 08's *zig-zag*, every rank computes half of the query–key pairs of each block. Lesson 08 shows why; here we
 # only use the half, as `least_tokens_hidden` does.
 
 # %%
@@ -224,8 +238,11 @@ def overlapped_ring(ring, q, k, v):
 
 # %% [markdown]
 # We run both rings on a clock, on a machine slow enough for mental arithmetic. Two methods set the clock: `compute` returns
-# the seconds of a computation, and `message` those of one tensor's journey. K and V travel at the same time and share the
-# link, so each of the two has B/2 bytes/s.
+# the seconds of a computation, `message` the seconds that one tensor travels. K and V share the link, so each travels at
+# B/2. The clock keeps two rules:
+#
+# - A message begins when both its sender and its receiver have posted the exchange.
+# - A rank's exchange is over when its own block has been delivered and the next one has arrived.
 
 # %%
 class Machine(Costs):
@@ -258,7 +275,7 @@ def both(c):
     """Return the traces of both rings with c tokens per rank, and their names."""
     programs = {"Compute, then shift": my_ring, "Post, then compute": overlapped_ring}
     traces = [on_ranks(each, c, H=1, K=1, D=8, costs=slow_machine) for each in programs.values()]
-    return traces, [f"{name}, {c} tokens" for name in programs]
+    return traces, list(programs)
 
 
 def makespan(trace):
@@ -268,7 +285,7 @@ def makespan(trace):
 
 few = both(12)
 for trace, name in zip(*few, strict=True):
-    print(f"{name:30} ends at {makespan(trace):.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
+    print(f"{name:19} ends at {makespan(trace):.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
 compare("06.makespan", makespan(few[0][1]))
 
 # %% [markdown]
@@ -277,23 +294,22 @@ compare("06.makespan", makespan(few[0][1]))
 # block** = 3·4 + 2 = 14 s.
 
 # %%
-picture = gantt.compare(*few)
+picture = gantt.compare(*few, ranks=(0, 1))  # ranks 2 and 3 look the same
 picture.axes[-1].set_xticks(range(0, 21, 2))
 show(picture, gantt.describe_all(*few))
 
 # %% [markdown]
-# A row belongs to one rank. In blue it computes, in the step of that number; hatched, it waits. The narrow lane below is
-# orange while the rank's messages travel. The title adds up all ranks: the share of their time in which they compute.
-# Posting first helps here, but 2 s of each hop stay exposed.
+# A row belongs to one rank, the narrow lane below it to the rank's messages. The title gives the share of all ranks' time
+# spent computing. Posting first helps here, but 2 s of each hop stay exposed.
 #
 # Now 36 tokens, above the threshold: a block takes 18 s, a hop 12 s.
 
 # %%
 many = both(36)
 for trace, name in zip(*many, strict=True):
-    print(f"{name:30} ends at {makespan(trace):3.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
+    print(f"{name:19} ends at {makespan(trace):3.0f} s, rank 0 waits {trace.exposed(0):2.0f} s")
 print("36 tokens: block", 4 * 36**2 * 8 / 2304, "s, hop", 2 * 36 * 8 * 4 / 192, "s")
-show(gantt.compare(*many), gantt.describe_all(*many))
+show(gantt.compare(*many, ranks=(0, 1)), gantt.describe_all(*many))
 
 # %% [markdown]
 # If the ranks post first, not a second is lost: 72 s are four blocks of 18 s. Each hop arrives after 12 s, but the rank is still
@@ -340,24 +356,32 @@ compare("06.reached", "lower, too" if by_bytes < at_peak else "higher")
 # %% [markdown]
 # A slower block leaves the hop more time. So the peak overstates the threshold.
 #
-# Something else raises it. A hop also takes a time that does not depend on its bytes, the *latency* t. It counts once per
-# hop here, because K and V leave together. A block takes a·c² seconds, and the bytes of a hop take b·c seconds. The hop is
-# hidden if
+# The *latency* t raises it: a part of each hop's time that does not depend on its bytes. Over NVLink 190 tokens are then
+# too few:
+
+# %%
+link = a100.inside
+for c in (190, 333):
+    bytes_us, t_us = hop_s(layer, c, link.bytes_per_s) * 1e6, link.latency_s * 1e6
+    print(f"{c} tokens: block {block_s(layer, c, reached) * 1e6:.1f} µs, "
+          f"hop {t_us:.1f} + {bytes_us:.1f} = {t_us + bytes_us:.1f} µs")
+
+# %% [markdown]
+# With 333 tokens the hop is just hidden. To find them, write a·c² for the seconds of a block, b·c for those of a hop's
+# bytes. The hop is hidden if
 #
-# $$a\,c^2 \;\ge\; t + b\,c.$$
+# $$a\,c^2 \;\ge\; t + b\,c, \qquad\text{so from}\qquad c = \frac{b + \sqrt{b^2 + 4\,a\,t}}{2\,a}.$$
 #
-# Two lengths describe this. At c₀ = b/a tokens the block takes as long as the bytes: this is the threshold so far. At
-# c₁ = √(t/a) tokens the block takes as long as the latency. Divided by a, the inequality reads c² ≥ c₁² + c₀·c, so
-#
-# $$c \;\ge\; \frac{c_0}{2} + \sqrt{\frac{c_0^2}{4} + c_1^2}.$$
+# Without latency, t = 0, this is b/a, the threshold so far.
 
 # %%
 for link in (a100.inside, a100.between):
-    c0 = threshold(reached, link.bytes_per_s, group=8, pairs=1 / 2)
-    c1 = math.sqrt(link.latency_s * reached / (4 * layer.D * layer.H / 2))  # half of the pairs
-    least = c0 / 2 + math.sqrt(c0**2 / 4 + c1**2)
-    theirs = least_tokens_hidden(reached, link.bytes_per_s, layer, latency_s=link.latency_s)
-    print(f"{link.name:14}: latency {link.latency_s * 1e6:4g} µs, hidden from "
+    t = link.latency_s
+    a = 4 * layer.D * layer.H / 2 / reached  # half of the pairs
+    b = 2 * layer.D * layer.K * 2 / link.bytes_per_s  # 2 bytes per element
+    least = (b + math.sqrt(b**2 + 4 * a * t)) / (2 * a)
+    theirs = least_tokens_hidden(reached, link.bytes_per_s, layer, latency_s=t)
+    print(f"{link.name:14}: latency {t * 1e6:4g} µs, hidden from "
           f"{math.ceil(least):5,} tokens, by ringlab {math.ceil(theirs):5,}")
 
 # %% [markdown]
@@ -382,8 +406,8 @@ print(f"block {block:.0f} µs, hop over NVLink {fast:.0f} µs, over InfiniBand {
 
 # %% [markdown]
 # `simulate` runs the package's *real* ring program on tensors that have a shape and no data, and charges it the time that
-# the hardware would take. It does so twice. The second time, in `run.free`, the links take no time. Call that run's
-# makespan T.
+# the hardware would take. Each simulation also holds a second run, `.free`, whose links take no time. T is the makespan of
+# that one.
 
 # %%
 def ring_of(P, c, **options):
@@ -397,7 +421,8 @@ print(f"step 0: {own:.1f} µs, each later step: {other:.1f} µs")
 print(f"T = {own:.1f} + 15 · {other:.1f} = {two_nodes.free.makespan_s * 1e6:,.0f} µs")
 
 # %% [markdown]
-# Step 0 takes longer, because a rank's own block has the mask's diagonal, and a kernel computes each tile on it whole.
+# Step 0 takes an eighth longer, because the mask's diagonal runs through 8 tiles of 128 × 128 of a rank's own block. The
+# kernel computes these whole: 8 · 128²/2 = 65,536 pairs on top of 1,024²/2 = 524,288.
 
 # %% tags=["nbval-ignore-output"]
 predict("06.border", "Two nodes, 1,024 tokens per rank. On links that take no time the ring "
@@ -423,31 +448,36 @@ print(f"formula 15 · {slow:.1f} + {block:.1f} = {15 * slow + block:,.0f} µs, "
       f"simulated {two_nodes.makespan_s * 1e6:,.0f} µs")
 
 # %% [markdown]
-# Above InfiniBand's threshold, at 4,096 tokens, the same links cost nothing. How do two links reach 16 ranks? Look at the
-# ranks on the sending side of 7 → 8, in the first 800 µs. The line below rank 7 is the border of its node. Rank 6 has two
-# messages in each step. Those of step 1 have names: *in* comes from rank 5, *out* goes to rank 7.
+# Above InfiniBand's threshold, at 4,096 tokens, the same links cost nothing.
+#
+# How do two slow links hold up all 16 ranks? Look at ranks 4 to 8 in the first 800 µs. The dark line is the border of the
+# nodes. The message *7 → 8* crosses it, over InfiniBand, and stands in the lanes of both its ends. Two messages of rank 6's
+# step 1 have frames: *in* comes from rank 5, *out* goes to rank 7.
 
 # %%
 trace = two_nodes.trace()
 overlap_view.spreading_wait(trace)
 
 # %% [markdown]
-# Rank 7 computes, and then waits until InfiniBand's 182 µs are over. Rank 8 waits as long for this block. Rank 6 has only
-# short messages, over NVLink. But a message begins only when both its sender and its receiver have begun the step. So *in*
-# travels at once, and *out* has to wait for rank 7:
+# Ranks 7 and 8 wait until InfiniBand's 182 µs are over. Rank 6 has only short messages, over NVLink. But a message begins
+# only when both its ends have posted, here at the start of a step. So *in* travels at once, and *out* has to wait for rank
+# 7. How late may a hop of 17 µs begin? It stays hidden if it ends with the 75 µs of the block:
 
 # %%
-six, seven = (trace.computes(rank)[1].start * 1e6 for rank in (6, 7))
-print(f"step 1 begins at {six:.0f} µs on rank 6, at {seven:.0f} µs on rank 7: "
-      f"{seven - six:.0f} µs later")
-print(f"a hop may begin {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late and still end "
-      "with rank 6's block")
-print(f"rank 6 waits in step 1: {trace.exchanges(6)[1].exposed * 1e6:.0f} µs")
+print(f"hidden if it begins at most {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late")
+for step, rank in ((1, 6), (2, 5), (3, 5)):
+    begins, later = (trace.computes(r)[step].start * 1e6 for r in (rank, rank + 1))
+    waits = trace.exchanges(rank)[step].exposed * 1e6
+    print(f"step {step}: rank {rank + 1} begins {later - begins:3.0f} µs after rank {rank}; "
+          f"rank {rank} waits {waits:2.0f} µs")
 
 # %% [markdown]
-# Rank 6 waits 97 − 58 = 39 µs. So it begins step 2 late, and soon rank 5 waits for rank 6 in the same way. Then rank 4
-# waits for rank 5, until all ranks keep InfiniBand's pace. On the other side, rank 9 waits for the blocks of rank 8, and
-# rank 10 for those of rank 9.
+# - **Step 1.** Rank 7 is 97 µs late, so rank 6 waits 97 − 58 = 39 µs.
+# - **Step 2.** Rank 6 begins those 39 µs late. That is less than 58 µs, so rank 5 does not wait yet.
+# - **Step 3.** Now rank 6 is 145 µs late, and rank 5 waits 145 − 58 = 87 µs.
+#
+# Then rank 4 waits for rank 5. Receivers pass the wait on, too: rank 9 waits for the blocks of rank 8, rank 10 for those
+# of rank 9. The other slow link, 15 → 0, does the same to its neighbours. In the end all ranks keep InfiniBand's pace.
 #
 # ## 6 · One slow rank
 #
@@ -465,13 +495,17 @@ for c in (1024, 2048, 4096):
     block, _, hop = microseconds(c)
     print(f"c = {c:5,}: rank 5's block {2 * block:5,.0f} µs, InfiniBand's hop {hop:3,.0f} µs: "
           f"{slower[c]}% longer")
+at_border = ring_of(16, 1024, slow={7: 2.0}).makespan_s / two_nodes.makespan_s - 1
+print(f"rank 7 slow in place of rank 5, c = 1,024: {at_border:.1%} longer")
 compare("06.slow", slower[1024])
 
 # %% [markdown]
-# At 1,024 tokens the slow rank costs **nothing**. Its block takes 151 µs, still less than InfiniBand's hop: it computes
-# while the others wait. At 4,096 tokens the hops are hidden, so the ring takes twice as long, like rank 5. In a long
-# ring **the end comes at the pace of the slowest block or the slowest hop, whichever takes longer.** Speed up the longer
-# one first. Speeding up the other gains nothing.
+# At 1,024 tokens slow rank 5 costs **nothing**. Its block takes 151 µs, still less than InfiniBand's hop: it computes
+# while the others wait. Rank 7, at the slow link, is one of the last to end. So if rank 7 is slow, its longer last block
+# shows, but only once. At 4,096 tokens the hops are hidden, so the ring takes twice as long, like rank 5.
+#
+# In a long ring **the end comes at the pace of the slowest block or the slowest hop, whichever takes longer.** Speed up the
+# longer one first. Speeding up the other gains next to nothing.
 #
 # ## 7 · More ranks
 #
@@ -494,10 +528,10 @@ verdict = "slower" if gain < 1 else "a little faster" if gain < 1.5 else "about 
 compare("06.more", verdict)
 
 # %% [markdown]
-# Down to the threshold, twice the ranks halve the time. Below it the ring takes P − 1 hops and one block. Now double the
-# ranks. There are about twice as many hops, and each carries half the bytes, so all bytes together take about as long as before. But
-# the latency counts once per hop, so it counts twice as often. **From there on, add ranks when the context grows, not to
-# speed up a context you already have.**
+# Down to the threshold, twice the ranks halve the time. Below it the ring takes P − 1 hops and one block. Twice the ranks
+# then make about twice as many hops. Each carries half the bytes, so all bytes together take about as long as before. But
+# latency counts once per hop, so twice as often. **From there on, add ranks when the context grows, not to speed up a
+# context you already have.**
 #
 # ## 8 · A whole model
 #
@@ -515,22 +549,22 @@ for hop in chosen.hidden:
 
 # %% [markdown]
 # It does. *Ring 128* is one ring of all 128 GPUs, and a rank has about three times the tokens that hide a hop over
-# InfiniBand. The memory suffices, too: 80.7 GB is 94 % of an A100's 80 GiB, the rest is a reserve. The backward, which
-# lesson 09 writes, has a threshold of its own, because its hops also carry gradients and its blocks take longer; in *full
-# recomputation* it computes the forward again. The first line printed is the command that asks the same in a terminal. Ask
-# it about your own cluster.
+# InfiniBand. The memory suffices, too. (80.7 GB is 94 % of an A100's 80 GiB; the rest is a reserve.) The other two lines
+# belong to lesson 09's backward, and their thresholds are nearly the same.
+#
+# The first line printed is the command that asks the same in a terminal. Ask it about your own cluster.
 
 # %% [markdown]
 # ## Recap
 #
 # - A step computes 4·c²·D·H FLOPs and sends 2·c·D·K·e bytes. The first grows like c², the second like c.
-# - By bytes alone a hop is hidden from c₀ tokens per rank. Without a mask c₀ is e·F/(2·B) · K/H; under a balanced causal
-#   mask it is twice that. F is the rate that kernels reach. B is one direction of the link, in bytes per second.
-# - With latency a hop is hidden from c₀/2 + √(c₀²/4 + c₁²) tokens. A block of c₁ tokens takes as long as the latency.
+# - By bytes alone a hop is hidden from e·F/(2·B) · K/H tokens per rank. Under a balanced causal mask it is twice that.
+# - Take the rate that kernels reach for F, not section 2's peak. B is one direction of the link, in bytes per second.
+# - Latency raises the threshold, most over a fast link.
 # - If all ranks and links are alike, a ring that posts first takes (P − 1) · max(block, hop) + block. One that computes,
 #   then shifts, takes P · block + (P − 1) · hop.
 # - If they differ, a long ring ends at the pace of the slowest block or of the slowest hop, whichever takes longer.
-# - On a fixed sequence more ranks stop helping about where the hops come out from behind the blocks.
+# - On a fixed sequence more ranks stop helping once c falls below the threshold.
 #
 # ## Self-check
 #
@@ -545,10 +579,7 @@ for hop in chosen.hidden:
 # <details><summary>3. A hop takes 3 times as long as a block, P = 5; post, then compute. How many blocks long is
 # the run?</summary>4 · 3 + 1 = 13.</details>
 #
-# <details><summary>4. Why can more ranks on a fixed sequence expose communication that was hidden?</summary>c = S/P falls
-# below the threshold.</details>
-#
-# <details><summary>5. A colleague's link does "400 gigabit". Which B do you use?</summary>50 GB/s, if 400 gigabit per second
+# <details><summary>4. A colleague's link does "400 gigabit". Which B do you use?</summary>50 GB/s, if 400 gigabit per second
 # is the rate of one direction.</details>
 #
 # Now build it: [exercise 06](../exercises/06_what_it_costs.ipynb), the threshold, a makespan, a ring that hides its hops in

@@ -111,7 +111,8 @@ check("06.makespan")
 # The lesson's ring that posts first holds two blocks beside its shard: the one in use and the one that is arriving. It
 # can do with less. Cut every block into `pieces` pieces along its tokens, and let each piece travel while the rank
 # computes with *that* piece. Meanwhile the next block's piece of the same number arrives. Once it is here, the piece
-# that you sent is no longer needed. So one block and one piece beside the shard are enough.
+# that you sent is no longer needed. So beside the shard you need one block and one arriving piece; you may hold one
+# spare piece more.
 #
 # `q`, `k`, `v` are this rank's shards, equally long on all ranks. Return `(out, lse)` of this rank's queries over the keys
 # of all ranks, in float32 for bfloat16 inputs, too. `attend(q, k, v)` from the first cell returns a `Partial` for `merge`;
@@ -123,8 +124,8 @@ check("06.makespan")
 # - In every step but the last, post a piece before you compute with it, and wait for its exchange before you post the next
 #   one. K and V of the piece travel in one exchange.
 # - Make `pieces` · (P − 1) exchanges, all with the next rank. K and V travel as they came, bfloat16 as bfloat16.
-# - Beside the shard a rank holds at most one block and two pieces at any time: the block in use, the piece that arrives, and
-#   one to spare, because `post` may copy a piece. In step 0 the block in use is the shard itself. Accumulators do not count.
+# - At any time a rank holds, beside its shard, at most the block in use, the piece that arrives, and the spare piece, because
+#   `post` may copy a piece. In step 0 the block in use is the shard itself. Accumulators do not count.
 #
 # With two pieces, a and b, a step that is not the last goes: post a, compute with a, wait, post b, compute with b, wait.
 #
