@@ -6,6 +6,8 @@ The rules are in `ringlab_course.figures.decision_rules`; the heavy line is wher
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from ringlab.viz.style import (
     PAPER,
     PURPLE,
     QUIET,
+    RED,
     RULE,
     SKY,
     YELLOW,
@@ -71,6 +74,8 @@ WORDS = {
 
 ALPHA = 0.6
 """How opaque the colours are, in the map and its legend."""
+Points = Mapping[str, tuple[int, float]]
+"""Places to mark by name: tokens per rank, and bytes per second one way."""
 AXES = (5.0, 3.5)
 """About how wide and high the map is, in inches."""
 
@@ -82,23 +87,26 @@ def figure(
     latency_s: float | None = None,
     memory_bytes: float | None = None,
     hybrids: bool = False,
+    points: Points | None = None,
 ) -> Figure:
     """Return the map for P ranks of `machine`, which compute at the rate that its attention kernels reach.
 
     The map takes the machine's inner link's latency and its whole memory for one layer's attention by
-    default. With `hybrids`, rings of Ulysses rows are weighed, too.
+    default. With `hybrids`, rings of Ulysses rows are weighed, too. `points` are marked by their names, and then only
+    links of the map's latency are.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     own = machine if isinstance(machine, Hardware) else hardware(machine)
-    ours = links(asked, own)
+    ours = [it for it in links(asked, own) if points is None or it.latency_s == asked.latency_s]
     with styled():
         drawn = new_figure((8.0, 4.3))
         ax = drawn.subplots()
         regions = draw_regions(ax, asked)
         draw_links(ax, ours)
+        _draw_points(ax, points or {})
         ax.set_title(f"Least exposed communication, one forward\n{_title(asked, own)}", fontsize=10.5)
-        _legend(ax, regions, asked, ours)
+        _legend(ax, regions, asked, ours, with_room=points is None)
     return drawn
 
 
@@ -152,10 +160,18 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
     tokens, rates, _ = grid(asked)
     there = rows(asked)
     degrees, counts = np.unique(there[there > 0], return_counts=True)
-    values = np.ma.masked_equal(there, 0)
-    if len(degrees) > 1:
-        between = np.sqrt(degrees[1:] * degrees[:-1])
-        ax.contour(tokens, rates, values, levels=between, colors=[INK], linewidths=0.9)
+    by_degree = {it.ulysses: it for it in ways(asked.sizes, asked.P) if it.schedule == "hybrid"}
+    for one, other in itertools.pairwise(int(U) for U in degrees):
+        gains = [
+            [
+                by_degree[one].exposed_s(float(c), asked.F, float(B), asked.latency_s)
+                - by_degree[other].exposed_s(float(c), asked.F, float(B), asked.latency_s)
+                for c in tokens
+            ]
+            for B in rates
+        ]
+        border = np.ma.masked_where(~np.isin(there, (one, other)), gains)
+        ax.contour(tokens, rates, border, levels=[0.0], colors=[INK], linewidths=0.9)
     for U in degrees:
         long = f"{WORDS[HYBRID]}, U = {U}"
         place = _room_for(long, there == U) if U == degrees[counts.argmax()] else None
@@ -167,7 +183,7 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
 
 def draw_links(ax: Axes, own: list[Machine]) -> None:
     """Draw a diamond where the ring begins to hide on each link of the machine that the colours hold for."""
-    for it, face in zip(own, (INK, PAPER), strict=True):
+    for it, face in zip(own, (INK, PAPER), strict=False):
         ax.plot(it.threshold, it.bytes_per_s, "D", color=face, markeredgecolor=INK, zorder=5, gid=it.name)
         inside = TOKENS[0] <= it.threshold <= TOKENS[1] and BANDWIDTH[0] <= it.bytes_per_s <= BANDWIDTH[1]
         if inside:
@@ -178,6 +194,26 @@ def draw_links(ax: Axes, own: list[Machine]) -> None:
             ax.annotate(it.link, place, textcoords="offset points", bbox=plate, fontsize=8.5, zorder=6, **at)
 
 
+def _draw_points(ax: Axes, points: Points) -> None:
+    """Mark each point by a dot and its name."""
+    plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
+    for name, place in points.items():
+        ax.plot(*place, "o", color=RED, markeredgecolor=PAPER, markersize=8, zorder=7)
+        at: Any = {"xytext": (0, -10), "ha": "center", "va": "top", "textcoords": "offset points"}
+        ax.annotate(name, place, bbox=plate, fontsize=8.5, zorder=7, **at)
+
+
+def exposed_shares(
+    sizes: Attention, machine: str | Hardware = "h100", P: int = 8, latency_s: float | None = None
+) -> dict[str, float]:
+    """Return which schedule exposes least, as shares of the map where a ring is exposed; the largest share first."""
+    names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrids", ALLGATHER: "all-gather"}
+    _, _, best = grid(question(sizes, machine, P, latency_s, hybrids=True))
+    counts = {name: int((best == kind).sum()) for kind, name in names.items()}
+    total = sum(counts.values())
+    return {name: n / total for name, n in sorted(counts.items(), key=lambda it: -it[1]) if n}
+
+
 def describe(
     sizes: Attention | None = None,
     machine: str | Hardware = "h100",
@@ -185,6 +221,7 @@ def describe(
     latency_s: float | None = None,
     memory_bytes: float | None = None,
     hybrids: bool = False,
+    points: Points | None = None,
 ) -> str:
     """Return the map in words: its alternative text."""
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
@@ -199,21 +236,23 @@ def describe(
         by_rows = f"The best hybrid has {', '.join(parts)}. "
     ulysses = f"Ulysses cannot be used: it {asked.ulysses_refusal}. " if asked.ulysses_refusal else ""
     own = machine if isinstance(machine, Hardware) else hardware(machine)
-    points = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in links(asked, own))
+    hides = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in links(asked, own))
+    marked = "".join(
+        f" Marked: {name}, {c:,} tokens per rank and {units.short(B, 'bytes/s')}."
+        for name, (c, B) in (points or {}).items()
+    )
     return (
         f"{_title(asked, own)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {by_rows}{ulysses}"
         f"Most tokens per rank in {_memory(asked)}: {', '.join(_room(asked))}. "
-        f"A ring's hops are hidden if a rank has at least so many tokens: {points}."
+        f"A ring's hops are hidden if a rank has at least so many tokens: {hides}.{marked}"
     )
 
 
-def player(
-    machine: str = "h100", P: int = 8, *, hybrids: bool = False, sizes: Attention | None = None
-) -> Any:
+def player(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None, **options: Any) -> Any:
     """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map.
 
-    `sizes` gives the heads, K/V heads and head dim at the start.
+    `sizes` gives the heads, K/V heads and head dim at the start; `options` are those of `figure`.
     """
     ipywidgets = import_widgets()
 
@@ -240,7 +279,7 @@ def player(
             return
         sizes = Attention(1, heads.value, kv_heads.value, dim.value, dtype.value, causal.value)
         given = sizes, which.value, ranks.value
-        picture.value = as_html(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids))
+        picture.value = as_html(figure(*given, **options), describe(*given, **options))
 
     def other_machine(change: dict[str, Any]) -> None:
         kept, offered = dtype.value, _dtypes(change["new"])
@@ -257,12 +296,15 @@ def player(
     return ipywidgets.VBox([*(ipywidgets.HBox(row) for row in rows), picture])
 
 
-def play(machine: str = "h100", P: int = 8, *, hybrids: bool = False, sizes: Attention | None = None) -> None:
-    """Show the player to a person; where nobody is there to move a slider, the map at the same values."""
+def play(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None, **options: Any) -> None:
+    """Show the player to a person; where nobody is there to move a slider, the map at the same values.
+
+    `options` are those of `figure`: its latency, memory, hybrids and points.
+    """
     given = sizes, machine, P
     show_player(
-        lambda: player(machine, P, hybrids=hybrids, sizes=sizes),
-        lambda: show(figure(*given, hybrids=hybrids), describe(*given, hybrids=hybrids)),
+        lambda: player(machine, P, sizes=sizes, **options),
+        lambda: show(figure(*given, **options), describe(*given, **options)),
     )
 
 
@@ -334,8 +376,8 @@ def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> N
     ax.text(x, y, text, ha="center", va="center", fontsize=size, fontweight="bold", bbox=plate, zorder=6)
 
 
-def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine]) -> None:
-    """Write to the right of the map what its colours, line and diamonds mean, and how much fits."""
+def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine], *, with_room: bool) -> None:
+    """Write to the right of the map what its colours, line and diamonds mean, and `with_room` how much fits."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -343,16 +385,20 @@ def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine]) ->
     for kind in there:
         colour, hatch = LOOKS[kind]
         words = f"{WORDS[kind]}:\nthe number is its U" if kind == HYBRID else WORDS[kind]
+        if kind == NOTHING and not with_room:
+            words = f"nothing fits in {_memory(asked)}"
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=ALPHA, label=words))
     line = f"right of it a ring hides all\nits hops, at {_micro(asked.latency_s)} latency"
     handles.append(Line2D([], [], color=INK, linewidth=2.2, label=line))
-    for it, face in zip(ours, (INK, PAPER), strict=True):
+    for it, face in zip(ours, (INK, PAPER), strict=False):
         mark: Any = {"linestyle": "", "marker": "D", "markersize": 5, "markeredgecolor": INK}
         own = "" if it.latency_s == asked.latency_s else f",\nat {_micro(it.latency_s)} latency"
         words = f"{it.link}: from {it.threshold:,.0f}\ntokens per rank on{own}"
         handles.append(Line2D([], [], color=face, label=words, **mark))
     beside: Any = {"loc": "upper left", "borderaxespad": 0.0, "frameon": False}
     ax.legend(handles=handles, bbox_to_anchor=(1.02, 1.0), fontsize=8.5, **beside)
+    if not with_room:
+        return
     room = "\n".join(_room(asked))
     text = f"tokens per rank that fit into\n{_memory(asked)}, at most:\n{room}"
     ax.text(1.04, 0.0, text, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET)

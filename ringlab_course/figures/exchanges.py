@@ -8,12 +8,14 @@ import numpy as np
 
 from ringlab.cost.units import counted
 from ringlab.viz.style import (
+    GREEN,
     HATCHES,
     INK,
     ORANGE,
     PAPER,
     PURPLE,
     QUIET,
+    RED,
     RULE,
     SKY,
     new_figure,
@@ -33,8 +35,8 @@ OWN, TRADED, FIRST, LATER = 1, 2, 3, 4
 LOOKS: dict[int, tuple[str, dict[str, Any]]] = {
     OWN: ("rank 1 computes: its own tokens", {"facecolor": rank_colour(1), "hatch": HATCHES[1]}),
     TRADED: ("rank 1 computes: tokens from the all-to-all", {"facecolor": "#B7DDF4", "hatch": HATCHES[4]}),
-    FIRST: ("other keys and values that come first", {"facecolor": PURPLE, "hatch": ".."}),
-    LATER: ("other keys and values that come later", {"facecolor": RULE}),
+    FIRST: ("keys and values from the first exchange", {"facecolor": PURPLE, "hatch": ".."}),
+    LATER: ("keys and values from later exchanges", {"facecolor": RULE}),
 }
 
 
@@ -136,9 +138,8 @@ def schedules() -> Figure:
         beside: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "color": QUIET}
         figure.axes[2].text(8, 2.5, "other heads:\nranks 2, 3", **beside)
         figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
-        figure.axes[3].text(8, 0.5, "heads 0, 1:\nring of ranks 0, 2", **beside)
-        back: Any = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": "none"}
-        figure.axes[3].text(8, 2.5, "ring of ranks 1, 3", **beside | {"color": INK}, bbox=back)
+        figure.axes[3].text(8, 1.05, "heads 2, 3:\nring of ranks 1, 3", **beside | {"color": INK})
+        figure.axes[3].text(8, 0, "heads 0, 1:\nring of ranks 0, 2", **beside)
         figure.axes[0].set_ylabel("heads")
         handles = [Patch(label=label, **plain, **look) for label, look in LOOKS.values()]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
@@ -150,7 +151,7 @@ def describe_schedules() -> str:
     """The picture of `schedules` in words."""
     return (
         "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 tokens in all 4 heads; keys "
-        "and values of 4 other tokens come first, those of the remaining 8 later. All-gather: the same queries, and the keys "
+        "and values of 4 other tokens come in the first exchange, those of the remaining 8 later. All-gather: the same queries, and the keys "
         "and values of all 12 other tokens at once. Ulysses: all 16 tokens in one head, 12 of them from the all-to-all. Hybrid: the rows are ranks 0, 1 and ranks "
         "2, 3. Rank 1 computes the 8 tokens of its row in heads 2 and 3, 4 of them from the all-to-all; the keys and "
         "values of the other row's 8 tokens come from rank 3, which has the same heads, so ranks 1 and 3 form a ring. Ranks 0 "
@@ -166,12 +167,12 @@ def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
         for row, (hops, hop_s, block_s) in enumerate(timed.values()):
             hop, block = hop_s * 1e6, block_s * 1e6
             looks: Any = {"height": 0.36, "linewidth": 0}
-            ax.barh(row - 0.2, hop, color=QUIET, label="hop" if row == 0 else None, **looks)
+            ax.barh(row - 0.2, hop, color=ORANGE, label="hop" if row == 0 else None, **looks)
             ax.barh(row + 0.2, block, color=SKY, label="block beside it" if row == 0 else None, **looks)
             if hop > block:
-                left: Any = {"color": PAPER, "edgecolor": ORANGE, "hatch": "////", **looks}
+                left: Any = {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////", **looks}
                 ax.barh(row - 0.2, hop - block, left=block, label="exposed" if row == 0 else None, **left)
-            told = f"{hops} × {hop - block:.0f} µs exposed" if hop > block else "hidden"
+            told = f"{hops} × {hop - block:.0f} µs exposed" if hop > block else "hop hidden"
             ax.text(max(hop, block) + 4, row, told, va="center", fontsize=9)
         names = [f"{name}: {counted(hops, 'hop')}" for name, (hops, _, _) in timed.items()]
         ax.set(yticks=range(len(timed)), yticklabels=names, xlabel="µs")
@@ -189,6 +190,40 @@ def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
         for name, (hops, hop_s, block_s) in timed.items()
     )
     return "A hop and the block that is computed meanwhile. " + "; ".join(each) + "."
+
+
+def waiting(waits: Mapping[str, tuple[float, float]]) -> Figure:
+    """Return a bar for each schedule: the seconds of hops that are exposed, and those of all-to-alls, one after the other."""
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("hops, as far as exposed", {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"}),
+        ("all-to-alls", {"facecolor": GREEN, "edgecolor": PAPER, "hatch": ".."}),
+    )
+    most = 1e3 * max(map(sum, waits.values()))
+    with styled():
+        figure = new_figure((8.0, 0.46 * len(waits) + 1.3))
+        ax = figure.subplots()
+        for row, parts in enumerate(waits.values()):
+            left = 0.0
+            for seconds, (words, look) in zip(parts, kinds, strict=True):
+                label = words if row == 0 else None
+                ax.barh(row, seconds * 1e3, 0.6, left=left, linewidth=0, label=label, **look)
+                left += seconds * 1e3
+            ax.text(left + 0.01 * most, row, f"{left:.2f} ms", va="center", fontsize=9)
+        ax.set(yticks=range(len(waits)), yticklabels=[*waits], xlabel="exposed (ms)")
+        ax.set(ylim=(len(waits) - 0.5, -0.5), xlim=(0, 1.12 * most))
+        ax.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        ax.set_title("What ranks wait for in one forward", fontsize=11)
+    return figure
+
+
+def describe_waiting(waits: Mapping[str, tuple[float, float]]) -> str:
+    """The picture of `waiting` in words."""
+    each = (
+        f"{name}, {hops * 1e3:.2f} ms of hops and {trades * 1e3:.2f} ms of all-to-alls"
+        for name, (hops, trades) in waits.items()
+    )
+    return "What is exposed in one forward, by schedule: " + "; ".join(each) + "."
 
 
 FOLLOWED = 1
@@ -215,7 +250,7 @@ def decode_step(lengths: Sequence[int]) -> Figure:
             _box(ax, 6.6, 1.3, rank, "merged out")
         for left, words in HEADINGS.items():
             ax.text(left, -0.75, words, ha="center", va="center", fontsize=9, color=QUIET)
-        ax.text(5.75, -0.75, "sent to all others", ha="center", va="center", fontsize=9, color=QUIET)
+        ax.text(5.75, -0.75, "to every rank's merge", ha="center", va="center", fontsize=9, color=QUIET)
         ax.set(xlim=(-0.85, 8.0), ylim=(len(lengths) - 0.4, -1.0))
         ax.set_axis_off()
         ax.set_title("One new token: its query meets a cache that is sharded over ranks", fontsize=11)

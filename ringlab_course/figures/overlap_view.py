@@ -339,7 +339,7 @@ def spreading_wait(trace: Trace) -> None:
         transit, ("in, from rank 5", "out, to rank 7"), ("right", "left"), strict=True
     ):
         span = (begins * 1e6, (ends - begins) * 1e6)
-        frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.0, "zorder": 5}
+        frame: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.0, "zorder": 5}
         ax.add_patch(Rectangle((span[0], 2.7), span[1], 0.22, **frame))
         ax.text(span[0] + (side == "right") * span[1], 2.995, words, ha=side, va="center", fontsize=8.5)
     border = trace.exchanges(7)[0]

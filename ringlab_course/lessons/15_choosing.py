@@ -3,7 +3,7 @@
 #
 # **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
 # a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks; say what
-# a sliding window saves (section 7, optional).
+# a sliding window saves (section 11, optional).
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
 # layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
@@ -11,9 +11,8 @@
 # **Minutes** 75 to read and run, in two parts of 40 and 35; the exercise takes another 60.
 #
 # Every rank's queries must meet every rank's keys and values. A ring is one way to arrange that. Three other schedules
-# give the same result, but differ in the bytes they send, in the time that ranks wait, and in memory. "Ulysses sends
-# less than a ring" is a common rule, and for today's models it is often false. Part 1 counts bytes, waiting and memory.
-# Part 2 finds where each schedule is the best, and then decodes.
+# give the same result, at another cost. "Ulysses sends less than a ring" is a common rule. For Llama 3 70B it is false up
+# to 8 ranks. Part 1 counts bytes, waiting and memory. Part 2 finds where each schedule is the best, and then decodes.
 
 # %%
 import numpy as np
@@ -50,8 +49,9 @@ from ringlab_course.figures import decision_map, exchanges
 # - **Ulysses** (arXiv 2309.14509): the ranks trade tokens for heads. In an **all-to-all**, every rank sends a different
 #   part of its data to each other rank. Each rank then has all tokens of a few heads, so it can attend in these heads
 #   alone. A second all-to-all returns the output to the owners of the tokens.
-# - **Hybrid** (arXiv 2405.07719): the ranks form rows of U. Within a row they trade as in Ulysses. Then the ranks with
-#   the same heads, one from each row, form a ring of P/U. U = 1 is the ring, and U = P is Ulysses.
+# - **Hybrid** (arXiv 2405.07719): group the ranks in rows of U. Inside a row they trade tokens for heads, as in Ulysses.
+#   Each rank then forms a ring with the ranks that hold its heads in the other rows: P/U ranks. U = 1 is the plain ring,
+#   U = P is Ulysses.
 #
 # This is the first all-to-all of Ulysses, for 16 tokens and 4 heads on 4 ranks. Each box is a **piece**: one head of one
 # shard.
@@ -71,14 +71,14 @@ show(exchanges.schedules(), exchanges.describe_schedules())
 #
 # ## 2 · Counting bytes
 #
-# The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank. With P = 4 ranks and H = K = 32
-# heads, a shard of q, k, v or the output (out) is 32 pieces.
+# The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank (c in lesson 06). With P = 4 ranks and
+# H = K = 32 heads, a shard of q, k, v or the output (out) is 32 pieces.
 #
 # - **Ulysses**: each rank ends up with 32/4 = 8 heads. So it sends to each of the 3 others 8 pieces of q, 8 of k and 8
 #   of v, and later 8 of out.
 # - **Hybrid, U = 2**: the two ranks of a row halve the heads. So a rank sends its partner 16 pieces of q, 16 of k and
-#   16 of v, and later 16 of out. In between it works on 16 heads of *two* shards, so its K and V are 2 · 16 pieces
-#   each. It sends them in one hop, because there are two rows.
+#   16 of v, and later 16 of out. After the trade it holds 16 heads of two shards: 32 pieces of K and 32 of V. Two rows make
+#   rings of two, so there is one hop.
 
 # %%
 P, S, H, D = 4, 256, 32, 8
@@ -120,10 +120,12 @@ for name, pieces in by_hand.items():
     print(f"{name:26}{rank_0_sent:9,} bytes, as counted: {right}; equal to one process: {close}")
 
 # %% [markdown]
-# Ulysses sends half of what the ring sends. With more ranks it looks even better. The ring sends 64 · (P − 1) pieces.
-# Ulysses sends each piece of q, k, v and out at most once, so fewer than 128 in all.
+# Ulysses sends half of what the ring sends. With more ranks it looks even better: the ring sends 64 · (P − 1) pieces,
+# Ulysses fewer than 128 in all, because each piece of q, k, v and out travels at most once.
 #
-# But here K = H. With **grouped heads**, several query heads share a K/V head.
+# ## 3 · Grouped heads turn the order round
+#
+# But so far K = H. With **grouped heads**, several query heads share a K/V head.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -165,12 +167,12 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 
 # %% [markdown]
 # The ring's bytes level off at K and V of the whole sequence, and from 16 ranks on Ulysses sends less. But 128 ranks
-# cannot share 64 heads, so there only a hybrid with rows of at most 64 can trade.
+# cannot share 64 heads. With 128 ranks, use a hybrid with U ≤ 64.
 #
-# ## 3 · Bytes are not seconds
+# ## 4 · Bytes are not seconds
 #
-# A hop runs while a block is computed (lesson 06). If the hop takes longer, the rest of it is **exposed**, because the
-# rank waits. All-to-alls and all-gathers are exposed: our cost model assumes that nothing is computed meanwhile.
+# A hop runs while a block is computed (lesson 06). If the hop takes longer, the rest of it is **exposed**: the rank waits.
+# During all-to-alls and all-gathers nothing is computed, so our cost model counts all of their time as exposed.
 #
 # We count the **forward** of one layer of Llama 3 70B. Blocks are computed at the rate that FlashAttention-3, an
 # attention kernel for the H100 (arXiv 2407.08608), reaches on long sequences without a mask. Take 16 nodes with one GPU
@@ -196,10 +198,10 @@ def block_seconds(tokens):
     return 4 * llama.H * llama.D * tokens**2 / 2 / rate  # half of the pairs: causal
 
 
-hop_s, block_s = hop_seconds(LONG, infiniband), block_seconds(LONG)
+hop, block = hop_seconds(LONG, infiniband), block_seconds(LONG)
 ring_bytes = 15 * LONG * llama.block_bytes_per_token
 print(f"ring:    {ring_bytes / 1e6:,.0f} MB in 15 hops, each", end=" ")
-print(f"{hop_s * 1e3:.1f} ms beside a block of {block_s * 1e3:.1f} ms: hidden")
+print(f"{hop * 1e3:.1f} ms beside a block of {block * 1e3:.1f} ms: hidden")
 pieces = 15 * ((4 + 1 + 1) + 4)  # to 15 others q, k, v; to 15 others out
 ulysses_bytes = pieces * LONG * llama.D * 2  # bfloat16 takes 2 bytes for a number
 ulysses_s = ulysses_bytes / infiniband.bytes_per_s
@@ -208,12 +210,17 @@ print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f}
 # %% [markdown]
 # The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block.
 #
-# **Short shards: 2,048 tokens on each rank.** A shorter block has fewer queries *and* fewer keys. So its work shrinks
-# with L², but its hop only with L. Now the ring's hop outlasts its block.
+# ## 5 · Short shards
 #
-# Rows of U help. After the trade a rank has U times as many tokens in a U-th of the heads (if U divides K). So a hop
-# carries as many bytes as before. But in a block U times as many queries meet U times as many keys, in a U-th of the
-# heads. So **a hop takes as long as before, and a block U times as long**.
+# Now 2,048 tokens on each rank. A shorter block has fewer queries *and* fewer keys, so its work shrinks with L². The hop
+# shrinks only with L, and now it outlasts the block.
+#
+# Rows help. Take U = 2. After the trade a rank has twice the tokens in half of the heads.
+#
+# - A hop carries as many bytes as before.
+# - A block has 2 · 2 times the pairs in half of the heads, so it takes twice as long.
+#
+# In general, if U divides K, **a hop takes as long as before, and a block U times as long**.
 
 # %%
 timed = {}
@@ -223,12 +230,13 @@ for U in (1, 2, 4):
 show(exchanges.steps(timed), exchanges.describe_steps(timed))
 
 # %% [markdown]
-# A row pays with its two all-to-alls, in which a rank sends a U-th of its q, k, v and out to each of U − 1 others:
+# A row pays with its two all-to-alls. In them a rank sends a U-th of its q, k, v and out to each of U − 1 others. (K/V
+# heads are sent whole, so at least one of them.)
 
 
 # %%
 def trade_seconds(tokens, U, link):
-    pieces = (U - 1) * (64 + 8 + 8 + 64) / U
+    pieces = (U - 1) * 2 * (64 / U + max(1, 8 / U))  # q and out, k and v
     return pieces * tokens * llama.D * 2 / link.bytes_per_s + 2 * link.latency_s
 
 
@@ -236,8 +244,7 @@ for U in (2, 4):
     print(f"rows of {U}: the all-to-alls take {trade_seconds(SHORT, U, infiniband) * 1e3:.2f} ms")
 
 # %% [markdown]
-# `choose.weigh` counts this for every schedule. It also counts what a rank holds: q, k, v, out, and what has come from
-# others.
+# `choose.weigh` counts this for every schedule.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -248,20 +255,48 @@ predict(
 
 # %%
 speeds = infiniband.bytes_per_s, infiniband.latency_s
-names = []
+weighed = {}
 for it in choose.weigh(llama, SHORT, 16, rate, *speeds):
-    exposed, sent, held = it.exposed_s * 1e3, it.sent_bytes / 1e6, it.held_bytes / 1e6
-    names.append(f"hybrid, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule)
-    print(f"{names[-1]:15}{exposed:6.2f} ms exposed{sent:6,.0f} MB sent{held:6,.0f} MB held")
-compare("15.least", names[0])
+    name = f"hybrid, U = {it.ulysses}" if it.schedule == "hybrid" else it.schedule
+    weighed[name] = it
+    print(f"{name:15}{it.exposed_s * 1e3:6.2f} ms exposed{it.sent_bytes / 1e6:6,.0f} MB sent")
+compare("15.least", next(iter(weighed)))
 
 # %% [markdown]
-# Rows of 2 are the best, because their 7 hops hide and only their all-to-alls are exposed. Larger rows send fewer bytes,
-# but their all-to-alls take longer. (Ulysses sends more than U = 8 because of its copies of K/V heads.)
+# The next picture shows where these milliseconds come from.
+
+# %%
+waits = {}
+for U in (1, 2, 4, 8, 16):
+    exposed = max(0, hop_seconds(SHORT, infiniband) - U * block_seconds(SHORT))
+    trades = trade_seconds(SHORT, U, infiniband) if U > 1 else 0
+    name = {1: "ring", 16: "Ulysses"}.get(U, f"hybrid, U = {U}")
+    waits[name] = (16 // U - 1) * exposed, trades
+show(exchanges.waiting(waits), exchanges.describe_waiting(waits))
+
+# %% [markdown]
+# With rows of 2 the hops hide, and only the all-to-alls are exposed. Larger rows have nothing left to hide, and their
+# all-to-alls take longer. (Ulysses sends more than U = 8, because two ranks receive each K/V head.)
 #
-# The ring holds the least: its own shards and one visiting block. (Lesson 05 counts a second, in flight. Even with it the
-# ring holds the least.) Ulysses and hybrids hold q, k, v and out twice, by tokens and by heads. An all-gather holds all K
-# and V.
+# ## 6 · What a rank holds
+#
+# Memory decides, too. A rank's q, k, v and out are 64 + 8 + 8 + 64 = 144 pieces. What comes on top?
+
+# %%
+held = {
+    "ring": 144 + (8 + 8),  # one visiting block of K and V
+    "hybrid, U = 2": 144 + 2 * (32 + 4 + 4 + 32) + 2 * (4 + 4),  # its heads; a visiting block
+    "ulysses": 144 + 16 * (4 + 1 + 1 + 4),  # its heads, of all 16 shards
+    "allgather": 144 + 15 * (8 + 8),  # K and V of all others
+}
+for name, pieces in held.items():
+    megabytes = pieces * SHORT * llama.D * 2 / 1e6
+    print(f"{name:15}{pieces:4} pieces, {megabytes:4.0f} MB", end="; ")
+    print(f"as by weigh: {round(megabytes * 1e6) == weighed[name].held_bytes}")
+
+# %% [markdown]
+# The ring holds the least, even with lesson 05's second block, in flight. Ulysses and hybrids hold everything twice, by
+# tokens and by heads. Their equal sums are a coincidence: the hybrid has a visiting block, Ulysses its copies of K/V heads.
 
 # %% [markdown]
 # ---
@@ -274,38 +309,38 @@ compare("15.least", names[0])
 # %% [markdown]
 # ## Part 2 · Where each is the best
 #
-# ## 4 · Where the line lies
+# ## 7 · Where the line lies
 #
 # A **decision map** shows all lengths and bandwidths at once, for the same layer on 16 ranks. Tokens per rank grow to
-# the right and bandwidth upwards. The colour is the schedule that exposes the least, and for a hybrid the number is its
-# U. Every link gets NVLink's latency, 3.4 µs. (Only InfiniBand's diamond has
-# its own, 14 µs, which would move the line a little to the right.)
+# the right and bandwidth upwards. The colour is the schedule that exposes the least. For a hybrid the number is its U.
+# Every link gets InfiniBand's latency, 14 µs. The dots are part 1's two lengths.
 
 # %% tags=["nbval-ignore-output"]
-decision_map.play("h100", P=16, hybrids=True, sizes=llama)
+part_1 = {"section 5": (SHORT, 50e9), "section 4": (LONG, 50e9)}
+options = {"sizes": llama, "latency_s": infiniband.latency_s, "points": part_1}
+decision_map.play("h100", P=16, hybrids=True, **options)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
-# Farther from the line U grows, because a hop then needs more work beside it. Rows of 8 still have one hop. Ulysses has
-# none, but longer all-to-alls. At the top left the extra time is less than that hop exposes, so Ulysses wins there.
+# Farther from the line a hop needs more work beside it, so U grows. At the top left messages are so short that latency
+# counts most. A hybrid pays it for its all-to-alls *and* its hop, Ulysses only for its all-to-alls. So Ulysses wins there.
 #
 # Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
-# A slower kernel moves the line to the left. It can put the ring first for part 1's 2,048 tokens:
+#
+# More K/V heads move the line to the right, and change who wins on its left:
 
 # %%
-ring, rows_of_2 = choose.way(llama, 16, "ring"), choose.way(llama, 16, "hybrid", 2)
-for tried in (rate, 450e12):
-    ring_ms, rows_ms = (it.exposed_s(SHORT, tried, *speeds) * 1e3 for it in (ring, rows_of_2))
-    print(f"at {tried / 1e12:.0f} TFLOP/s: ring {ring_ms:.2f} ms, hybrid, U = 2 {rows_ms:.2f} ms")
+for name in ("llama3-70b", "llama2-7b"):
+    sizes = published(name).attention()
+    shares = decision_map.exposed_shares(sizes, "h100", 16, infiniband.latency_s)
+    told = ", ".join(f"{schedule} {share:.0%}" for schedule, share in shares.items())
+    print(f"{name:10} ({sizes.H} query, {sizes.K:2} K/V heads), left of the line: {told}")
 
 # %% [markdown]
-# More K/V heads move the line to the right. In a live notebook, set H and K to 32, as in Llama 2 7B. Then Ulysses fills
-# most of the left.
+# An all-gather is never the best here. But it makes every mask simple, because one kernel call sees all keys. Llama 3 was
+# trained with one (arXiv 2407.21783).
 #
-# An all-gather was never the best. But it makes every mask simple, because all keys are there for one kernel call, and
-# Llama 3 was trained with one (arXiv 2407.21783).
-#
-# ## 5 · Two kinds of links
+# ## 8 · Two kinds of links
 #
 # Now take 2 nodes of 8 GPUs for the layer of part 1. Rows of up to 8 fit inside a node, so they trade over its fast
 # NVLink. The rings cross between nodes, and the slowest link decides (lesson 06).
@@ -339,29 +374,38 @@ predict(
 # %%
 DEGREES = (1, 2, 4, 8, 16)  # U, from the ring to Ulysses
 cluster = {"hardware": "h100", "nodes": 2, "purpose": "prefill", "tp": 1}  # no tensor parallelism
-print(f"{'ms of':>26}   ms exposed with U ={'whole time ÷ best':>41}")
-print(f"{'computing':>26}" + "".join(f"{U:8}" for U in DEGREES) + f"{'second best':>13}{'ring':>7}")
-best_rows = {}
+print(f"{'ms of':>34}   ms exposed with U =")
+print(f"{'computing':>34}" + "".join(f"{U:8}" for U in DEGREES))
+whole = {}
 for name in ("llama2-7b", "llama3-8b"):
     for prompt in (2**15, 2**17):
         times = {}
         for U in DEGREES:
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
             times[U] = plan(request).best.time
-        whole = {U: time.total_s for U, time in times.items()}
-        best, second = sorted(whole, key=whole.get)[:2]
-        best_rows[name, prompt] = best
-        computing_ms = (whole[best] - times[best].exposed_s) * 1e3  # the same for every U
-        print(f"{name}, {prompt:7,}{computing_ms:8.1f}", end="")
-        print("".join(f"{time.exposed_s * 1e3:8.1f}" for time in times.values()), end="")
-        print(f"{whole[second] / whole[best]:13.3f}{whole[1] / whole[best]:7.2f}")
-compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: best_rows[name, 2**15]))
+        whole[name, prompt] = {U: it.total_s for U, it in times.items()}
+        # a set of one number: the same for every U
+        (computing,) = {round((it.total_s - it.exposed_s) * 1e3, 1) for it in times.values()}
+        print(f"{name}, {prompt:7,} tokens{computing:8.1f}", end="")
+        print("".join(f"{it.exposed_s * 1e3:8.1f}" for it in times.values()))
+fastest = {case: min(seconds, key=seconds.get) for case, seconds in whole.items()}
+compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name, 2**15]))
 
 # %% [markdown]
-# Only the exposed time depends on U. **The two best hardly differ** in three of
-# the four lines. But in three lines the plain ring takes from 1.9 to about 5 times as long as the best. The choice matters
-# most in the first line, where shards are short and K/V heads many. There the second best is Ulysses, whose all-to-alls
-# leave the node.
+# Computing takes the same time for every U, so the least exposed time wins. With 32,768 tokens that is U = 8 for Llama 2
+# 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which need more work beside them.
+#
+# How much does the choice matter? Divide whole times by the best:
+
+# %%
+for (name, prompt), seconds in whole.items():
+    best, second, *_ = sorted(seconds.values())
+    print(f"{name}, {prompt:7,} tokens: second best {second / best:.3f}", end=", ")
+    print(f"ring {seconds[1] / best:.2f} times the best")
+
+# %% [markdown]
+# In all lines but the first, **the two best hardly differ**: by 1.1 % at most. In all lines but the last, the plain ring
+# takes from 1.9 to about 5 times as long as the best.
 #
 # **Grouped heads and long sequences both favour the ring.** With 131,072 tokens Llama 3 8B has 8,192 on each rank, enough
 # to hide a ring's hops:
@@ -372,7 +416,7 @@ hides = least_tokens_hidden(rate, infiniband.bytes_per_s, small, latency_s=infin
 print(f"hidden over InfiniBand from {hides:,.0f} tokens per rank on")
 
 # %% [markdown]
-# ## 6 · Decode
+# ## 9 · Decode
 #
 # A model that writes takes in one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
@@ -446,25 +490,27 @@ compare("15.token", token_bytes)
 # That is (P − 1)·H·(D + 1)·4 bytes, because a rank sends each other rank D numbers of out and one of lse for each
 # *query* head. Neither S nor K occurs in it. (On many ranks, Tree Attention sends less still; arXiv 2408.04093.)
 #
-# A ring could not even hide its hops here, because a block of c keys has c² pairs with c queries, but only c with one.
-# For Llama 3 70B with 131,072 tokens on 8 H100:
+# A ring could not even hide its hops here: one query makes L pairs with L keys, not L². For Llama 3 70B with 131,072
+# tokens on 8 H100:
 
 # %%
-c = 2**17 // 8  # tokens in a rank's part of the cache
-hop = c * llama.block_bytes_per_token / nvlink.bytes_per_s
-block = 4 * llama.H * llama.D * c / rate
-read = c * llama.block_bytes_per_token / h100.memory_bytes_per_s
+L = 2**17 // 8  # tokens in a rank's part of the cache
+hop = L * llama.block_bytes_per_token / nvlink.bytes_per_s
+block = 4 * llama.H * llama.D * L / rate
 partials = 7 * llama.H * (llama.D + 1) * 4
 print(f"a hop {hop * 1e6:.0f} µs; a block's arithmetic {block * 1e6:.1f} µs")
-print(f"reading the block's keys and values {read * 1e6:.0f} µs")
 sending = partials / nvlink.bytes_per_s
 print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} µs, and latency")
 
 # %% [markdown]
-# **Decode needs no ring.** Most of its time goes into *reading* the weights and the cache, as the cell below shows. Ranks
-# can divide both. **Tensor parallelism** (TP, lesson 14) divides the weights: each rank has some heads and some columns
-# of the feed-forward, and the ranks add up their results. **Context parallelism** (CP) divides the cache by tokens, as
-# above. TP of 8 divides the cache, too, because each rank then has one of Llama's 8 K/V heads.
+# **Decode needs no ring.**
+#
+# ## 10 · Dividing a decode
+#
+# Most of a decode's time goes into *reading* the weights and the cache. Ranks can divide both. **Tensor parallelism** (TP,
+# lesson 14) divides the weights: each rank has some heads and some columns of the feed-forward, and the ranks add up
+# their results. **Context parallelism** (CP) divides the cache by tokens, as above, and merges. TP of 8 divides the
+# cache, too, because each rank then has one of Llama's 8 K/V heads.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -476,25 +522,29 @@ predict(
 
 # %%
 sized, token_ms = published("llama3-70b"), {}
+print("GB of      weights  cache    ms to     read   add up   merge   in all")
 for tp in (1, 4, 8, 16):
     planned = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode", tp=tp))
     weights = parameter_bytes(sized) / tp / 1e9
     cache = kv_cache_bytes(sized, 2**20) / min(tp, sized.K) / (16 // tp) / 1e9
     split = f"TP {tp} × CP {16 // tp}"
-    told = "does not fit"
-    if planned.fits:
-        token_ms[split] = planned.best.step_s * 1e3
-        reading = (weights + cache) * 1e9 / h100.memory_bytes_per_s * 1e3
-        told = f"{token_ms[split]:.1f} ms a token, reading {reading:.1f} ms"
-    print(f"{split:12}: {weights:5.1f} GB of weights, {cache:4.1f} GB of cache: {told}")
+    print(f"{split:12}{weights:6.1f}{cache:7.1f}", end="")
+    if not planned.fits:
+        print("    does not fit into 80 GiB")
+        continue
+    time = planned.best.time
+    read = (weights + cache) * 1e9 / h100.memory_bytes_per_s
+    token_ms[split] = planned.best.step_s * 1e3
+    parts = "".join(f"{seconds * 1e3:8.1f}" for seconds in (read, time.tensor_s, time.merge_s))
+    print(f"{'':9}{parts}{token_ms[split]:9.1f}")
 compare("15.split", min(token_ms, key=token_ms.get))
 
 # %% [markdown]
-# With TP 1 the weights alone are larger than a GPU's memory. Up to TP 8 every rank has a sixteenth of the cache: TP divides
-# it by heads, and CP divides the rest by tokens. So only the weights shrink. With TP 16 two ranks share each K/V head.
-# Both hold the whole head, so a rank's cache doubles. Also, a sum over 16 ranks leaves the node.
+# Up to TP 8 every rank has a sixteenth of the cache: TP divides it by heads, and CP divides the rest by tokens. So only
+# the weights shrink. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
+# adding up over 16 ranks leaves the node, and takes more than twice as long.
 #
-# ## 7 · Optional: a window instead
+# ## 11 · Optional: a window instead
 #
 # A **sliding window** makes the task itself smaller: each token sees only the latest few, itself included. In ringlab,
 # Mistral 7B's mask is `Mask(window=4096)`. K/V blocks that nobody sees need not travel.
@@ -522,20 +572,19 @@ print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to
 # %% [markdown]
 # One exchange remains even for a window of 16, because the first tokens of a shard see across its border.
 #
-# In a zig-zag a rank has two chunks and so two borders. Rank 1 needs keys of rank 0, one hop away in a one-way ring, and
-# of rank 2, three hops away. No rank needs a block from two hops away. So in the second exchange each rank sends two
-# ranks on, and two exchanges are enough.
+# In a zig-zag a rank has two chunks and so two borders. Rank 1 needs keys of its neighbours, ranks 0 and 2. In a one-way
+# ring rank 0's block arrives after one hop, rank 2's after three. No rank needs a block from two hops away. So in the second
+# exchange each rank sends two ranks on, and two exchanges are enough.
 #
 # ## Recap
 #
 # | | exposes | take it where |
 # |---|---|---|
 # | ring | the rest of each hop that is longer than its block | shards are long, or K/V heads few |
-# | all-gather | everything (assumed) | masks are complicated, or its cost does not matter |
-# | Ulysses | everything (assumed) | shards are short and K/V heads many; or very short, on fast links |
+# | all-gather | everything, in our model | masks are complicated, or its cost does not matter |
+# | Ulysses | everything, in our model | shards are short and K/V heads many; or very short, on fast links |
 # | hybrid | the all-to-alls, and the rest of each hop | a ring alone does not hide; rows inside a node |
 #
-# - "Assumed" by the cost model: a program may overlap a part of it.
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel. Their bytes do not grow with S.

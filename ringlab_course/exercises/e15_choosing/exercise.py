@@ -28,9 +28,9 @@ from ringlab_course import check, corpus, hint
 # ## 15.traffic · Bytes, by schedule
 #
 # A layer is a dict: `B`, `H`, `K`, `D`, `itemsize` (bytes of an element). There are at least 2 ranks, and P divides S: each
-# rank has S/P tokens. The U ranks of a row share the heads, and the ranks with the same heads, one from each of the P/U
-# rows, form a ring. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`. For `"hybrid"` U may be any
-# number, 1 and P included.
+# rank has S/P tokens. The ranks stand in P/U rows of U. Inside a row they share the heads. Each rank forms a ring with the
+# ranks that hold its heads in the other rows. `ulysses` is U: 1 for `"ring"` and `"allgather"`, P for `"ulysses"`. For
+# `"hybrid"` U may be any number, 1 and P included.
 #
 # Return the bytes that a rank sends in one forward, a whole number. Return **None** where the schedule cannot run:
 #
@@ -155,8 +155,9 @@ check("15.choose")
 # - Query head h reads K/V head h // (H // K), and scores have the factor 1/√D.
 # - Compute in float32 at least. Scores may be several hundred, with either sign.
 # - The bytes that you send must not grow with the sequence.
-# - `ring.all_reduce(x)` adds up over the ranks; `ring.all_reduce(x, op="max")` takes the maximum.
-#   All ranks must call them equally often: a rank without tokens, too. An empty part has lse = −∞.
+# - There are two ways to merge. As in the lesson, `ring.all_gather(x)` gives every rank a list of all parts. Or
+#   `ring.all_reduce(x)` adds up over the ranks, and `ring.all_reduce(x, op="max")` takes the maximum. Both are allowed.
+# - All ranks must call these equally often: a rank without tokens, too. An empty part has lse = −∞.
 
 
 # %% grade="15.decode"

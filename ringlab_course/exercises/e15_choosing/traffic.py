@@ -250,7 +250,7 @@ STAGE = Stage(
         Check("ring", 2, "visible", "ring and all-gather, all heads and 8:1", _check_ring),
         Check("ulysses", 2, "visible", "the all-to-alls of Ulysses", _check_ulysses),
         Check("few_heads", 2, "visible", "more ranks than K/V heads, and heads that cannot be shared", _check_few_heads),
-        Check("hybrid", 2, "visible", "rows and columns of ranks", _check_hybrid),
+        Check("hybrid", 2, "visible", "rows of ranks, and the rings between them", _check_hybrid),
         Check("any", 1, "held-out", "random layers and schedules", _check_any),
     ),
 )  # fmt: skip

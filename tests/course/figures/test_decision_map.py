@@ -180,6 +180,30 @@ def diamonds(ax) -> dict[str, tuple[float, float]]:
     return {line.get_gid(): tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
 
 
+def test_named_points_are_marked_beside_the_links_of_the_maps_latency() -> None:
+    grouped, points = Attention(H=64, K=8), {"short": (2048, 50e9), "long": (65536, 50e9)}
+    options = {"latency_s": hardware("h100").between.latency_s, "hybrids": True, "points": points}
+    drawn = decision_map.figure(grouped, "h100", 16, **options)
+    (ax,) = drawn.axes
+    assert illegible(drawn) == []
+    assert list(diamonds(ax)) == ["H100, InfiniBand NDR"]
+    dots = [tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "o"]
+    assert dots == list(points.values())
+    assert "nothing fits in 85.5 GB" in [text.get_text() for text in ax.get_legend().get_texts()]
+    words = decision_map.describe(grouped, "h100", 16, **options)
+    assert "Marked: short, 2,048 tokens per rank and 50 GB/s." in words
+
+
+def test_shares_left_of_the_line_are_those_of_the_grid() -> None:
+    shares = decision_map.exposed_shares(MHA, "h100", 16)
+    _, _, best = grid(question(MHA, "h100", 16, hybrids=True))
+    left = (best != HIDDEN) & (best != NOTHING)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert next(iter(shares)) == "Ulysses" and shares["Ulysses"] == pytest.approx(
+        (best[left] == ULYSSES).mean()
+    )
+
+
 def test_the_regions_drawn_are_the_grid() -> None:
     tokens, rates, best = grid(question())
     ax = decision_map.figure().axes[0]
