@@ -356,8 +356,8 @@ compare("06.reached", "lower, too" if by_bytes < at_peak else "higher")
 # %% [markdown]
 # A slower block leaves the hop more time. So the peak overstates the threshold.
 #
-# The *latency* t raises it: a part of each hop's time that does not depend on its bytes. Over NVLink 190 tokens are then
-# too few:
+# The *latency* t raises the threshold. It is the part of a hop's time that does not depend on its bytes. Over NVLink 190
+# tokens are then too few:
 
 # %%
 link = a100.inside
@@ -367,7 +367,7 @@ for c in (190, 333):
           f"hop {t_us:.1f} + {bytes_us:.1f} = {t_us + bytes_us:.1f} µs")
 
 # %% [markdown]
-# With 333 tokens the hop is just hidden. To find them, write a·c² for the seconds of a block, b·c for those of a hop's
+# With 333 tokens the hop is just hidden. To find this number, write a·c² for the seconds of a block, b·c for those of a hop's
 # bytes. The hop is hidden if
 #
 # $$a\,c^2 \;\ge\; t + b\,c, \qquad\text{so from}\qquad c = \frac{b + \sqrt{b^2 + 4\,a\,t}}{2\,a}.$$
@@ -406,8 +406,7 @@ print(f"block {block:.0f} µs, hop over NVLink {fast:.0f} µs, over InfiniBand {
 
 # %% [markdown]
 # `simulate` runs the package's *real* ring program on tensors that have a shape and no data, and charges it the time that
-# the hardware would take. Each simulation also holds a second run, `.free`, whose links take no time. T is the makespan of
-# that one.
+# the hardware would take. Each simulation also holds a second run, `.free`, whose links take no time. T is its makespan.
 
 # %%
 def ring_of(P, c, **options):
