@@ -48,6 +48,7 @@ from ringlab_course.figures.decision_rules import (
     links,
     question,
 )
+from ringlab_course.figures.labels import middle, room_for
 from ringlab_course.figures.papers import MACHINES, short
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
         if kind == HYBRID:
             _draw_rows(ax, asked)
             continue
-        place = _room_for(WORDS[kind], best == kind)
+        place = room_for(WORDS[kind], best == kind, *AXES)
         if place is not None:
             _write(ax, WORDS[kind], float(tokens[place[0]]), float(rates[place[1]]))
     ax.plot([asked.threshold(float(B)) for B in rates], rates, color=INK, linewidth=2.2)
@@ -174,10 +175,10 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
         ax.contour(tokens, rates, border, levels=[0.0], colors=[INK], linewidths=0.9)
     for U in degrees:
         long = f"{WORDS[HYBRID]}, U = {U}"
-        place = _room_for(long, there == U) if U == degrees[counts.argmax()] else None
+        place = room_for(long, there == U, *AXES) if U == degrees[counts.argmax()] else None
         if place is not None:
             _write(ax, long, float(tokens[place[0]]), float(rates[place[1]]))
-        elif (strip := _middle(there == U)) is not None:
+        elif (strip := middle(there == U)) is not None:
             _write(ax, str(U), float(tokens[strip[0]]), float(rates[strip[1]]), small=True)
 
 
@@ -340,34 +341,6 @@ def _tokens(count: float) -> str:
         if count >= least:
             return f"{count / size:.3g}{letter}"
     return f"{count:.0f}"
-
-
-def _room_for(text: str, mask: np.ndarray) -> tuple[int, int] | None:
-    """The (column, row) at which `text` lies inside a region, as deep as can be; None where it is too narrow."""
-    rows, columns = mask.shape
-    high, wide = round(0.35 / AXES[1] * rows), round((0.085 * len(text) + 0.2) / AXES[0] * columns)
-    for grown in range(max(rows, columns), -1, -2):  # how much more room than it needs
-        h, w = high + grown, wide + grown
-        if h > rows or w > columns:
-            continue
-        total = np.pad(mask.astype(int), ((1, 0), (1, 0))).cumsum(0).cumsum(1)
-        inside = total[h:, w:] - total[:-h, w:] - total[h:, :-w] + total[:-h, :-w] == h * w
-        if inside.any():
-            found = np.argwhere(inside)
-            row, column = found[len(found) // 2]
-            return int(column + w // 2), int(row + h // 2)
-    return None
-
-
-def _middle(mask: np.ndarray) -> tuple[int, int] | None:
-    """The (column, row) in the middle of a strip where it is widest over five rows; None where it is too narrow."""
-    five = np.array([mask[row : row + 5].all(axis=0) for row in range(len(mask) - 4)])
-    wide = five.sum(axis=1)
-    if wide.max() < 3:
-        return None
-    fitting = np.flatnonzero(wide == wide.max())
-    row = int(fitting[len(fitting) // 2])
-    return int(np.median(np.flatnonzero(five[row]))), row + 2
 
 
 def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> None:

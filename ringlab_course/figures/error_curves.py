@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.merge import Partial, merge
 from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, styled
+from ringlab_course.figures.labels import apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,7 +279,7 @@ def shapes(probe: str, faults: Sequence[str]) -> Figure:
         drawing = new_figure((6.2, 3.9))
         ax = drawing.subplots()
         curves = {fault: mean_errors(fault, probe) for fault in faults}
-        heights = _apart([curve[-1] for curve in curves.values()], 1.25)
+        heights = apart([curve[-1] for curve in curves.values()], 1.25)
         for (fault, curve), height in zip(curves.items(), heights, strict=True):
             _draw_named(ax, curve, RANKS, SHAPES[fault], fault, height)
         _scale(ax, RANKS, 6e-4, 1.2e-2, digits=(1, 2, 5))
@@ -339,7 +339,7 @@ def _in_words(error: float) -> str:
 def _draw(ax: Axes, one: Panel) -> None:
     text = f"far below: all in fp32, {_level(one):.0e}"
     ax.text(0.03, 0.03, text, transform=ax.transAxes, color=QUIET, fontsize=9.5, fontweight="bold")
-    heights = _apart([one.errors[rounded][-1] for rounded in ROUNDED], 1.5)
+    heights = apart([one.errors[rounded][-1] for rounded in ROUNDED], 1.5)
     for rounded, height in zip(ROUNDED, heights, strict=True):
         _draw_named(ax, one.errors[rounded], one.ranks, LOOKS[rounded], _label(one.dtype, rounded), height)
     ax.set_title(f"{TITLES[one.probe]}, {one.dtype}")
@@ -364,22 +364,6 @@ def _level(one: Panel) -> float:
 
 def _label(dtype: str, rounded: str) -> str:
     return f"state in fp32\n(blocks {dtype})" if rounded == "nothing" else f"{rounded} in {dtype}"
-
-
-def _apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
-    """Heights for labels: those of the values, in their order, and at least a factor apart; a crowd is centred on its values."""
-    order, room = sorted(range(len(values)), key=lambda i: -values[i]), math.log(factor)
-    crowds: list[list[float]] = []
-    for place, i in enumerate(
-        order
-    ):  # without the room, heights need only fall: neighbours that rise share their mean
-        crowds.append([math.log(values[i]) + place * room])
-        while len(crowds) > 1 and fmean(crowds[-2]) < fmean(crowds[-1]):
-            crowds[-2:] = [crowds[-2] + crowds[-1]]
-    heights = list(values)
-    for place, (i, middle) in enumerate(zip(order, (fmean(c) for c in crowds for _ in c), strict=True)):
-        heights[i] = math.exp(middle - place * room)
-    return heights
 
 
 def _draw_probe(ax: Axes, ranks: Sequence[int], probe: str, errors: Sequence[float], index: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringlab.layout import Layout, Run
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab_course.figures.layout_tiles import LAYOUTS
+from ringlab_course.figures.step_traffic import draw_column, kib
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["full", "masked"]
 TITLE: dict[str, Any] = {"fontweight": "bold", "fontsize": 11}
-_PER_KIB = 0.0044
-"""The width of an arrow, in heights of a step."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +301,8 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note:
         figure.suptitle(title, x=0.01, ha="left", **TITLE)
         columns = figure.subplots(1, len(versions), squeeze=False, sharey=True)[0]
         for ax, (name, launches) in zip(columns, versions.items(), strict=True):
-            _column(ax, launches, steps)
-            ax.set_title(f"{name}\n{_kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
+            draw_column(ax, launches, steps)
+            ax.set_title(f"{name}\n{kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
         columns[0].set_yticks([step + 0.5 for step in range(steps)], [f"step {n}" for n in range(steps)])
         handles = [Patch(color=SKY, label="the kernel reads"), Patch(color=ORANGE, label="the kernel writes")]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
@@ -320,62 +319,12 @@ def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: i
     for name, launches in versions.items():
         each = len(launches) // steps
         parts = (
-            f"step {step} reads {_kib(sum(read for read, _ in own))} and writes {_kib(sum(put for _, put in own))}"
+            f"step {step} reads {kib(sum(read for read, _ in own))} and writes {kib(sum(put for _, put in own))}"
             for step in range(steps)
             for own in [launches[step * each : (step + 1) * each]]
         )
-        words.append(f"{name}, {_kib(sum(map(sum, launches)))} in all: {'; '.join(parts)}.")
+        words.append(f"{name}, {kib(sum(map(sum, launches)))} in all: {'; '.join(parts)}.")
     return " ".join(words)
-
-
-def _column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int) -> None:
-    """Draw the launches of one version from top to bottom between their kernels and memory."""
-    from matplotlib.patches import Rectangle
-
-    from ringlab.viz.style import INK, PAPER, RULE
-
-    each = len(launches) // steps
-    kernels = ("block", "merge") if each == 2 else ("kernel",) * each
-    ax.add_patch(Rectangle((0.84, 0.04), 0.16, steps - 0.08, facecolor=RULE, edgecolor="none"))
-    ax.text(0.92, steps / 2, "memory", rotation=90, ha="center", va="center", fontsize=9)
-    for step in range(steps):
-        own, top = launches[step * each : (step + 1) * each], step + 0.04
-        arrows = sum(count > 0 for moved in own for count in moved)
-        for kernel, moved in zip(kernels, own, strict=True):
-            height = 0.92 * sum(count > 0 for count in moved) / arrows
-            look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.0}
-            ax.add_patch(Rectangle((0.0, top + 0.02), 0.3, height - 0.04, **look))
-            ax.text(0.15, top + height / 2, kernel, ha="center", va="center", fontsize=8)
-            _arrows(ax, moved, top, height)
-            top += height
-    ax.set(xlim=(-0.01, 1), ylim=(steps, 0), xticks=[])
-    ax.tick_params(length=0, labelsize=9)
-    ax.spines[:].set_visible(False)
-    ax.grid(visible=False)
-
-
-def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float) -> None:
-    """Draw what a launch reads and writes, one below the other."""
-    from matplotlib.patches import FancyArrow
-
-    from ringlab.viz.style import ORANGE, SKY
-
-    looks = (SKY, 0.83, 0.31), (ORANGE, 0.31, 0.83)
-    shown = [(count, *look) for count, look in zip(moved, looks, strict=True) if count]
-    gap = (height - sum(_PER_KIB * count / 1024 for count in moved)) / (1 + len(shown))
-    for count, colour, begin, end in shown:
-        width = _PER_KIB * count / 1024
-        middle, top = top + gap + width / 2, top + gap + width
-        shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
-        look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}
-        ax.add_patch(FancyArrow(begin, middle, end - begin, 0, **shape, **look))
-        room = width > 0.1  # else the number stands above its arrow
-        at = middle if room else middle - width / 2 - 0.01
-        ax.text(0.57, at, _kib(count), ha="center", va="center" if room else "bottom", fontsize=8)
-
-
-def _kib(count: int) -> str:
-    return f"{count / 1024:,.0f}"
 
 
 def _look(kind: str) -> dict[str, Any]:

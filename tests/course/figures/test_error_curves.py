@@ -25,6 +25,7 @@ from ringlab_course.figures.error_curves import (
     run,
     truth,
 )
+from ringlab_course.figures.labels import apart
 
 RANKS = (1, 2, 8, 32)
 
@@ -152,10 +153,10 @@ def test_every_panel_has_room_for_its_lines(dtype: str) -> None:
 
 
 def test_labels_keep_apart_and_in_order() -> None:
-    heights = error_curves._apart([1e-3, 1.1e-3, 1e-7])
+    heights = apart([1e-3, 1.1e-3, 1e-7])
     assert heights[1] / heights[0] == pytest.approx(2.6) and heights[2] == pytest.approx(1e-7)
     assert heights[0] * heights[1] == pytest.approx(1e-3 * 1.1e-3), "a crowd is centred on its values"
-    assert error_curves._apart([1e-3, 1e-2, 1e-1]) == pytest.approx([1e-3, 1e-2, 1e-1])
+    assert apart([1e-3, 1e-2, 1e-1]) == pytest.approx([1e-3, 1e-2, 1e-1])
 
 
 def test_the_words_say_what_the_lines_show() -> None:
