@@ -110,8 +110,8 @@ def ring_attention(
     to "blockwise", which is recorded too.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)"; or a schedule object.
-    return_lse: return (out, lse), lse (B, H, L) a natural logarithm, differentiable too. A loss on lse, such as a z-loss, has
-    the gradients of block="native" computed by "blockwise".
+    return_lse: return (out, lse), lse (B, H, L) a natural logarithm, differentiable too. After a loss on lse, such as a z-loss,
+    the backward of block="native" is computed by "blockwise".
     validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
     ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
     otherwise reach the wrong call unnoticed.
@@ -139,7 +139,7 @@ def ring_attention(
         refuse_call(given, refusal)
         raise
     call = agree_on_call(given, chosen_schedule, call)
-    record_block(given.block, call, call.rules.requirements)
+    record_block(given, call)
     out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
     return (out, lse) if return_lse else out
 
@@ -159,9 +159,9 @@ def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
     return replace(call, name=comm.name_call())  # counted in every call: the ranks' counts must not differ
 
 
-def record_block(asked: str | Block, call: Call, requirements: frozenset[str]) -> None:
+def record_block(given: Arguments, call: Call) -> None:
     """Record in the trace the block that computes, if the caller did not name it."""
-    if choice := block_choice(asked, call.block, requirements):
+    if choice := block_choice(given.block, call.block, call.rules.requirements):
         call.ring.comm.chose(*choice)
 
 
@@ -175,11 +175,13 @@ class _RingAttention(torch.autograd.Function):
         out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
         ctx.save_for_backward(*saved)
         ctx.schedule, ctx.call = schedule, call
-        ctx.set_materialize_grads(False)  # no gradient of lse, and one of zeros, take different ways
-        if not call.wants_lse:
-            ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
         # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
         out = out.clone() if out._is_view() else out
+        if call.wants_lse:
+            lse = lse.clone()  # the caller may change it, and backward needs it as it is
+        else:
+            ctx.mark_non_differentiable(lse)
         ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
         return out, lse
 
@@ -188,8 +190,6 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         dout = ctx.no_gradient() if dout is None else dout
         agree_on_backward(ctx.call, dout.device)
-        if dlse is not None:
-            record_block(ctx.call.block, ctx.call, frozenset({"a gradient of lse"}))
         gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
         dq, dk, dv = (x.to(dout.dtype) for x in gradients)
         return dq, dk, dv, None, None

@@ -26,8 +26,7 @@ _SMALLER = 12  # runs at most, in the search for a smaller counterexample of one
 _WIDE = 4  # ranks of a picture, where the target takes as many
 _DIGITS = 3
 _DIGITS_OF_FLOAT32 = 1e-6
-ROUNDING = 1e-3
-"""Errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32."""
+_ROUNDING = 1e-3  # errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32
 _NEAR = 4  # bounds that values may be off which are taken for others: those of another rank, or multiplied by a number
 
 
@@ -116,8 +115,13 @@ def is_gross(ran: Ran, names: tuple[str, ...]) -> bool:
     return any(map(_gross, _wrong(ran, names)))
 
 
+def small(bound: float) -> float:
+    """Return the largest error that may still be one of rounding, for a result with this bound."""
+    return max(_ROUNDING, _NEAR * bound)
+
+
 def _gross(measured: Measured) -> bool:
-    return not measured.error <= ROUNDING
+    return not measured.error <= small(measured.bound)
 
 
 def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
@@ -214,7 +218,7 @@ def _factor(array: np.ndarray, right: np.ndarray, near: float) -> float | None:
     factor = float(values @ true) / float(true @ true)
     largest = float(np.abs(true).max())
     fits = np.abs(values - factor * true).max() <= near * largest * max(1.0, abs(factor))
-    return _number(factor) if fits else None
+    return _number(factor) if fits and abs(factor - 1.0) > near else None
 
 
 def _of_rank(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ringlab.conformance.counterexample import ROUNDING
+from ringlab.conformance.counterexample import small
 from ringlab.conformance.runs import GIVEN
 
 NO_TARGET = "not run: the target could not be imported"
@@ -17,6 +17,7 @@ LOADS = "loads"
 """The check before all others: the target can be imported and states its claims."""
 IGNORED = "accepted and ignored"
 """Part of the evidence about an argument that changes no result."""
+_LONGEST = 200  # characters of a fault that the first sentence does not name
 _LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -50,33 +51,33 @@ def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
         _in_float32(findings),
         "" if right_if else beside(findings),
         "" if right_if else _others(findings),
-        f"{left} other checks were not run." if left else "",
+        f"{left} other check{'s were' if left > 1 else ' was'} not run." if left else "",
     ]
     return [each for each in found if each]
 
 
 def _in_float32(findings: Sequence[_Finding]) -> str:
     """Advice for a ring that takes float64, and computes in float32."""
+    digits = " is float64, and every number of it is one of float32"
     found = [
-        each
-        for each in findings
-        if not each.ok and each.name == "precision" and "out is float64" in each.evidence
+        each for each in findings if not each.ok and each.name == "precision" and digits in each.evidence
     ]
-    claim = "If float64 is not meant, say --dtypes float32,bfloat16,float16, or those of them that are."
+    claim = "If float64 is not meant, name the dtypes that are, as in --dtypes float32,bfloat16."
     return f"In float64 it gives the digits of float32. {claim}" if found else ""
 
 
 def _others(findings: Sequence[_Finding]) -> str:
-    """The faults that are no wrong values of a run, and no error of the first kind: what the sentences before do not explain."""
-    said, kinds = first(findings), dict[str, str]()
-    for each in findings:
-        by_values = re.search(r" wrong in \d+ of \d+ runs", each.evidence) or (
-            each.where and "trouble" in each.where
-        )
-        told = by_values or each.evidence in said or (each.name == "precision" and _in_float32([each]))
-        if not (each.ok or told or each.evidence in (NO_TARGET, NOT_ASKED)):
-            kinds.setdefault(each.evidence.split(" (")[0], each.name)
-    listed = [f"“{name}”: {evidence}" for evidence, name in list(kinds.items())[:_LISTED]]
+    """The faults that are no wrong values of a run: what the sentences before do not explain. Each kind of trouble once."""
+    said, kinds = first(findings), dict[str, tuple[str, str]]()
+    for each in (each for each in findings if not each.ok and each.evidence not in (NO_TARGET, NOT_ASKED)):
+        evidence = " ".join(each.evidence.split())
+        trouble = each.where["trouble"] if each.where and "trouble" in each.where else None
+        told = bool(re.search(r" wrong in \d+ of \d+ runs", evidence)) or evidence in said
+        told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
+        if not told and not (each.name == "precision" and _in_float32([each])):
+            short = evidence.split(" (")[0][:_LONGEST]
+            kinds.setdefault(trouble["kind"] if trouble else short, (each.name, short))
+    listed = [f"“{name}”: {short}" for name, short in list(kinds.values())[:_LISTED]]
     more = f"; {len(kinds) - _LISTED} more below" if len(kinds) > _LISTED else ""
     return f"Other faults: {'; '.join(listed)}{more}." if listed else ""
 
@@ -132,7 +133,7 @@ def _gross(where: Mapping[str, Any] | None) -> bool:
 
 
 def _is_gross(result: Mapping[str, Any]) -> bool:
-    return not result["ok"] and beyond(result["error"], ROUNDING)
+    return not result["ok"] and beyond(result["error"], small(result["bound"]))
 
 
 def results_of(located: Mapping[str, Any]) -> str:
@@ -140,12 +141,13 @@ def results_of(located: Mapping[str, Any]) -> str:
     right = [each["name"] for each in located["results"] if each["ok"]]
     wrong = [each for each in located["results"] if not each["ok"]]
     gross = [each for each in wrong if _is_gross(each)]
-    rounded = [each["name"] for each in wrong if not _is_gross(each)] if gross else []
+    little = [each for each in wrong if not _is_gross(each)] if gross else []
+    most = max((each["error"] for each in little), default=0.0)
     where: dict[str, list[str]] = {}
     for each in gross or wrong:
         where.setdefault(_on(wrong_ranks(each), located["run"]["P"]), []).append(each["name"])
     parts = [f"{_all(right)} right on every rank"] if right else []
-    parts += [f"{_all(rounded)} wrong by rounding only"] if rounded else []
+    parts += [f"{_all([each['name'] for each in little])} wrong by {most:.1g} at most"] if little else []
     parts += [f"{_all(names)} wrong {place}" for place, names in where.items()]
     return f"With {settings(located['run'])}: {'; '.join(parts)}."
 

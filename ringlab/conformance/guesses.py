@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ringlab.conformance.cases import LAYOUTS
+from ringlab.conformance.isolation import HUNG
 from ringlab.conformance.measuring import measure
-from ringlab.conformance.runs import Ran, Run
+from ringlab.conformance.runs import Ran, Run, Trouble
 from ringlab.conformance.source import Source
 from ringlab.conformance.target import AXES, Claims
 
@@ -41,18 +42,20 @@ def right_if(claims: Claims, opened: Callable[[str], AbstractContextManager[Sour
     for axes in dict.fromkeys((claims.axes, *AXES)):
         with opened(axes) as source:
             found = _first(source, claims, axes)
-        if found is not None:
+        if isinstance(found, Reading):
             return "" if found == claimed else _sentence(claimed, found)
+        if found is not None and found.kind == HUNG:
+            break  # each further try could cost the limit again
     return ""
 
 
-def _first(source: Source, claims: Claims, axes: str) -> Reading | None:
-    """The first reading with these axes that is right; none is tried after one that has no result."""
+def _first(source: Source, claims: Claims, axes: str) -> Reading | Trouble | None:
+    """The first reading with these axes that is right, or the trouble of one, after which none is tried."""
     readings = list(_readings(claims, axes))
     made = source.made([each.run(claims) for each in readings])
     for reading, ran in zip(readings, made, strict=False):
         if ran.trouble is not None:
-            return None
+            return ran.trouble
         if _right(ran):
             return reading
     return None

@@ -52,13 +52,15 @@ class CheckItem(pytest.Item):
 
         Raises: Failed, with the evidence, if the check failed.
         """
-        finding = next(each for each in _report(self.session).findings if each.name == self.check)
+        report = _report(self.session)
+        finding = next(each for each in report.findings if each.name == self.check)
         self.add_report_section("call", "evidence", finding.evidence)
         if not finding.applies:
             pytest.skip(finding.evidence)
         if not finding.ok:
             smallest = f"\nsmallest: {finding.counterexample}" if finding.counterexample else ""
-            raise Failed(f"{finding.asks}\n{finding.evidence}{smallest}")
+            right_if = f"\n{report.right_if}" if report.right_if else ""
+            raise Failed(f"{finding.asks}\n{finding.evidence}{smallest}{right_if}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
         """Return the evidence instead of a traceback of the plugin."""

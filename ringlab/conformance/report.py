@@ -94,7 +94,7 @@ def junit(report: Report) -> str:
         if not finding.applies:
             ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
         elif not finding.ok:
-            message = _xml(finding.evidence)
+            message = _xml(f"{finding.evidence}. {report.right_if}" if report.right_if else finding.evidence)
             ElementTree.SubElement(case, "failure", message=message).text = (
                 _xml(finding.counterexample) or message
             )

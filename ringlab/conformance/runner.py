@@ -199,12 +199,14 @@ class _Suite:
                 self._give_up(hung, planned)
             if not hung and self._is_called_wrongly(plan.claims):
                 break
-        self._make_again(plan, planned)
+        if not self.result.right_if:
+            self._make_again(plan, planned)
         for each in self.selected:
             if each.name not in self.findings:
                 left = NOT_ASKED if self.result.right_if else "not run"
                 self._found(Finding(each.name, each.asks, False, left, 0.0))
-        self._look_for_smaller(plan.claims)
+        if not self.result.right_if:
+            self._look_for_smaller(plan.claims)
 
     def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]], ran: Ran) -> None:
         """Judge a check if all its runs are made, or the last one, `ran`, settles it."""

@@ -16,12 +16,15 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import side_by_side
 from ringlab.merge import state_dtype
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn
 from ringlab.types import KeyValue, Query, RowState
+
+_THROUGH_LSE = frozenset({"a gradient of lse"})
 
 
 class BlockSchedule(ABC):
@@ -62,6 +65,8 @@ class BlockSchedule(ABC):
         q, k, v, out, lse = saved
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         rows = BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
+        if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
+            call.ring.comm.chose(*choice)
         steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):

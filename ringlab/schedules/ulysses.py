@@ -1,7 +1,8 @@
 """Ulysses: ranks exchange their tokens for heads by all-to-all, attend to the whole sequence, and exchange back.
 
 Each rank then holds H/P query heads of all tokens and K/P key/value heads; if there are more ranks than key/value
-heads, the one that its query heads read. Source: arXiv 2309.14509.
+heads, the one that its query heads read. If the caller asks for lse, it travels to the tokens, and its gradient to the heads:
+one number for each row and query head, both ways. Source: arXiv 2309.14509.
 """
 
 from __future__ import annotations

@@ -144,6 +144,23 @@ def test_other_wrong_results_are_taken_for_nothing_else(mutant: str) -> None:
     assert diagnosis.relations_of(shown(mutant, "out", Run(2, 48, "zigzag", True))) == ""
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bounds", [2.5, 20.0])
+def test_noise_is_taken_for_no_factor(dtype: str, bounds: float) -> None:
+    run = Run(2, 16, "contiguous", True, dtype=dtype)
+    ran = on_virtual_ranks(load("ringlab.plain_ring:attend"), run)
+    right, limits = expected(run.plain)
+    noise = (
+        np.random.default_rng(0).uniform(-1, 1, right.out.shape)
+        * bounds
+        * limits["out"]
+        * np.abs(right.out).max()
+    )
+    ran.arrays["out"] = right.out + noise
+    where: Any = located(ran)
+    assert not where["results"][0]["ok"] and diagnosis.relations_of(where) == ""
+
+
 def test_a_block_that_counts_twice_is_told_from_one_that_is_halved() -> None:
     source = MUTANTS["skips_the_last_block"].right
     again = "            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], tile_out, tile_lse)\n"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ringlab.conformance import check
-from ringlab.conformance.runs import Run
+from ringlab.conformance.perform import returned_in
+from ringlab.conformance.runs import RankResult, Run, Trouble
 from ringlab.conformance.torchrun import keeper, mail
 from ringlab.conformance.torchrun.lead import Source
 from ringlab.errors import TransportTimeout
@@ -52,6 +54,14 @@ def only(*names: str) -> Iterator[str]:
 
 def findings(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in report["checks"]}
+
+
+def test_an_error_ends_the_job_where_a_shard_has_a_wrong_shape_but_not_where_a_rank_died() -> None:
+    parts = [RankResult(), RankResult(trouble=Trouble("raised", "11 tokens")), None]
+    run = Run(3, 24, "contiguous", False)
+    assert returned_in(replace(run, fault="wrong shape"), parts) == ()
+    assert returned_in(replace(run, fault="dies"), parts) == (0,)
+    assert returned_in(replace(run, fault="wrong shape"), [RankResult(), None, RankResult()]) == (0, 2)
 
 
 @pytest.mark.slow

@@ -137,6 +137,28 @@ def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
     assert (said in {(each.asked, each.chosen) for each in run.trace.choices()}) is (block == "native")
 
 
+@pytest.mark.parametrize(
+    "schedule", ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
+)
+@pytest.mark.parametrize("block", ["native", "naive"])
+def test_the_lse_that_is_returned_may_be_changed_in_place(schedule: str, block: str) -> None:
+    """As code does that merges it, or takes its logarithm to another base. Gradients are as if it were left alone."""
+    problem = Problem(zigzag(16, 4), 4, 4)
+
+    def of_rank(ring: Ring, changed: bool) -> tuple[Tensor, ...]:
+        *qkv, dout = problem.layout.shard(problem.tensors(), ring.rank)
+        q, k, v = (x.requires_grad_() for x in qkv)
+        out, lse = ring_attention(
+            q, k, v, ring=ring, layout=problem.layout, schedule=schedule, block=block, return_lse=True
+        )
+        if changed:
+            lse.mul_(0.5).add_(1.0)
+        return torch.autograd.grad(out, (q, k, v), dout)
+
+    one, other = (VirtualCluster(4, memory=False).run(of_rank, changed).results for changed in (False, True))
+    assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
 def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
     """Without return_lse, Ulysses sends no gradient of lse; with it, one number a row and head, also where it is zero."""
     problem = Problem(zigzag(16, 4), 4, 4)
@@ -185,7 +207,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
         block_schedule, "row_delta", lambda dout, out, dlse: (dout * out).sum(-1) + dlse,
         "ring", Problem(zigzag(16, 4), 2, 1, through_lse=True),
     ),
-    "the gradient of lse of other heads": (
+    "the gradient of lse is lost on its way to the heads": (
         ulysses, "_dlse_of_heads", lambda mesh, dout, dlse: dlse.new_zeros(1, 1, 16),
         "ulysses", Problem(zigzag(16, 4), 4, 2, through_lse=True),
     ),

@@ -130,7 +130,7 @@ class _RankChild(ChildProcess):
             return ""
         os.kill(self.process.pid, signal.SIGUSR1)
         size, grown, end = 0, time.monotonic(), time.monotonic() + _STACK_SECONDS
-        while time.monotonic() < (min(end, grown + _STILL) if size else end):
+        while time.monotonic() < (min(end, grown + _STILL) if size else end) and self._code() is None:
             self.output.pump(_POLL)
             if stack.stat().st_size > size:
                 size, grown = stack.stat().st_size, time.monotonic()
