@@ -67,7 +67,7 @@ print("scores alone:", f"{counted(torch.matmul, q, k.mT):,}", "  64·64·32 =", 
 compare("06.flops", counted(attend, q, k, v))
 
 # %% [markdown]
-# The scores alone are one product, q·kᵀ. It makes c²·D multiply-adds, and the first line counts two FLOPs for each.
+# The scores alone are one product, q·kᵀ. It makes c²·D multiply-adds, and PyTorch counts each as two FLOPs.
 # Weights · V is a second product of the same size. Together a head needs **4 · c² · D** FLOPs.
 #
 # Now the bytes. We measure them on lesson 05's ring.
@@ -356,8 +356,8 @@ compare("06.reached", "lower, too" if by_bytes < at_peak else "higher")
 # %% [markdown]
 # A slower block leaves the hop more time. So the peak overstates the threshold.
 #
-# The *latency* t raises the threshold. It is the part of a hop's time that does not depend on its bytes. Over NVLink 190
-# tokens are then too few:
+# A part of a hop's time does not depend on its bytes: the *latency* t. It raises the threshold. Over NVLink 190 tokens are then
+# too few:
 
 # %%
 link = a100.inside
@@ -460,7 +460,7 @@ overlap_view.spreading_wait(trace)
 # %% [markdown]
 # Ranks 7 and 8 wait until InfiniBand's 182 µs are over. Rank 6 has only short messages, over NVLink. But a message begins
 # only when both its ends have posted, here at the start of a step. So *in* travels at once, and *out* has to wait for rank
-# 7. How late may a hop of 17 µs begin? It stays hidden if it ends with the 75 µs of the block:
+# 7. How late may a hop of 17 µs begin? It stays hidden if it ends no later than the block, 75 µs after the step began:
 
 # %%
 print(f"hidden if it begins at most {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late")
@@ -473,7 +473,7 @@ for step, rank in ((1, 6), (2, 5), (3, 5)):
 # %% [markdown]
 # - **Step 1.** Rank 7 is 97 µs late, so rank 6 waits 97 − 58 = 39 µs.
 # - **Step 2.** Rank 6 begins those 39 µs late. That is less than 58 µs, so rank 5 does not wait yet.
-# - **Step 3.** Now rank 6 is 145 µs late, and rank 5 waits 145 − 58 = 87 µs.
+# - **Step 3.** Rank 6 has waited again. Now it is 145 µs late, and rank 5 waits 145 − 58 = 87 µs.
 #
 # Then rank 4 waits for rank 5. Receivers pass the wait on, too: rank 9 waits for the blocks of rank 8, rank 10 for those
 # of rank 9. The other slow link, 15 → 0, does the same to its neighbours. In the end all ranks keep InfiniBand's pace.

@@ -265,8 +265,8 @@ table("nothing", "out")
 # First 2 blocks, on paper. Our unit is the rounding of the final out.
 #
 # - **The parts.** On plain scores no key has a large weight, so an out is nearly a mean of random values. A mean over half
-#   of the keys is √2 times as large as one over all, and so is its rounding. It enters the final out with weight ½. That is
-#   √2 · ½, and its square is ½. Two parts make **1**.
+#   of the keys is √2 times as large as one over all, and so is its rounding. The merge halves it, so it arrives as √2/2 of
+#   our unit. Its square is ½; two parts make **1**.
 # - **The state.** The merged out is rounded, too: **1**.
 # - **Both** make 2, so the error is √2 = **1.4** roundings.
 #
@@ -379,7 +379,7 @@ for P, out_off, lse_off in zip(counts, *off, strict=True):
     print(f"{P:3} blocks: last step {1 / P / gap:.2f} gaps   {errors}")
 
 # %% [markdown]
-# From 64 blocks on, the last steps are half a gap or less. lse stands still, as 256 + 1 did, and the error jumps.
+# From 64 blocks on, the last steps are half a gap or less. lse stands still, as 256 + 1 did, and at 128 the error jumps.
 #
 # ---
 # **Halfway. This is a good place to stop.** The whole error of a right ring is rounding. If the state is float32 and the
@@ -396,7 +396,7 @@ for P, out_off, lse_off in zip(counts, *off, strict=True):
 # ## 7 · What must be float32
 #
 # The backward gets two numbers for each row: lse and delta. It computes weights as exp(score − lse), and dS as
-# weight · (dP − delta). Either could be kept in bfloat16. We round one number at a time, once:
+# weight · (dP − delta). Either could be kept in bfloat16. We round one of them at a time, once:
 
 
 # %%

@@ -375,8 +375,8 @@ for name, bytes_of_row in each.items():
           f"{bytes_of_row / 4.8e12 / compute:4.0%} of the arithmetic's time")
 
 # %% [markdown]
-# At these peaks, the traffic of block and merge takes longer than the attention's arithmetic. That of the third version takes
-# two thirds of the arithmetic's time. (Both are upper bounds, as in section 1.)
+# If all of it goes to memory, the traffic of block and merge takes longer than the attention's arithmetic, at these peaks. That
+# of the third version takes two thirds of the arithmetic's time. (A cache may keep some of both, as in section 1.)
 #
 # ## 5 · Why the state is float32
 #
@@ -449,8 +449,8 @@ print(f"old one rescaled to the stored m: {old / (old + new):.3f} and {new / (ol
 print(f"the 8 blocks, acc and total rescaled to the stored m: {drift(8, agree=True):.2%}")
 
 # %% [markdown]
-# The first key was weighed relative to 20.06, the second relative to 20. So the rounded number is not the fault. The fault is
-# that acc and total no longer **match** m. If they follow it, as in the last two lines, there is no harm.
+# What was added up is relative to 20.06, and m says 20. So the rounded number is not the fault. The fault is that acc and total
+# no longer **match** m. If they follow it, as in the last two lines, there is no harm.
 #
 # On this data acc and total harm less. But the error climbs with P for any of the three, because further steps round again.
 # (The error of `none` is the rounding of the weights.) So all three are float32 between steps. The *wire* may be bfloat16, or
@@ -521,7 +521,8 @@ for each in zip(*by_step, strict=True):
 # keys a program visits. A line of it is a **segment**, a piece of neighbouring keys.
 #
 # First a picture. The example is small: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0
-# (token 1) sees none of them, so it gets no program. Eight rows go to a program: rows 1 to 8, and rows 9 to 15, which is ours:
+# (token 1) sees none of them, so it gets no program. A program takes up to eight rows. One takes rows 1 to 8, and the other, ours,
+# rows 9 to 15:
 
 # %%
 small, TILE, ours = striped(64, P), 8, (9, 16)

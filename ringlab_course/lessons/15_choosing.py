@@ -50,8 +50,8 @@ from ringlab_course.figures import decision_map, exchanges
 #   part of its data to each other rank. Each rank then has all tokens of a few heads, so it can attend in these heads
 #   alone. A second all-to-all returns the output to the owners of the tokens.
 # - **Hybrid** (arXiv 2405.07719): group the ranks in rows of U. Inside a row they trade tokens for heads, as in Ulysses.
-#   Each rank then forms a ring with the ranks that hold its heads in the other rows: P/U ranks. U = 1 is the plain ring,
-#   U = P is Ulysses.
+#   Then the ranks with the same heads, one from each row, form a ring of P/U. U = 1 is the plain ring, U = P is
+#   Ulysses.
 #
 # This is the first all-to-all of Ulysses, for 16 tokens and 4 heads on 4 ranks. Each box is a **piece**: one head of one
 # shard.
@@ -280,7 +280,7 @@ show(exchanges.waiting(waits), exchanges.describe_waiting(waits))
 #
 # ## 6 · What a rank holds
 #
-# Memory decides, too. A rank's q, k, v and out are 64 + 8 + 8 + 64 = 144 pieces. What comes on top?
+# Memory counts, too. A rank's q, k, v and out are 64 + 8 + 8 + 64 = 144 pieces. What comes on top?
 
 # %%
 held = {
@@ -323,7 +323,8 @@ decision_map.play("h100", P=16, hybrids=True, **options)
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
 # Farther from the line a hop needs more work beside it, so U grows. At the top left messages are so short that latency
-# counts most. A hybrid pays it for its all-to-alls *and* its hop, Ulysses only for its all-to-alls. So Ulysses wins there.
+# counts most. A hybrid pays it for its all-to-alls and once more for each hop. Ulysses pays only for its all-to-alls, and
+# wins there.
 #
 # Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
 #
@@ -573,8 +574,8 @@ print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to
 # One exchange remains even for a window of 16, because the first tokens of a shard see across its border.
 #
 # In a zig-zag a rank has two chunks and so two borders. Rank 1 needs keys of its neighbours, ranks 0 and 2. In a one-way
-# ring rank 0's block arrives after one hop, rank 2's after three. No rank needs a block from two hops away. So in the second
-# exchange each rank sends two ranks on, and two exchanges are enough.
+# ring rank 0's block arrives after one hop, rank 2's after three. No rank needs a block from two hops away. In the second
+# exchange each rank forwards the block just received by two ranks, and two exchanges are enough.
 #
 # ## Recap
 #

@@ -146,7 +146,7 @@ check("12.tile")
 #
 # On the last step nothing will read the state again. Leave it alone, and store OUT = acc / total and
 # LSE = ln Σ e^score, float32, with the **natural** logarithm. On all other steps store the state, and nothing else. A row
-# that saw no key has OUT = 0 and LSE = −∞, as a result too. With one rank the only step is both first and last.
+# that saw no key has OUT = 0 and LSE = −∞, also when such a result is read with START 2. With one rank the only step is both first and last.
 #
 # `at` are the indices of a program's rows in M, TOTAL and LSE, and `wide` those of its elements in ACC and OUT; `own` says
 # which rows exist. Every masked load has an `other`: without one, masked lanes hold anything. Here a step sees no key:

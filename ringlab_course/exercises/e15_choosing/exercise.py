@@ -155,7 +155,7 @@ check("15.choose")
 # - Query head h reads K/V head h // (H // K), and scores have the factor 1/√D.
 # - Compute in float32 at least. Scores may be several hundred, with either sign.
 # - The bytes that you send must not grow with the sequence.
-# - There are two ways to merge. As in the lesson, `ring.all_gather(x)` gives every rank a list of all parts. Or
+# - There are two ways to merge. `ring.all_gather(x)` gives every rank a list of all parts, as `decode` in the lesson does. Or
 #   `ring.all_reduce(x)` adds up over the ranks, and `ring.all_reduce(x, op="max")` takes the maximum. Both are allowed.
 # - All ranks must call these equally often: a rank without tokens, too. An empty part has lse = −∞.
 
