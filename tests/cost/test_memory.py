@@ -248,7 +248,7 @@ def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
 
 def test_a_backward_sums_dq_in_float32_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peak of bfloat16 with K = H on three ranks, in blocks: dq 2, out 1, two slots 4, dK and dV three times 4."""
-    block, rows = 32 * 128 * 256 * 2, 3 * 32 * 256 * 4
+    block, rows = 32 * 128 * 256 * 2, 2 * 32 * 256 * 4
     own = 3 * block
     assert measured_bytes(32, 32, 3, True) == own + 19 * block + rows
     in_dtype_of_q(monkeypatch)
