@@ -47,6 +47,4 @@ def write(reference: str, file: Path, claims: dict[str, Any]) -> str:
     about = {"reference": reference, "file": file, "module": module, "owner": name.partition(".")[0]}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(TEXT.format(**about, name=name, claims="".join(lines)), encoding="utf-8")
-    return (
-        f"{file} is written: read its claims, then run `python -m pytest {file}`, which takes about a minute"
-    )
+    return f"{file} is written: read its claims, then run `python -m pytest {file}`, which takes a minute or more"
