@@ -198,7 +198,7 @@ def test_rounding_does_not_hide_a_fault_and_other_faults_are_named_too() -> None
     first, float64, beside, others = said(report)
     assert first.startswith("dv is wrong")
     assert float64.startswith(
-        "In float64 it gives the digits of float32. If float64 is not meant, say --dtypes"
+        "In float64 it gives the digits of float32. If float64 is not meant, name the dtypes"
     )
     assert "dv is 2 times the true one" in beside
     assert others == "Other faults: “window”: window, accepted and ignored: no result changes."
