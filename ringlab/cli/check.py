@@ -29,7 +29,7 @@ File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the repor
 def check(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: a right ring takes about a minute on two idle cores, or less.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: a right ring takes some 20 s on two idle cores, or 40 s on processes.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,

@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ringlab.comm.processes import fork_server
 from ringlab.comm.processes.board import FINISHED, STARTING, Board, read_journal
+from ringlab.comm.processes.fork_server import ForkedProcess
 from ringlab.comm.processes.rank_process import journal_path, report_path
 from ringlab.errors import TransportTimeout
 
@@ -36,22 +38,7 @@ class Child:
         self.folder, self.rank = folder, rank
         self.killed_because = ""
         self.reported_at: float | None = None
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "ringlab.comm.processes.rank_process",
-                str(folder),
-                str(rank),
-                str(os.getpid()),
-            ],
-            env=dict(environment, LOCAL_RANK=str(rank)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C reaches the parent alone, and a kill everybody
-        )
+        self.process = _started(folder, rank, environment)
 
     def doing(self) -> str:
         """Return the last line of the rank's journal."""
@@ -83,6 +70,18 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a dead group
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Return the rank's process, which leads a session: Ctrl-C reaches the parent alone, and a kill all that it starts."""
+    if fork_server.AVAILABLE:
+        return fork_server.start(folder, rank, environment)
+    module = "ringlab.comm.processes.rank_process"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(folder), str(rank), str(os.getpid())],
+        env=dict(environment, LOCAL_RANK=str(rank)), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
 
 
 class Clock:

@@ -1,0 +1,93 @@
+"""The fork server behind `launch`: one for many launches, in each rank's own surroundings, replaced when it is gone."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringlab import launch
+from ringlab.comm.processes import fork_server
+from ringlab.errors import RankFailedError
+
+pytestmark = pytest.mark.skipif(not fork_server.AVAILABLE, reason="ranks are forked on Linux only")
+
+
+def parent(ring):
+    return os.getppid()
+
+
+def drawn(ring):
+    return np.random.random(), random.random(), os.environ["LOCAL_RANK"]
+
+
+def surroundings(ring):
+    return os.getcwd(), os.environ.get("RINGLAB_TEST_VARIABLE"), os.environ["OMP_NUM_THREADS"]
+
+
+def leaves_late(ring, folder):
+    atexit.register(lambda: Path(folder, f"exit-{ring.rank}").touch())
+    threading.Timer(0.2, Path(folder, f"thread-{ring.rank}").touch).start()
+    print("the last line, without its end", end="")
+
+
+def ends_the_server(ring):
+    os.kill(os.getppid(), 9)
+    threading.Event().wait(60)
+
+
+def test_launches_share_a_server_also_from_threads_that_end() -> None:
+    found = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: found.extend(launch(parent, 2, memory=False).results))
+        thread.start()
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert found[0] != os.getpid()
+
+
+def test_ranks_draw_different_numbers() -> None:
+    first, second = launch(drawn, 2, memory=False).results
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+    assert (first[2], second[2]) == ("0", "1")
+
+
+def test_a_rank_has_the_directory_and_the_environment_of_its_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    [(_, before, _)] = launch(surroundings, 1, memory=False).results
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RINGLAB_TEST_VARIABLE", "new")
+    [after] = launch(surroundings, 1, threads=2, memory=False).results
+    assert before is None
+    assert after == (str(tmp_path), "new", "2")
+
+
+def test_a_rank_ends_like_any_python_process(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    launch(leaves_late, 2, str(tmp_path), memory=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exit-0", "exit-1", "thread-0", "thread-1"]
+    assert capfd.readouterr().out.count("the last line, without its end") == 2
+
+
+def test_ranks_end_with_their_server_and_the_next_launch_has_another() -> None:
+    [before] = launch(parent, 1, memory=False).results
+    with pytest.raises(RankFailedError, match="killed by signal SIGKILL"):
+        launch(ends_the_server, 2, memory=False)
+    [after] = launch(parent, 1, memory=False).results
+    assert after not in (before, os.getpid())
+
+
+def test_a_server_ends_when_nothing_refers_to_it() -> None:
+    server = fork_server.ForkServer(dict(os.environ))
+    process = server.process
+    assert server.serves(dict(os.environ))
+    assert not server.serves({**os.environ, "RINGLAB_TEST_VARIABLE": "new"})
+    del server
+    assert process.poll() is not None
