@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ringlab.cli.output import Json, people, print_json, progress_bar, stderr
+from ringlab.cli.output import Json, counted, people, print_json, stderr
 from ringlab.errors import RinglabError
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ def _made(make: Callable[[], Report], as_json: bool) -> Report:
 def _attention(
     lead: Lead | None, target: str, transport: str, device: str, claims: dict[str, Any], **asked: Any
 ) -> Report:
-    from ringlab.conformance import checks, runner
+    from ringlab.conformance import runner
     from ringlab.conformance.perform import TargetSpec
 
-    with progress_bar() as bar:
-        task = bar.add_task("check", total=1 + len(checks.CHECKS))
-        asked["progress"] = lambda finding: bar.advance(task)
+    checks = runner.selected(asked["only"], asked["quick"])
+    with counted("check", 1 + len(checks)) as step:
+        asked["progress"] = lambda finding: step("" if finding.ok else f"{finding.name} failed")
         if lead is None:
             return runner.check(target, transport=transport, device=device, **asked, **claims)
         source = lead.source(TargetSpec(target, device=device, claims=claims), asked["limit"])

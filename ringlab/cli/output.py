@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,6 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 people = Console(width=None if sys.stdout.isatty() else 120)
 stderr = Console(stderr=True)
+_SILENT = 10.0  # seconds for which a log may hear nothing of a command that goes on
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -74,6 +76,30 @@ def progress_bar() -> Progress:
     """Return a progress bar on stderr, silent if that is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True)
+
+
+@contextmanager
+def counted(description: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call after each of `total` steps, with its news or "".
+
+    A terminal shows a bar on stderr. A log, such as that of a CI job, gets a line for news, and one after silence.
+    """
+    with progress_bar() as bar:
+        task = bar.add_task(description, total=total)
+        done, start = 0, time.monotonic()
+        spoken = start
+
+        def step(news: str) -> None:
+            nonlocal done, spoken
+            bar.advance(task)
+            done, now = done + 1, time.monotonic()
+            if stderr.is_terminal or not (news or now > spoken + _SILENT):
+                return
+            spoken = now
+            text = f"{description} {done} of {total}, {now - start:.0f} s{news and f': {news}'}"
+            stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        yield step
 
 
 def _plain(value: Any) -> Any:

@@ -91,20 +91,26 @@ def report_on(
     opened: returns a source that gives the target other axes (see `guesses.right_if`).
     Raises: BackendError for an unknown check.
     """
-    selected = checks.chosen(tuple(only))
-    if quick and not only:
-        selected = _quick(selected)
-    return _Suite(source, spec, selected, quick, seed, limit, progress, opened).report()
+    return _Suite(source, spec, selected(only, quick), quick, seed, limit, progress, opened).report()
 
 
-def check_source(source: Source, selected: Sequence[Check], *, seed: int = 0) -> Report:
-    """Return the findings of the quick ones among the `selected` checks, about a target whose runs `source` makes."""
+def selected(only: Sequence[str], quick: bool) -> tuple[Check, ...]:
+    """Return the checks named in `only`; if none are, all, or with `quick` those of the quick tier.
+
+    Raises: BackendError for an unknown check.
+    """
+    chosen = checks.chosen(tuple(only))
+    return _quick(chosen) if quick and not only else chosen
+
+
+def check_source(source: Source, among: Sequence[Check], *, seed: int = 0) -> Report:
+    """Return the findings of the quick ones `among` these checks, about a target whose runs `source` makes."""
     nothing = TargetSpec("")
-    return _Suite(source, nothing, _quick(selected), True, seed, LIMIT, lambda finding: None).report()
+    return _Suite(source, nothing, _quick(among), True, seed, LIMIT, lambda finding: None).report()
 
 
-def _quick(selected: Sequence[Check]) -> tuple[Check, ...]:
-    return tuple(each for each in selected if each.tier == "quick")
+def _quick(among: Sequence[Check]) -> tuple[Check, ...]:
+    return tuple(each for each in among if each.tier == "quick")
 
 
 class _Here:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ringlab.cli.doctor as doctor_module
-from ringlab.cli import app
+from ringlab.cli import app, output
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
 from tests import needs
@@ -194,3 +194,12 @@ def test_results_are_drawn_by_one_command(tmp_path: Path) -> None:
 def test_a_wrong_call_has_status_2() -> None:
     assert call("verify", "--no-such-option")[0] == 2
     assert call("bench", "emulate", "--tokens", "0")[0] == 2
+
+
+def test_a_log_gets_a_line_for_news_and_one_after_silence(monkeypatch, capsys) -> None:
+    clock = iter([0.0, 1.0, 2.0, 13.0, 14.0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.counted("check", 4) as step:
+        for news in ("", "forward failed", "", ""):
+            step(news)
+    assert capsys.readouterr().err.splitlines() == ["check 2 of 4, 2 s: forward failed", "check 3 of 4, 13 s"]
