@@ -40,6 +40,7 @@ class Arguments:
     softcap: float | None
     dropout: float
     seed: int | None
+    sinks: Any
     block: str | Block
     schedule: str | Schedule
     return_lse: bool
@@ -53,14 +54,16 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
     check_scale(given.scale, given.q.dtype)
+    _check_sinks(given.sinks, given.q)
     mask = _resolve_mask(given.causal, given.mask, given.layout)
     rules = _resolve_rules(given.softcap, given.dropout, given.seed)
     block, schedule = get_block(given.block, given.q, rules.requirements), get_schedule(given.schedule)
     heads = given.q.shape[1], given.k.shape[1]
     schedule.check(*heads, given.ring.world_size)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
+    wants_lse = given.return_lse or given.sinks is not None
     return schedule, Call(
-        given.ring, given.layout, block, mask, scale, heads, given.return_lse, rules, given.validate
+        given.ring, given.layout, block, mask, scale, heads, wants_lse, rules, given.validate
     )
 
 
@@ -74,6 +77,7 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
         f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
     )
     options = f"{_describe_mask(call.mask)} scale={given.scale}{ruled} block={call.block.name}"
+    options += "" if given.sinks is None else " sinks"
     layout = f"{call.layout!r} #{_digest(repr(call.layout.ranks))}"
     return f"{layout} {sizes} {options} schedule={schedule.name} gradients={grad}"
 
@@ -118,6 +122,20 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
     devices = {name: str(x.device) for name, x in named.items()}
     if len(set(devices.values())) > 1:
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
+
+
+def _check_sinks(sinks: Any, q: Tensor) -> None:
+    """Raise for sinks that are not one number for each query head, beside q."""
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or sinks.shape != q.shape[1:2]:
+        got = str(tuple(sinks.shape)) if isinstance(sinks, Tensor) else type(sinks).__name__
+        needed = f"sinks as a tensor ({q.shape[1]},), one logit of each query head"
+        raise ShapeError(needed, got, "pass the sinks of the heads of q")
+    if not sinks.is_floating_point():
+        raise DtypeError("sinks of a floating point dtype", str(sinks.dtype))
+    if sinks.device != q.device:
+        raise DeviceError("sinks on the device of q", f"{sinks.device} and {q.device}")
 
 
 def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:

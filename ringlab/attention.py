@@ -31,7 +31,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks
 
 
 @overload
@@ -48,6 +48,7 @@ def ring_attention(
     softcap: float | None = ...,
     dropout: float = ...,
     seed: int | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     schedule: str | Schedule = ...,
     return_lse: Literal[False] = ...,
@@ -69,6 +70,7 @@ def ring_attention(
     softcap: float | None = ...,
     dropout: float = ...,
     seed: int | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     schedule: str | Schedule = ...,
     return_lse: Literal[True],
@@ -89,6 +91,7 @@ def ring_attention(
     softcap: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     schedule: str | Schedule = "ring",
     return_lse: bool = False,
@@ -105,6 +108,9 @@ def ring_attention(
     dropout: weights are dropped with this probability and the others divided by 1 − dropout. Which ones follows from
     `seed`, a 64-bit integer, and from batch, head and global positions (`ringlab.scores`): the same in backward and
     under every layout.
+    sinks: (H,) logits, one of each query head, that take weight and give no value; lse counts them. They are neither scaled
+    nor capped. All ranks pass the same ones, and each has the gradient of its own rows: sum it over the ranks. The
+    backward of block="native" is then computed by "blockwise".
     block: "native", "blockwise", "naive", "triton", or "auto", whose choice is recorded in the trace; or a block
     object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
     to "blockwise", which is recorded too.
@@ -131,7 +137,8 @@ def ring_attention(
     True
     """
     given = Arguments(
-        q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, block, schedule, return_lse, validate
+        q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, sinks, block, schedule,
+        return_lse, validate,
     )  # fmt: skip
     try:
         chosen_schedule, call = check_arguments(given)
@@ -141,7 +148,20 @@ def ring_attention(
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
     out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
+    if sinks is not None:
+        out, lse = with_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
+
+
+def with_sinks(out: Out, lse: RowState, sinks: Sinks) -> tuple[Out, RowState]:
+    """Return out and lse of attention whose softmax has a further logit per head that gives no value.
+
+    A row's weights become e^lse / (e^lse + e^sink) of themselves.
+    Source: arXiv 2508.10925.
+    """
+    logits = sinks.to(lse.dtype)[:, None]
+    kept = torch.sigmoid(lse - logits)[..., None]
+    return (out * kept).to(out.dtype), torch.logaddexp(lse, logits)
 
 
 def refuse_call(given: Arguments, refusal: Exception) -> None:

@@ -26,7 +26,6 @@ _HARMLESS = {
     "shift_labels",
 }  # fmt: skip
 _REMEDIES = {
-    "s_aux": "attention sinks are not offered; use a model without them",
     "use_cache": "use_cache=False; generation with a cache is no part of ringlab.hf",
     "output_attentions": "no rank has the weights; ask for them on one process, with attn_implementation='eager'",
 }
@@ -65,7 +64,7 @@ def attend(
     out: Tensor = ring_attention(
         query, key, value, ring=context.ring, layout=context.layout, mask=mask, scale=scaling,
         schedule=context.schedule, block=context.block, validate=around.validate,
-        softcap=softcap, dropout=dropout, seed=seed,
+        softcap=softcap, dropout=dropout, seed=seed, sinks=more.get("s_aux"),
     )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
 
@@ -97,7 +96,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
 
 def _check_rest(more: dict[str, Any]) -> None:
     """Raise MaskError for an unknown argument, unless its value is None or False."""
-    known = _HARMLESS | {"position_ids", "sliding_window", "is_causal"}
+    known = _HARMLESS | {"position_ids", "sliding_window", "is_causal", "s_aux"}
     for name, value in more.items():
         if name in known or value is None or value is False:
             continue

@@ -133,7 +133,7 @@ def _unshifted() -> TrainingError:
     )
 
 
-TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
+TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_oss")
 """Model types whose loss and gradients were compared with those of one process."""
 
 

@@ -158,6 +158,12 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
         raise BackendError("layers of full or sliding attention", ", ".join(sorted(others)))
+    if getattr(config, "output_router_logits", False):
+        raise BackendError(
+            "no auxiliary loss of a mixture of experts: each rank would have that of its shard",
+            "output_router_logits=True in the config",
+            "config.output_router_logits = False",
+        )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         rope_type = each.get("rope_type", each.get("type"))

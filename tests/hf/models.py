@@ -32,6 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import (
     Gemma2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -81,8 +82,16 @@ def gemma2(**other: Any) -> Gemma2Config:
     return Gemma2Config(**SMALL | caps | other)
 
 
+def gpt_oss(**other: Any) -> GptOssConfig:
+    """Sinks, and windows in every other layer; each token goes to all experts, since a choice may turn on a rounding."""
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    return GptOssConfig(**SMALL | experts | rotary | {"head_dim": 8, "sliding_window": WINDOW} | other)
+
+
 FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
     "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2,
+    "gpt-oss": gpt_oss,
 }  # fmt: skip
 
 
@@ -92,8 +101,8 @@ def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.f
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 or name.endswith(".sinks"):
                 parameter.normal_(0.0, 0.3, generator=generator)
     return model.train().to(dtype)
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from tests.hf.models import (
     bounds,
     errors,
     exact_step_over,
+    gpt_oss,
     llama,
     over,
     qwen2,
@@ -63,7 +65,7 @@ def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_is_as_exact_as_one_process(family: str) -> None:
-    """Llama, Mistral, Qwen and Gemma types: grouped heads, windows by layer, norms of heads, soft caps."""
+    """Grouped heads, windows by layer, norms of heads, soft caps, sinks."""
     assert beyond(FAMILIES[family](), zigzag(S, 3), batch_of(S, rows=2)) == []
 
 
@@ -84,11 +86,27 @@ def test_float64_equals_one_process(data: st.DataObject, family: str, seed: int,
     law_equals_one_process(FAMILIES[family](), layout, batch)
 
 
-def law_equals_one_process(config, layout: Layout, batch: Batch) -> None:
-    true = truth(config, batch)
+def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | None = None) -> None:
+    """given: what one process gets, if it is not the same batch."""
+    true = truth(config, given or batch)
     for step in run(partial(exact_step_over, config=config, layout=layout, batch=batch), layout.P):
         for name, error in errors(step, true).items():
             assert error <= ROUNDINGS * (1 + float(true.values()[name].abs().max())), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+def test_the_sinks_of_gpt_oss_in_float64(layout: Layout) -> None:
+    law_equals_one_process(gpt_oss(), layout, batch_of(S))
+
+
+def test_packed_batches_of_gpt_oss() -> None:
+    """Its eager attention does not read documents from position ids, so one process gets a mask of all pairs."""
+    config, batch = gpt_oss(sliding_window=S), batch_of(S, documents=DOCUMENTS)
+    rows = torch.arange(S)
+    owner = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
+    visible = (owner[:, None] == owner) & (rows[:, None] >= rows)
+    hidden = torch.zeros(1, 1, S, S, dtype=torch.float64).masked_fill(~visible, float("-inf"))
+    law_equals_one_process(config, zigzag(S, 3), batch, replace(batch, attention_mask=hidden))
 
 
 def test_models_that_are_not_causal() -> None:
