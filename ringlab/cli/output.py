@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 people = Console(width=None if sys.stdout.isatty() else 120)
 stderr = Console(stderr=True)
-_SILENT = 10.0  # seconds for which a log may hear nothing of a command that goes on
+_SILENT = 10.0  # seconds after which a step without news is a line of a log, too
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -82,7 +82,7 @@ def progress_bar() -> Progress:
 def counted(description: str, total: int) -> Iterator[Callable[[str], None]]:
     """Yield a function to call after each of `total` steps, with its news or "".
 
-    A terminal shows a bar on stderr. A log, such as that of a CI job, gets a line for news, and one after silence.
+    A terminal shows a bar on stderr. A log, such as that of a CI job, gets a line for news, and for a step after some silence.
     """
     with progress_bar() as bar:
         task = bar.add_task(description, total=total)

@@ -1,11 +1,18 @@
-"""The fork server behind `launch`: one for many launches, in each rank's own surroundings, replaced when it is gone."""
+"""The fork server behind `launch`: one for many launches, in each rank's own surroundings, replaced when it is gone.
+
+It outlives failing forks and ranks that nobody wants, and ends with its parent, also if a fork of the parent lives on.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +20,8 @@ import pytest
 
 from ringlab import launch
 from ringlab.comm.processes import fork_server
-from ringlab.errors import RankFailedError
+from ringlab.errors import CommError, RankFailedError
+from tests.substrates.test_launch import alive, environment
 
 pytestmark = pytest.mark.skipif(not fork_server.AVAILABLE, reason="ranks are forked on Linux only")
 
@@ -28,6 +36,12 @@ def drawn(ring):
 
 def surroundings(ring):
     return os.getcwd(), os.environ.get("RINGLAB_TEST_VARIABLE"), os.environ["OMP_NUM_THREADS"]
+
+
+def mask_of_files(ring):
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def leaves_late(ring, folder):
@@ -91,3 +105,92 @@ def test_a_server_ends_when_nothing_refers_to_it() -> None:
     assert not server.serves({**os.environ, "RINGLAB_TEST_VARIABLE": "new"})
     del server
     assert process.poll() is not None
+
+
+def test_a_rank_has_the_mask_of_files_that_the_launching_process_has_now() -> None:
+    before = os.umask(0o077)
+    try:
+        assert launch(mask_of_files, 1, memory=False).results == [0o077]
+    finally:
+        os.umask(before)
+    assert launch(mask_of_files, 1, memory=False).results == [before]
+
+
+@pytest.mark.parametrize("gone", [None, "/no/such/folder"])
+def test_a_directory_that_cannot_be_entered_stops_no_launch(
+    gone: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "_directory", lambda: gone)
+    [found] = launch(parent, 1, memory=False).results
+    assert found != os.getpid()
+
+
+FAILING = """
+import errno, os
+fork, calls = os.fork, []
+def failing():
+    calls.append(1)
+    if len(calls) == 2:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = failing
+from ringlab.comm.processes import fork_server
+fork_server.main()
+"""
+
+
+def test_a_fork_that_fails_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+    monkeypatch.setattr(fork_server, "_server", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            fork_server.subprocess, "Popen", lambda _, **how: start([sys.executable, "-c", FAILING], **how)
+        )
+        [before] = launch(parent, 1, memory=False).results
+    with pytest.raises(CommError, match="Resource temporarily unavailable"):
+        launch(parent, 1, memory=False)
+    assert launch(parent, 1, memory=False).results == [before]
+
+
+def test_a_rank_that_nobody_wants_is_killed_and_its_server_serves_on(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "path.json")  # in which the rank would wait for ever
+    server = fork_server.running(dict(os.environ))
+    rank = fork_server.ForkedProcess(server, tmp_path, 0)
+    number = rank.pid
+    assert alive(number)
+    del rank
+    deadline = time.monotonic() + 30
+    while alive(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(number)
+    assert server.serves(dict(os.environ))
+
+
+ORPHANED = """
+import os, signal, threading
+from ringlab import launch
+from ringlab.comm.processes import fork_server
+def nothing(ring):
+    pass
+launch(nothing, 1, memory=False)
+print(fork_server._server.process.pid, flush=True)
+if os.fork() == 0:
+    threading.Event().wait(60)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_server_ends_with_its_parent_also_if_a_fork_of_the_parent_lives_on(tmp_path: Path) -> None:
+    script = tmp_path / "orphaned.py"
+    script.write_text(ORPHANED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environment(), text=True, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        deadline = time.monotonic() + 30
+        while alive(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended = not alive(server)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert ended

@@ -75,7 +75,7 @@ class Child:
 def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
     """Return the rank's process, which leads a session: Ctrl-C reaches the parent alone, and a kill all that it starts."""
     if fork_server.AVAILABLE:
-        return fork_server.start(folder, rank, environment)
+        return ForkedProcess(fork_server.running(environment), folder, rank)
     module = "ringlab.comm.processes.rank_process"
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(folder), str(rank), str(os.getpid())],

@@ -1,12 +1,13 @@
 """A process that has imported torch and forks the ranks of this process's launches, like `multiprocessing`'s fork server.
 
 A fresh Python needs more than a second to import torch, and eight of them on two cores need eight; a fork takes some
-hundredths of a second. The server is started by the first launch and ends with the process that launches, whose death
-it notices by its socket. On Linux only: elsewhere, code that torch loads does not survive a fork. All ranks have one
-seed of hashes: a set of strings has the same order on each of them, which torchrun does not promise.
+hundredths of a second. The first launch starts the server. It ends with the process that launches: its socket closes
+then, and the system kills the ranks that still run. On Linux only: macOS has libraries that do not survive a fork. All
+ranks have one seed of hashes: a set of strings has the same order on each of them, which torchrun does not promise.
 
 `python -m ringlab.comm.processes.fork_server` is the server; its standard input is the socket. A request holds the
-arguments of a rank, and with them the ends of two pipes for its output and of a socket for its number and exit status.
+arguments of a rank, and with them the ends of two pipes for its output and of a socket, on which the server answers
+"started" with the number of the process, or "failed" with a reason, and at last "ended" with its exit status.
 """
 
 from __future__ import annotations
@@ -16,48 +17,66 @@ import atexit
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import weakref
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringlab.errors import CommError
+from ringlab.comm.processes.rank_process import STARTUP, die_with
+from ringlab.errors import CommError, TransportTimeout
 
 AVAILABLE = sys.platform == "linux"
-_LONGEST = 1 << 16  # bytes of a request: a folder, a rank, the working directory
+_LONGEST = 1 << 16  # bytes of a request or an answer
 _CHANGING = (
     "PYTEST_CURRENT_TEST"  # pytest writes another value before each test: no reason for another server
 )
-_NUMBER = struct.Struct("q")
+_NEEDED = "the process that forks the ranks to keep running"
 
 
 class ForkedProcess:
-    """A process forked by the server, with the attributes of `subprocess.Popen` that `Child` needs."""
+    """A process forked by the server, with the attributes of `subprocess.Popen` that `Child` needs.
+
+    If this object goes before the process has ended, the server kills the process.
+
+    Raises: CommError if the system starts no further process, or the server ends; TransportTimeout if it does not answer.
+    """
 
     def __init__(self, server: ForkServer, folder: Path, rank: int) -> None:
         self.server = server  # which ends when nothing refers to it
         self.returncode: int | None = None
-        out, theirs_out = os.pipe()
-        err, theirs_err = os.pipe()
-        self._status, theirs_status = socket.socketpair()
-        self.stdout, self.stderr = os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)
-        request = {"folder": str(folder), "rank": rank, "directory": os.getcwd()}
+        request = {"folder": str(folder), "rank": rank, "directory": _directory()}
+        with ExitStack() as ours, ExitStack() as theirs:
+            self.stdout, out = _pipe(ours, theirs)
+            self.stderr, err = _pipe(ours, theirs)
+            self._status, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(self._status)
+            theirs.enter_context(answers)
+            server.ask(request, [out, err, answers.fileno()])
+            theirs.close()
+            self.pid = self._started()
+            ours.pop_all()
+
+    def _started(self) -> int:
+        self._status.settimeout(STARTUP)
         try:
-            server.ask(request, [theirs_out, theirs_err, theirs_status.fileno()])
-        finally:
-            os.close(theirs_out)
-            os.close(theirs_err)
-            theirs_status.close()
-        started = self._status.recv(_NUMBER.size)
-        if not started:
-            raise server.gone()
-        self.pid = _NUMBER.unpack(started)[0]
+            kind, _, value = self._status.recv(_LONGEST).decode().partition(" ")
+        except TimeoutError:
+            raise self.server.late() from None
+        if kind == "failed":
+            raise CommError(
+                "another process for a rank", value, "fewer ranks, or a higher limit of processes"
+            )
+        if kind != "started":
+            raise self.server.gone()
+        self._status.settimeout(None)
+        return int(value)
 
     def poll(self) -> int | None:
         """Return the exit status if the process has ended, −n after signal n."""
@@ -72,34 +91,30 @@ class ForkedProcess:
     def _ended(self, flags: int) -> int | None:
         if self.returncode is None:
             try:
-                content = self._status.recv(_NUMBER.size, flags)
+                kind, _, value = self._status.recv(_LONGEST, flags).decode().partition(" ")
             except BlockingIOError:
                 return None
-            self.returncode = (
-                _NUMBER.unpack(content)[0] if content else -signal.SIGKILL
-            )  # as after the server
+            self.returncode = int(value) if kind == "ended" else -signal.SIGKILL  # as after the server
             self._status.close()
         return self.returncode
 
 
 class ForkServer:
-    """The parent's side of a server with this environment."""
+    """The parent's side of a server with this environment, and with this process's limits, mask of files and processors."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.environment, self.owner = _lasting(environment), os.getpid()
+        self._inherited, self.owner = _inherited(environment), os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
-                env=environment,
-                stdin=theirs.fileno(),
-                start_new_session=True,
-            )
+                env=environment, stdin=theirs.fileno(), start_new_session=True,
+            )  # fmt: skip
         weakref.finalize(self, _end, self.owner, self._control, self.process)
 
     def serves(self, environment: dict[str, str]) -> bool:
-        """Return whether this server runs, belongs to this process and has this environment."""
-        own = self.owner == os.getpid() and self.environment == _lasting(environment)
+        """Return whether this server runs, and its forks have what a new process with this environment would have."""
+        own = self.owner == os.getpid() and self._inherited == _inherited(environment)
         return own and self.process.poll() is None
 
     def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -112,39 +127,75 @@ class ForkServer:
 
     def gone(self) -> CommError:
         """Return the error about a server that has ended."""
-        code = self.process.wait()
-        return CommError(
-            "the process that starts the ranks", f"it ended with status {code}", "see its error on stderr"
-        )
+        return CommError(_NEEDED, f"it ended with status {self._stop()}", "see its error on stderr")
+
+    def late(self) -> TransportTimeout:
+        """Return the error about a server that does not answer, and end it."""
+        self._stop()
+        return TransportTimeout(f"an answer of the process that forks the ranks within {STARTUP:g} s", "none")
+
+    def forget(self) -> None:
+        """Close a fork's copy of the socket: the server shall end when the process that owns it does."""
+        self._control.close()
+
+    def _stop(self) -> int:
+        self.process.kill()
+        return self.process.wait()
 
 
 _lock = threading.Lock()
 _server: ForkServer | None = None
 
 
-def start(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProcess:
-    """Return rank `rank` of the launch in `folder`, a process with this environment that has just been forked.
-
-    Raises: CommError if the server ends meanwhile.
-    """
+def running(environment: dict[str, str]) -> ForkServer:
+    """Return a server whose forks have this environment: the last one if it serves, otherwise a new one."""
     global _server
     with _lock:
         if _server is None or not _server.serves(environment):
             _server = ForkServer(environment)
-        server = _server
-    return ForkedProcess(server, folder, rank)
+        return _server
 
 
-def _lasting(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != _CHANGING}
+def _in_a_fork() -> None:
+    """A fork of this process launches with a server of its own."""
+    global _lock, _server
+    if _server is not None:
+        _server.forget()
+    _lock, _server = threading.Lock(), None
+
+
+if AVAILABLE:
+    os.register_at_fork(after_in_child=_in_a_fork)
+
+
+def _inherited(environment: dict[str, str]) -> tuple[Any, ...]:
+    """Return what a new process would inherit from this one and a fork of the server has from the server."""
+    lasting = {name: value for name, value in environment.items() if name != _CHANGING}
+    names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    limits = [resource.getrlimit(getattr(resource, name)) for name in names]
+    status = Path("/proc/self/status").read_text().splitlines()
+    umask = [line for line in status if line.startswith("Umask:")]
+    return lasting, limits, umask, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[Any, int]:
+    read, write = os.pipe()
+    theirs.callback(os.close, write)
+    return ours.enter_context(os.fdopen(read, "rb", 0)), write
 
 
 def _end(owner: int, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    if os.getpid() != owner:  # a fork of the parent
-        return
     control.close()
-    process.kill()
-    process.wait()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
 
 
 def main() -> NoReturn:
@@ -152,10 +203,11 @@ def main() -> NoReturn:
     from ringlab.comm.processes import rank_process
 
     _import_all()
-    folder, rank = _serve()
+    server = os.getpid()
+    folder, rank = _Server().serve()
     code = 1
     try:
-        code = rank_process.main(folder, rank, os.getppid())
+        code = rank_process.main(folder, rank, server)
     finally:
         _exit(code)
 
@@ -164,8 +216,9 @@ def _exit(code: int) -> NoReturn:
     """End a fork, but do not take its modules apart, which would take longer than the fork."""
     threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     os._exit(code)
 
 
@@ -184,69 +237,106 @@ def _import_all() -> None:
     gc.freeze()  # a collection in a fork would touch, and so copy, the pages of all these objects
 
 
-def _serve() -> tuple[Path, int]:
-    """Fork a process for each request; return in these processes only, with the folder and the rank of the request."""
-    control = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    ended, wakes = socket.socketpair()
-    wakes.setblocking(False)
-    ended.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
-    running: dict[int, socket.socket] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        selector.register(ended, selectors.EVENT_READ)
+class _Server:
+    """The server's side: its sockets, and the processes that run."""
+
+    def __init__(self) -> None:
+        self.control = socket.socket(fileno=os.dup(0))
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        self.deaths, self.wakes = socket.socketpair()
+        self.running: dict[int, socket.socket] = {}
+        self.selector = selectors.DefaultSelector()
+
+    def serve(self) -> tuple[Path, int]:
+        """Fork a process for each request; return in these processes only, with the folder and the rank of the request."""
+        for each in (self.deaths, self.wakes):
+            each.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wakes.fileno(), warn_on_full_buffer=False)
+        self.selector.register(self.control, selectors.EVENT_READ)
+        self.selector.register(self.deaths, selectors.EVENT_READ)
         while True:
-            ready = [key.fileobj for key, _ in selector.select()]
-            if ended in ready:
-                ended.recv(1 << 12)
-                _reap(running)
-            if control not in ready:
-                continue
-            message, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 3)
-            if not message:
-                os._exit(0)  # the system kills the ranks that still run
-            out, err, number = descriptors
-            status = socket.socket(fileno=number)
-            status.set_inheritable(False)
+            ready = [key.fileobj for key, _ in self.selector.select()]
+            if self.deaths in ready:
+                self.deaths.recv(1 << 12)
+                self._reap()
+            for pid, status in self.running.items():
+                if status in ready:  # nothing is sent to it: the parent has closed its end
+                    self.selector.unregister(status)
+                    with suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)
+            if self.control in ready and (rank := self._answer()) is not None:
+                return rank
+
+    def _answer(self) -> tuple[Path, int] | None:
+        """Fork a process for a request; return its folder and rank in that process."""
+        message, descriptors, _, _ = socket.recv_fds(self.control, _LONGEST, 3)
+        if not message:
+            os._exit(0)  # the system kills the ranks that still run
+        if len(descriptors) < 3:  # no more can be open; the parent sees the end of the socket
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return None
+        out, err, number = descriptors
+        status = socket.socket(fileno=number)
+        status.set_inheritable(False)
+        server = os.getpid()
+        try:
             pid = os.fork()
-            if pid:
-                running[pid] = status
-                os.close(out)
-                os.close(err)
-                continue
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for left in (control, ended, wakes, *running.values()):
-                left.close()
-            return _as_a_rank(json.loads(message), out, err, status)
+        except OSError as error:
+            _tell(status, f"failed {error.strerror}")
+            status.close()
+            pid = -1
+        if pid == 0:
+            return self._become_a_rank(json.loads(message), server, out, err, status)
+        os.close(out)
+        os.close(err)
+        if pid > 0:
+            with suppress(OSError):
+                os.setpgid(pid, pid)  # here as well, so that it is done before the parent hears of it
+            self.running[pid] = status
+            self.selector.register(status, selectors.EVENT_READ)
+            _tell(status, f"started {pid}")
+        return None
+
+    def _reap(self) -> None:
+        while self.running:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with self.running.pop(pid) as status:
+                with suppress(KeyError):
+                    self.selector.unregister(status)
+                _tell(status, f"ended {os.waitstatus_to_exitcode(code)}")
+
+    def _become_a_rank(
+        self, request: dict[str, Any], server: int, out: int, err: int, status: socket.socket
+    ) -> tuple[Path, int]:
+        """Give this process what a rank has; return the folder and the rank."""
+        import numpy.random
+
+        die_with(server)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        os.setpgid(0, 0)  # so that a kill reaches every process that it starts
+        self.selector.close()
+        for left in (status, self.control, self.deaths, self.wakes, *self.running.values()):
+            left.close()
+        with suppress(OSError):  # a directory that another user may not enter, or that was removed
+            os.chdir(request["directory"] or ".")
+        os.environ["LOCAL_RANK"] = str(request["rank"])
+        numpy.random.seed()  # otherwise all forks would draw the same numbers
+        return Path(request["folder"]), request["rank"]
 
 
-def _reap(running: dict[int, socket.socket]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        with running.pop(pid) as connection:
-            connection.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)), socket.MSG_NOSIGNAL)
-
-
-def _as_a_rank(request: dict[str, Any], out: int, err: int, status: socket.socket) -> tuple[Path, int]:
-    """Give this process the surroundings of a rank, then report its number; return the folder and the rank."""
-    import numpy.random
-
-    os.setsid()  # so that a kill reaches every process that it starts
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    os.close(out)
-    os.close(err)
-    os.chdir(request["directory"])
-    os.environ["LOCAL_RANK"] = str(request["rank"])
-    numpy.random.seed()  # otherwise all forks would draw the same numbers
-    with status:
-        status.send(_NUMBER.pack(os.getpid()))
-    return Path(request["folder"]), request["rank"]
+def _tell(status: socket.socket, answer: str) -> None:
+    with suppress(OSError):  # the parent may have closed its end
+        status.send(answer.encode())
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def launch(
 
     Raises: RankFailedError with the traceback of the rank that failed first, whose exception is its cause, and with the
     text of each failed rank in `.errors`; TransportTimeout if the ranks do not end; WorldSizeError or BackendError for
-    arguments that are out of range, or a transport that cannot run here; CommError if the program cannot be pickled.
+    arguments that are out of range, or a transport that cannot run here; CommError if the program cannot be pickled, or
+    the system starts no process.
 
     >>> import torch
     >>> from ringlab import VirtualCluster, launch
