@@ -116,15 +116,6 @@ def test_a_rank_has_the_mask_of_files_that_the_launching_process_has_now() -> No
     assert launch(mask_of_files, 1, memory=False).results == [before]
 
 
-@pytest.mark.parametrize("gone", [None, "/no/such/folder"])
-def test_a_directory_that_cannot_be_entered_stops_no_launch(
-    gone: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fork_server, "_directory", lambda: gone)
-    [found] = launch(parent, 1, memory=False).results
-    assert found != os.getpid()
-
-
 FAILING = """
 import errno, os
 fork, calls = os.fork, []

@@ -51,7 +51,7 @@ class ForkedProcess:
     def __init__(self, server: ForkServer, folder: Path, rank: int) -> None:
         self.server = server  # which ends when nothing refers to it
         self.returncode: int | None = None
-        request = {"folder": str(folder), "rank": rank, "directory": _directory()}
+        request = {"folder": str(folder), "rank": rank}
         with ExitStack() as ours, ExitStack() as theirs:
             self.stdout, out = _pipe(ours, theirs)
             self.stderr, err = _pipe(ours, theirs)
@@ -100,7 +100,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The parent's side of a server with this environment, and with this process's limits, mask of files and processors."""
+    """The parent's side of a server with this environment, and with this process's directory, limits, umask and processors."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._inherited, self.owner = _inherited(environment), os.getpid()
@@ -175,7 +175,7 @@ def _inherited(environment: dict[str, str]) -> tuple[Any, ...]:
     limits = [resource.getrlimit(getattr(resource, name)) for name in names]
     status = Path("/proc/self/status").read_text().splitlines()
     umask = [line for line in status if line.startswith("Umask:")]
-    return lasting, limits, umask, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    return lasting, _directory(), limits, umask, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _directory() -> str | None:
@@ -327,8 +327,6 @@ class _Server:
         self.selector.close()
         for left in (status, self.control, self.deaths, self.wakes, *self.running.values()):
             left.close()
-        with suppress(OSError):  # a directory that another user may not enter, or that was removed
-            os.chdir(request["directory"] or ".")
         os.environ["LOCAL_RANK"] = str(request["rank"])
         numpy.random.seed()  # otherwise all forks would draw the same numbers
         return Path(request["folder"]), request["rank"]
