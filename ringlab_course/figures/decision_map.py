@@ -204,17 +204,6 @@ def _draw_points(ax: Axes, points: Points) -> None:
         ax.annotate(name, place, bbox=plate, fontsize=8.5, zorder=7, **at)
 
 
-def exposed_shares(
-    sizes: Attention, machine: str | Hardware = "h100", P: int = 8, latency_s: float | None = None
-) -> dict[str, float]:
-    """Return which schedule exposes least, as shares of the map where a ring is exposed; the largest share first."""
-    names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrids", ALLGATHER: "all-gather"}
-    _, _, best = grid(question(sizes, machine, P, latency_s, hybrids=True))
-    counts = {name: int((best == kind).sum()) for kind, name in names.items()}
-    total = sum(counts.values())
-    return {name: n / total for name, n in sorted(counts.items(), key=lambda it: -it[1]) if n}
-
-
 def describe(
     sizes: Attention | None = None,
     machine: str | Hardware = "h100",

@@ -8,7 +8,6 @@ import numpy as np
 
 from ringlab.cost.units import counted
 from ringlab.viz.style import (
-    GREEN,
     HATCHES,
     INK,
     ORANGE,
@@ -190,40 +189,6 @@ def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
         for name, (hops, hop_s, block_s) in timed.items()
     )
     return "A hop and the block that is computed meanwhile. " + "; ".join(each) + "."
-
-
-def waiting(waits: Mapping[str, tuple[float, float]]) -> Figure:
-    """Return a bar for each schedule: the seconds of hops that are exposed, and those of all-to-alls, one after the other."""
-    kinds: tuple[tuple[str, Any], ...] = (
-        ("hops, as far as exposed", {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"}),
-        ("all-to-alls", {"facecolor": GREEN, "edgecolor": PAPER, "hatch": ".."}),
-    )
-    most = 1e3 * max(map(sum, waits.values()))
-    with styled():
-        figure = new_figure((8.0, 0.46 * len(waits) + 1.3))
-        ax = figure.subplots()
-        for row, parts in enumerate(waits.values()):
-            left = 0.0
-            for seconds, (words, look) in zip(parts, kinds, strict=True):
-                label = words if row == 0 else None
-                ax.barh(row, seconds * 1e3, 0.6, left=left, linewidth=0, label=label, **look)
-                left += seconds * 1e3
-            ax.text(left + 0.01 * most, row, f"{left:.2f} ms", va="center", fontsize=9)
-        ax.set(yticks=range(len(waits)), yticklabels=[*waits], xlabel="exposed (ms)")
-        ax.set(ylim=(len(waits) - 0.5, -0.5), xlim=(0, 1.12 * most))
-        ax.grid(visible=False, axis="y")
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-        ax.set_title("What ranks wait for in one forward", fontsize=11)
-    return figure
-
-
-def describe_waiting(waits: Mapping[str, tuple[float, float]]) -> str:
-    """The picture of `waiting` in words."""
-    each = (
-        f"{name}, {hops * 1e3:.2f} ms of hops and {trades * 1e3:.2f} ms of all-to-alls"
-        for name, (hops, trades) in waits.items()
-    )
-    return "What is exposed in one forward, by schedule: " + "; ".join(each) + "."
 
 
 FOLLOWED = 1

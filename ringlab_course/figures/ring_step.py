@@ -285,11 +285,11 @@ def play() -> None:
     show_player(player, lambda: print("Run this cell to move step and rank; step 1 of rank 1 is above."))
 
 
-def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note: str = "") -> Figure:
+def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:
     """Return a column for each version of a ring step, with an arrow for what each launch reads, and one for what it writes.
 
     versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
-    are block and merge. Arrows are as wide as their bytes. note: what the title says after a line break.
+    are block and merge. Arrows are as wide as their bytes.
     """
     from matplotlib.patches import Patch
 
@@ -297,11 +297,12 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note:
 
     with styled():
         figure = new_figure((1.85 * len(versions) + 0.6, 5.4))
-        title = "State and results that each step reads and writes, in KiB" + (note and f":\n{note}")
+        title = "State and results that each step reads and writes, in KiB"
         figure.suptitle(title, x=0.01, ha="left", **TITLE)
         columns = figure.subplots(1, len(versions), squeeze=False, sharey=True)[0]
+        most = max(count for launches in versions.values() for launch in launches for count in launch)
         for ax, (name, launches) in zip(columns, versions.items(), strict=True):
-            draw_column(ax, launches, steps)
+            draw_column(ax, launches, steps, most)
             ax.set_title(f"{name}\n{kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
         columns[0].set_yticks([step + 0.5 for step in range(steps)], [f"step {n}" for n in range(steps)])
         handles = [Patch(color=SKY, label="the kernel reads"), Patch(color=ORANGE, label="the kernel writes")]
@@ -309,12 +310,10 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note:
     return figure
 
 
-def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int, note: str = "") -> str:
+def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
     """The picture of `traffic` in words."""
     words = [
-        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB"
-        + (note and f": {note}")
-        + "."
+        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
     ]
     for name, launches in versions.items():
         each = len(launches) // steps

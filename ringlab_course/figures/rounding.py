@@ -125,7 +125,7 @@ class Steps:
 def steps(panels: Sequence[Steps]) -> Figure:
     """Return the panels side by side: each quantity between the numbers that bfloat16 has, which are the grey lines."""
     with styled():
-        drawn = new_figure((4.3 * len(panels) + 0.6, 4.0))
+        drawn = new_figure((max(7.0, 4.3 * len(panels) + 0.6), 4.0))  # the legend takes 7 inches
         axes = drawn.subplots(1, len(panels), squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
             _draw_steps(ax, one)

@@ -1,12 +1,10 @@
-"""What a version of the ring step moves, where two kernels differ, and one line of the launch table as a picture.
+"""What a version of the ring step moves, and one line of the launch table as a picture.
 
 `segment` draws the line as it is given, and takes what each row sees from the layout: a wrong line shows.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +58,6 @@ def report(
         f"{name:16} {len(launches)} launches, {tiles} tiles, {total / 1024:.0f} KiB for rows, error {error:.2%}"
     )
     return total
-
-
-def changes(old: Any, new: Any) -> None:
-    """Print the lines that differ between two kernels, without their signatures."""
-    before, after = (inspect.getsource(kernel.fn).split("):\n", 1)[1].splitlines() for kernel in (old, new))
-    print("\n".join(line for line in difflib.ndiff(before, after) if line[0] in "+-"))
 
 
 def segment(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PER_KIB = 0.0044
-"""The width of an arrow, in heights of a step."""
+_WIDEST = 0.29
+"""The width of the largest arrow, in heights of a step."""
 
 
-def draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int) -> None:
-    """Draw the launches of one version from top to bottom between their kernels and memory."""
+def draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most: int) -> None:
+    """Draw the launches of one version from top to bottom between their kernels and memory.
+
+    most: the bytes of the widest arrow.
+    """
     from matplotlib.patches import Rectangle
 
     from ringlab.viz.style import INK, PAPER, RULE
@@ -30,7 +33,7 @@ def draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int) -> No
             look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.0}
             ax.add_patch(Rectangle((0.0, top + 0.02), 0.3, height - 0.04, **look))
             ax.text(0.15, top + height / 2, kernel, ha="center", va="center", fontsize=8)
-            _arrows(ax, moved, top, height)
+            _arrows(ax, moved, top, height, _WIDEST / most)
             top += height
     ax.set(xlim=(-0.01, 1), ylim=(steps, 0), xticks=[])
     ax.tick_params(length=0, labelsize=9)
@@ -38,17 +41,17 @@ def draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int) -> No
     ax.grid(visible=False)
 
 
-def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float) -> None:
-    """Draw what a launch reads and writes, one below the other."""
+def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byte: float) -> None:
+    """Draw what a launch reads and writes, one below the other, each `per_byte` wide for a byte."""
     from matplotlib.patches import FancyArrow
 
     from ringlab.viz.style import ORANGE, SKY
 
     looks = (SKY, 0.83, 0.31), (ORANGE, 0.31, 0.83)
     shown = [(count, *look) for count, look in zip(moved, looks, strict=True) if count]
-    gap = (height - sum(_PER_KIB * count / 1024 for count in moved)) / (1 + len(shown))
+    gap = (height - sum(moved) * per_byte) / (1 + len(shown))
     for count, colour, begin, end in shown:
-        width = _PER_KIB * count / 1024
+        width = count * per_byte
         middle, top = top + gap + width / 2, top + gap + width
         shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
         look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}

@@ -355,8 +355,8 @@ compare("04.block", "both" if len(helps) == 2 else helps[0])
 
 # %% [markdown]
 # Only larger blocks of *queries* do; BLOCK_N says in how many pieces a program reads K. Why not BLOCK_M = S? q, acc and
-# the scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work. [Lesson
-# 12](12_triton_ring_step.ipynb) asks a compiler how much room the blocks of ringlab's own kernel take.
+# the scores of a block must fit beside the arithmetic units, and with fewer programs some units have no work.
+# (`ringlab kernels --offline` asks a compiler how much room the blocks of ringlab's own kernels take.)
 #
 # ## 6 · Causal: skip what nobody sees
 #

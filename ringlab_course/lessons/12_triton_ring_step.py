@@ -7,21 +7,17 @@
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
 # [lesson 05](05_emulated_ring.ipynb), the ring; for part 2 [lesson 08](08_striped_and_zigzag.ipynb), layouts.
 #
-# **Minutes** 60 to read and run; the exercise takes another 45.
+# **Minutes** 55 to read and run, in two parts; the exercise takes another 45.
 #
 # So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
-# and everything goes through memory between them. Here the two become one kernel. Four versions of the step lead there:
+# and everything that passes from one to the other goes through memory. Here the two become one kernel. Part 1 builds it,
+# and counts what each change saves. Part 2 teaches it the causal mask.
 #
-# - Part 1, the state: (1) block and merge apart; (2) the state is carried; (3) the first and the last step.
-# - Part 2, the mask: (4) tiles by a table.
-#
-# Kernels run in Triton's interpreter, on the CPU, because the interpreter can *count* bytes, tiles and launches. Its
-# seconds mean nothing.
+# The kernels run on the CPU, in Triton's interpreter. It can *count* bytes, tiles and launches. Its seconds mean nothing.
 
 # %%
 import math
 import os
-from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
@@ -34,30 +30,32 @@ import triton
 import triton.language as tl
 
 from ringlab import VirtualCluster, dealt, oracle, ring_attention, striped, zigzag
-from ringlab.blocks.triton import configs, offline
 from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.visits import row_visits
-from ringlab.plan import tiles as launches  # lesson 08
+from ringlab.plan import tiles as rectangles  # lesson 08
 from ringlab.viz.style import show
-from ringlab_course.figures import ring_step, step_report
+from ringlab_course.figures import ring_step, step_report, two_kernels
 
 print("bfloat16 is exact in the interpreter:", repair())  # lesson 04
 
 # %% [markdown]
-# ## Part 1 · The state
+# # Part 1 · One kernel
 #
-# ## 1 · What one step reads and writes
+# ## 1 · What a step must remember
 #
-# First we count what a step moves, because that is what one kernel can save.
+# A rank's queries stay, and P blocks of keys come by. After each block, every query row has seen some keys and not yet
+# others. What must it remember until the next block arrives? The state of lesson 02:
 #
-# A rank's rows go through P steps. Between the steps each row has the state of lesson 02: `acc`, the sum of weights times
-# values, *not* normalised; `m`, the largest score; `total`, the sum of the weights. That is D + 2 float32 numbers for each
-# row of each head. If the state is in memory between the steps, every step reads it and writes it back.
+# - `acc`, the sum of weights times values, not yet divided by anything: D numbers;
+# - `m`, the largest score so far: one number;
+# - `total`, the sum of the weights: one number.
+#
+# They are float32 (section 5 says why). Between two steps they are in the GPU's memory. So a step reads the state of each
+# row of each head, and writes it back. It also reads one block of K and V, in bfloat16.
 
 # %% tags=["nbval-ignore-output"]
-predict("12.bytes", "D = 128, as many K/V heads as query heads. A step reads a bfloat16 K/V block, "
-        "and reads and writes the float32 state of equally many rows. How many bytes of state for "
-        "one byte of K/V?", unit="bytes")
+predict("12.bytes", "D = 128, as many K/V heads as query heads, as many rows as keys. For each "
+        "byte of the K/V block, how many bytes of state does a step read and write?", unit="bytes")
 
 # %%
 def state_bytes(rows, H, D):
@@ -66,7 +64,7 @@ def state_bytes(rows, H, D):
 
 
 def kv_bytes(keys, heads, D):
-    """Bytes of a K/V block in bfloat16."""
+    """Bytes to read a K/V block in bfloat16."""
     return 2 * keys * heads * D * 2
 
 
@@ -74,34 +72,21 @@ compare("12.bytes", round(state_bytes(1, 8, 128) / kv_bytes(1, 8, 128), 2))
 print(f"with 8 query heads on 1 K/V head: {state_bytes(1, 8, 128) / kv_bytes(1, 1, 128):.2f}")
 
 # %% [markdown]
-# **Twice the K/V block**, and with grouped heads many times: the state has all query heads and four-byte numbers, and it is
-# moved both ways.
+# **Twice the K/V block.** A number of the state has four bytes, not two, and is moved both ways. With grouped heads it is
+# many times the block, because the state has all query heads. So what a step does with its state is worth a kernel of its
+# own.
 #
-# Does it take long? For each row and head a step computes 4·n·D FLOPs for n keys, and moves 8·(D + 2) bytes of state. Take
-# an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s. Nothing is timed.
+# ## 2 · The start: two kernels
+#
+# First something to beat: lesson 04's kernel on each block, then lesson 02's merge as a second kernel. You know both. They
+# are in [two_kernels.py](../ringlab_course/figures/two_kernels.py).
+#
+# Our data is real text: 512 tokens on 4 ranks, 4 query heads on 2 K/V heads, bfloat16, no mask. We play rank 1.
 
 # %%
-for n in (512, 2048, 8192, 32768):
-    compute, move = 4 * n * 128 / 989e12, 8 * 130 / 4.8e12
-    print(f"n = {n:6,} keys in a block: moving the state takes {move / compute:6.1%} of the "
-          f"arithmetic's time; 32 heads have {n * 32 * 130 * 4 / 1e6:5.1f} MB of state")
-
-# %% [markdown]
-# With few tokens per rank, moving the state takes nearly as long as the attention; with tens of thousands it is negligible.
-# (The first rows are upper bounds: a GPU's cache holds tens of megabytes, so a small state may stay in it.) A kernel should
-# read the state once in a step, and write it once.
-#
-# ## 2 · First version: a block kernel and a merge
-#
-# The plain version comes first, so that there is something to beat.
-#
-# We use real text: 512 tokens on 4 ranks, 2 query heads on 1 K/V head, bfloat16. We play rank 1: its queries stay, and the
-# blocks come by in the order of the ring.
-
-# %%
-rank, P, S, H, D, BLOCK = 1, 4, 512, 2, 32, 64
+rank, P, S, H, K, D, BLOCK = 1, 4, 512, 4, 2, 32, 64
 layout = zigzag(S, P)  # which tokens a rank owns: it does not matter before part 2
-text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=1, head_dim=D))
+text = tuple(x.bfloat16() for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
 
 
 def at_rank(layout):
@@ -111,127 +96,56 @@ def at_rank(layout):
 
 
 q, blocks = at_rank(layout)
-# R rows of queries on this rank, N keys in a block
-R, N, SCALE = q.shape[2], blocks[0][0].shape[2], math.log2(math.e) / math.sqrt(D)
+R, N = q.shape[2], blocks[0][0].shape[2]  # rows of queries on this rank, keys in a block
 truth = oracle.attention(q, *text[1:]).out  # in float64, over all keys
-print(f"q {tuple(q.shape)}, a block's k {tuple(blocks[0][0].shape)}")
+print(f"q {tuple(q.shape)}; k of one block {tuple(blocks[0][0].shape)}")
 
 # %% [markdown]
-# The arithmetic of one tile is the same in all four versions:
+# `report` runs all four steps and counts launches, tiles, and the bytes of partial results, state and out. It leaves out q, k
+# and v, because every version in part 1 reads the same of them.
 
 # %%
+ladder = {}  # what each version moves, for the picture in section 4
+apart = step_report.report(ladder, "two kernels", truth, two_kernels.separate, q, blocks)
+formula = P * H * R * 4 * (D + 1) * 4
+print(f"by the formula, P steps of 4·(D + 1) float32 numbers a row: {formula / 1024:.0f} KiB")
+
+# %% [markdown]
+# Why four times (out, lse) in each step? The first kernel writes its result for this block. The merge reads it again, reads
+# the running result, and writes the new one. (The error is that of the final rounding to bfloat16.)
+#
+# ## 3 · Carry the state
+#
+# The first kernel normalises its result, and then the merge weighs it again. That is needless: let the kernel *begin with
+# the state of the step before*. Then a further block is nothing but further tiles, and there is nothing to merge.
+#
+# Here is the work on one tile of keys. It is that of lesson 04, with one change: `exp2` in place of `exp`, because powers of
+# two are what a GPU computes. Since eˣ is 2 to the power x·log₂e, the factor log₂e goes into `scale`. So the scores, and m
+# with them, are now in base 2.
+
+# %%
+SCALE = math.log2(math.e) / math.sqrt(D)
+
+
 @triton.jit
 def add_tile(acc, m, total, q, K, V, base, keys, inside, visible, scale, D: tl.constexpr):
-    """(acc, m, total) after one more tile of keys: lesson 04's, but in powers of two."""
+    """(acc, m, total) after one more tile of keys."""
     at = (base + keys)[:, None] * D + tl.arange(0, D)
     k = tl.load(K + at, mask=inside[:, None], other=0.0)
     v = tl.load(V + at, mask=inside[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(visible, scores, -float("inf"))
     new = tl.maximum(m, tl.max(scores, 1))
-    safe = tl.where(new == -float("inf"), 0.0, new)
+    safe = tl.where(new == -float("inf"), 0.0, new)  # a row that has seen nothing
     weights, old = tl.math.exp2(scores - safe[:, None]), tl.math.exp2(m - safe)
     acc = acc * old[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return acc, new, total * old + tl.sum(weights, 1)
 
 # %% [markdown]
-# The exponentials are powers of two, because that is what the hardware has; `scale` contains log₂e. So m is in base 2, and
-# ln 2 = 0.6931… turns a log₂ into the natural lse. `scale` multiplies the float32 scores: multiplied into a bfloat16 q
-# beforehand, it would be rounded.
+# `inside` says which keys exist, and `visible` which keys each row sees. `base` is the place of this K/V head's first key.
 #
-# The block kernel puts a loop around the tile. One program has 64 rows of one head; `group` is how many query heads share
-# a K/V head, here all H.
-
-# %%
-@triton.jit
-def block_kernel(Q, K, V, PART, PART_LSE, group, R, N, scale, D: tl.constexpr, BLOCK: tl.constexpr):
-    head, rows = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    own, at, base = rows < R, head * R + rows, head // group * N
-    wide = at[:, None] * D + tl.arange(0, D)
-    q = tl.load(Q + wide, mask=own[:, None], other=0.0)
-    acc = tl.zeros((BLOCK, D), tl.float32)
-    m = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for key in range(0, N, BLOCK):
-        keys = key + tl.arange(0, BLOCK)
-        inside = keys < N
-        acc, m, total = add_tile(
-            acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
-    tl.store(PART + wide, acc / total[:, None], mask=own[:, None])
-    lse = (m + tl.math.log2(total)) * 0.6931471805599453  # times ln 2
-    tl.store(PART_LSE + at, lse, mask=own)
-
-# %% [markdown]
-# That is attention already, on one block:
-
-# %%
-def attend(q, k, v):
-    """(out, lse) of one block, in float32."""
-    part, lse = torch.empty(q.shape), torch.empty(q.shape[:-1])
-    block_kernel[(triton.cdiv(R, BLOCK), H)](q, k, v, part, lse, H, R, N, SCALE, D, BLOCK)
-    return part, lse
-
-
-part, lse = attend(q, *blocks[0])
-alone = oracle.attention(q, *blocks[0])
-right = torch.from_numpy(alone.out)
-print(f"grid {triton.cdiv(R, BLOCK), H}; block 0 alone, against the oracle: error of out "
-      f"{(part - right).norm() / right.norm():.2%}, lse within 1e-5: "
-      f"{bool(abs(lse.numpy() - alone.lse).max() < 1e-5)}")
-part, _ = attend(q.float(), *(x.float() for x in blocks[0]))
-small = (part - right).norm() / right.norm() < 1e-6
-print("the same numbers in float32, weights not rounded: error below 1e-6:", bool(small))
-
-# %% [markdown]
-# The merge is that of lesson 02. The running result and the new part are weighed by their lse:
-
-# %%
-@triton.jit
-def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    own, wide = at < count, at[:, None] * D + tl.arange(0, D)
-    run = tl.load(RUN + wide, mask=own[:, None], other=0.0)
-    part = tl.load(PART + wide, mask=own[:, None], other=0.0)
-    a, b = tl.load(RUN_LSE + at, mask=own, other=0.0), tl.load(PART_LSE + at, mask=own, other=0.0)
-    top = tl.maximum(a, b)
-    wa, wb = tl.exp(a - top), tl.exp(b - top)
-    merged = (run * wa[:, None] + part * wb[:, None]) / (wa + wb)[:, None]
-    tl.store(RUN + wide, merged, mask=own[:, None])
-    tl.store(RUN_LSE + at, top + tl.log(wa + wb), mask=own)
-
-# %% [markdown]
-# Every step launches both, one after the other. `report` runs all steps under lesson 04's `record_accesses`. It adds up the
-# bytes of what belongs to *rows*: partials, state and results. All versions without a mask read the same q, k and v, so we
-# leave those bytes out. We also count tiles: one for each tile whose keys are loaded.
-
-# %%
-def separate(q, blocks):
-    """All steps, with block and merge apart; returns out in the dtype of q."""
-    run, run_lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -math.inf)
-    for k, v in blocks:
-        merge_kernel[(triton.cdiv(H * R, BLOCK),)](run, run_lse, *attend(q, k, v), H * R, D, BLOCK)
-    return run.to(q.dtype)
-
-
-ladder = {}  # the launches of each version, for the pictures
-apart = step_report.report(ladder, "block, merge", truth, separate, q, blocks)
-formula = P * H * R * 4 * (D + 1) * 4
-print(f"by the formula, P steps of 4·(D + 1) float32 numbers a row: {formula / 1024:.0f} KiB")
-
-# %% [markdown]
-# A **pass** moves something as large as out once. Each step has four: the block kernel writes its partial; the merge reads
-# the partial, reads the running out, and writes the new one.
-#
-# The error of 0.17 % is the rounding of out to bfloat16. Block 0 alone was returned in float32. Its 0.03 % come from
-# `add_tile`, which rounds the weights to bfloat16.
-#
-# ## 3 · Second version: carry the state
-#
-# The merge can go, and with it a launch and two passes.
-#
-# The block kernel begins with nothing, works, and divides. The merge weighs two results that have been divided. Both
-# divisions are needless: let the kernel *begin with the state of the step before*. Then a further block is nothing but
-# further tiles.
+# Now the kernel around it. A program owns 64 rows of one head, and `group` query heads share a K/V head. Read its three
+# parts: load the state, walk over the tiles, store the state.
 
 # %%
 @triton.jit
@@ -253,42 +167,38 @@ def carry_kernel(Q, K, V, ACC, M, TOTAL, group, R, N, scale, D: tl.constexpr, BL
     tl.store(TOTAL + at, total, mask=own)
 
 # %% [markdown]
-# These lines of the body have changed:
-
-# %%
-step_report.changes(block_kernel, carry_kernel)
-
-# %% [markdown]
-# The state begins with nothing seen, and every step goes on from it:
+# torch makes the state of a row that has seen nothing, before the first step, and divides after the last one:
 
 # %%
 def nothing_seen(q):
+    """acc, m and total before the first step."""
     acc = q.new_zeros(q.shape, dtype=torch.float32)
     return acc, acc.new_full(q.shape[:-1], -math.inf), acc.new_zeros(q.shape[:-1])
 
 
 def carried(q, blocks):
+    """All steps; returns out."""
     state = nothing_seen(q)
     for k, v in blocks:
-        carry_kernel[(triton.cdiv(R, BLOCK), H)](q, k, v, *state, H, R, N, SCALE, D, BLOCK)
+        carry_kernel[(triton.cdiv(R, BLOCK), H)](q, k, v, *state, H // K, R, N, SCALE, D, BLOCK)
     acc, _, total = state
     return (acc / total[..., None]).to(q.dtype)
 
-# %%
+
 carry = step_report.report(ladder, "carried state", truth, carried, q, blocks)
 print(f"by the formula, P times state_bytes: {P * state_bytes(R, H, D) / 1024:.0f} KiB; "
-      f"with a merge {apart / carry:.2f} times as many")
+      f"two kernels move {apart / carry:.2f} times as much")
 
 # %% [markdown]
-# One launch instead of two, about half the bytes, and no merge at all.
+# One launch a step instead of two, and about half the bytes.
 #
-# ## 4 · Third version: the first and the last step
+# ## 4 · The first and the last step
 #
-# Two trips of the state are still useless: before the first step there is nothing worth reading, and after the last one
-# nobody reads it.
+# Two trips of the state are still useless. Before the first step there is nothing worth reading. After the last one nobody
+# reads the state: only out is wanted.
 #
-# `FIRST` and `LAST` are `tl.constexpr`: Triton makes a kernel of its own for each combination, in which the other branch
-# does not exist.
+# So the kernel gets two switches, `FIRST` and `LAST`. They are `tl.constexpr`: Triton compiles a kernel of its own for each
+# combination, and the branch not taken does not exist in it.
 
 # %%
 @triton.jit
@@ -314,7 +224,7 @@ def finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST: tl.constexpr)
         tl.store(TOTAL + at, total, mask=own)
 
 # %% [markdown]
-# The kernel itself gets shorter:
+# The kernel is `carry_kernel` with these two in place of its loads and stores:
 
 # %%
 @triton.jit
@@ -333,148 +243,122 @@ def ends_kernel(Q, K, V, ACC, M, TOTAL, OUT, group, R, N, scale, D: tl.constexpr
     finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
 
 # %% [markdown]
-# We fill state and out with NaN beforehand. Do the same in your own tests: fresh memory is often zero by luck, and then a
-# first step that reads it looks right for weeks.
+# Before we run it, we fill state and out with NaN. Do the same in your own tests: fresh memory is often zero by luck, and
+# then a first step that reads it looks right for weeks.
 
 # %%
 def fused(q, blocks):
+    """All steps; returns out."""
     state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
     for step, (k, v) in enumerate(blocks):
         ends = step == 0, step == len(blocks) - 1
         ends_kernel[(triton.cdiv(R, BLOCK), H)](
-            q, k, v, *state, out, H, R, N, SCALE, D, BLOCK, *ends)
+            q, k, v, *state, out, H // K, R, N, SCALE, D, BLOCK, *ends)
     return out
 
-# %%
-ends = step_report.report(ladder, "first and last", truth, fused, q, blocks)
-out = fused(q, blocks)
-print("NaN left in out:", int(out.isnan().sum()), "of", out.numel())
-# the state is written P - 1 times and read P - 1 times; out is written once, in bfloat16
-formula = H * R * ((2 * P - 2) * (D + 2) * 4 + 2 * D)
-# torch first writes run, or the state; at the end it reads run, or acc and total, and writes out
-in_torch = H * R * (4 * (D + 1) + 4 * D + 2 * D), H * R * (4 * (D + 2) + 4 * (D + 1) + 2 * D)
-print(f"by the formula: {formula / 1024:.0f} KiB")
-print(f"with torch's part: block, merge {(apart + in_torch[0]) / 1024:.0f} KiB, "
-      f"carried state {(carry + in_torch[1]) / 1024:.0f} KiB")
 
-# %%
+ends = step_report.report(ladder, "first and last", truth, fused, q, blocks)
+print("NaN left in out:", int(fused(q, blocks).isnan().sum()))
 show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 
 # %% [markdown]
-# The picture is too kind to the first two versions: it leaves out what torch does for them before and after (zeros; a cast
-# or a division). The third version needs no zeros, and writes the finished out itself.
+# In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. The picture is even kind to the
+# other two: it leaves out what torch reads and writes for them, before and after. (Where lse is wanted, too, `finish` also
+# stores (m + log₂ total) · ln 2. The factor turns base 2 back into the natural logarithm.)
 #
-# In section 1's terms, with D = 128, n = 512 and 4 steps:
+# Does it matter? Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s, and D = 128. Nothing is timed here. We
+# ask how long the bytes of a row take, beside the row's arithmetic, with blocks of 512 and of 8,192 keys.
 
 # %%
-compute = 4 * 512 * 128 / 989e12  # seconds for one row of one head in one step
-each = {"block, merge": 4 * (128 + 1) * 4, "carried state": 2 * (128 + 2) * 4,
+each = {"two kernels": 4 * (128 + 1) * 4, "carried state": 2 * (128 + 2) * 4,
         "first and last": ((2 * P - 2) * (128 + 2) * 4 + 2 * 128) / P}
-for name, bytes_of_row in each.items():
-    print(f"{name:14} {bytes_of_row:5.0f} bytes a step for a row of a head, "
-          f"{bytes_of_row / 4.8e12 / compute:4.0%} of the arithmetic's time")
+for name, bytes_of_row in each.items():  # of one head, in one step
+    shares = [bytes_of_row / 4.8e12 / (4 * n * 128 / 989e12) for n in (512, 8192)]
+    print(f"{name:14} {bytes_of_row:5.0f} bytes a row: 512 keys {shares[0]:4.0%} of the "
+          f"arithmetic's time, 8,192 keys {shares[1]:3.0%}")
 
 # %% [markdown]
-# If all of it goes to memory, the traffic of block and merge takes longer than the attention's arithmetic, at these peaks. That
-# of the third version takes two thirds of the arithmetic's time. (A cache may keep some of both, as in section 1.)
+# With short blocks and two kernels, these bytes take longer than the attention itself. One kernel brings them below it, and
+# a GPU can load while it computes. With long blocks they hardly count. (All of these are upper bounds: a cache may keep some
+# of the bytes.)
 #
 # ## 5 · Why the state is float32
 #
-# The state is most of what is left in the picture, and bfloat16 would halve it.
+# The arrows of the picture would be half as wide if the state were bfloat16, like K and V.
 #
-# A bfloat16 number has eight significant bits, so each store rounds by up to 0.4 %. Must all three parts be float32? After
-# all, m is only a point of reference: the weights relative to *any* number near the largest score give the same result.
+# But K and V are rounded once, and the state in every step. Perhaps one part of it can bear that: `m` is only a point of
+# reference. If acc, total and all later weights are relative to *another* number near the largest score, out is the same.
 #
-# The test needs large scores, because bfloat16 numbers lie further apart the larger they are:
-
-# %%
-def sharp(P):
-    """Queries with large scores, and P blocks of 128 keys; random, so that P can grow."""
-    torch.manual_seed(0)
-    q = (3 * torch.randn(1, H, R, D)).bfloat16()
-    return q, [[torch.randn(1, 1, N, D).bfloat16() for _ in "kv"] for _ in range(P)]
-
-
-sharp_q, sharp_blocks = sharp(8)
-keys = torch.cat([k for k, _ in sharp_blocks], 2).float()
-top = (sharp_q.float() @ keys.mT * SCALE).amax(-1)  # of each row, in base 2
-print(f"largest score of a row: {top.min():.1f} to {top.max():.1f}; "
-      f"above 16 in {(top > 16).float().mean():.0%} of the rows")
+# We test it where scores are large, on 8 blocks of random keys.
 
 # %% tags=["nbval-ignore-output"]
-predict("12.state", "8 blocks of this data. One part of the state is stored in bfloat16 between "
-        "the steps, the two others in float32. Which one harms the result most?",
-        choices=["acc", "m", "total"])
+predict("12.state", "One part of the state is stored in bfloat16 between the steps, the two "
+        "others in float32. Which one harms the result most?", choices=["acc", "m", "total"])
 
 # %%
-def drift(P, narrow="none", agree=False):
-    """Relative error of out after P blocks, with one part of the state in bfloat16.
+torch.manual_seed(0)
+sharp_q = (3 * torch.randn(1, H, R, D)).bfloat16()  # times 3: large scores
+sharp_blocks = [[torch.randn(1, K, N, D).bfloat16() for _ in "kv"] for _ in range(8)]
+keys, values = (torch.cat(x, 2) for x in zip(*sharp_blocks, strict=True))
+sharp_truth = torch.from_numpy(oracle.attention(sharp_q, keys, values).out)
 
-    agree: m is rounded after each step, and acc and total follow it.
-    """
-    q, blocks = sharp(P)
-    out, whole = torch.empty(q.shape), (torch.cat(x, 2) for x in zip(*blocks, strict=True))
-    parts = dict(zip(("acc", "m", "total"), nothing_seen(q), strict=True))
-    state = [x.bfloat16() if name == narrow else x for name, x in parts.items()]
-    for step, (k, v) in enumerate(blocks):
+
+def error_with(narrow):
+    """Relative error of out, with the part of the state named `narrow` in bfloat16."""
+    out, names = torch.empty(sharp_q.shape), ("acc", "m", "total")
+    state = [x.bfloat16() if name == narrow else x
+             for name, x in zip(names, nothing_seen(sharp_q), strict=True)]
+    for step, (k, v) in enumerate(sharp_blocks):
         ends_kernel[(triton.cdiv(R, BLOCK), H)](
-            q, k, v, *state, out, H, R, N, SCALE, D, BLOCK, step == 0, step == P - 1)
-        if agree:
-            acc, m, total = state
-            rounded = m.bfloat16().float()
-            change = torch.exp2(m - rounded)
-            state = acc * change[..., None], rounded, total * change
-    right = torch.from_numpy(oracle.attention(q, *whole).out)
-    return ((out - right).norm() / right.norm()).item()
+            sharp_q, k, v, *state, out, H // K, R, N, SCALE, D, BLOCK, step == 0, step == 7)
+    return ((out - sharp_truth).norm() / sharp_truth.norm()).item()
 
-# %%
-RANKS, PARTS = (2, 4, 8), ("none", "acc", "m", "total")
-errors = {part: [drift(ranks, part) for ranks in RANKS] for part in PARTS}
-for part, values in errors.items():
-    shown = [f"P = {P}: {value:.2%}" for P, value in zip(RANKS, values, strict=True)]
-    print(f"in bfloat16: {part:5}", "  ".join(shown))
-compare("12.state", max(errors, key=lambda part: errors[part][-1]))
+
+errors = {narrow: error_with(narrow) for narrow in ("nothing", "acc", "m", "total")}
+for narrow, error in errors.items():
+    print(f"{narrow:7} in bfloat16: error {error:.2%}")
+compare("12.state", max(errors, key=errors.get))
 
 # %% [markdown]
-# **m.** Why? Take two keys with the *same* score, 20.06, in two steps. Each should count one half:
+# **m**, about twice as much as the others. To see why, follow two keys with the *same* score, 20.06, in two steps. Each should count one half.
+#
+# After the first key m = 20.06 and total = 1: the first key weighs 2⁰ = 1, *relative to 20.06*. Now m is stored:
 
 # %%
 score = 20.06
-m = torch.tensor(score).bfloat16().item()  # after the first key, total is 1, relative to m = 20.06
-old, new = 1.0, 2 ** (score - m)
-print(f"m is stored as {m}: the new key weighs 2^{score - m:.2f} = {new:.3f}, the old one {old}")
-print(f"they count {old / (old + new):.3f} and {new / (old + new):.3f} of out")
-old *= 2 ** (score - m)
-print(f"old one rescaled to the stored m: {old / (old + new):.3f} and {new / (old + new):.3f}")
-print(f"the 8 blocks, acc and total rescaled to the stored m: {drift(8, agree=True):.2%}")
+stored = torch.tensor(score).bfloat16().item()
+new = max(stored, score)  # the largest score after the second key
+first, second = 2 ** (stored - new), 2 ** (score - new)
+print(f"m is stored as {stored}; the first key now weighs 2^{stored - new:.2f} = {first:.3f}, "
+      f"the second one {second:.0f}")
+print(f"so they count {first / (first + second):.3f} and {second / (first + second):.3f}")
 
 # %% [markdown]
-# What was added up is relative to 20.06, and m says 20. So the rounded number is not the fault. The fault is that acc and total
-# no longer **match** m. If they follow it, as in the last two lines, there is no harm.
+# Step 2 rescales the first key as if its weight were relative to 20. It was relative to 20.06. That is the fault: acc and
+# total no longer *match* m.
 #
-# On this data acc and total harm less. But the error climbs with P for any of the three, because further steps round again.
-# (The error of `none` is the rounding of the weights.) So all three are float32 between steps. The *wire* may be bfloat16, or
-# less, because K and V are rounded only once; the exercise sends int8.
+# Rounding acc or total does less harm, but not none. So all three stay float32. K and V are rounded only once, before they
+# travel. So on the *wire* they may be bfloat16, or less: the exercise sends int8.
 
 # %% [markdown]
 # ---
 # **End of part 1. You may stop here.** You now know how a step of the ring becomes one launch: it carries acc, m and total
-# in float32, reads no state in the first step and writes none in the last. You can already solve stages 12.tile, 12.ends
+# in float32, reads no state in the first step, and writes none in the last. You can already solve stages 12.tile, 12.ends
 # and 12.step of [the exercise](../exercises/12_triton_ring_step.ipynb). If you return in a fresh kernel, run all cells up
 # to here first.
 #
 # ---
 
 # %% [markdown]
-# ## Part 2 · The mask
+# # Part 2 · The mask
 #
 # ## 6 · Which tiles the mask cuts
 #
 # Now the mask is causal. Our kernel would compute every tile and throw about half of its work away.
 #
-# Which tiles it may skip depends only on the **layout** (lesson 08). A tile of the score matrix is **full** if all its rows
-# see all its keys, **skipped** if no row sees any, and else **masked**: the mask cuts it. The pictures show one head of our
-# 512 tokens.
+# Which tiles can it skip? A tile of the score matrix is **full** if all its rows see all its keys, **skipped** if no row sees
+# any, and **masked** if the mask cuts through it. Which tile is which depends only on the *layout*, the choice of the tokens
+# that a rank owns (lesson 08).
 
 # %% tags=["nbval-ignore-output"]
 predict("12.masked", "512 tokens, 4 ranks, zig-zag, tiles of 64 × 64: how many tiles of one head "
@@ -486,8 +370,7 @@ show(ring_step.grid(zig), ring_step.describe_grid(zig))
 compare("12.masked", sum(picture.count("masked") for picture in zig))
 
 # %% [markdown]
-# **Two**: the diagonal of its own block, in step 0, and none after that. The sequence has 8 pieces of 64 tokens, and rank 1
-# owns pieces 1 and 6.
+# **Two**: the diagonal of its own block, in step 0. The sequence has 8 pieces of 64 tokens, and rank 1 owns pieces 1 and 6.
 #
 # - Step 1 brings pieces 0 and 7. All rows see piece 0, and none sees piece 7.
 # - Step 2 brings pieces 3 and 4. The late rows see both. The early rows see neither, so they need no program.
@@ -506,23 +389,14 @@ show(ring_step.grid(four), ring_step.describe_grid(four))
 # %% tags=["nbval-ignore-output"]
 ring_step.play()
 
-# %%
-by_step = [ring_step.layouts_at(S, P, rank, step) for step in range(P)]
-for each in zip(*by_step, strict=True):
-    counts = "  ".join(str(picture.count("masked")) for picture in each)
-    print(f"{each[0].layout:12} masked tiles in steps 0 to {P - 1}:  {counts}")
-
 # %% [markdown]
-# Striped and token fold have masked tiles in *every* step.
-#
 # ## 7 · A segment: four numbers
 #
-# One kernel should serve all these layouts, without loading a token's position. So the host says in a table, before the launch, which
-# keys a program visits. A line of it is a **segment**, a piece of neighbouring keys.
+# One kernel should serve all these layouts. So it must not know any of them: the host works out which rows each program owns
+# and which keys it visits, and hands the kernel two tables. The keys are given as **segments**, runs of neighbouring keys.
 #
-# First a picture. The example is small: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0
-# (token 1) sees none of them, so it gets no program. A program takes up to eight rows. One takes rows 1 to 8, and the other, ours,
-# rows 9 to 15:
+# Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0 sees none of them, so
+# one program owns rows 1 to 8, and a second one rows 9 to 15. This is the second:
 
 # %%
 small, TILE, ours = striped(64, P), 8, (9, 16)
@@ -531,31 +405,18 @@ show(step_report.segment(small, 1, 3, ours, segment),
      step_report.describe_segment(small, 1, 3, ours, segment))
 
 # %% [markdown]
-# Four numbers describe it:
+# Four numbers describe the picture:
 #
-# - *start*, 0: the first key;
-# - *split*, 8: from this key on, tiles are masked; every row of the program sees all keys before it;
-# - *stop*, 15: the key before which the segment ends, as no row sees key 15;
-# - *shift*, −1: under the mask, row i sees key j where **j ≤ i + shift**. Row i is token 4i + 1, and key i is token 4i + 3,
-#   which is later. So the last key that row i sees is key i − 1.
+# - *start* = 0: the first key to visit;
+# - *split* = 8: the tiles before it need no mask. Row 9 sees keys 0 to 8, so 9 would do; but a tile is masked as a whole, so
+#   we round down to the edge of a tile;
+# - *stop* = 15: no row sees key 15, so the visit ends before it;
+# - *shift* = −1: under the mask, row i sees key j where **j ≤ i + shift**.
 #
-# The same numbers from the layout's positions:
-
-# %%
-row_tokens, key_tokens = small.positions(1), small.positions(3)
-seen = key_tokens <= row_tokens[slice(*ours), None]  # [row, key]
-last = seen.sum(1) - 1  # the last key that each row sees
-for row, key in ((ours[0], last[0]), (ours[1] - 1, last[-1])):
-    print(f"row {row}, token {row_tokens[row]}: up to key {key}, token {key_tokens[key]}")
-split = (int(last.min()) + 1) // TILE * TILE  # whole tiles only
-found = 0, split, int(last.max()) + 1, int(last[0]) - ours[0]
-print("start, split, stop, shift:", *found, " as in the picture:", found == segment)
-
-# %% [markdown]
-# ## 8 · Fourth version: tiles by a table
+# Why −1? Row i is token 4i + 1, and key i is token 4i + 3, which is later. So the last key that row i sees is key i − 1.
 #
-# `row_visits` writes these lines for a whole launch. `PROGRAMS` says which rows a program owns and which lines of
-# `SEGMENTS` it visits.
+# `row_visits` works out these numbers for a whole launch. `PROGRAMS` says which rows a program owns and which lines of
+# `SEGMENTS` it visits. Here they are for our example, and for the same step under a token fold:
 
 # %%
 def launch_tables(layout, origin, every_row, tile=BLOCK):
@@ -563,22 +424,34 @@ def launch_tables(layout, origin, every_row, tile=BLOCK):
 
     every_row: whether rows that see nothing have a program too.
     """
-    rectangles = launches(layout, rank, origin)
-    return row_visits(rectangles, layout.length(rank), tile, tile, every_row, q.device)
+    met = rectangles(layout, rank, origin)
+    return row_visits(met, layout.length(rank), tile, tile, every_row, q.device)
 
 
-visits = launch_tables(small, 3, every_row=False, tile=TILE)
-print("PROGRAMS     row_start  row_stop  segments from  to")
-for number, (begins, ends_at, first, after) in enumerate(visits.programs.tolist()):
-    print(f"{number:8} {begins:13} {ends_at:9} {first:14} {after:3}")
-print("SEGMENTS     start  split  stop  shift")
-for number, line in enumerate(visits.segments.tolist()):
-    print(f"{number:8} {line[0]:9} {line[1]:6} {line[2]:5} {line[3]:6}")
+def print_tables(layout):
+    """Print both tables where rank 1 meets rank 3 in tiles of 8 × 8."""
+    visits = launch_tables(layout, 3, every_row=False, tile=TILE)
+    for number, (begins, ends_at, first, after) in enumerate(visits.programs.tolist()):
+        print(f"PROGRAMS {number}: rows {begins} to {ends_at - 1} visit", end=" ")
+        print(*[f"segment {index}" for index in range(first, after)], sep=" and ")
+    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
+        print(f"SEGMENTS {number}: start {start}, split {split}, stop {stop}, shift {shift}")
+
+
+print("striped")
+print_tables(small)
+print("token fold")
+print_tables(dealt(64, P, chunk=1, folded=True))
 
 # %% [markdown]
-# Segment 0 is ours. Program 1, of rows 1 to 8, has a single tile, with a mask. The longest walk comes first.
+# Segment 0 of the striped layout is our picture. Under the token fold rank 3 holds two runs of tokens, 3, 11, 19, … and 4, 12,
+# 20, …, so each program visits two segments.
 #
-# Another layout is only another table. This function walks over one segment:
+# The longest walk stands first, so that no long program starts last.
+#
+# ## 8 · Tiles by a table
+#
+# Two changes teach our kernel to read tables. First, a function that walks over one segment. It masks only from `split` on:
 
 # %%
 @triton.jit
@@ -596,7 +469,7 @@ def walk(acc, m, total, q, K, V, SEGMENT, base, rows, scale, D: tl.constexpr, BL
     return acc, m, total
 
 # %% [markdown]
-# And the kernel, which differs from the third version in two places: its rows and its keys come from the tables.
+# Second, the kernel takes its rows from PROGRAMS, and walks over its segments instead of over all keys:
 
 # %%
 @triton.jit
@@ -616,49 +489,36 @@ def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, s
 # %% [markdown]
 # Three details are easy to get wrong:
 #
-# - In j ≤ i + shift, `i` is the row of the *shard*, not of the tile.
+# - In j ≤ i + shift, i is the row of the *shard*, not of the tile.
 # - A program must store nothing beyond its `row_stop`. Those rows belong to another program; if both store them, one result
 #   is lost.
-# - `if key >= split` decides for a whole tile, so split − start must be a multiple of BLOCK. Otherwise the tile across the
-#   split has no mask, and no error says so. `row_visits` rounds the split down, as we did.
+# - `if key >= split` decides for a whole tile. So a tile must not lie across the split: split − start must be a multiple of
+#   BLOCK. `row_visits` rounds the split down so that this holds.
 
 # %%
 def by_table(q, blocks, layout):
+    """All steps under the causal mask; returns out."""
     state, out = [x.fill_(math.nan) for x in nothing_seen(q)], torch.full_like(q, math.nan)
     for step, (k, v) in enumerate(blocks):
         ends = step == 0, step == len(blocks) - 1
         # in the first and in the last step every row needs a program
         tables = launch_tables(layout, (rank - step) % P, any(ends))
         table_kernel[(len(tables.programs), H)](
-            q, k, v, *state, out, *tables, H, R, N, SCALE, D, BLOCK, *ends)
+            q, k, v, *state, out, *tables, H // K, R, N, SCALE, D, BLOCK, *ends)
     return out
 
-# %%
+
 whole = oracle.attention(*text, causal=True).out
-step_report.report(ladder, "causal, table", layout.shard(whole, rank), by_table, q, blocks, layout)
+for name, each in (("zig-zag", layout), ("token fold", dealt(S, P, chunk=1, folded=True))):
+    step_report.report({}, name, each.shard(whole, rank), by_table, *at_rank(each), each)
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
-# %%
-note = "two problems: the first three versions have no mask, the last one is causal"
-show(ring_step.traffic(ladder, P, note), ring_step.describe_traffic(ladder, P, note))
-
 # %% [markdown]
-# Skipped tiles are not even read: 18 tiles are loaded, the pictures' 9 for each of 2 heads. Half of the rows see nothing in
-# step 2 and have no program there, so their state is not moved: 186 KiB in place of 220.
+# **One launch a step, whatever the layout.** Under zig-zag 36 tiles are loaded, the pictures' 9 for each of 4 heads, out of
+# 64. A skipped tile is not even read. The token fold skips none at this size, and still needs no other kernel.
 #
-# In lesson 08 each rectangle was a launch with a merge. A table holds any number of rectangles:
-
-# %%
-fold = dealt(S, P, chunk=1, folded=True)  # the token fold
-for name, other in (("zig-zag", layout), ("token fold", fold)):
-    rectangles = sum(len(launches(other, rank, origin)) for origin in range(P))
-    print(f"{name}: {rectangles} launches by rectangles; by table")
-    mine = other.shard(whole, rank)
-    step_report.report({}, name, mine, by_table, *at_rank(other), other)
-
-# %% [markdown]
-# **One launch a step, whatever the layout**, and nothing to merge: 4 instead of 16. The zig-zag still wins: 18 tiles instead
-# of 32. At this size every tile of the token fold is masked. (219 KiB, not 220: its row 0 sees nothing in step 2.)
+# Zig-zag's state moves less than in section 4, too. Half of its rows have no program in step 2, so their state stays where
+# it is.
 #
 # ## 9 · The same as ringlab's
 #
@@ -666,7 +526,7 @@ for name, other in (("zig-zag", layout), ("token fold", fold)):
 # ranks, real text in float32, against the float64 oracle of the whole sequence:
 
 # %%
-exact = corpus.qkv(S, heads=H, kv_heads=1, head_dim=D)
+exact = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
 
 
 def on_each_rank(ring):
@@ -680,43 +540,17 @@ error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
 print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5: {bool(error < 1e-5)}")
 
 # %% [markdown]
-# Read on in [kernels.py](../ringlab/blocks/triton/kernels.py). `forward_step` has the shape of `table_kernel`, and `_attend`
-# that of `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what they add, and why the backward has
-# two kernels.
-#
-# ## Further · Do the tiles fit?
-#
-# You may skip this. Lesson 13 measures how fast a kernel is, but a compiler can say without a GPU whether a program's tiles
-# fit:
-#
-# - A program's threads work in **warps**, groups of 32.
-# - acc, scores and weights lie in **registers**. A thread has at most 255, and the compiler **spills** the rest to memory.
-# - q and the K and V tiles lie in **shared memory**.
-#
-# ringlab gives a program of 128 rows 8 warps. With 4, each thread holds twice as much:
-
-# %% tags=["nbval-ignore-output"]
-# sm_90 is the compiler's name for the H100 and H200; 128 is the head dim
-shipped = configs.choose("forward_step", "sm_90", 128, "bfloat16")
-fewer_warps = replace(shipped, num_warps=shipped.num_warps // 2)
-jobs = [offline.Job("forward_step", "sm_90", 128, "bfloat16", config)
-        for config in (shipped, fewer_warps)]
-for job, made in zip(jobs, offline.compile_all(jobs), strict=True):
-    print(f"{job.config.block_m} rows, {job.config.num_warps} warps: "
-          f"{made.registers} registers a thread, {made.spill_bytes} bytes spilled, "
-          f"{made.shared_bytes / 1024:.0f} KiB of shared memory")
-
-# %% [markdown]
-# With 4 warps the registers run out, and part of what we kept out of memory goes back there. So if you enlarge a tile, look
-# at the spills before you measure.
+# Read on in [kernels.py](../ringlab/blocks/triton/kernels.py): `forward_step` has the shape of `table_kernel`, and `_attend`
+# that of `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what they add, how to ask a compiler
+# without a GPU whether the tiles fit, and why the backward has two kernels.
 #
 # ## Recap
 #
-# - A ring step sends its K/V block over the wire once. Between kernel and memory it moves a state of D + 2 float32 numbers for
-#   each row and head, **both ways**: with as many rows as keys, twice the block in bfloat16, more with grouped heads.
-# - Block and merge apart: two launches, four passes over out. State carried: one launch, two passes, less in the first and
+# - Between kernel and memory a ring step moves a state of D + 2 float32 numbers for each row and head, **both ways**. With
+#   as many rows as keys that is twice the K/V block in bfloat16; with grouped heads it is more.
+# - Two kernels: two launches a step, four passes over out. State carried: one launch, two passes, and less in the first and
 #   in the last step.
-# - The state is float32. Where scores are large, m matters most, because acc and total must match it.
+# - The state is float32. Of its parts m is the most delicate, because acc and total must match it.
 # - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
 #   not even read.
 #

@@ -2,17 +2,16 @@
 # # 15 · Choosing: ring, all-gather, Ulysses, hybrid, decode
 #
 # **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
-# a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks; say what
-# a sliding window saves (section 11, optional).
+# a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks.
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
 # layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
 #
-# **Minutes** 75 to read and run, in two parts of 40 and 35; the exercise takes another 60.
+# **Minutes** 60 to read and run, in two parts of 30; the exercise takes another 60.
 #
 # Every rank's queries must meet every rank's keys and values. A ring is one way to arrange that. Three other schedules
 # give the same result, at another cost. "Ulysses sends less than a ring" is a common rule. For Llama 3 70B it is false up
-# to 8 ranks. Part 1 counts bytes, waiting and memory. Part 2 finds where each schedule is the best, and then decodes.
+# to 8 ranks. Part 1 counts bytes, waiting and memory. Part 2 finds which schedule waits least where, and then decodes.
 
 # %%
 import numpy as np
@@ -21,7 +20,6 @@ from ringlab import (
     Mask,
     ShardedCache,
     VirtualCluster,
-    contiguous,
     decode,
     oracle,
     ring_attention,
@@ -32,14 +30,14 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.traffic import least_tokens_hidden, ring_traffic, ulysses_traffic
+from ringlab.cost.traffic import ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import decision_map, exchanges
 
 # %% [markdown]
-# ## Part 1 · Bytes, waiting, memory
+# # Part 1 · Bytes, waiting, memory
 #
 # ## 1 · Four ways to meet
 #
@@ -51,7 +49,7 @@ from ringlab_course.figures import decision_map, exchanges
 #   alone. A second all-to-all returns the output to the owners of the tokens.
 # - **Hybrid** (arXiv 2405.07719): group the ranks in rows of U. Inside a row they trade tokens for heads, as in Ulysses.
 #   Then the ranks with the same heads, one from each row, form a ring of P/U. U = 1 is the plain ring, U = P is
-#   Ulysses.
+#   Ulysses. In code, rows of 2 on 4 ranks are called `hybrid(ring=2, ulysses=2)`.
 #
 # This is the first all-to-all of Ulysses, for 16 tokens and 4 heads on 4 ranks. Each box is a **piece**: one head of one
 # shard.
@@ -171,7 +169,7 @@ for ranks in (2, 4, 8, 16, 32, 64, 128):
 #
 # ## 4 · Bytes are not seconds
 #
-# A hop runs while a block is computed (lesson 06). If the hop takes longer, the rest of it is **exposed**: the rank waits.
+# A hop runs while a rank computes (lesson 06). If it outlasts the computing, the rank waits, and this wait is **exposed**.
 # During all-to-alls and all-gathers nothing is computed, so our cost model counts all of their time as exposed.
 #
 # We count the **forward** of one layer of Llama 3 70B. Blocks are computed at the rate that FlashAttention-3, an
@@ -218,7 +216,7 @@ print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f}
 # Rows help. Take U = 2. After the trade a rank has twice the tokens in half of the heads.
 #
 # - A hop carries as many bytes as before.
-# - A block has 2 · 2 times the pairs in half of the heads, so it takes twice as long.
+# - A block has twice the queries and twice the keys, in half of the heads: 2 · 2 / 2, so it takes twice as long.
 #
 # In general, if U divides K, **a hop takes as long as before, and a block U times as long**.
 
@@ -230,8 +228,8 @@ for U in (1, 2, 4):
 show(exchanges.steps(timed), exchanges.describe_steps(timed))
 
 # %% [markdown]
-# A row pays with its two all-to-alls. In them a rank sends a U-th of its q, k, v and out to each of U − 1 others. (K/V
-# heads are sent whole, so at least one of them.)
+# A row pays with its two all-to-alls. In them a rank sends a U-th of its q, k, v and out to each of U − 1 others. (If there
+# are fewer K/V heads than ranks in a row, each of the others still gets one whole.)
 
 
 # %%
@@ -239,9 +237,6 @@ def trade_seconds(tokens, U, link):
     pieces = (U - 1) * 2 * (64 / U + max(1, 8 / U))  # q and out, k and v
     return pieces * tokens * llama.D * 2 / link.bytes_per_s + 2 * link.latency_s
 
-
-for U in (2, 4):
-    print(f"rows of {U}: the all-to-alls take {trade_seconds(SHORT, U, infiniband) * 1e3:.2f} ms")
 
 # %% [markdown]
 # `choose.weigh` counts this for every schedule.
@@ -263,20 +258,7 @@ for it in choose.weigh(llama, SHORT, 16, rate, *speeds):
 compare("15.least", next(iter(weighed)))
 
 # %% [markdown]
-# The next picture shows where these milliseconds come from.
-
-# %%
-waits = {}
-for U in (1, 2, 4, 8, 16):
-    exposed = max(0, hop_seconds(SHORT, infiniband) - U * block_seconds(SHORT))
-    trades = trade_seconds(SHORT, U, infiniband) if U > 1 else 0
-    name = {1: "ring", 16: "Ulysses"}.get(U, f"hybrid, U = {U}")
-    waits[name] = (16 // U - 1) * exposed, trades
-show(exchanges.waiting(waits), exchanges.describe_waiting(waits))
-
-# %% [markdown]
-# With rows of 2 the hops hide, and only the all-to-alls are exposed. Larger rows have nothing left to hide, and their
-# all-to-alls take longer. (Ulysses sends more than U = 8, because two ranks receive each K/V head.)
+# Rows of 2 already hide every hop, so larger rows only lengthen the all-to-alls.
 #
 # ## 6 · What a rank holds
 #
@@ -291,12 +273,11 @@ held = {
 }
 for name, pieces in held.items():
     megabytes = pieces * SHORT * llama.D * 2 / 1e6
-    print(f"{name:15}{pieces:4} pieces, {megabytes:4.0f} MB", end="; ")
-    print(f"as by weigh: {round(megabytes * 1e6) == weighed[name].held_bytes}")
+    print(f"{name:15}{pieces:4} pieces, {megabytes:4.0f} MB")
 
 # %% [markdown]
-# The ring holds the least, even with lesson 05's second block, in flight. Ulysses and hybrids hold everything twice, by
-# tokens and by heads. Their equal sums are a coincidence: the hybrid has a visiting block, Ulysses its copies of K/V heads.
+# The ring holds the least, even counting the second block that arrives while it computes. Ulysses and hybrids hold everything
+# twice, by tokens and by heads.
 
 # %% [markdown]
 # ---
@@ -307,13 +288,14 @@ for name, pieces in held.items():
 # ---
 
 # %% [markdown]
-# ## Part 2 · Where each is the best
+# # Part 2 · Choosing
 #
 # ## 7 · Where the line lies
 #
 # A **decision map** shows all lengths and bandwidths at once, for the same layer on 16 ranks. Tokens per rank grow to
 # the right and bandwidth upwards. The colour is the schedule that exposes the least. For a hybrid the number is its U.
-# Every link gets InfiniBand's latency, 14 µs. The dots are part 1's two lengths.
+# Every link gets InfiniBand's latency, 14 µs. The dots are part 1's two lengths. (On very short shards kernels are slower than
+# the rate assumed here, so the left edge is only roughly right.)
 
 # %% tags=["nbval-ignore-output"]
 part_1 = {"section 5": (SHORT, 50e9), "section 4": (LONG, 50e9)}
@@ -323,21 +305,13 @@ decision_map.play("h100", P=16, hybrids=True, **options)
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
 # Farther from the line a hop needs more work beside it, so U grows. At the top left messages are so short that latency
-# counts most. A hybrid pays it for its all-to-alls and once more for each hop. Ulysses pays only for its all-to-alls, and
+# counts most. A hybrid waits for the latency of two all-to-alls and of each hop. Ulysses waits only for two all-to-alls, and
 # wins there.
 #
 # Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
 #
-# More K/V heads move the line to the right, and change who wins on its left:
-
-# %%
-for name in ("llama3-70b", "llama2-7b"):
-    sizes = published(name).attention()
-    shares = decision_map.exposed_shares(sizes, "h100", 16, infiniband.latency_s)
-    told = ", ".join(f"{schedule} {share:.0%}" for schedule, share in shares.items())
-    print(f"{name:10} ({sizes.H} query, {sizes.K:2} K/V heads), left of the line: {told}")
-
-# %% [markdown]
+# More K/V heads for each query head move the line to the right: hops carry more, but the work stays the same.
+#
 # An all-gather is never the best here. But it makes every mask simple, because one kernel call sees all keys. Llama 3 was
 # trained with one (arXiv 2407.21783).
 #
@@ -375,70 +349,34 @@ predict(
 # %%
 DEGREES = (1, 2, 4, 8, 16)  # U, from the ring to Ulysses
 cluster = {"hardware": "h100", "nodes": 2, "purpose": "prefill", "tp": 1}  # no tensor parallelism
-print(f"{'ms of':>34}   ms exposed with U =")
-print(f"{'computing':>34}" + "".join(f"{U:8}" for U in DEGREES))
+print(f"ms in all, with U ={'':20}" + "".join(f"{U:8}" for U in DEGREES))
 whole = {}
 for name in ("llama2-7b", "llama3-8b"):
     for prompt in (2**15, 2**17):
-        times = {}
+        seconds = whole[name, prompt] = {}
         for U in DEGREES:
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
-            times[U] = plan(request).best.time
-        whole[name, prompt] = {U: it.total_s for U, it in times.items()}
-        # a set of one number: the same for every U
-        (computing,) = {round((it.total_s - it.exposed_s) * 1e3, 1) for it in times.values()}
-        print(f"{name}, {prompt:7,} tokens{computing:8.1f}", end="")
-        print("".join(f"{it.exposed_s * 1e3:8.1f}" for it in times.values()))
+            seconds[U] = plan(request).best.time.total_s
+        print(f"prefill of {name}, {prompt:7,} tokens", end="  ")
+        print("".join(f"{each * 1e3:8.0f}" for each in seconds.values()))
 fastest = {case: min(seconds, key=seconds.get) for case, seconds in whole.items()}
 compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name, 2**15]))
 
 # %% [markdown]
-# Computing takes the same time for every U, so the least exposed time wins. With 32,768 tokens that is U = 8 for Llama 2
-# 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which need more work beside them.
+# With 32,768 tokens U = 8 is fastest for Llama 2 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which need more
+# work beside them. **The choice matters most for short prompts**: there a plain ring takes 4.9 and 1.9 times as long as the
+# best.
 #
-# How much does the choice matter? Divide whole times by the best:
-
-# %%
-for (name, prompt), seconds in whole.items():
-    best, second, *_ = sorted(seconds.values())
-    print(f"{name}, {prompt:7,} tokens: second best {second / best:.3f}", end=", ")
-    print(f"ring {seconds[1] / best:.2f} times the best")
-
-# %% [markdown]
-# In all lines but the first, **the two best hardly differ**: by 1.1 % at most. In all lines but the last, the plain ring
-# takes from 1.9 to about 5 times as long as the best.
+# **Grouped heads and long sequences both favour the ring.** With 131,072 tokens, and only 8 K/V heads, it is the fastest.
 #
-# **Grouped heads and long sequences both favour the ring.** With 131,072 tokens Llama 3 8B has 8,192 on each rank, enough
-# to hide a ring's hops:
-
-# %%
-small = published("llama3-8b").attention()
-hides = least_tokens_hidden(rate, infiniband.bytes_per_s, small, latency_s=infiniband.latency_s)
-print(f"hidden over InfiniBand from {hides:,.0f} tokens per rank on")
-
-# %% [markdown]
 # ## 9 · Decode
 #
 # A model that writes takes in one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
 #
 # A ring would move all these keys and values for a single query. Lesson 02 has a cheaper way: attend to each part of
-# the keys alone, then merge the parts by their lse.
-
-# %%
-q, k, v = corpus.qkv(256, heads=H, head_dim=D)
-last, stretches = q[:, :, -1:], (slice(0, 90), slice(90, 100), slice(100, 256))
-parts = [oracle.attention(last, k[:, :, own], v[:, :, own], causal=False) for own in stretches]
-lse = np.logaddexp.reduce([part.lse for part in parts])
-merged = sum(np.exp(part.lse - lse)[..., None] * part.out for part in parts)
-whole = oracle.attention(last, k, v, causal=False).out
-same = np.allclose(merged, whole, rtol=1e-12, atol=1e-14)
-print("three parts of 90, 10 and 156 keys, merged, equal the whole:", same)
-print(f"one part: {parts[0].out.size} numbers of out, {parts[0].lse.size} of lse")
-
-# %% [markdown]
-# So only the *partial results* travel: out and lse of one token. The query need not travel, because all ranks run the
-# model on the new token:
+# the keys alone, then merge the parts by their lse. So only the *partial results* travel: out and lse of one token. The query
+# need not travel, because here all ranks run the model on the new token:
 
 # %%
 show(exchanges.decode_step([64] * 4), exchanges.describe_decode_step([64] * 4))
@@ -491,20 +429,7 @@ compare("15.token", token_bytes)
 # That is (P − 1)·H·(D + 1)·4 bytes, because a rank sends each other rank D numbers of out and one of lse for each
 # *query* head. Neither S nor K occurs in it. (On many ranks, Tree Attention sends less still; arXiv 2408.04093.)
 #
-# A ring could not even hide its hops here: one query makes L pairs with L keys, not L². For Llama 3 70B with 131,072
-# tokens on 8 H100:
-
-# %%
-L = 2**17 // 8  # tokens in a rank's part of the cache
-hop = L * llama.block_bytes_per_token / nvlink.bytes_per_s
-block = 4 * llama.H * llama.D * L / rate
-partials = 7 * llama.H * (llama.D + 1) * 4
-print(f"a hop {hop * 1e6:.0f} µs; a block's arithmetic {block * 1e6:.1f} µs")
-sending = partials / nvlink.bytes_per_s
-print(f"a rank's partial results: {partials / 1e3:.0f} kB, {sending * 1e6:.1f} µs, and latency")
-
-# %% [markdown]
-# **Decode needs no ring.**
+# A ring could not even hide its hops here: one query makes L pairs with L keys, not L². **Decode needs no ring.**
 #
 # ## 10 · Dividing a decode
 #
@@ -545,38 +470,6 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # the weights shrink. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
 # adding up over 16 ranks leaves the node, and takes more than twice as long.
 #
-# ## 11 · Optional: a window instead
-#
-# A **sliding window** makes the task itself smaller: each token sees only the latest few, itself included. In ringlab,
-# Mistral 7B's mask is `Mask(window=4096)`. K/V blocks that nobody sees need not travel.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "15.hops",
-    "4 ranks with contiguous shards of 64 tokens, and a window of 16. How many exchanges does each "
-    "rank make?",
-    choices=["0", "1", "2", "3"],
-)
-
-# %%
-print(f"exchanges, {S} tokens   contiguous   zig-zag")
-for window in (256, 128, 64, 16):
-    counts = []
-    for dealt in (contiguous(S, P), folded):
-        run = VirtualCluster(P).run(on_rank, dealt, "ring", 4, Mask(window=window))
-        counts.append(len(run.trace.exchanges(0)))
-    print(f"window {window:3}{counts[0]:24}{counts[1]:10}")
-compare("15.hops", str(counts[0]))  # of the last window, 16
-to = [exchange.to for exchange in run.trace.exchanges(1)]  # of the last run: zig-zag, window 16
-print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to[1]}")
-
-# %% [markdown]
-# One exchange remains even for a window of 16, because the first tokens of a shard see across its border.
-#
-# In a zig-zag a rank has two chunks and so two borders. Rank 1 needs keys of its neighbours, ranks 0 and 2. In a one-way
-# ring rank 0's block arrives after one hop, rank 2's after three. No rank needs a block from two hops away. In the second
-# exchange each rank forwards the block just received by two ranks, and two exchanges are enough.
-#
 # ## Recap
 #
 # | | exposes | take it where |
@@ -589,6 +482,8 @@ print(f"zig-zag, window 16: rank 1 sends first to rank {to[0]}, then to rank {to
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel. Their bytes do not grow with S.
+# - A sliding window makes the task itself smaller: blocks that nobody sees need not travel. [Masks](../docs/guide/masks.md)
+#   says how many hops are left.
 #
 # ## Self-check
 #

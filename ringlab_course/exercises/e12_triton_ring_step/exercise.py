@@ -69,8 +69,8 @@ def table_step(q, k, ks, v, vs, acc, m, total, out, lse, programs, segments, sta
 # D = 128 that is 132 bytes in place of 256.
 #
 # A program holds `acc` (rows, D), the sum of weights times values, **not** normalised; `m` (rows), the largest score so
-# far, in base 2; and `total` (rows), the sum of the weights. All three are float32. A weight is 2^(score − m), where a
-# score is q · key · scale2, with the whole key and with scale2 = log₂e / √D.
+# far, in base 2; and `total` (rows), the sum of the weights. All three are float32. A weight is 2^(score − m), where the
+# score in base 2 is q · key · scale2, with the whole key and with scale2 = log₂e / √D.
 #
 # `one_tile` takes this state and one more tile: q (rows, D), k and v (keys, D) in int8, ks and vs (keys), and `visible`
 # (rows, keys), which is true where a row sees a key. It returns the new (acc, m, total). A row that has seen nothing
@@ -140,17 +140,17 @@ check("12.tile")
 # - **0, with nothing.** The state begins in registers; the content of ACC, M and TOTAL is garbage.
 # - **1, from the state** that the step before has stored.
 # - **2, from a result.** OUT and LSE hold what an earlier run returned for these rows, such as a result that was saved
-#   before a rank died (exercise 11 has such a case): OUT normalised, LSE = ln Σ e^score. Both are float32. ACC, M and
+#   before a rank died (exercise 11 has such a case): OUT normalised, LSE = ln Σ e^(q · key / √D). Both are float32. ACC, M and
 #   TOTAL hold garbage.
 #   The result must count as if its keys had been visited in this run.
 #
 # On the last step nothing will read the state again. Leave it alone, and store OUT = acc / total and
-# LSE = ln Σ e^score, float32, with the **natural** logarithm. On all other steps store the state, and nothing else. A row
+# LSE = ln Σ e^(q · key / √D), float32, with the **natural** logarithm. On all other steps store the state, and nothing else. A row
 # that saw no key has OUT = 0 and LSE = −∞, also when such a result is read with START 2. With one rank the only step is both first and last.
 #
 # `at` are the indices of a program's rows in M, TOTAL and LSE, and `wide` those of its elements in ACC and OUT; `own` says
-# which rows exist. Every masked load has an `other`: without one, masked lanes hold anything. Here a step sees no key:
-# `ends_step`, in the first cell, calls `begin` and then `finish`.
+# which rows exist. Every masked load has an `other`: without one, masked lanes hold anything. To test these
+# two alone, `ends_step`, in the first cell, visits no key: it calls `begin` and then `finish`.
 
 
 # %% grade="12.ends"
@@ -259,8 +259,8 @@ check("12.step")
 #
 # Row p of PROGRAMS (int32, four columns): program p owns the rows `row_start` … `row_stop − 1` of every head, at most
 # `BLOCK_M` of them, and the segments `first_segment` … `last_segment − 1`. Long walks come first, so the rows are not in
-# order. A program may have no segment at all. If `start` is not 1, or `last`, every row has a program. In other steps rows
-# without one stay as they are.
+# order. A program may have no segment at all. If START is 0 or 2, or LAST is true, every row has a program. In other
+# steps rows without one stay as they are.
 #
 # Row s of SEGMENTS (int32, six columns): `k_begin`, `full`, `full_end`, `k_end`, `low`, `high`.
 #

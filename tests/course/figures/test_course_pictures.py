@@ -271,7 +271,6 @@ KNOWN = [[(rank - step) % 4 + 10 for step in range(4)] for rank in range(4)]
 SEGMENT = striped(64, 4), 1, 3, (9, 16), (0, 8, 15, -1)
 FOUR = ring_step.layouts_at(1024, 4, rank=1, step=1)
 STEPS = {"ring": (3, 180e-6, 100e-6), "rows of 2": (1, 180e-6, 200e-6)}
-WAITS = {"ring": (240e-6, 0.0), "hybrid, U = 2": (10e-6, 90e-6), "Ulysses": (0.0, 150e-6)}
 LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
 
 
@@ -288,7 +287,6 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         (exchanges.schedules(), exchanges.describe_schedules()),
         (exchanges.decode_step([64, 64, 63]), exchanges.describe_decode_step([64, 64, 63])),
         (exchanges.steps(STEPS), exchanges.describe_steps(STEPS)),
-        (exchanges.waiting(WAITS), exchanges.describe_waiting(WAITS)),
         (loss_curves.shares(), loss_curves.describe_shares()),
         (loss_curves.mesh(Degrees(dp=2, cp=2, tp=2)), loss_curves.describe_mesh(Degrees(dp=2, cp=2, tp=2))),
     ],
@@ -303,7 +301,6 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         "schedules",
         "decode",
         "steps",
-        "waiting",
         "shares",
         "mesh",
     ],
@@ -356,10 +353,3 @@ def test_what_a_hop_exposes_is_its_length_less_the_block() -> None:
     assert "3 × 80 µs exposed" in shown and "hop hidden" in shown
     widths = sorted(round(bar.get_width()) for bar in figure.axes[0].patches)
     assert widths == [80, 100, 180, 180, 200]
-
-
-def test_what_ranks_wait_for_stands_one_after_the_other() -> None:
-    figure = exchanges.waiting(WAITS)
-    bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in figure.axes[0].patches]
-    assert bars == [(0, 0.24), (0.24, 0), (0, 0.01), (0.01, 0.09), (0, 0), (0, 0.15)]
-    assert {"0.24 ms", "0.10 ms", "0.15 ms"} <= set(texts(figure))

@@ -194,16 +194,6 @@ def test_named_points_are_marked_beside_the_links_of_the_maps_latency() -> None:
     assert "Marked: short, 2,048 tokens per rank and 50 GB/s." in words
 
 
-def test_shares_left_of_the_line_are_those_of_the_grid() -> None:
-    shares = decision_map.exposed_shares(MHA, "h100", 16)
-    _, _, best = grid(question(MHA, "h100", 16, hybrids=True))
-    left = (best != HIDDEN) & (best != NOTHING)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert next(iter(shares)) == "Ulysses" and shares["Ulysses"] == pytest.approx(
-        (best[left] == ULYSSES).mean()
-    )
-
-
 def test_the_regions_drawn_are_the_grid() -> None:
     tokens, rates, best = grid(question())
     ax = decision_map.figure().axes[0]
